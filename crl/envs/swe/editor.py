@@ -22,6 +22,8 @@ LARGEST = 2_000_000
 _LINKS = 40
 _MOST_UNDONE = 50
 _LISTED = 200
+_NAMED = 20
+"""Places that are named where a text is more than once."""
 _AROUND = 4
 """Lines before and behind an edit that are shown."""
 
@@ -185,13 +187,14 @@ class Editor:
 
     def _replace(self, path: Path, named: str, old: str, new: str) -> str:
         text = self._read(path, named)
-        count = text.count(old) if old else 0
-        if count == 0:
+        starts = _starts(text, old)
+        if not starts:
             raise Refused(f"old_str is not in {named}: nothing was replaced. It has to match exactly, blanks included.")
-        if count > 1:
-            at = [str(line) for line in _lines_of(text, old)][:20]
-            raise Refused(f"old_str is in {named} {count} times (lines {', '.join(at)}): give more of what is around.")
-        start = text.index(old)
+        if len(starts) > 1:
+            lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in starts[:_NAMED])
+            count = f"more than {_NAMED}" if len(starts) > _NAMED else str(len(starts))
+            raise Refused(f"old_str is in {named} {count} times (lines {lines}): give more of what is around.")
+        start = starts[0]
         self._write(path, named, _encoded(text[:start] + new + text[start + len(old) :]))
         return self._edited(path, named, text.count("\n", 0, start) + 1, new)
 
@@ -202,7 +205,8 @@ class Editor:
             raise Refused(f"insert_line {line} does not fit: {named} has {len(lines)} lines.")
         if line and not lines[line - 1].endswith("\n"):
             lines[line - 1] += "\n"
-        piece = new if new.endswith("\n") or line == len(lines) else new + "\n"
+        unended = line == len(lines) and (not lines or pieces[-1] != "")  # the file has no line break at its end
+        piece = new if new.endswith("\n") or unended else new + "\n"
         self._write(path, named, _encoded("".join([*lines[:line], piece, *lines[line:]])))
         return self._edited(path, named, line + 1, new)
 
@@ -241,9 +245,11 @@ def _numbered(lines: list[str], first: int) -> str:
     return "\n".join(f"{number:6d}\t{line}" for number, line in enumerate(lines, start=first))
 
 
-def _lines_of(text: str, old: str) -> list[int]:
-    found, at = [], text.find(old)
-    while at >= 0:
-        found.append(text.count("\n", 0, at) + 1)
+def _starts(text: str, old: str) -> list[int]:
+    """Where a text begins in another, overlaps included: the first places, and one more than are named."""
+    found: list[int] = []
+    at = text.find(old) if old else -1
+    while at >= 0 and len(found) <= _NAMED:
+        found.append(at)
         at = text.find(old, at + 1)
     return found

@@ -111,7 +111,9 @@ class SweEnvironment:
         self._clear()
         self._slots = [_Slot(self.tasks.of(seed)) for seed in seeds]
         if not self._source.lasting:
-            self.repositories.forget([slot.row for slot in self._slots])
+            rows = [slot.row for slot in self._slots]
+            self.repositories.forget(rows)
+            self._source.forget(rows)
         return [self._start(slot.row) for slot in self._slots]
 
     def _start(self, row: Row) -> Start:
@@ -187,7 +189,11 @@ class SweEnvironment:
         """The work tree of a slot, made where it has none."""
         if slot.place is None:
             tree = self._workplace.tree()
-            copy(self.repositories.base(slot.row), tree)
+            try:
+                copy(self.repositories.base(slot.row), tree)
+            except OSError:
+                remove(tree)  # of an episode that ends here, and needs its room no longer
+                raise
             slot.place = self._sandbox.place(tree, slot.row.image)
         return slot.place
 

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crl.envs.swe.judged import files_of, make_judged
+from crl.envs.swe.judged import files_of, make_judged, steering_fix
 from crl.envs.swe.limits import Limits
 from crl.envs.swe.output import cut
 from crl.envs.swe.repository import Repositories, remove
 from crl.envs.swe.rows import Row
 from crl.envs.swe.sandbox import Sandbox
 from crl.envs.swe.supervised import LONGEST_REPORT
+from crl.envs.swe.usage import too_deep
 
 _SHOWN = 4000
 _PROGRAM = Path(__file__).with_name("judging.py")
@@ -74,15 +75,22 @@ class Judge:
     """Where copies are made."""
 
     def prepare(self, row: Row) -> None:
-        """Make what judging a row needs. Raises BadInput where `test_patch` does not fit."""
-        self.repositories.tested(row)
+        """Make what judging a row needs. Raises BadInput where a diff does not fit."""
+        self._trees(row)
+
+    def _trees(self, row: Row) -> tuple[Path, Path]:
+        """Base commit with `test_patch`, and with the reference fix where that steers pytest."""
+        tested = self.repositories.tested(row)
+        return tested, self.repositories.fixed(row) if steering_fix(row) else tested
 
     def of(self, row: Row, left: Path) -> Verdict:
         """The verdict on a tree, which stays as it is."""
-        tested = self.repositories.tested(row)
+        if too_deep(left):  # whoever walks it would meet Python's limit of recursion
+            return Verdict(frozenset(), frozenset(row.tests), "its folders are too deep")
+        tested, fixed = self._trees(row)
         target = Path(tempfile.mkdtemp(prefix="judged-", dir=self.folder))
         try:
-            make_judged(row, left, tested, target)
+            make_judged(row, left, tested, fixed, target)
             files = files_of(row, tested)
             if not files:
                 return Verdict(frozenset(), frozenset(row.tests), "no file of the tests exists")
@@ -103,7 +111,8 @@ class Judge:
             "secret": secret.hex(), "report": 1 if report is None else report[1], "names": row.tests, "files": files,
             "root": root, "paths": [root, f"{root}/src"], "plugins": self.plugins,
         }  # fmt: skip
-        command = [self.interpreter, "-I", "-B", self.sandbox.seen(program)]
+        # Not -I: that ignores PYTHONHASHSEED too, and equal trees would be judged by different orders of sets.
+        command = ["/usr/bin/env", "-u", "PYTHONPATH", self.interpreter, "-s", "-B", self.sandbox.seen(program)]
         longest = _SHOWN if report else LONGEST_REPORT
         ran = self.sandbox.run(
             place, command, longest=longest, limits=self.limits, stdin=json.dumps(told).encode(), program=program,

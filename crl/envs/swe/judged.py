@@ -2,8 +2,9 @@
 
 Taken from base commit and `test_patch`, whatever the actor did to them: the files that `test_patch` touches or a test's
 name begins with, the folder of tests they are in, and in every folder what steers pytest or Python (`conftest.py`,
-`pytest.ini`, `setup.cfg`, …). What the reference fix touches in a folder of tests is the actor's. Compiled files are
-removed, and so are `.git` and metadata of packages that are not of the base commit: plugins are found by it.
+`pytest.ini`, `setup.cfg`, …); where the reference fix touches one of these, it is as that has it. Else, what the fix
+touches in a folder of tests is the actor's. Compiled files are removed, and so are `.git` and metadata of packages that
+are not of the base commit: plugins are found by it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from crl.envs.swe.patches import touched
-from crl.envs.swe.repository import copy, remove
+from crl.envs.swe.repository import copy, remove, unlock
 from crl.envs.swe.rows import Row
 
 _STEERING = (
@@ -36,24 +37,34 @@ def files_of(row: Row, tested: Path) -> list[str]:
     return sorted(name for name in named if _inside(name) and (tested / name).is_file())
 
 
-def make_judged(row: Row, left: Path, tested: Path, target: Path) -> None:
+def steering_fix(row: Row) -> list[str]:
+    """Files of the reference fix that steer pytest or Python."""
+    return [path for path in sorted(touched(row.patch) - touched(row.test_patch)) if _inside(path) and _steers(path)]
+
+
+def make_judged(row: Row, left: Path, tested: Path, fixed: Path, target: Path) -> None:
     """Write the tree that is judged.
 
     Args:
         left: the tree as the actor left it; nothing of the actor's runs any more.
         tested: base commit with `test_patch`.
+        fixed: base commit with the reference fix; looked at for `steering_fix` alone.
         target: an empty folder.
+
+    Raises OSError where something that steers pytest cannot be removed.
     """
-    copy(left, target)
+    copy(left, target, some=True)  # the actor may have made files that cannot be read
+    unlock(target)  # in a folder that may not be written to, nothing could be removed or restored
     remove(target / ".git")
-    fixed = touched(row.patch) - touched(row.test_patch)
-    _clean(target, tested, fixed)
+    _clean(target, tested)
     for path in _steering(tested):
-        if path not in fixed or PurePosixPath(path).name == "conftest.py":
-            _restore(path, tested, target)
+        _restore(path, tested, target)
+    for path in steering_fix(row):
+        _restore(path, fixed, target)
+    kept = touched(row.patch) - touched(row.test_patch)
     judging = {path for path in touched(row.test_patch) if _inside(path)} | set(files_of(row, tested))
     for folder in sorted({folder for path in judging if (folder := _folder_of_tests(path)) is not None}):
-        _restore_folder(folder, tested, target, fixed)
+        _restore_folder(folder, tested, target, kept)
     for path in sorted(judging):
         _restore(path, tested, target)
 
@@ -85,22 +96,24 @@ def _entries(tree: Path) -> Iterator[tuple[str, str]]:
         folders[:] = [name for name in folders if os.path.lexists(Path(folder, name))]
 
 
-def _clean(target: Path, tested: Path, fixed: frozenset[str]) -> None:
+def _clean(target: Path, tested: Path) -> None:
     """Remove what steers pytest or Python and is not of the base commit, and everything compiled."""
     for path, name in _entries(target):
-        of_base = os.path.lexists(tested / path) or (path in fixed and name != "conftest.py")
-        if _matches(name, _REMOVED) or (_matches(name, (*_STEERING, *_METADATA)) and not of_base):
+        foreign = _matches(name, (*_STEERING, *_METADATA)) and not os.path.lexists(tested / path)
+        if foreign or _matches(name, _REMOVED):
             remove(target / path)
+            if os.path.lexists(target / path):
+                raise OSError(f"{target / path} cannot be removed from the tree that is judged; look at its modes")
 
 
 def _steering(tested: Path) -> list[str]:
     """Files of base commit and `test_patch` that steer pytest or Python, metadata of packages included."""
-    return [
-        path
-        for path, name in _entries(tested)
-        if not (tested / path).is_dir()
-        and (_matches(name, _STEERING) or any(_matches(part, _METADATA) for part in PurePosixPath(path).parts))
-    ]
+    return [path for path, _ in _entries(tested) if not (tested / path).is_dir() and _steers(path)]
+
+
+def _steers(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return _matches(parts[-1], _STEERING) or any(_matches(part, _METADATA) for part in parts)
 
 
 def _restore_folder(folder: str, tested: Path, target: Path, kept: frozenset[str]) -> None:

@@ -11,10 +11,14 @@ This is no proof: tests and tested code share a process. It makes a forged resul
 
 from __future__ import annotations
 
-import hmac
-import json
 import os
 import sys
+
+if __name__ == "__main__":  # nothing is imported from where this program lies: both modules above are there already
+    sys.path[:] = [each for each in sys.path if each != os.path.split(os.path.realpath(__file__))[0]]
+
+import hmac
+import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # an old Python does not know all of this
@@ -140,14 +144,23 @@ def _is_watched(module: str) -> bool:
 
 
 def _known(manager: Any, before: list[Any]) -> bool:
-    """Whether every plugin was there before, is pytest's own, a conftest, or one that a conftest names."""
+    """Whether every plugin was there before, is of a package that had one there (pytest and others register more when
+    they are configured), a conftest, or one that a conftest names."""
+    packages = {_package(each) for each in before} - {__name__}
     now = [each for each in manager.get_plugins() if not any(each is known for known in before)]
     conftests = [each for each in now if (getattr(each, "__file__", None) or "").endswith("/conftest.py")]
     named = {name for each in conftests for name in getattr(each, "pytest_plugins", ())}
     others = [each for each in now if not any(each is known for known in conftests)]
-    return all(
-        type(each).__module__.startswith("_pytest.") or getattr(each, "__name__", None) in named for each in others
-    )
+    return all(_package(each) in packages or getattr(each, "__name__", None) in named for each in others)
+
+
+def _package(plugin: Any) -> str:
+    """The package that a plugin is of: a module, a class, or an object of one."""
+    if isinstance(plugin, type(sys)):
+        name = plugin.__name__
+    else:
+        name = (plugin if isinstance(plugin, type) else type(plugin)).__module__
+    return name.partition(".")[0]
 
 
 def _same(before: Definitions) -> bool:

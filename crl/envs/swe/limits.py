@@ -9,7 +9,7 @@ from pydantic import Field
 from crl.config.base import Model
 
 MEGABYTE = 1 << 20
-Ended = Literal["", "time", "memory", "disk", "output"]
+Ended = Literal["", "time", "memory", "processes", "disk", "output"]
 """The limit that a command was stopped at; empty: it ended by itself."""
 
 
@@ -40,6 +40,7 @@ def in_words(limits: Limits, ended: Ended) -> str:
         "": "",
         "time": f"it ran longer than {limits.seconds:g} seconds",
         "memory": f"its processes used more than {limits.memory_mb} MB of memory",
+        "processes": f"it had more than {limits.processes} processes",
         "disk": f"the work tree holds more than {limits.tree_mb} MB or {limits.tree_files} files",
         "output": f"it wrote more than {limits.output_mb} MB of output",
     }[ended]

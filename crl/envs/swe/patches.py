@@ -8,17 +8,44 @@ from pathlib import Path
 
 from crl.errors import BadInput
 
-_HEADER = re.compile(r'^diff --git (?:"?a/(?P<old>[^"\n]*?)"?) (?:"?b/(?P<new>[^"\n]*?)"?)$', re.MULTILINE)
-_SIDES = re.compile(r'^(?:---|\+\+\+) "?(?:a|b)/(?P<path>[^"\t\n]*)"?', re.MULTILINE)
+_QUOTED = r'"(?:[^"\\\n]|\\.)*"'
+_HEADER = re.compile(r"^diff --git (.+)$", re.MULTILINE)
+_NAMES = re.compile(rf"({_QUOTED}|a/.*?) ({_QUOTED}|b/.*)")
+_SIDES = re.compile(rf"^(?:---|\+\+\+) ({_QUOTED}|[^\t\n]*)", re.MULTILINE)
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2}|.)")
+_ESCAPES = dict(zip(b"abtnvfr", b"\a\b\t\n\v\f\r", strict=True))
 _SECONDS = 120
 
 
 def touched(diff: str) -> frozenset[str]:
     """Paths that a diff makes, changes, moves or removes: those of both sides."""
-    paths = {found[side] for found in _HEADER.finditer(diff) for side in ("old", "new")}
-    if not paths:
-        paths = {found["path"] for found in _SIDES.finditer(diff)}
-    return frozenset(path for path in paths if path)
+    names = [name for found in _HEADER.finditer(diff) for name in _both(found[1])]
+    if not names:
+        names = [found[1] for found in _SIDES.finditer(diff)]
+    paths = [_unquoted(name) for name in names]
+    return frozenset(path[2:] for path in paths if path.startswith(("a/", "b/")) and len(path) > 2)
+
+
+def _both(header: str) -> tuple[str, ...]:
+    """The names of both sides. Blanks in names that are not quoted make it unclear where the first one ends: where both
+    are equal, there; else at the first ` b/`."""
+    half = len(header) // 2
+    if header.startswith("a/") and header[half:] == f" b/{header[2:half]}":
+        return header[:half], header[half + 1 :]
+    found = _NAMES.fullmatch(header)
+    return () if found is None else (found[1], found[2])
+
+
+def _unquoted(name: str) -> str:
+    """A name as git quotes it: with C's escapes, and bytes of other letters in octal."""
+    if not name.startswith('"'):
+        return name
+
+    def byte(found: re.Match[bytes]) -> bytes:
+        said = found[1]
+        return bytes([int(said, 8) if len(said) == 3 else _ESCAPES.get(said[0], said[0])])
+
+    return _ESCAPED.sub(byte, name[1:-1].encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
 def apply(diff: str, tree: Path, *, column: str, instance: str) -> None:
@@ -27,8 +54,8 @@ def apply(diff: str, tree: Path, *, column: str, instance: str) -> None:
         return
     text = diff if diff.endswith("\n") else diff + "\n"
     done = subprocess.run(
-        ["git", "apply", "--whitespace=nowarn", "-p1", "-"], cwd=tree, input=text.encode("utf-8", "surrogateescape"),
-        capture_output=True, timeout=_SECONDS, check=False, env=git_environment(tree),
+        ["git", "-c", "safe.directory=*", "apply", "--whitespace=nowarn", "-p1", "-"], cwd=tree, capture_output=True,
+        input=text.encode("utf-8", "surrogateescape"), timeout=_SECONDS, check=False, env=git_environment(tree),
     )  # fmt: skip
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()[-300:]

@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,8 +110,8 @@ class Repositories:
     def _with(self, row: Row, name: str, column: str, diff: str) -> Path:
         def make(tree: Path) -> None:
             copy(self.base(row), tree)
-            shutil.rmtree(tree / ".git")
             apply(diff, tree, column=column, instance=row.instance_id)
+            shutil.rmtree(tree / ".git")  # only now: without it, git does not heed .gitattributes
 
         return self._made(row, name, (diff,), make)
 
@@ -157,16 +158,34 @@ class Repositories:
         _set_times(tree, int(moment))
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy what is in a folder into another, links as links. A file that cannot be read, or whose path is too long for
-    the system, is left out."""
-    _quietly("cp", "-a", "--reflink=auto", f"{source}/.", str(target))
+def copy(source: Path, target: Path, *, some: bool = False) -> None:
+    """Copy what is in a folder into another, links as links.
+
+    `some`: what cannot be read, or whose path is too long for the system, is left out; else this raises OSError.
+    """
+    done = subprocess.run(
+        ["cp", "-a", "--reflink=auto", f"{source}/.", str(target)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if some else subprocess.PIPE, check=False,
+    )  # fmt: skip
+    if done.returncode != 0 and not some:
+        said = done.stderr.decode(errors="replace").strip()[-300:]
+        raise OSError(f"{source} cannot be copied to {target}: {said}. Make room there, or let this user read it")
+
+
+def unlock(tree: Path) -> None:
+    """Let the owner of a tree read and change all of it, whatever modes were left on it."""
+    _quietly("chmod", "-R", "u+rwX", str(tree))
 
 
 def remove(tree: Path) -> None:
     """Remove a tree, whatever is in it: folders in folders without end, or some that nobody may enter."""
-    if os.path.lexists(tree) and not _quietly("rm", "-rf", str(tree)):
-        _quietly("chmod", "-R", "u+rwX", str(tree))
+    with suppress(OSError):
+        tree.unlink()  # a file or a link; thousands of them are not worth a process each
+        return
+    if not os.path.lexists(tree) or tree.is_symlink():  # modes would be changed of what a link leads to
+        return
+    if not _quietly("rm", "-rf", str(tree)):
+        unlock(tree)
         _quietly("rm", "-rf", str(tree))
 
 

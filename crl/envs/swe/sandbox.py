@@ -33,6 +33,8 @@ from crl.errors import BadInput
 
 TESTBED = "/testbed"
 """Where a work tree is, in the sandbox."""
+_BESIDE = "/crl"
+"""Where the commands of Python and programs are, in the sandbox: no interpreter is installed there."""
 WHERE = "method.families[].environment.sandbox"
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
@@ -83,15 +85,21 @@ class Sandbox(Protocol):
         """The path of a tree, or of a program, as commands see it."""
 
 
-def shell_limits(limits: Limits) -> str:
-    """Arguments of bash's `ulimit` for the limits of a process."""
+def shell_limits(limits: Limits, *, processes: bool) -> str:
+    """Arguments of bash's `ulimit` for the limits of a process.
+
+    `processes`: whether their number is limited. What counts is every thread of the user on the machine, so that is for
+    users that run nothing else.
+    """
     seconds = int(limits.seconds) + 2
-    return f"-c 0 -t {seconds} -v {limits.memory_mb * 1024} -f {limits.file_mb * 1024} -u {limits.processes} -n 1024"
+    most = f" -u {limits.processes}" if processes else ""
+    return f"-c 0 -t {seconds} -v {limits.memory_mb * 1024} -f {limits.file_mb * 1024} -n 1024{most}"
 
 
-def arguments(command: str | Sequence[str], limits: Limits, *, first: str = "") -> list[str]:
-    """A command behind bash that sets its limits, and runs `first` before."""
-    script = first + (_SHELL if isinstance(command, str) else _PROGRAM).format(limits=shell_limits(limits))
+def arguments(command: str | Sequence[str], limits: Limits, *, first: str = "", processes: bool = False) -> list[str]:
+    """A command behind bash that sets its limits, and runs `first` before. `processes`: as :func:`shell_limits`."""
+    shell = _SHELL if isinstance(command, str) else _PROGRAM
+    script = first + shell.format(limits=shell_limits(limits, processes=processes))
     given = [command] if isinstance(command, str) else list(command)
     return ["/bin/bash", "--noprofile", "--norc", "-c", script, "bash", *given]
 
@@ -145,11 +153,11 @@ class Bubblewrap:
         self.limits, self._interpreter, self._folder = limits, interpreter, folder
         self._bwrap = shutil.which("bwrap") or ""
         if not self._bwrap:
-            raise _unavailable("bubblewrap is not installed (there is no `bwrap`)", "apt install bubblewrap")
+            raise _unavailable("bubblewrap is not installed (no `bwrap`)", "apt install bubblewrap, 0.8 or later")
         self._write_files()
         self._reached = self._reach()
         self._fixed = [*self._system(), *self._hiding(hidden)]
-        self._env = environment(interpreter, TESTBED, "/opt/python")
+        self._env = environment(interpreter, TESTBED, f"{_BESIDE}/python")
         self._try(folder / "try")
 
     def place(self, tree: Path, image: str | None = None) -> Place:
@@ -161,7 +169,7 @@ class Bubblewrap:
 
     def seen(self, path: Path) -> str:
         """`/testbed` for a tree, a place beside it for a program."""
-        return TESTBED if path.is_dir() else f"/opt/{path.name}"
+        return TESTBED if path.is_dir() else f"{_BESIDE}/{path.name}"
 
     def run(
         self, place: Place, command: str | Sequence[str], *, longest: int, limits: Limits | None = None,
@@ -170,7 +178,7 @@ class Bubblewrap:
         """Run a command in a new sandbox. Raises OSError where none can be started."""
         limits = limits or self.limits
         told, tells = os.pipe()
-        inside = [*self._wrapping(place.tree, limits, tells, program), *arguments(command, limits)]
+        inside = [*self._wrapping(place.tree, limits, tells, program), *arguments(command, limits, processes=True)]
         before, owner = self._before(place.owner)
         launch = Launch(
             [*before, *inside], self._env, *_found_by(told), owner, pass_fds=(tells,), started=lambda: os.close(tells)
@@ -206,7 +214,7 @@ class Bubblewrap:
         for root in self._interpreter.roots:
             if not Path(root).is_relative_to("/usr") and Path(root) != Path("/"):
                 found += ["--ro-bind", str(self._reached.get(root, root)), root]
-        return [*found, "--ro-bind", str(self._folder / "python"), "/opt/python"]
+        return [*found, "--ro-bind", str(self._folder / "python"), f"{_BESIDE}/python"]
 
     def _reach(self) -> dict[str, Path]:
         """Where folders of the interpreter are mounted that a user of a tree has no way to, such as one of root's."""
@@ -258,7 +266,8 @@ class Bubblewrap:
         if ran.code != 0 or ran.output.strip() != "True":
             raise _unavailable(
                 f"no sandbox can be had here: {ran.output.strip() or ran.ended or ran.code}",
-                "allow user namespaces (`sysctl -w kernel.unprivileged_userns_clone=1`, "
+                "install bubblewrap 0.8 or later; allow user namespaces "
+                "(`sysctl -w kernel.unprivileged_userns_clone=1`, "
                 "`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`; in docker: `--privileged`); "
                 f"keep {self._interpreter.path} and {folder.parent} where every user may read them",
             )

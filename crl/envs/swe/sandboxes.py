@@ -81,7 +81,7 @@ class Unconfined:
         limits = limits or self.limits
         launch = Launch(
             arguments(command, limits), env, lambda started: _marked(mark), lambda started: _kill(mark, started),
-            cwd=str(place.tree),
+            cwd=str(place.tree), counted=True,
         )  # fmt: skip
         ran = supervise(launch, limits, place.watched, longest=longest, stdin=stdin, report=report)
         return Ran(ran.output.replace(str(place.tree), TESTBED), ran.code, ran.ended, ran.report)

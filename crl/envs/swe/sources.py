@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from crl.envs.swe.library import DATA
-from crl.envs.swe.repository import Clones
+from crl.envs.swe.repository import Clones, remove
 from crl.envs.swe.rows import Row, load_rows
 from crl.envs.swe.settings import SweSettings
 from crl.envs.swe.shipped import Level, Task, materialize
@@ -37,6 +37,15 @@ class Source:
     """Where trees of repositories are kept."""
     lasting: bool
     """Whether they are kept for the next run: not those of tasks that are made by the thousand."""
+    shipped: Path | None = None
+    """Where repositories of tasks that ship are written; None: those of rows are the user's."""
+
+    def forget(self, but: Iterable[Row]) -> None:
+        """Remove repositories that were written, but those of some rows."""
+        kept = {f"{row.instance_id}.git" for row in but}
+        for place in [] if self.shipped is None else list(self.shipped.glob("*.git")):
+            if place.name not in kept:
+                remove(place)
 
 
 class Mixed(Sequence[Row]):
@@ -69,9 +78,8 @@ def source_of(config: SweSettings, folder: Path) -> Source:
     """
     tasks = tasks_of(config)
     if config.rows is None:
-        return Source(
-            tasks, lambda row: materialize(_task_of(row), folder / "shipped"), (DATA,), folder / "cache", lasting=False
-        )
+        shipped = folder / "shipped"
+        return Source(tasks, lambda row: materialize(_task_of(row), shipped), (DATA,), folder / "cache", False, shipped)
     clones = Clones(_repositories(config, config.rows))
     found = clones.check([*tasks.training, *tasks.evaluation])
     rows = [Path(name) for name in (config.rows, config.held_out_rows) if name is not None]

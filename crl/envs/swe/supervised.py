@@ -55,6 +55,8 @@ class Launch:
     """User and group that it runs as; None: ours."""
     cwd: str = "/"
     pass_fds: tuple[int, ...] = ()
+    counted: bool = False
+    """Whether its processes are counted here, because nothing else limits their number."""
     started: Callable[[], None] = field(default=lambda: None)
     """Called when it was started: closes what only the command needs."""
 
@@ -129,7 +131,9 @@ class _Supervision:
                     ended = "time"
                 elif time.monotonic() - looked >= _LOOK:
                     looked = time.monotonic()
-                    ended = self._watched.look(self._launch.members(process.pid))
+                    members = self._launch.members(process.pid)
+                    many = self._launch.counted and len(members) > self._limits.processes
+                    ended = "processes" if many else self._watched.look(members)
                 if ended:
                     break
             _end(self._launch, process)

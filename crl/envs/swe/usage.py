@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,18 @@ def size_of(tree: Path, limits: Limits) -> Size:
         if depth > _DEEPEST:
             return _TOO_LARGE
     return size
+
+
+def too_deep(tree: Path) -> bool:
+    """Whether folders are in folders more often than `size_of` follows them. What cannot be read has no depth."""
+    folders = [(str(tree), 0)]
+    while folders:
+        folder, depth = folders.pop()
+        if depth > _DEEPEST:
+            return True
+        with suppress(OSError), os.scandir(folder) as entries:
+            folders += [(each.path, depth + 1) for each in entries if each.is_dir(follow_symlinks=False)]
+    return False
 
 
 class Watched:

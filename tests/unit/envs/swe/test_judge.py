@@ -9,7 +9,6 @@ from contextlib import closing
 import pytest
 
 from crl.envs.swe.judge import _messages
-from crl.envs.swe.patches import touched
 from tests.unit.envs.swe.world import FIXED, MEAN, NEW_TEST, OLD_TEST, Player, config_of, made, make_row, needs_bwrap
 
 pytestmark = needs_bwrap
@@ -67,6 +66,15 @@ CHEATS = {
             for each in gc.get_objects():
                 if type(each).__name__ == "PytestPluginManager":
                     each.register(Cheat())
+            mean = total = None
+            """
+    },
+    "a plugin registered that is of a class of Python's": {
+        "tally.py": """\
+            import gc, types
+            for each in gc.get_objects():
+                if type(each).__name__ == "PytestPluginManager":
+                    each.register(types.SimpleNamespace(pytest_pyfunc_call=lambda pyfuncitem: True))
             mean = total = None
             """
     },
@@ -135,6 +143,11 @@ def test_a_tree_that_hangs_the_tests_is_given_up(environment):
     finally:
         object.__setattr__(judge, "limits", environment.config.judging_limits)
     assert over.reward == 0 and "ran too long" in over.observation
+
+
+def test_a_tree_that_is_too_deep_is_a_failure(environment):
+    over = _judged(environment, {"tally.py": FIXED}, "mkdir -p $(printf 'd/%.0s' $(seq 1200))")
+    assert over.done and over.reward == 0 and "folders are too deep" in over.observation
 
 
 def test_no_message_counts_without_the_secret():
@@ -224,6 +237,25 @@ def test_a_package_in_src_with_settings_of_its_own(tmp_path):
     assert step.reward == 1, step.observation
 
 
+SURROUNDINGS = """import os
+import sys
+
+
+def test_total():
+    assert (sys.flags.hash_randomization, sys.flags.no_user_site) == (0, 1)
+    assert not [each for each in sys.path if os.path.exists(os.path.join(each, "judging.py"))]
+    assert sys.path.count(os.getcwd()) == sys.path.count(os.path.join(os.getcwd(), "src")) == 1
+"""
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
+def test_equal_trees_are_judged_by_equal_hashes(tmp_path, sandbox):
+    """And with no folder on the path but the tree's and the interpreter's."""
+    record = make_row(tmp_path, tests={"tests/test_tally.py": SURROUNDINGS}, FAIL_TO_PASS=["test_total"])
+    with closing(made(config_of(tmp_path, [record], sandbox=sandbox))) as environment:
+        assert Player(environment).submit().reward == 1
+
+
 def test_the_oracle_can_do_what_a_diff_can(tmp_path):
     """New, removed, moved and empty files, two that are no text, one of them longer than a command may be, one without
     a line break at its end."""
@@ -249,9 +281,3 @@ def test_the_oracle_can_do_what_a_diff_can(tmp_path):
             assert os.path.lexists(tree / name) == os.path.lexists(fixed / name)
             assert not (fixed / name).exists() or (tree / name).read_bytes() == (fixed / name).read_bytes()
         assert environment.step_many({0: action})[0].reward == 1
-
-
-def test_paths_that_a_diff_touches():
-    diff = "diff --git a/x.py b/y z.py\nrename from x.py\n--- a/x.py\n+++ b/y z.py\n@@ -1 +1 @@\n-a\n+b\n"
-    assert touched(diff) == {"x.py", "y z.py"}
-    assert touched("--- a/x.py\t2020\n+++ b/x.py\t2020\n") == {"x.py"} and touched("") == frozenset()

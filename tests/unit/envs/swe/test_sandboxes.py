@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -12,7 +13,8 @@ from contextlib import closing
 import pytest
 
 from crl.envs.swe import sandbox, sandboxes
-from crl.envs.swe.interpreters import interpreter_of
+from crl.envs.swe.interpreters import Interpreter, interpreter_of
+from crl.envs.swe.limits import Limits
 from crl.envs.swe.output import Output
 from crl.errors import BadInput
 from tests.unit.envs.swe.world import FIXED, Player, config_of, files_below, made, make_row, needs_bwrap, processes
@@ -73,6 +75,17 @@ def test_without_a_sandbox_the_same_episode_can_be_had(tmp_path):
     assert not folder.exists()
 
 
+def test_processes_are_counted_without_those_of_the_user_elsewhere(tmp_path):
+    """A limit of the kernel would count every thread of the user, and let no command start beside many of them."""
+    with closing(config_of(tmp_path, sandbox="none", limits={"processes": 8}).make()) as environment:
+        player = Player(environment)
+        assert player.run("ulimit -u").observation == str(resource.getrlimit(resource.RLIMIT_NPROC)[0]).replace(
+            str(resource.RLIM_INFINITY), "unlimited"
+        )
+        assert "more than 8 processes" in player.run("for i in $(seq 12); do sleep 5678 & done; wait").observation
+        assert not any("sleep 5678" in each for each in processes())
+
+
 def test_no_bubblewrap_is_refused_with_a_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
     with pytest.raises(BadInput, match="bubblewrap is not installed") as refused:
@@ -80,16 +93,17 @@ def test_no_bubblewrap_is_refused_with_a_way_out(tmp_path, monkeypatch):
     assert "apt install bubblewrap" in str(refused.value) and "sandbox: none" in str(refused.value)
 
 
-def test_a_system_without_namespaces_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("said", ["No permissions to create new namespace", "Unknown option --disable-userns"])
+def test_a_system_without_namespaces_or_with_an_old_bubblewrap_is_refused(tmp_path, monkeypatch, said):
     broken = tmp_path / "bwrap"
-    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    broken.write_text(f"#!/bin/sh\necho 'bwrap: {said}' >&2\nexit 1\n")
     broken.chmod(0o755)
     tmp_path.chmod(0o755)
     find = shutil.which
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: str(broken) if name == "bwrap" else find(name))
     with pytest.raises(BadInput, match="no sandbox can be had here") as refused:
         config_of(tmp_path).make()
-    assert "unprivileged_userns_clone" in str(refused.value)
+    assert "unprivileged_userns_clone" in str(refused.value) and "0.8 or later" in str(refused.value)
 
 
 def test_no_container_runtime_is_refused(tmp_path, monkeypatch):
@@ -164,6 +178,16 @@ def test_an_interpreter_that_cannot_be_used_is_refused(tmp_path):
         interpreter_of(str(plain))
     with pytest.raises(BadInput, match="cannot be run"):
         interpreter_of(str(tmp_path / "gone"))
+
+
+def test_an_interpreter_below_opt_is_not_covered(tmp_path, monkeypatch):
+    """By the commands `python` and `python3`, which are mounted after it."""
+    monkeypatch.setattr(sandbox.shutil, "which", str)
+    monkeypatch.setattr(sandbox, "open_to_all", lambda folder: True)
+    monkeypatch.setattr(sandbox.Bubblewrap, "_try", lambda self, folder: None)
+    python = Interpreter("/opt/python/bin/python", ("/opt/python",), (3, 11))
+    words = sandbox.Bubblewrap(python, Limits(), tmp_path, [])._wrapping(tmp_path, Limits(), 0, None)
+    assert words.count("/opt/python") == 2, "from there, to there"
 
 
 @needs_bwrap
