@@ -1,6 +1,8 @@
-"""How much a pass of sampling computes, and which models stay in memory: estimates follow from it. Imports nothing."""
+"""How much a pass of sampling computes, and which models stay in memory: estimates follow from it. Imports no torch."""
 
 from __future__ import annotations
+
+import psutil
 
 _BLOCK = 64
 """Slots of a row are a multiple."""
@@ -13,6 +15,9 @@ a collection goes through every object of torch, transformers and DeepSpeed (0.4
 _ADAPTED = 640 * 2**20
 """The same where all roles learn adapters, on a CPU: what stays in addition is a sampling copy, and weights that are
 mapped from the same file as those of the other trainer."""
+_SHARE = 16
+"""They are at most this part of the machine's memory then: SmolLM2-135M makes room where there are 8 GB, and stays where
+there are 16."""
 
 
 def all_stay(float32_bytes: int, *, adapted: bool) -> bool:
@@ -20,7 +25,8 @@ def all_stay(float32_bytes: int, *, adapted: bool) -> bool:
 
     `adapted`: all of them learn adapters, on a CPU.
     """
-    return float32_bytes <= (_ADAPTED if adapted else _SMALL)
+    most = max(_SMALL, min(_ADAPTED, psutil.virtual_memory().total // _SHARE)) if adapted else _SMALL
+    return float32_bytes <= most
 
 
 def row_slots(context: int) -> int:
