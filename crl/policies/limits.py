@@ -16,8 +16,8 @@ _ADAPTED = 640 * 2**20
 """The same where all roles learn adapters, on a CPU: what stays in addition is a sampling copy, and weights that are
 mapped from the same file as those of the other trainer."""
 _SHARE = 16
-"""They are at most this part of the machine's memory then: SmolLM2-135M makes room where there are 8 GB, and stays where
-there are 16."""
+"""They are at most this part of the machine's memory then: SmolLM2-135M makes room where there are 8 GB, and stays
+where there are 16."""
 
 
 def all_stay(float32_bytes: int, *, adapted: bool) -> bool:
