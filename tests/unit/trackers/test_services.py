@@ -89,7 +89,7 @@ def test_mlflow_goes_on_with_the_run_it_made(client: Spy, tmp_path: Path) -> Non
 def test_wandb_logs_one_step_a_round_and_resumes_by_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     session = Spy()
     session.id = "abc"
-    session.summary = {}
+    session.summary, session.step = {}, 0
     library = Spy(init=session, Table="table", login=True)
     module(monkeypatch, "wandb", init=library.init, Table=library.Table, login=library.login, Settings=dict)
     tracker = WandB(run(tmp_path), mode="offline")
@@ -99,12 +99,25 @@ def test_wandb_logs_one_step_a_round_and_resumes_by_id(monkeypatch: pytest.Monke
     options = library.made("init")[0][2]
     assert options["id"] is None and options["resume"] == "allow" and options["config"]["record"] == str(tmp_path)
     (_, (logged,), named) = session.made("log")[0]
-    assert logged["held_out/with_bank"] == 0.5 and logged["success_by_arm"] == "table" and named == {"step": 3}
+    assert logged["held_out/with_bank"] == 0.5 and logged["success_by_arm"] == "table"
+    assert (logged["round"], named) == (3, {"step": 3, "commit": True})
+    axes = [("define_metric", ("round",), {}), ("define_metric", ("*",), {"step_metric": "round"})]
+    assert session.made("define_metric") == axes
     assert library.made("Table")[0][2] == {"columns": list(ROWS[0]), "data": [list(ROWS[0].values())]}
     assert (session.summary["record_digest"], session.summary["head"]) == ("e" * 64, "f" * 64)
     assert len(session.made("finish")) == 1
     WandB(run(tmp_path, "xyz"), mode="offline")
     assert library.made("init")[1][2]["id"] == "xyz"
+
+
+def test_wandb_gets_a_redone_round_at_a_step_that_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    session = Spy()
+    session.id, session.summary, session.step = "abc", {}, 5
+    library = Spy(init=session, Table="table")
+    module(monkeypatch, "wandb", init=library.init, Table=library.Table, Settings=dict)
+    WandB(run(tmp_path, "abc"), mode="offline").write(figures(3))
+    (_, (logged,), named) = session.made("log")[0]
+    assert (logged["round"], named["step"]) == (3, 5), "it would be dropped at an earlier step"
 
 
 def test_wandb_never_asks_for_a_key_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
