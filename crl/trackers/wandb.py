@@ -24,7 +24,9 @@ class WandB:
     ) -> None:
         import wandb
 
-        if (mode or os.environ.get("WANDB_MODE", "online")) == "online" and not wandb.login(prompt=False):
+        online = (mode or os.environ.get("WANDB_MODE", "online")) == "online"
+        # With a session open in this process, wandb has a key, and refuses to log in again.
+        if online and wandb.run is None and not wandb.login(prompt=False):
             # wandb itself would stop and ask in the middle of the run.
             raise RuntimeError("no W&B key on this machine: `wandb login`, or mode: offline")
         self._wandb = wandb
@@ -35,6 +37,7 @@ class WandB:
             name=run.experiment,
             id=run.earlier,
             resume="allow",
+            reinit="create_new",  # else a session of this process that is open, such as another tracker's, is taken
             dir=str(run.path),  # <run>/wandb
             settings=wandb.Settings(silent=True),  # the terminal belongs to the run's own progress
             notes=f"record: {run.path}; method {run.method_digest}",

@@ -98,6 +98,7 @@ def test_wandb_logs_one_step_a_round_and_resumes_by_id(monkeypatch: pytest.Monke
     assert tracker.id == "abc"
     options = library.made("init")[0][2]
     assert options["id"] is None and options["resume"] == "allow" and options["config"]["record"] == str(tmp_path)
+    assert options["reinit"] == "create_new", "two trackers of one run have a session each"
     (_, (logged,), named) = session.made("log")[0]
     assert logged["held_out/with_bank"] == 0.5 and logged["success_by_arm"] == "table"
     assert (logged["round"], named) == (3, {"step": 3, "commit": True})
@@ -123,10 +124,14 @@ def test_wandb_gets_a_redone_round_at_a_step_that_is_free(monkeypatch: pytest.Mo
 def test_wandb_never_asks_for_a_key_in_the_middle_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     library = Spy(login=False)
-    module(monkeypatch, "wandb", init=library.init, login=library.login, Settings=dict)
+    contents = {"init": library.init, "login": library.login, "Settings": dict}
+    module(monkeypatch, "wandb", run=None, **contents)
     with pytest.raises(RuntimeError, match="wandb login"):
         WandB(run(tmp_path))
     assert library.made("login")[0][2] == {"prompt": False} and library.made("init") == []
+    module(monkeypatch, "wandb", run=Spy(), **contents)
+    WandB(run(tmp_path))
+    assert len(library.made("login")) == len(library.made("init")) == 1, "beside an open session it does not log in"
 
 
 def test_trackio_logs_one_step_a_round_and_resumes_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
