@@ -182,6 +182,18 @@ def test_choices_are_held_against_their_class_before_a_run() -> None:
         choice.check()
 
 
+@pytest.mark.parametrize(
+    "url", ["https://me:s3cret@host/mlflow", "postgresql://me:s3cret@host/db", "https://t0ken@host"]
+)
+def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
+    (choice,) = Runtime(trackers=[{"kind": RECORDER, "label": url}]).trackers
+    with pytest.raises(BadInput, match=r"(?s)option label .*MLFLOW_TRACKING_PASSWORD") as refusal:
+        choice.check()
+    assert "s3cret" not in str(refusal.value) and "t0ken" not in str(refusal.value)
+    (choice,) = Runtime(trackers=[{"kind": RECORDER, "label": "https://host/mlflow?to=a@b"}]).trackers
+    choice.check()
+
+
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "requires", "no_such_library")
     (choice,) = Runtime(trackers=[RECORDER]).trackers
