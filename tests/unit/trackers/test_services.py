@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
 
 class Spy:
-    """Keeps every call; answers from `answers`, else with itself."""
+    """Keeps every call; answers from `answers`, else with itself, and raises an answer that is an exception."""
 
     def __init__(self, **answers: Any) -> None:
         self._calls: Calls = []
@@ -31,12 +31,23 @@ class Spy:
     def __getattr__(self, name: str) -> Any:
         def call(*positional: Any, **named: Any) -> Any:
             self._calls.append((name, positional, named))
-            return self._answers.get(name, self)
+            answer = self._answers.get(name, self)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
         return call
 
     def made(self, name: str) -> Calls:
         return [call for call in self._calls if call[0] == name]
+
+
+class Refusal(Exception):
+    """As MLflow's."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.error_code = code
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None:
@@ -56,7 +67,10 @@ def figures(number: int = 3) -> RoundFigures:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Spy:
     info = type("Info", (), {"run_id": "run-7"})
-    spy = Spy(get_experiment_by_name=None, create_experiment="12", create_run=type("Made", (), {"info": info}))
+    kept = SimpleNamespace(info=SimpleNamespace(lifecycle_stage="active"))
+    made = type("Made", (), {"info": info})
+    spy = Spy(get_experiment_by_name=None, create_experiment="12", create_run=made, get_run=kept)
+    module(monkeypatch, "mlflow.exceptions", MlflowException=Refusal)
     module(monkeypatch, "mlflow", MlflowClient=lambda tracking_uri=None: spy)
     module(monkeypatch, "mlflow.entities", Metric=lambda *values: values, Param=lambda *values: values)
     return spy
@@ -84,6 +98,29 @@ def test_mlflow_gets_metrics_with_the_round_as_step_tables_and_the_record(client
 def test_mlflow_goes_on_with_the_run_it_made(client: Spy, tmp_path: Path) -> None:
     assert MLflow(run(tmp_path, "run-5")).id == "run-5"
     assert client.made("create_run") == [] and client.made("update_run")[0][2] == {"status": "RUNNING"}
+
+
+def test_mlflow_begins_anew_where_the_run_it_made_is_gone(client: Spy, tmp_path: Path) -> None:
+    client._answers["get_run"].info.lifecycle_stage = "deleted"
+    assert MLflow(run(tmp_path, "run-5")).id == "run-7"
+    client._answers["get_run"] = Refusal("RESOURCE_DOES_NOT_EXIST")
+    assert MLflow(run(tmp_path, "run-5")).id == "run-7"
+    client._answers["get_run"] = Refusal("INTERNAL_ERROR")
+    with pytest.raises(Refusal):
+        MLflow(run(tmp_path, "run-5"))
+    assert len(client.made("create_run")) == 2, "a server that does not answer has the run still"
+
+
+def test_mlflow_knows_its_run_before_the_parameters_are_written(client: Spy, tmp_path: Path) -> None:
+    tracker = MLflow(run(tmp_path))
+    client._answers["log_batch"] = Refusal("INVALID_PARAMETER_VALUE")
+    with pytest.raises(Refusal):
+        tracker.write(figures())
+    client._answers["log_batch"] = None
+    tracker.write(figures())
+    tracker.write(figures(4))
+    logged = [list(named) for _, _, named in client.made("log_batch")]
+    assert logged == [["params"], ["params"], ["metrics"], ["metrics"]] and len(client.made("create_run")) == 1
 
 
 def test_wandb_logs_one_step_a_round_and_resumes_by_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

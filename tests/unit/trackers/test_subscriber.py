@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -144,6 +145,15 @@ def test_a_round_that_was_redone_with_another_result_is_written_again(run: RunDi
     shutil.copytree(run.stage_path(2, "evaluate"), run.stage_path(2, "evaluate_again"))  # other stages, another digest
     assert track(run, 2, RECORDER) == []
     assert rounds() == [0, 1, 2, 2]
+
+
+def test_a_tracker_that_begins_anew_gets_every_round(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    track(run, 1, RECORDER)
+    begin = Recorder.__init__
+    monkeypatch.setattr(Recorder, "__init__", lambda self, run: begin(self, replace(run, earlier=None)))
+    assert track(run, 2, RECORDER) == [] and rounds() == [0, 1, 0, 1, 2]
+    monkeypatch.undo()
+    assert track(run, 2, RECORDER) == [] and rounds() == [0, 1, 0, 1, 2]
 
 
 def test_other_options_are_another_tracker_and_get_every_round(run: RunDirectory) -> None:
