@@ -179,10 +179,12 @@ def test_trackio_logs_one_step_a_round_and_resumes_by_name(monkeypatch: pytest.M
     tracker.write(figures())
     tracker.close()
     options = library.made("init")[0][2]
-    assert (options["project"], options["name"], options["resume"]) == ("lakes", "tiny-dddddddd", "allow")
+    assert (options["project"], options["name"], options["resume"]) == ("lakes", tracker.id, "allow")
+    assert tracker.id.startswith("tiny-")
     (_, (logged,), named) = library.made("log")[0]
     assert logged["bank/entries"] == 7.0 and logged["success_by_arm"] == "table" and named == {"step": 3}
     assert logged["head"] == "table" and library.made("Table")[-1][2] == heads
     assert len(library.made("finish")) == 1
     Trackio(run(tmp_path, tracker.id))
     assert library.made("init")[1][2]["name"] == tracker.id
+    assert Trackio(run(tmp_path / "copy")).id != tracker.id, "another directory with this method is another run"
