@@ -111,6 +111,13 @@ def test_leases_of_prefects_server_outlive_it() -> None:
     assert found["Deployment/prefect-server"]["spec"]["strategy"] == {"type": "Recreate"}
 
 
+def test_the_ui_asks_the_host_that_it_was_loaded_from() -> None:
+    name = "PREFECT_UI_API_URL"
+    container = manifests()["Deployment/prefect-server"]["spec"]["template"]["spec"]["containers"][0]
+    assert COMPOSE["services"]["server"]["environment"][name] == "/api"
+    assert {"name": name, "value": "/api"} in container["env"] and f"\nexport {name}=/api\n" in OPERATIONS
+
+
 def test_the_namespace_is_applied_before_what_is_in_it() -> None:
     assert next(iter(manifests())) == "Namespace/complementary-rl"
 
