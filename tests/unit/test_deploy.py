@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from crl.config import RoleConfig
@@ -116,6 +117,22 @@ def test_the_ui_asks_the_host_that_it_was_loaded_from() -> None:
     container = manifests()["Deployment/prefect-server"]["spec"]["template"]["spec"]["containers"][0]
     assert COMPOSE["services"]["server"]["environment"][name] == "/api"
     assert {"name": name, "value": "/api"} in container["env"] and f"\nexport {name}=/api\n" in OPERATIONS
+
+
+def test_any_password_reaches_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.settings import Settings
+    from sqlalchemy import make_url
+
+    database, server = (COMPOSE["services"][name]["environment"] for name in ("database", "server"))
+    password = "a@b%41/c:d?#$x"
+    for name, value in ((name, value) for name, value in server.items() if "DATABASE" in name):
+        monkeypatch.setenv(name, value.replace("${POSTGRES_PASSWORD}", password))
+    address = Settings().server.database.connection_url
+    assert address is not None
+    url = make_url(address.get_secret_value())
+    assert (url.password, url.host, url.port, url.drivername) == (password, "database", 5432, "postgresql+asyncpg")
+    assert (url.username, url.database) == (database["POSTGRES_USER"], database["POSTGRES_DB"])
+    assert database["POSTGRES_PASSWORD"].startswith("${POSTGRES_PASSWORD:?")
 
 
 def test_the_namespace_is_applied_before_what_is_in_it() -> None:
