@@ -70,6 +70,11 @@ def test_workers_serve_the_work_pool_with_its_heartbeat() -> None:
         assert command[-1] == f"python -m flows.setup && exec prefect worker start --pool {POOL['name']}"
 
 
+def test_process_1_of_a_worker_waits_for_orphans() -> None:
+    assert COMPOSE["services"]["worker"]["init"] is True
+    assert manifests()["Deployment/worker"]["spec"]["template"]["spec"]["shareProcessNamespace"] is True
+
+
 def test_only_the_file_for_gpus_asks_for_gpus() -> None:
     assert "nvidia" not in str(COMPOSE) and COMPOSE["services"]["worker"]["image"].endswith(":cpu}")
     worker, vllm = GPU["services"]["worker"], GPU["services"]["vllm"]
