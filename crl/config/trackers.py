@@ -71,7 +71,8 @@ class TrackerChoice(BaseModel):
             raise BadInput(
                 f"tracker {self.kind!r} needs the library {requires}, which is not installed",
                 where="runtime.trackers",
-                next_step=f"pip install {requires}, or take {self.kind} out of runtime.trackers",
+                next_step=f"install it (docs/trackers.md: pip install {requires}), or train without trackers: "
+                "crl train FILE --set 'runtime.trackers=[]'",
             )
         try:
             inspect.signature(tracker).bind(None, **self.options)

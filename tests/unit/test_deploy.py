@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ GPU = yaml.safe_load((ROOT / "deploy/compose.gpu.yaml").read_text(encoding="utf-
 ENGINES, OPERATIONS = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("engines", "operations"))
 PREFECT = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
 POOL = PREFECT["definitions"]["work_pool"]
-PINNED = dict(
-    re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+PINNED, TRACKERS = (
+    dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE))
+    for name in ("constraints.txt", "constraints-trackers.txt")
 )
 IMAGE = f"prefecthq/prefect:{PINNED['prefect']}-python3.11"
 
@@ -42,8 +44,21 @@ def test_the_image_has_the_pinned_versions() -> None:
     assert len(re.findall(r"torch==", DOCKERFILE)) == 2, "one a stage"
     assert re.search(r"^FROM python:3\.11\.\d+-slim", DOCKERFILE, re.MULTILINE)
     installs = [line for line in DOCKERFILE.splitlines() if "pip install" in line and '"setuptools<81"' not in line]
-    assert len(installs) == 6 and all("-c constraints.txt" in line for line in installs)
+    assert len(installs) == 8 and all(re.search(r"-c constraints(-trackers)?\.txt", line) for line in installs)
     assert '"setuptools<81"' in DOCKERFILE and "setuptools<81" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+def test_the_image_has_every_tracker_as_it_was_tried() -> None:
+    page = (ROOT / "docs/trackers.md").read_text(encoding="utf-8")
+    tried = dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|", page, re.MULTILINE))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for name in (each.partition(">=")[0] for each in extras["trackers"]):
+        assert TRACKERS[name] == tried[name], name
+    assert DOCKERFILE.count('pip install -c constraints-trackers.txt -e ".[trackers]"') == 2, "one a stage"
+    assert {name for name in TRACKERS if PINNED.get(name, TRACKERS[name]) != TRACKERS[name]} == {
+        "importlib_metadata",
+        "pillow",
+    }
 
 
 def test_what_the_image_copies_is_there_and_not_ignored() -> None:
