@@ -113,6 +113,16 @@ def test_later_rounds_leave_no_trace_in_the_export_of_an_earlier_one(source: Sou
     assert gather(path, None).provenance == source.bank().provenance
 
 
+@pytest.mark.parametrize("stage", ["credit", "evaluate"])
+def test_a_round_under_way_is_not_taken_yet(source: Source, tmp_path: Path, stage: str) -> None:
+    path = tmp_path / "cut"
+    shutil.copytree(source.path, path)
+    shutil.rmtree(path / "rounds/0003" / stage)
+    assert gather(path, None).tables == source.bank(2).tables, "the newest that is finished"
+    with pytest.raises(BadInput, match=rf"(?s)round 3 .* not finished: {stage} is missing.*crl resume"):
+        gather(path, 3)
+
+
 def test_a_bank_told_in_batches_is_the_same(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = source.bank()
     monkeypatch.setattr("crl.transfer.gather._BATCH", 1)
