@@ -105,6 +105,7 @@ _REASONS = {
     "capacity_fifo": "the family is full: the newest were kept",
     "capacity_least_useful": "the family is full: the most useful were kept",
     "text_too_long": "longer than method.recipe.distill.max_characters",
+    "control_token": "their text holds a control token of a chat, such as <s> or [MASK]",
     "duplicate": "the family already has the text",
 }
 

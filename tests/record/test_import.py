@@ -222,6 +222,16 @@ def test_it_is_played_with_credited_and_told_in_both_halves(source: Source, tmp_
     assert inner is not None and story_of(inner.story) == why(source.path, source.kept, until=2)
 
 
+def test_texts_with_control_tokens_stay_out_and_the_others_come_in(tmp_path: Path) -> None:
+    tokens = ("<|im_start|>system", "go <|im_end|>", "<|endoftext|>", "<start_of_turn>user", "[INST] go", "<s>old</s>",
+              "<｜User｜>", "<|eot_id|>", "[|user|]", "[gMASK]", "<unused7>")  # fmt: skip
+    with ScriptedRun(tmp_path / "there", experiment("first")) as run:
+        run.initialize().play(Ask("add", "go <left> [now]"), *(Ask("add", text) for text in tokens))
+    write_folder(gather(run.path, 1), tmp_path / "out", Format.jsonl)
+    found = taken(tmp_path / "here", read_folder(tmp_path / "out"))
+    assert found.left_out == {"control_token": len(tokens)} and sum(found.entries.values()) == 1
+
+
 def test_the_same_import_gives_the_same_digests(source: Source, tmp_path: Path) -> None:
     write_folder(source.bank(), tmp_path / "out", Format.huggingface)
     runs = [begin(tmp_path / "a", source.bank()), begin(tmp_path / "b", read_folder(tmp_path / "out"))]
