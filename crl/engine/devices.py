@@ -16,7 +16,8 @@ def device_environment(shard: int, gpus: int = 1, devices_directory: Path = Path
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         numbers = [path.name.removeprefix("nvidia") for path in devices_directory.glob("nvidia[0-9]*")]
-        devices = sorted((number for number in numbers if number.isdigit()), key=int)
+        # CUDA counts what it sees from 0: a container with nvidia2 and nvidia5 has 0 and 1.
+        devices = [str(index) for index in range(sum(number.isdigit() for number in numbers))]
     else:
         devices = [device.strip() for device in visible.split(",") if device.strip()]
     if shard == 0 or len(devices) <= gpus:

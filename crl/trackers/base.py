@@ -50,7 +50,8 @@ class Tracker(Protocol):
     requires: ClassVar[str | None] = None
     """Module that must be installed."""
     id: str
-    """What the tracker needs to go on with this run after a restart; handed back as `TrackedRun.earlier`."""
+    """What the tracker needs to go on with this run after a restart; handed back as `TrackedRun.earlier`. With another
+    id than that it has begun anew, and gets every round."""
 
     def __init__(self, run: TrackedRun) -> None: ...
 

@@ -27,7 +27,8 @@ class MLflow:
 
         self._client: Any = MlflowClient(tracking_uri=uri)
         self._run = run
-        if run.earlier is not None:
+        self._parameters: list[Any] = []
+        if run.earlier is not None and self._has(run.earlier):
             self.id = run.earlier
             self._client.update_run(self.id, status="RUNNING")
             return
@@ -36,9 +37,19 @@ class MLflow:
         where = known.experiment_id if known is not None else self._client.create_experiment(name)
         tags = {"mlflow.note.content": record_of(run.path), "record": str(run.path), "method_digest": run.method_digest}
         self.id = str(self._client.create_run(where, run_name=run.experiment, tags=tags).info.run_id)
-        method = [Param(name, str(value)[:_MOST_CHARACTERS]) for name, value in run.method.items()]
-        for first in range(0, len(method), 100):  # a batch may hold so many
-            self._client.log_batch(self.id, params=method[first : first + 100])
+        # Logged with the first round: if that fails, the id is known, and the next round makes no second MLflow run.
+        self._parameters = [Param(name, str(value)[:_MOST_CHARACTERS]) for name, value in run.method.items()]
+
+    def _has(self, run_id: str) -> bool:
+        """False where it was deleted, or the store is another one: MLflow's default lies in the working directory."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return bool(self._client.get_run(run_id).info.lifecycle_stage != "deleted")
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return False
 
     def write(self, figures: RoundFigures) -> None:
         """Log the round's metrics and renew the artifacts."""
@@ -46,6 +57,9 @@ class MLflow:
 
         from mlflow.entities import Metric
 
+        for first in range(0, len(self._parameters), 100):  # a batch may hold so many
+            self._client.log_batch(self.id, params=self._parameters[first : first + 100])
+        self._parameters = []
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, figures.round) for name, value in sorted(figures.figures.items())]
         self._client.log_batch(self.id, metrics=metrics)

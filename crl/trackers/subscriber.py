@@ -2,7 +2,8 @@
 
 Which rounds a tracker has is in `<run>/trackers.jsonl`, beside the record: a resumed run writes no round twice, and one
 that a tracker missed (it failed, or was added later) is written with the next. A round that was redone with another
-result is written again. Another choice of options is another tracker: it gets every round.
+result is written again. Another choice of options is another tracker, and one that gives itself another id has begun
+anew: both get every round.
 """
 
 from __future__ import annotations
@@ -84,20 +85,29 @@ class _Feed:
     def write_until(self, number: int) -> None:
         """Write every round up to this one that the tracker does not have."""
         try:
-            lines = [line for line in self._ledger.read() if line.get("tracker") == self._key]
-            written = {line["round"]: line["digest"] for line in lines if "round" in line}
-            due = [each for each in self._run.rounds() if each < number and each not in written]
-            if written.get(number) != round_digest(self._run, number):
-                due.append(number)
-            if not due:
+            if not self._due(number):
                 return
             if self._tracker is None:
-                self._tracker = self._open(next((line["id"] for line in reversed(lines) if "id" in line), None))
-            for figures in figures_of(self._run, due):
+                self._tracker = self._open()
+            for figures in figures_of(self._run, self._due(number)):  # asked again: the tracker may have begun anew
                 self._tracker.write(figures)
                 self._note(round=figures.round, digest=figures.digest)
         except BaseException as error:  # libraries that end the interpreter are not allowed to
             self._failed(error)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return [line for line in self._ledger.read() if line.get("tracker") == self._key]
+
+    def _due(self, number: int) -> list[int]:
+        """Rounds up to this one that the tracker does not have, and this one where it has another result of it."""
+        written: dict[int, str] = {}
+        for line in self._lines():
+            if "id" in line:
+                written.clear()  # the tracker could not go on with what it had: it began anew, with nothing in it
+            else:
+                written[line["round"]] = line["digest"]
+        due = [each for each in self._run.rounds() if each < number and each not in written]
+        return due if written.get(number) == round_digest(self._run, number) else [*due, number]
 
     def close(self) -> None:
         """Flush; errors as for writing."""
@@ -107,8 +117,9 @@ class _Feed:
         except BaseException as error:
             self._failed(error)
 
-    def _open(self, earlier: str | None) -> Tracker:
+    def _open(self) -> Tracker:
         self._choice.check()
+        earlier = next((line["id"] for line in reversed(self._lines()) if "id" in line), None)
         made = TrackedRun(
             path=Path(self._run.path).resolve(),
             experiment=self._run.experiment_name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import ClassVar
 
 from crl.trackers.base import RoundFigures, TrackedRun
@@ -21,8 +22,8 @@ class Trackio:
         import trackio
 
         self._trackio = trackio
-        # By the directory's digest, not its name alone: two runs directories may hold an experiment of one name.
-        self.id = run.earlier or f"{run.experiment}-{run.method_digest[:8]}"
+        # Trackio takes a name that it knows for the same run, and two runs directories may hold one experiment each.
+        self.id = run.earlier or f"{run.experiment}-{secrets.token_hex(4)}"
         trackio.init(
             project=project or run.experiment,
             name=self.id,

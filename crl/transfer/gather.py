@@ -1,6 +1,7 @@
 """Gathering a bank for others: the entries after a round with texts, vectors, usefulness and stories as of that round.
 
-Later rounds leave no trace in it, so the bank of a round is the same whenever it is taken.
+Later rounds leave no trace in it, and a round that is not finished has none to take, so the bank of a round is the same
+whenever it is taken.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from crl.errors import BadInput, RecordDamaged
+from crl.recipes import recipe_in
 from crl.recipes.banks import publishing_stage
 from crl.records import RECORD_FORMAT, BankSnapshot, Row, Weights, rows_of, table_of
-from crl.report.bank import BankAfter
+from crl.report.bank import BankAfter, banked_round, banked_rounds
 from crl.report.why import stories
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
+from crl.run.problem import quoted
 from crl.transfer.rows import TABLES, ExportedEntry, LineageRow, UseRow, lineage_of, story_json, with_embeddings
 
 FORMAT = "complementary-rl bank"
 _BATCH = 20_000
 """Entries whose stories are objects in memory at once; each batch reads the run's tables again."""
+_TELL = ("credit", "evaluate")
+"""Stages that tell of a bank's entries after the round has published it."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,9 @@ class Gathered:
 
 
 def gather(run_path: Path, round_number: int | None, *, embeddings: bool = True) -> Gathered:
-    """The bank after a round of a run, the newest published one for None. Raises BadInput, RecordDamaged."""
-    bank = BankAfter(RunDirectory.open(run_path), round_number)
+    """The bank after a round of a run, for None the newest one of which all is told. Raises BadInput, RecordDamaged."""
+    run = RunDirectory.open(run_path)
+    bank = BankAfter(run, _told_round(run, round_number))
     rows = bank.rows()
     table, texts = bank.table(rows), bank.texts(rows)
     parts: dict[type[Row], list[pa.Table]] = {each: [table_of(each, [])] for each in TABLES.values()}
@@ -60,6 +66,27 @@ def gather(run_path: Path, round_number: int | None, *, embeddings: bool = True)
         vectors = pa.FixedSizeListArray.from_arrays(flat, dimension)
         tables[ExportedEntry.table] = with_embeddings(tables[ExportedEntry.table], vectors)
     return Gathered(tables, _provenance(bank, dimension))
+
+
+def _told_round(run: RunDirectory, asked: int | None) -> int:
+    """The round to take. Raises BadInput where it is not finished: its bank would be told of otherwise later."""
+    recipe = recipe_in(run)
+
+    def missing(number: int) -> list[str]:
+        stages = (stage.name for stage in recipe.stages_of(run.method, number))
+        return [name for name in stages if name in _TELL and not run.is_complete(number, name)]
+
+    number = banked_round(run, recipe, asked)
+    if asked is None:
+        number = next((each for each in reversed(banked_rounds(run, recipe)) if not missing(each)), number)
+    if names := missing(number):
+        raise BadInput(
+            f"round {number} of {run.path} is not finished: {names[0]} is missing",
+            expected="a round whose games are credited and evaluated",
+            where="--round",
+            next_step=f"name an earlier round, or finish this one with `crl resume {quoted(run.path)}`",
+        )
+    return number
 
 
 def _told(

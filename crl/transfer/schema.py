@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -31,15 +30,6 @@ from crl.text.answers import is_blank, odd_character
 from crl.transfer.formats import PROVENANCE
 from crl.transfer.rows import TABLES
 
-_CONTROL_TOKEN = re.compile(
-    r"<[|｜][^<>\n]{1,64}[|｜]>"
-    r"|</?(?:s|bos|eos|pad|unk|mask|sop|eop|think|tool_call|tool_response|im_start|im_end|unused\d+|fim_\w+"
-    r"|(?:start|end)_of_(?:turn|image))>"
-    r"|\[/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS|[gs]?MASK)\]|\[\|[^|\]\n]{1,64}\|\]|<</?SYS>>",
-    re.IGNORECASE,
-)
-"""How the chat templates of today write their control tokens. An import is made before a model is loaded."""
-
 
 def _id(text: str) -> str:
     if not text.isprintable() or text != text.strip():
@@ -54,8 +44,6 @@ def _experience(text: str) -> str:
     odd = odd_character(text)
     if odd is not None:
         raise ValueError(f"a text must not hold the control character {odd!r}")
-    if token := _CONTROL_TOKEN.search(text):
-        raise ValueError(f"a text must not hold the control token {token.group()!r} of a chat")
     return text
 
 

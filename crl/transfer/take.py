@@ -1,11 +1,13 @@
 """Taking a bank in: what of it fits the experiment becomes the one file that its round 0 begins with.
 
 Ids get the name of their experiment and round in front, so they differ from all that the new run will make. What is
-left out (a family that is full, a text that is too long or there twice) is said and is in the file.
+left out (a family that is full, a text that is too long, holds a control token or is there twice) is said and is in the
+file.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +33,14 @@ from crl.transfer.gather import Gathered
 from crl.transfer.rows import ExportedEntry
 
 _LEASE_SECONDS = 60.0
+_CONTROL_TOKEN = re.compile(
+    r"<[|｜][^<>\n]{1,64}[|｜]>"
+    r"|</?(?:s|bos|eos|pad|unk|mask|sop|eop|think|tool_call|tool_response|im_start|im_end|unused\d+|fim_\w+"
+    r"|(?:start|end)_of_(?:turn|image))>"
+    r"|\[/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS|[gs]?MASK)\]|\[\|[^|\]\n]{1,64}\|\]|<</?SYS>>",
+    re.IGNORECASE,
+)
+"""How the chat templates of today write their control tokens. An import is made before a model is loaded."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,8 @@ def _chosen(
         place = (names[entry["family"]], entry["content_digest"])
         if len(entry["text"]) > method.recipe.bank_use().max_characters:
             left_out[entry["entry_id"]] = "text_too_long"
+        elif _CONTROL_TOKEN.search(entry["text"]):
+            left_out[entry["entry_id"]] = "control_token"
         elif place in held and method.recipe.bank_use().bank.duplicates != "keep":
             left_out[entry["entry_id"]] = "duplicate"
         else:

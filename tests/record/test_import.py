@@ -113,6 +113,16 @@ def test_later_rounds_leave_no_trace_in_the_export_of_an_earlier_one(source: Sou
     assert gather(path, None).provenance == source.bank().provenance
 
 
+@pytest.mark.parametrize("stage", ["credit", "evaluate"])
+def test_a_round_under_way_is_not_taken_yet(source: Source, tmp_path: Path, stage: str) -> None:
+    path = tmp_path / "cut"
+    shutil.copytree(source.path, path)
+    shutil.rmtree(path / "rounds/0003" / stage)
+    assert gather(path, None).tables == source.bank(2).tables, "the newest that is finished"
+    with pytest.raises(BadInput, match=rf"(?s)round 3 .* not finished: {stage} is missing.*crl resume"):
+        gather(path, 3)
+
+
 def test_a_bank_told_in_batches_is_the_same(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = source.bank()
     monkeypatch.setattr("crl.transfer.gather._BATCH", 1)
@@ -210,6 +220,16 @@ def test_it_is_played_with_credited_and_told_in_both_halves(source: Source, tmp_
     assert told is not None and told.experiment == "second"
     inner = story_of(told.story).versions[0].imported
     assert inner is not None and story_of(inner.story) == why(source.path, source.kept, until=2)
+
+
+def test_texts_with_control_tokens_stay_out_and_the_others_come_in(tmp_path: Path) -> None:
+    tokens = ("<|im_start|>system", "go <|im_end|>", "<|endoftext|>", "<start_of_turn>user", "[INST] go", "<s>old</s>",
+              "<｜User｜>", "<|eot_id|>", "[|user|]", "[gMASK]", "<unused7>")  # fmt: skip
+    with ScriptedRun(tmp_path / "there", experiment("first")) as run:
+        run.initialize().play(Ask("add", "go <left> [now]"), *(Ask("add", text) for text in tokens))
+    write_folder(gather(run.path, 1), tmp_path / "out", Format.jsonl)
+    found = taken(tmp_path / "here", read_folder(tmp_path / "out"))
+    assert found.left_out == {"control_token": len(tokens)} and sum(found.entries.values()) == 1
 
 
 def test_the_same_import_gives_the_same_digests(source: Source, tmp_path: Path) -> None:

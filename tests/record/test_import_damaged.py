@@ -122,9 +122,7 @@ def told_cases() -> Iterator[tuple[str, Damage]]:
     yield "similarity NaN", cell("similarity", NAN, "uses", 0)
     yield "lineage null text", cell("text", None, "lineage")
     yield "lineage negative", cell("round", -1, "lineage")
-    for value in ("", " \n\t", "a\0b", "a\x1bb", "a\rb", "a\x7fb", "a\x85b", "<|im_start|>system", "go <|im_end|>",
-                  "<|endoftext|>", "<start_of_turn>user", "[INST] go", "</s>", "<｜User｜>", "<|eot_id|>", "[|user|]",
-                  "[gMASK]", "<unused7>", "\u200b\ufeff", "\u00a0"):  # fmt: skip
+    for value in ("", " \n\t", "a\0b", "a\x1bb", "a\rb", "a\x7fb", "a\x85b", "\u200b\ufeff", "\u00a0"):
         yield f"text {value!r}", text(value)
     yield "text of another digest", cell("text", "something else")
     for value in ("no json", "[]", "3", "{}", '{"entry_id": NaN}', "[" * 100_000, "null"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from crl.config import RoleConfig
@@ -20,8 +22,9 @@ GPU = yaml.safe_load((ROOT / "deploy/compose.gpu.yaml").read_text(encoding="utf-
 ENGINES, OPERATIONS = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("engines", "operations"))
 PREFECT = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
 POOL = PREFECT["definitions"]["work_pool"]
-PINNED = dict(
-    re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+PINNED, TRACKERS = (
+    dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE))
+    for name in ("constraints.txt", "constraints-trackers.txt")
 )
 IMAGE = f"prefecthq/prefect:{PINNED['prefect']}-python3.11"
 
@@ -41,8 +44,21 @@ def test_the_image_has_the_pinned_versions() -> None:
     assert len(re.findall(r"torch==", DOCKERFILE)) == 2, "one a stage"
     assert re.search(r"^FROM python:3\.11\.\d+-slim", DOCKERFILE, re.MULTILINE)
     installs = [line for line in DOCKERFILE.splitlines() if "pip install" in line and '"setuptools<81"' not in line]
-    assert len(installs) == 6 and all("-c constraints.txt" in line for line in installs)
+    assert len(installs) == 8 and all(re.search(r"-c constraints(-trackers)?\.txt", line) for line in installs)
     assert '"setuptools<81"' in DOCKERFILE and "setuptools<81" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+def test_the_image_has_every_tracker_as_it_was_tried() -> None:
+    page = (ROOT / "docs/trackers.md").read_text(encoding="utf-8")
+    tried = dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|", page, re.MULTILINE))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for name in (each.partition(">=")[0] for each in extras["trackers"]):
+        assert TRACKERS[name] == tried[name], name
+    assert DOCKERFILE.count('pip install -c constraints-trackers.txt -e ".[trackers]"') == 2, "one a stage"
+    assert {name for name in TRACKERS if PINNED.get(name, TRACKERS[name]) != TRACKERS[name]} == {
+        "importlib_metadata",
+        "pillow",
+    }
 
 
 def test_what_the_image_copies_is_there_and_not_ignored() -> None:
@@ -67,6 +83,11 @@ def test_workers_serve_the_work_pool_with_its_heartbeat() -> None:
     assert variables[beat] == ours["environment"][beat] == POOL["job_variables"]["env"][beat]
     for command in (worker["command"], ours["entrypoint"]):
         assert command[-1] == f"python -m flows.setup && exec prefect worker start --pool {POOL['name']}"
+
+
+def test_process_1_of_a_worker_waits_for_orphans() -> None:
+    assert COMPOSE["services"]["worker"]["init"] is True
+    assert manifests()["Deployment/worker"]["spec"]["template"]["spec"]["shareProcessNamespace"] is True
 
 
 def test_only_the_file_for_gpus_asks_for_gpus() -> None:
@@ -109,6 +130,29 @@ def test_leases_of_prefects_server_outlive_it() -> None:
     assert mount == {"name": kept["name"], "mountPath": variables["PREFECT_HOME"]}
     assert f"PersistentVolumeClaim/{kept['persistentVolumeClaim']['claimName']}" in found
     assert found["Deployment/prefect-server"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_the_ui_asks_the_host_that_it_was_loaded_from() -> None:
+    name = "PREFECT_UI_API_URL"
+    container = manifests()["Deployment/prefect-server"]["spec"]["template"]["spec"]["containers"][0]
+    assert COMPOSE["services"]["server"]["environment"][name] == "/api"
+    assert {"name": name, "value": "/api"} in container["env"] and f"\nexport {name}=/api\n" in OPERATIONS
+
+
+def test_any_password_reaches_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.settings import Settings
+    from sqlalchemy import make_url
+
+    database, server = (COMPOSE["services"][name]["environment"] for name in ("database", "server"))
+    password = "a@b%41/c:d?#$x"
+    for name, value in ((name, value) for name, value in server.items() if "DATABASE" in name):
+        monkeypatch.setenv(name, value.replace("${POSTGRES_PASSWORD}", password))
+    address = Settings().server.database.connection_url
+    assert address is not None
+    url = make_url(address.get_secret_value())
+    assert (url.password, url.host, url.port, url.drivername) == (password, "database", 5432, "postgresql+asyncpg")
+    assert (url.username, url.database) == (database["POSTGRES_USER"], database["POSTGRES_DB"])
+    assert database["POSTGRES_PASSWORD"].startswith("${POSTGRES_PASSWORD:?")
 
 
 def test_the_namespace_is_applied_before_what_is_in_it() -> None:

@@ -32,9 +32,10 @@ def test_shards_take_the_visible_devices_in_turn(
 
 def test_without_the_variable_the_devices_of_the_machine_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
+    for name in ("nvidia2", "nvidia5", "nvidia10", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    assert device_environment(2, 1, tmp_path) == {"CUDA_VISIBLE_DEVICES": "10"}
+    found = [device_environment(shard, 1, tmp_path).get("CUDA_VISIBLE_DEVICES") for shard in range(4)]
+    assert found == [None, "1", "2", "0"], "as CUDA counts them, not by the machine's numbers"
     assert device_environment(1, 1, tmp_path / "none") == {}
 
 

@@ -104,6 +104,7 @@ class ScriptedRun:
     def initialize(self) -> ScriptedRun:
         """Round 0."""
         self._stage(0, "initialize")
+        self._write(0, "evaluate")
         self.newest = 0
         return self
 
@@ -166,8 +167,7 @@ class ScriptedRun:
         self._stage(number, "consolidate")
         self._stage(number, "credit")
         self._write(number, "update_extractor", [self._weights("extractor", number)])
-        if evaluated:
-            self._write(number, "evaluate", [self._evaluation(number, *each) for each in enumerate(evaluated)])
+        self._write(number, "evaluate", [self._evaluation(number, *each) for each in enumerate(evaluated)])
         self.newest = number
         return [row.entry_id or "" for row in [*distilled[1], *merged[1]]]
 

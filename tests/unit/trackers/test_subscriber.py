@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -146,6 +147,15 @@ def test_a_round_that_was_redone_with_another_result_is_written_again(run: RunDi
     assert rounds() == [0, 1, 2, 2]
 
 
+def test_a_tracker_that_begins_anew_gets_every_round(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    track(run, 1, RECORDER)
+    begin = Recorder.__init__
+    monkeypatch.setattr(Recorder, "__init__", lambda self, run: begin(self, replace(run, earlier=None)))
+    assert track(run, 2, RECORDER) == [] and rounds() == [0, 1, 0, 1, 2]
+    monkeypatch.undo()
+    assert track(run, 2, RECORDER) == [] and rounds() == [0, 1, 0, 1, 2]
+
+
 def test_other_options_are_another_tracker_and_get_every_round(run: RunDirectory) -> None:
     track(run, 1, RECORDER)
     track(run, 1, {"kind": RECORDER, "label": "second"})
@@ -182,10 +192,22 @@ def test_choices_are_held_against_their_class_before_a_run() -> None:
         choice.check()
 
 
+@pytest.mark.parametrize(
+    "url", ["https://me:s3cret@host/mlflow", "postgresql://me:s3cret@host/db", "https://t0ken@host"]
+)
+def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
+    (choice,) = Runtime(trackers=[{"kind": RECORDER, "label": url}]).trackers
+    with pytest.raises(BadInput, match=r"(?s)option label .*MLFLOW_TRACKING_PASSWORD") as refusal:
+        choice.check()
+    assert "s3cret" not in str(refusal.value) and "t0ken" not in str(refusal.value)
+    (choice,) = Runtime(trackers=[{"kind": RECORDER, "label": "https://host/mlflow?to=a@b"}]).trackers
+    choice.check()
+
+
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "requires", "no_such_library")
     (choice,) = Runtime(trackers=[RECORDER]).trackers
-    with pytest.raises(BadInput, match="needs the library no_such_library"):
+    with pytest.raises(BadInput, match=r"(?s)needs the library no_such_library.*--set 'runtime.trackers=\[\]'"):
         choice.check()
 
 
