@@ -116,7 +116,8 @@ def told_cases() -> Iterator[tuple[str, Damage]]:
     yield "updated before created", cell("created_round", 9)
     for number in (NAN, INF, 1.5, -2.0):
         yield f"mean outcome {number}", cell("mean_outcome", number, row=0)
-    yield "outcome without a use", cell("mean_outcome", 0.5, row=1)
+    unused = rows(lambda listed: next(row for row in listed if not row["uses"]).update(mean_outcome=0.5))
+    yield "outcome without a use", unused
     yield "outcome NaN", cell("outcome", NAN, "uses", 0)
     yield "outcome 0.5", cell("outcome", 0.5, "uses", 0)
     yield "similarity NaN", cell("similarity", NAN, "uses", 0)
