@@ -42,8 +42,9 @@ class RolloutConfig(Model):
         ge=0,
         le=1024,
         description="For slow environments: times that turns of other episodes end before one whose environment is "
-        "stepping takes part again. 0: sampling waits for every step. Has no effect behind a server (vllm, openai) on "
-        "families with `workers`, whose rows go on as soon as their own step is there.",
+        "stepping takes part again. 0: sampling waits for every step. Has no effect behind a server (vllm, openai) in "
+        "a wave whose families all have `workers`, a step limit or `isolate`: a row goes on as soon as its own step is "
+        "there.",
         exclude_if=lambda value: not value,
     )
     action_format: Literal["tag", "word"] = Field(

@@ -75,7 +75,7 @@ class VllmPolicy:
         self._exported: tuple[str, Path, list[NDArray[np.float32]]] | None = None
         """Digest of the weights that are ready to be handed over, where they are, and the canary's answer."""
         self._before: list[NDArray[np.float32]] | None = None
-        """The canary's answer by the weights that were handed over before."""
+        """The canary's answer by the weights that arrived last."""
         self._serving = ""
         """Digest of the weights that the server is known to have; empty where none is."""
 
@@ -191,7 +191,7 @@ class VllmPolicy:
                 where=self._config.address or "a server that was started here, and started again",
                 next_step="nothing was sampled; use the engine transformers for this model, or another version of vLLM",
             )
-        self._serving = self._weights
+        self._serving, self._before = self._weights, expected
 
     def _export(self) -> Path:
         """The directory with the weights as a server takes them; the canary's answer is computed beside it."""
@@ -208,7 +208,6 @@ class VllmPolicy:
         expected = sequence_logprobs(model, self._probe, 1.0, batch=_PROBE_SEQUENCES)
         self._exported = (self._weights, directory, expected)
         if before is not None:
-            self._before = before[2]
             shutil.rmtree(before[1], ignore_errors=True)
         return directory
 

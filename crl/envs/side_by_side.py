@@ -173,7 +173,11 @@ def _side_by_side(
             # Where none of these runs, others have the places.
             while waiting and places.acquire(blocking=not running):
                 slot = waiting.popleft()
-                running[slot] = _Call(calls[slot], partial(finished.put, slot), closing.get(slot))
+                try:
+                    running[slot] = _Call(calls[slot], partial(finished.put, slot), closing.get(slot))
+                except BaseException:  # no thread could be started
+                    places.release()
+                    raise
             oldest = min(call.began for call in running.values())
             try:
                 slot = finished.get(timeout=None if limit is None else max(0.0, oldest + limit - time.monotonic()))

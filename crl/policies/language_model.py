@@ -158,7 +158,10 @@ def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype)
         adapted = PeftModel.from_pretrained(base, checkpoint)
         if any(hasattr(each, "base_layer") for each in (base.get_output_embeddings(), base.get_input_embeddings())):
             untie(base)  # what was learned of one of the two would be merged into both
-        return adapted.merge_and_unload().to(dtype)
+        merged = adapted.merge_and_unload()
+        for parameter in merged.parameters():  # not what positions are computed with, which stays exact
+            parameter.data = parameter.data.to(dtype)
+        return merged
     return _load(checkpoint, model_path, dtype)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 import psutil
 
 _BLOCK = 64
@@ -13,20 +16,28 @@ _SMALL = 64 * 2**20
 """Weights of all roles in float32; about five times as much is then held. Freeing a model is expensive, however small:
 a collection goes through every object of torch, transformers and DeepSpeed (0.4 s), most of a round of a miniature."""
 _ADAPTED = 640 * 2**20
-"""The same where all roles learn adapters, on a CPU: what stays in addition is a sampling copy, and weights that are
-mapped from the same file as those of the other trainer."""
+"""The same where all roles learn adapters, in one engine on a CPU: what stays in addition is a sampling copy, and
+weights that are mapped from the same file as those of the other trainer."""
 _SHARE = 16
-"""They are at most this part of the machine's memory then: SmolLM2-135M makes room where there are 8 GB, and stays
-where there are 16."""
+"""They are at most this part of the memory then: SmolLM2-135M makes room where there are 8 GB, and stays where there
+are 16."""
+_CONTAINER = Path("/sys/fs/cgroup/memory.max")
+"""A container's limit in bytes, or `max`."""
 
 
 def all_stay(float32_bytes: int, *, adapted: bool) -> bool:
     """Whether all models of a run stay in memory, of so many bytes in float32; none makes room for another then.
 
-    `adapted`: all of them learn adapters, on a CPU.
+    `adapted`: all of them learn adapters, on a CPU, in one engine.
     """
-    most = max(_SMALL, min(_ADAPTED, psutil.virtual_memory().total // _SHARE)) if adapted else _SMALL
-    return float32_bytes <= most
+    return float32_bytes <= _SMALL or (adapted and float32_bytes <= min(_ADAPTED, _memory() // _SHARE))
+
+
+def _memory() -> int:
+    total = int(psutil.virtual_memory().total)
+    with suppress(OSError, ValueError):
+        return min(total, int(_CONTAINER.read_text()))
+    return total
 
 
 def row_slots(context: int) -> int:

@@ -27,7 +27,9 @@ class MLflow:
 
         self._client: Any = MlflowClient(tracking_uri=uri)
         self._run = run
-        self._parameters: list[Any] = []
+        # Logged with the first round of a session: where that fails the id is known, and the next session makes no
+        # second MLflow run. What MLflow has already it takes again.
+        self._parameters = [Param(name, str(value)[:_MOST_CHARACTERS]) for name, value in run.method.items()]
         if run.earlier is not None and self._has(run.earlier):
             self.id = run.earlier
             self._client.update_run(self.id, status="RUNNING")
@@ -37,8 +39,6 @@ class MLflow:
         where = known.experiment_id if known is not None else self._client.create_experiment(name)
         tags = {"mlflow.note.content": record_of(run.path), "record": str(run.path), "method_digest": run.method_digest}
         self.id = str(self._client.create_run(where, run_name=run.experiment, tags=tags).info.run_id)
-        # Logged with the first round: if that fails, the id is known, and the next round makes no second MLflow run.
-        self._parameters = [Param(name, str(value)[:_MOST_CHARACTERS]) for name, value in run.method.items()]
 
     def _has(self, run_id: str) -> bool:
         """False where it was deleted, or the store is another one: MLflow's default lies in the working directory."""

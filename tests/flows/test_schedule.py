@@ -29,8 +29,12 @@ def test_missed_schedules_run_once_and_the_switch_runs_the_next_round_at_its_tim
         span = {"start_time": (now - timedelta(minutes=4)).isoformat(), "end_time": now.isoformat()}
         operated._ask("POST", f"{path}/schedule", {**span, "max_runs": 20})
         operated._ask("PATCH", f"{path}/schedules/{schedule['id']}", {"active": False})
-        missed = [run for run in operated.flow_runs() if run["state_type"] == "SCHEDULED"]
+        planned = [run for run in operated.flow_runs() if run["state_type"] == "SCHEDULED"]
+        missed = [run for run in planned if datetime.fromisoformat(run["expected_start_time"]) <= now]
         assert len(missed) >= 4
+        for run in planned:  # the server's own scheduler may have seen the schedule while it was on
+            if run not in missed:
+                operated._ask("DELETE", f"/flow_runs/{run['id']}")
 
         # The newest died before it could do anything: it is not the one that trains.
         missed.sort(key=lambda run: run["expected_start_time"])

@@ -145,6 +145,8 @@ def test_any_password_reaches_the_database(monkeypatch: pytest.MonkeyPatch) -> N
 
     database, server = (COMPOSE["services"][name]["environment"] for name in ("database", "server"))
     password = "a@b%41/c:d?#$x"
+    for whose in ("API", "SERVER"):  # a whole address would win
+        monkeypatch.delenv(f"PREFECT_{whose}_DATABASE_CONNECTION_URL", raising=False)
     for name, value in ((name, value) for name, value in server.items() if "DATABASE" in name):
         monkeypatch.setenv(name, value.replace("${POSTGRES_PASSWORD}", password))
     address = Settings().server.database.connection_url

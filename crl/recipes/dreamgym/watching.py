@@ -37,6 +37,11 @@ class Watched:
         """Whether the environment is given all slots in one call."""
         return self._environment.steps_together
 
+    @property
+    def steps_apart(self) -> bool:
+        """Whether slots may be stepped in several threads."""
+        return self._environment.steps_apart
+
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start one episode per seed."""
         starts = self._environment.reset_many(seeds)

@@ -172,6 +172,9 @@ def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base,
     assert any(not torch.equal(new[name], old[name]) for name in old)
     assert all(torch.equal(new[name], value) for name, value in fresh.model.named_parameters())
     assert {value.dtype for value in new.values()} == {getattr(torch, dtype)}
+    buffers = dict(living.model.named_buffers())
+    assert buffers and all(torch.equal(buffers[name], value) for name, value in fresh.model.named_buffers())
+    assert {value.dtype for value in buffers.values()} == {torch.float32}, "positions are exact"
 
 
 def test_weights_that_do_not_fit_are_not_taken(services, base, tmp_path):
@@ -185,19 +188,36 @@ def test_weights_that_do_not_fit_are_not_taken(services, base, tmp_path):
     save_file({name: (value + 1).flatten() for name, value in old.items()}, tmp_path / "model.safetensors")
     assert not policy.take_weights(tmp_path), "another shape"
     save_file({name: value + 1 for name, value in old.items()}, tmp_path / "model.safetensors")
-    for kind in ({"peft_type": "LORA"}, {"peft_type": "IA3"}, {"peft_type": "LORA", "use_dora": True}):
-        (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4.0, **kind}))
-        assert not policy.take_weights(tmp_path), "an adapter of another kind, or without its weights"
-        save_file(
-            {f"base_model.model.lm_head.lora_{half}.weight": torch.ones(2, 2) for half in "AB"},
-            tmp_path / "adapter_model.safetensors",
-        )
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4.0, "peft_type": "LORA"}))
-    assert not policy.take_weights(tmp_path), "of a head that is tied"
-    assert all(torch.equal(value, old[name]) for name, value in policy.model.named_parameters())
-    (tmp_path / "adapter_config.json").unlink()
     assert policy.take_weights(tmp_path)
     assert all(torch.equal(value, old[name] + 1) for name, value in policy.model.named_parameters())
+
+
+def test_adapters_of_other_kinds_are_not_taken(services, base, tmp_path):
+    from safetensors.torch import save_file
+
+    policy = services.policy("actor", base)
+    old = {name: value.clone() for name, value in policy.model.named_parameters()}
+    adapted = next(name for name in old if name.endswith("q_proj.weight"))
+
+    def take(module: str = adapted.removesuffix(".weight"), **settings) -> bool:
+        told = {"peft_type": "LORA", "r": 2, "lora_alpha": 4.0, "bias": "none", **settings}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(told))
+        out_rows, in_rows = old[adapted].shape
+        halves = {"A": torch.ones(2, in_rows), "B": torch.ones(out_rows, 2)}
+        tensors = {f"base_model.model.{module}.lora_{half}.weight": value for half, value in halves.items()}
+        save_file(tensors, tmp_path / "adapter_model.safetensors")
+        return policy.take_weights(tmp_path)
+
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4.0}))
+    assert not policy.take_weights(tmp_path), "without its weights"
+    for settings in ({"peft_type": "IA3"}, {"use_dora": True}, {"use_rslora": True}, {"rank_pattern": {"q_proj": 4}},
+                     {"bias": "all"}, {"something_new": [1]}):  # fmt: skip
+        assert not take(**settings), settings
+    assert not take("lm_head"), "a head that is tied"
+    assert all(torch.equal(value, old[name]) for name, value in policy.model.named_parameters())
+    assert take()
+    for name, value in policy.model.named_parameters():
+        assert torch.equal(value, old[name] + 2 * 2.0 if name == adapted else old[name])
 
 
 def test_trainers_and_policies_do_not_depend_on_what_was_loaded_before(services, base):

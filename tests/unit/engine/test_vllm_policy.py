@@ -186,11 +186,11 @@ def test_a_small_update_that_did_not_arrive_is_caught(process: type[Process], tm
     loaded = policy()
     sample(loaded)
     fake = process.started[0].fake
-    stale = fake._models[fake.weights]
+    before, stale = loaded._before, fake._models[fake.weights]
     fake.scores = lambda ids: [float(each) for each in sequence_logprobs(stale, [ids], 1.0, batch=1)[0]]
     loaded.hand_over(tmp_path, "b" * 64)
     sample(loaded)
-    moved = vllm_policy._apart(loaded._before, loaded._exported[2])
+    moved = vllm_policy._apart(before, loaded._before)
     assert 0 < moved < vllm_policy.TOLERANCE["float32"]
     assert len(process.started) == 2, "the first one was ended"
     loaded.hand_over(resolve_model("tiny").path, "c" * 64)

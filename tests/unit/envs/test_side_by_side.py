@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -76,7 +77,8 @@ def test_slots_step_at_one_time(wave):
     assert [steps[slot].observation for slot in range(3)] == [f"seed {slot} turn 1" for slot in range(3)]
 
 
-def test_no_more_of_them_than_there_are_workers(wave):
+@pytest.mark.parametrize("apart", [False, True], ids=["one call", "a thread each"])
+def test_no_more_of_them_than_there_are_workers(wave, apart):
     environment, made = wave(4, workers=2)
     busy, most, lock = [0], [0], threading.Lock()
 
@@ -85,6 +87,7 @@ def test_no_more_of_them_than_there_are_workers(wave):
             busy[0] += 1
             most[0] = max(most[0], busy[0])
         try:
+            time.sleep(0.002)
             return step(actions)
         finally:
             with lock:
@@ -92,26 +95,22 @@ def test_no_more_of_them_than_there_are_workers(wave):
 
     for each in made:
         each.step_many = lambda actions, step=each.step_many: counted(actions, step)
-    for _ in range(20):
-        assert len(environment.step_many(dict.fromkeys(range(4), "go"))) == 4
-    assert 1 <= most[0] <= 2
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(20):
+            if apart:
+                assert len(list(threads.map(lambda slot: environment.step_many({slot: "go"}), range(4)))) == 4
+            else:
+                assert len(environment.step_many(dict.fromkeys(range(4), "go"))) == 4
+    assert environment.steps_apart and 1 <= most[0] <= 2
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_calls_in_several_threads_share_the_workers(wave, workers):
-    """With two, the two slots meet; with one, the second begins when the first is over."""
-    environment, made = wave(2, workers=workers)
-    if workers == 1:
-        for each in made:
-            each.meeting = threading.Barrier(1)
-    assert environment.steps_apart
-    with ThreadPoolExecutor(2) as threads:
-        steps = [threads.submit(environment.step_many, {slot: "meet"}) for slot in (0, 1)]
-        assert [step.result()[slot].observation for slot, step in enumerate(steps)] == [
-            "seed 0 turn 1",
-            "seed 1 turn 1",
-        ]
-    assert environment.step_many(dict.fromkeys(range(2), "go"))[1].observation == "seed 1 turn 2"
+def test_a_thread_that_cannot_be_started_takes_no_place(wave, monkeypatch):
+    environment, _ = wave(1, workers=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no new thread")))
+        with pytest.raises(RuntimeError, match="no new thread"):
+            environment.step_many({0: "go"})
+    assert environment.step_many({0: "go"})[0].observation == "seed 0 turn 1"
 
 
 def test_a_step_past_its_limit_ends_its_episode_and_no_other(wave):

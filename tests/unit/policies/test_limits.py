@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from crl.policies.limits import all_stay
+from crl.policies import limits
 
 GB = 10**9
+
+
+def test_a_container_has_the_memory_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GB))
+    monkeypatch.setattr(limits, "_CONTAINER", tmp_path / "memory.max")
+    for said, stays in (("max\n", True), (f"{8 * GB}\n", False), (f"{16 * GB}\n", True)):
+        (tmp_path / "memory.max").write_text(said)
+        assert limits.all_stay(538 * 10**6, adapted=True) is stays, said
 
 
 @pytest.mark.parametrize(
@@ -26,4 +35,5 @@ def test_models_stay_where_there_is_room(
     size: int, adapted: bool, memory: int, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=memory))
-    assert all_stay(size, adapted=adapted) is stays
+    monkeypatch.setattr(limits, "_CONTAINER", Path("/nowhere"))
+    assert limits.all_stay(size, adapted=adapted) is stays
