@@ -298,10 +298,8 @@ class EngineServices:
         from crl.policies.determinism import gpu_count
         from crl.policies.limits import all_stay
 
-        adapted = all(self._method.role(role).lora is not None for role in self._method.trained())
-        alone = not gpu_count() and not self._method.overlap
         size = 4 * sum(_parameters(path) for path in {self.model_path(role) for role in self._method.owners()})
-        return all_stay(size, adapted=adapted and alone)
+        return all_stay(self._method, size, on_gpu=gpu_count() > 0)
 
     def _drop_trainers(self, roles: Sequence[str]) -> None:
         for role in roles:

@@ -27,10 +27,8 @@ def additions(adapter: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, C
     None where the adapter is not plain LoRA of modules that have a tensor of their own among `weights`: of a head that
     is tied to the embeddings, for instance.
     """
-    config, file = (
-        json.loads((adapter / "adapter_config.json").read_text("utf-8")),
-        adapter / "adapter_model.safetensors",
-    )
+    config = json.loads((adapter / "adapter_config.json").read_text("utf-8"))
+    file = adapter / "adapter_model.safetensors"
     if not file.is_file() or not _is_plain(config):
         return None
     tensors = load_file(file)

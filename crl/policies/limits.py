@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from crl.config import Method
+
 _BLOCK = 64
 """Slots of a row are a multiple."""
 PASS_TOKENS = 4096
@@ -25,12 +27,11 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 """A container's limit in bytes, or `max`."""
 
 
-def all_stay(float32_bytes: int, *, adapted: bool) -> bool:
-    """Whether all models of a run stay in memory, of so many bytes in float32; none makes room for another then.
-
-    `adapted`: all of them learn adapters, on a CPU, in one engine.
-    """
-    return float32_bytes <= _SMALL or (adapted and float32_bytes <= min(_ADAPTED, _memory() // _SHARE))
+def all_stay(method: Method, float32_bytes: int, *, on_gpu: bool) -> bool:
+    """Whether all models of a run stay in memory, of so many bytes in float32; none makes room for another then."""
+    adapted = all(method.role(role).lora is not None for role in method.trained())
+    most = min(_ADAPTED, _memory() // _SHARE) if adapted and not on_gpu and not method.overlap else _SMALL
+    return float32_bytes <= max(_SMALL, most)
 
 
 def _memory() -> int:

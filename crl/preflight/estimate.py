@@ -316,9 +316,7 @@ def _engine(
     playing = _playing(sampling)
     several = [update.peak for owner, update in updates.items() if owner not in here]
     models = {method.role(owner).model: shapes[_first(method, owner)].parameters for owner in method.owners()}
-    adapted = all(method.role(owner).lora is not None for owner in method.trained())
-    alone = not gpu_count() and not method.overlap
-    if all_stay(FLOAT32 * sum(models.values()), adapted=adapted and alone):
+    if all_stay(method, FLOAT32 * sum(models.values()), on_gpu=gpu_count() > 0):
         copies, stay = (sum(each.weights for each in sampling.values()), sum(each.kept for each in here.values()))
         updating = [copies + stay + update.peak - update.kept for update in here.values()]
         return max([playing + stay, *updating, *several])

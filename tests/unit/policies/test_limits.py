@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from crl.config import Method
+from crl.config.load import load_experiment
 from crl.policies import limits
+from tests.tiny_run import ROOT
 
 GB = 10**9
+
+
+def quickstart(**settings: Any) -> Method:
+    """Both roles learn adapters."""
+    return load_experiment(ROOT / "conf/quickstart.yaml", settings).method
 
 
 def test_a_container_has_the_memory_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +26,7 @@ def test_a_container_has_the_memory_that_it_is_given(tmp_path: Path, monkeypatch
     monkeypatch.setattr(limits, "_CONTAINER", tmp_path / "memory.max")
     for said, stays in (("max\n", True), (f"{8 * GB}\n", False), (f"{16 * GB}\n", True)):
         (tmp_path / "memory.max").write_text(said)
-        assert limits.all_stay(538 * 10**6, adapted=True) is stays, said
+        assert limits.all_stay(quickstart(), 538 * 10**6, on_gpu=False) is stays, said
 
 
 @pytest.mark.parametrize(
@@ -36,4 +45,9 @@ def test_models_stay_where_there_is_room(
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=memory))
     monkeypatch.setattr(limits, "_CONTAINER", Path("/nowhere"))
-    assert limits.all_stay(size, adapted=adapted) is stays
+    settings = {} if adapted else {"method.roles.extractor.lora": None}
+    assert limits.all_stay(quickstart(**settings), size, on_gpu=False) is stays
+    if adapted and stays:  # with room for a miniature only
+        small = size <= 64 * 2**20
+        assert limits.all_stay(quickstart(), size, on_gpu=True) is small
+        assert limits.all_stay(quickstart(**{"method.overlap": True}), size, on_gpu=False) is small
