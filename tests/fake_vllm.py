@@ -25,6 +25,7 @@ class FakeVllm:
         self.weights: str | None = None
         """The directory that it was told to load."""
         self.requests: list[tuple[str, Any, dict[str, str]]] = []
+        self.longest = 4096
         self.logprobs_mode = "processed_logprobs"
         self.scores: Callable[[list[int]], list[float]] = lambda ids: [-1.0] * len(ids)
         """Log-probabilities that it gives a prompt."""
@@ -49,6 +50,8 @@ class FakeVllm:
             self.weights = body["kwargs"]["weights_path"]
         elif plain == "/update_weight_version":
             self.version = body["new_version"]
+        elif plain == "/v1/models":
+            return 200, {"data": [{"id": "model", "max_model_len": self.longest}]}
         elif plain == "/v1/chat/completions":
             said = f"{body['model']} heard: {body['messages'][-1]['content']}"
             return 200, {"choices": [{"message": {"content": said}, "finish_reason": "stop"}]}

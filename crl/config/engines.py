@@ -22,8 +22,11 @@ class ServedEngine(EngineConfig):
 
     SERVED: ClassVar[bool] = True
 
-    def check(self, role: str, server: ServerConfig) -> None:
-        """Raise BadInput where the server cannot be used from here, before anything is written."""
+    def check(self, role: str, server: ServerConfig, context: int) -> None:
+        """Raise BadInput where the server cannot be used from here, before anything is written.
+
+        `context` is the largest of the roles that have these weights.
+        """
 
 
 class VllmEngine(ServedEngine):
@@ -53,9 +56,9 @@ class VllmEngine(ServedEngine):
                     next_step="raise it, or use the engine transformers",
                 )
 
-    def check(self, role: str, server: ServerConfig) -> None:
+    def check(self, role: str, server: ServerConfig, context: int) -> None:
         """See :func:`crl.engine.vllm_server.check_server`."""
-        load_object("crl.engine.vllm_server:check_server")(role, server)
+        load_object("crl.engine.vllm_server:check_server")(role, server, context)
 
     def load(
         self,
@@ -112,8 +115,8 @@ class OpenAIEngine(ServedEngine):
                 next_step="leave it out, or use the engine vllm or transformers",
             )
 
-    def check(self, role: str, server: ServerConfig) -> None:
-        """See :func:`crl.policies.endpoint.check_endpoint`."""
+    def check(self, role: str, server: ServerConfig, context: int) -> None:
+        """See :func:`crl.policies.endpoint.check_endpoint`; it says nothing of its context."""
         load_object("crl.policies.endpoint:check_endpoint")(role, server)
 
     def load(

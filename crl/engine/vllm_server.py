@@ -39,13 +39,13 @@ _CERTAIN = 1e-3
 """Distance from 0, in nats, at which a log-probability still says that nothing else could be drawn."""
 
 
-def check_server(role: str, server: ServerConfig) -> None:
-    """Raise BadInput where vLLM can neither be reached nor started for a role."""
+def check_server(role: str, server: ServerConfig, context: int) -> None:
+    """Raise BadInput where vLLM can neither be reached nor started for a role, or takes fewer than `context` tokens."""
     if server.address is not None:
         client = Client(f"the server of role {role}", server, server.address)
         try:
             client.get("/weight_info", timeout=_PROBE_SECONDS)
-            wrong = wrong_logprobs(client, f"runtime.servers.{role}.address")
+            wrong = _short(client, role, context) or wrong_logprobs(client, f"runtime.servers.{role}.address")
         except (BadInput, EngineDied) as error:
             raise BadInput(
                 f"no vLLM server that takes weights answers at {server.address}: {error.found}",
@@ -88,6 +88,20 @@ def check_server(role: str, server: ServerConfig) -> None:
             where=f"runtime.servers.{role}.gpus",
             next_step="lower it, or start the server elsewhere and name its address",
         )
+
+
+def _short(client: Client, role: str, context: int) -> BadInput | None:
+    """Why a running server refuses rows that fit the context of a role; None where it takes them, or does not say."""
+    listed = client.get("/v1/models").get("data", ())
+    longest = min((each["max_model_len"] for each in listed if each.get("max_model_len")), default=context)
+    if longest >= context:
+        return None
+    return BadInput(
+        f"{client.name} at {client.address} takes at most {longest} tokens, and the context is {context}",
+        expected=f"at least {context}: a longer history would be refused in the middle of a round",
+        where=f"runtime.servers.{role}.address",
+        next_step=f"start it again with --max-model-len {context}, or lower method.roles.{role}.context",
+    )
 
 
 def wrong_logprobs(client: Client, where: str) -> BadInput | None:

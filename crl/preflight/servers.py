@@ -28,7 +28,8 @@ def server_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]
         engine, server = method.role(owner).engine, servers.get(owner, ServerConfig())
         if not isinstance(engine, ServedEngine):
             continue
-        checks = [partial(engine.check, owner, server)]
+        context = max(role.context for name, role in method.roles.items() if method.owner(name) == owner)
+        checks = [partial(engine.check, owner, server, context)]
         # An endpoint keeps its own weights and may have many models.
         if server.address is not None and not engine.REMOTE:
             other = holders.setdefault(server.address.rstrip("/").lower(), owner)

@@ -118,17 +118,17 @@ def test_one_that_hangs_while_it_starts_is_ended(tmp_path: Path, python: Path) -
 def test_what_is_missing_is_said_before_anything_is_started(
     tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_server("actor", ServerConfig(python=python))
+    check_server("actor", ServerConfig(python=python), 512)
     with pytest.raises(BadInput, match="there is no environment with vLLM") as raised:
-        check_server("actor", ServerConfig(python=tmp_path / "none"))
+        check_server("actor", ServerConfig(python=tmp_path / "none"), 512)
     assert "make vllm" in str(raised.value) and raised.value.where == "runtime.servers.actor.python"
     with pytest.raises(BadInput, match="has no package vllm"):
-        check_server("actor", ServerConfig(python=Path(sys.executable)))
+        check_server("actor", ServerConfig(python=Path(sys.executable)), 512)
     for there, wanted in ((0, 4), (4, 4)):
         monkeypatch.setattr("crl.engine.vllm_server.gpu_count", lambda there=there: there)
-        check_server("actor", ServerConfig(python=python, gpus=wanted))
+        check_server("actor", ServerConfig(python=python, gpus=wanted), 512)
     with pytest.raises(BadInput, match="gpus is 8, and the GPUs here are 4"):
-        check_server("actor", ServerConfig(python=python, gpus=8))
+        check_server("actor", ServerConfig(python=python, gpus=8), 512)
     monkeypatch.setenv(INTERPRETER, str(tmp_path / "named"))
     assert interpreter(ServerConfig()) == tmp_path / "named"
     assert interpreter(ServerConfig(python=python)) == python
@@ -149,25 +149,34 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
 
 def test_a_running_server_must_take_weights() -> None:
     with serving() as fake:
-        check_server("actor", ServerConfig(address=fake.address))
+        check_server("actor", ServerConfig(address=fake.address), 512)
         fake.faults["/weight_info"] = lambda body: (404, {})
         with pytest.raises(BadInput, match=r"no vLLM server that takes weights .* with 404") as raised:
-            check_server("actor", ServerConfig(address=fake.address))
+            check_server("actor", ServerConfig(address=fake.address), 512)
         assert "VLLM_SERVER_DEV_MODE=1" in str(raised.value)
     with pytest.raises(BadInput, match="cannot be reached"):
-        check_server("actor", ServerConfig(address=fake.address))
+        check_server("actor", ServerConfig(address=fake.address), 512)
+
+
+def test_a_running_server_must_take_rows_as_long_as_the_role_has() -> None:
+    with serving() as fake:
+        check_server("actor", ServerConfig(address=fake.address), fake.longest)
+        with pytest.raises(BadInput, match="takes at most 4096 tokens, and the context is 4097") as raised:
+            check_server("actor", ServerConfig(address=fake.address), fake.longest + 1)
+        assert raised.value.where == "runtime.servers.actor.address"
+        assert "--max-model-len 4097" in str(raised.value.next_step)
 
 
 def test_a_running_server_must_report_what_it_samples_with() -> None:
     with serving() as fake:
         fake.logprobs_mode = "raw_logprobs"
         with pytest.raises(BadInput, match=r"of role actor at .* reports other .*: -0\.1 for a token") as raised:
-            check_server("actor", ServerConfig(address=fake.address))
+            check_server("actor", ServerConfig(address=fake.address), 512)
         assert raised.value.where == "runtime.servers.actor.address"
         assert "--logprobs-mode processed_logprobs" in str(raised.value.next_step)
         fake.faults[GENERATE] = lambda body: (200, {"choices": [{"token_ids": [0], "logprobs": None}]})
         with pytest.raises(BadInput, match=r"no vLLM server that takes weights .* without log-probabilities"):
-            check_server("actor", ServerConfig(address=fake.address))
+            check_server("actor", ServerConfig(address=fake.address), 512)
 
 
 @pytest.mark.parametrize("context", [512, 8192])

@@ -125,7 +125,7 @@ def test_a_key_that_no_header_can_hold_is_refused_by_the_name_of_its_variable(
     for refused in (
         lambda: policy(fake).open([opening("x")], [1]).sample([0], SAMPLING),
         lambda: check_endpoint("judge", server),
-        lambda: check_server("judge", server),
+        lambda: check_server("judge", server, 512),
     ):
         with pytest.raises(BadInput, match="the key in the variable A_KEY cannot be sent") as raised:
             refused()

@@ -22,7 +22,7 @@ TRIAL = {"method.recipe.trial": {}}
 @pytest.fixture(autouse=True)
 def reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every server answers."""
-    monkeypatch.setattr("crl.engine.vllm_server.check_server", lambda role, server: None)
+    monkeypatch.setattr("crl.engine.vllm_server.check_server", lambda role, server, context: None)
 
 
 def refusals(changes: dict[str, Any], servers: dict[str, dict[str, Any]], **runtime: Any) -> dict[str, BadInput]:
