@@ -31,6 +31,9 @@ NOT_SAMPLED = "fit"
 NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
 """Names of metrics of stage `health`, where the environment knows the truth."""
 
+_COMPUTE = ("complementary-rl", "torch", "transformers")
+"""Packages of which another version may compute other numbers."""
+
 
 class GameCost(BaseModel):
     """What a held-out game took, mean over those of one arm after one round."""
@@ -40,7 +43,7 @@ class GameCost(BaseModel):
     actions: float
     """Turns."""
     tokens_read: float
-    """Tokens the actor read."""
+    """Tokens the actor read, for its verdict on the experience too."""
     tokens_sampled: float
     seconds: float | None = None
     """Clock time, the games of a wave counted together; None where nobody took it."""
@@ -79,6 +82,9 @@ class RunFigures(BaseModel):
     """Mean over the queries of all rounds; None where nothing was searched."""
     answer_seconds: float | None = None
     """Mean over the answered questions of all rounds; None where nobody asked."""
+    made_with: dict[str, list[str]] = {}
+    """Versions of the packages that its evaluations were computed with, and whether bfloat16 was computed as such or
+    replaced by float32, where a model is to compute in it."""
     change: RunChange | None = None
     """Where families change in the middle of the run."""
     alarms: list[str]
@@ -130,6 +136,7 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         costs_without_bank={number: found[WITHOUT_BANK] for number, found in costs.items() if WITHOUT_BANK in found},
         retrieval_seconds=_latency(run, numbers, "retrieval"),
         answer_seconds=_latency(run, numbers, "answers"),
+        made_with=_made_with(run, list(rates)),
         change=read_change(run, list(rates)),
         alarms=collapse_alarms(health),
     )
@@ -167,15 +174,25 @@ def _costs(run: RunDirectory, number: int) -> dict[str, GameCost]:
 
 
 def _timings(run: RunDirectory, number: int, stage: str) -> dict[str, dict[str, float]]:
-    if not run.is_complete(number, stage):
-        return {}
     found: dict[str, dict[str, float]] = run.manifest(number, stage).provenance.get(TIMINGS, {})
     return found
 
 
+def _made_with(run: RunDirectory, numbers: list[int]) -> dict[str, list[str]]:
+    found: dict[str, set[str]] = {}
+    for number in numbers:
+        provenance = run.manifest(number, EVALUATE).provenance
+        for package in _COMPUTE:
+            if package in provenance.get("versions", {}):
+                found.setdefault(package, set()).add(provenance["versions"][package])
+        if "bfloat16" in provenance and any(role.dtype == "bfloat16" for role in run.method.roles.values()):
+            found.setdefault("bfloat16", set()).add("computed" if provenance["bfloat16"] else "replaced by float32")
+    return {name: sorted(versions) for name, versions in found.items()}
+
+
 def _latency(run: RunDirectory, numbers: list[int], work: str) -> float | None:
     """Mean seconds of one item of a kind of work, wherever and whenever it was done."""
-    noted = [_timings(run, number, stage).get(work) for number in numbers for stage in ("plan", COLLECT, EVALUATE)]
+    noted = [_timings(run, number, stage).get(work) for number in numbers for stage in run.complete_stages(number)]
     found = [timing for timing in noted if timing is not None]
     items = sum(timing["items"] for timing in found)
     return sum(timing["seconds"] for timing in found) / items if items else None

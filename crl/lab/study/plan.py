@@ -13,6 +13,8 @@ from crl.config import Experiment, Method
 from crl.config.load import is_index, parse_experiment, read_yaml
 from crl.errors import BadInput, FrozenMethodChanged, RecordDamaged
 from crl.lab.study.config import Study
+from crl.lab.study.figures import EVALUATE
+from crl.recipes import recipe_of
 from crl.recipes.fork_fit import SAME_IN_FORKS
 from crl.run import experiment_file
 from crl.run.lineage import load_lineage
@@ -73,9 +75,9 @@ def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
     another one prepares for come last, so that they rarely wait.
 
     Raises BadInput where a setting is wrong, two arms are the same, a seed reaches nothing, arms that are compared are
-    evaluated on different tasks, an arm has other models than the one that prepares for it, a run that is there begins
-    with something else, or the last round is not evaluated; FrozenMethodChanged where a run was begun with another
-    method than its arm has now.
+    evaluated on different tasks or after other rounds, an arm has other models or another warm start than the one that
+    prepares for it, a run that is there begins with something else, or the last rounds are not evaluated;
+    FrozenMethodChanged where a run was begun with another method than its arm has now.
     """
     arms = {name: _Arm(study, name) for name in study.arms}
     _check_arms(study, {name: arm.experiment(study.seeds[0]).method for name, arm in arms.items()})
@@ -192,7 +194,16 @@ def _check_arms(study: Study, methods: Mapping[str, Method]) -> None:
                 expected=f"evaluation.every that divides {rounds}, found {every}",
                 where=f"arm {name}",
             )
+        _check_last(study, name, method)
         for reference in study.references_of(name):
+            if study.last > 1 and every != methods[reference].evaluation.every:
+                raise BadInput(
+                    f"arm {name} is evaluated every {every} rounds, and {reference}, which it is compared with, every "
+                    f"{methods[reference].evaluation.every}: their last {study.last} evaluations are of other rounds",
+                    expected="the same method.evaluation.every, or `last: 1`",
+                    where=f"arm {name}",
+                    next_step="take the change back, or let `compare_with` of the arm be [] for no comparison",
+                )
             if _evaluated(method) != _evaluated(methods[reference]):
                 raise BadInput(
                     f"arm {name} is evaluated on other tasks than {reference}, which it is compared with",
@@ -200,6 +211,30 @@ def _check_arms(study: Study, methods: Mapping[str, Method]) -> None:
                     where=f"arm {name}",
                     next_step="let `compare_with` of the arm name one with the same tasks, or be [] for no comparison",
                 )
+
+
+def _check_last(study: Study, name: str, method: Method) -> None:
+    """Raise BadInput where an arm is not evaluated, or its last evaluations reach back to before training, or to before
+    a change of its families."""
+    recipe, rounds, every = recipe_of(method), study.rounds_of(name), method.evaluation.every
+    if EVALUATE not in [stage.name for stage in recipe.stages_of(method, rounds)]:
+        raise BadInput(
+            f"recipe {recipe.name} has no stage {EVALUATE}",
+            expected="a recipe that evaluates: arms are compared by their held-out success",
+            where=f"arm {name}",
+        )
+    changed = {change.round for family in method.families for change in family.changes}
+    starts = sorted({1, *(number for number in changed if number <= rounds)})
+    spans = list(zip(starts, [*(start - 1 for start in starts[1:]), rounds], strict=True))
+    for first, last in spans if len(spans) == 2 else spans[-1:]:  # what is compared around one change, or at the end
+        found = last // every - (first - 1) // every
+        if found < study.last and study.last > 1:
+            raise BadInput(
+                f"`last` is {study.last}, and arm {name} is evaluated {found} times from round {first} to {last}",
+                expected="evaluations of one world, after training began",
+                where="last",
+                next_step=f"lower `last`, or evaluate more often than every {every} rounds (method.evaluation.every)",
+            )
 
 
 def _check_preparation(study: Study, name: str, methods: Mapping[str, Method]) -> None:
@@ -226,11 +261,34 @@ def _check_preparation(study: Study, name: str, methods: Mapping[str, Method]) -
                     where=f"arm {name}",
                     next_step="take the change back, or leave prepared_by out",
                 )
+    # Round 0 is the other arm's, made and evaluated by its method: what this one says of it would change nothing.
+    for what, same in (
+        ("a warm start", _warm_start(method) == _warm_start(parent)),
+        ("held-out tasks", _tasks(method) == _tasks(parent)),
+    ):
+        if not same:
+            raise BadInput(
+                f"arm {name} has {what} of its own, and begins with round 0 of {other}, which prepares for it",
+                expected=f"the same as in {other}",
+                where=f"arm {name}",
+                next_step="leave prepared_by out, or name an arm with this preparation (of a scale: one that is in its "
+                "`arms`)",
+            )
+
+
+def _warm_start(method: Method) -> Any:
+    """How the weights of round 0 are made; None where the recipe knows no such thing."""
+    return getattr(method.recipe, "warm_start", None)
 
 
 def _evaluated(method: Method) -> Any:
     """What held-out success is measured on."""
-    tasks = [(family.name, family.environment, family.changes, family.evaluation_seeds) for family in method.families]
+    return _tasks(method), [family.changes for family in method.families]
+
+
+def _tasks(method: Method) -> Any:
+    """The same, before any of it changes."""
+    tasks = [(family.name, family.environment, family.evaluation_seeds) for family in method.families]
     return tasks, method.evaluation.temperature
 
 

@@ -135,6 +135,7 @@ class StudyResult(BaseModel):
     last: int
     tuned_on: list[int]
     reported_on: list[int]
+    """Seeds of which a run is finished."""
     arms: list[ArmResult]
     differences: list[Difference]
     scales: list[Varied] = []
@@ -144,6 +145,8 @@ class StudyResult(BaseModel):
     """Arms in whose runs the world changes."""
     unequal_starts: list[str] = []
     """Models whose weights were not the same at the start of every run: what was begun from one and another."""
+    made_with: dict[str, list[str]] = {}
+    """What runs were evaluated with, by package (and `bfloat16`), where that was not the same for all."""
     failed: dict[str, str] = {}
     """Why runs have stopped, by name: those that would not go on are no random part of the seeds."""
 
@@ -200,20 +203,20 @@ def summarize_study(study: Study, figures: RunsByArm, failed: Mapping[str, str] 
         for reference in study.references_of(arm.arm)
         if (difference := _difference(arm, by_name[reference])) is not None
     ]
-    reported = sorted({seed for name in study.arms for seed in study.seeds_of(name)})
     return StudyResult(
         name=study.name,
         question=study.question,
         level=study.level,
         last=study.last,
         tuned_on=study.tuned_on,
-        reported_on=reported,
+        reported_on=sorted({seed for arm in arms for seed in arm.finished}),
         arms=arms,
         differences=differences,
         scales=[_varied(study, name) for name in study.scales],
         budgets=equal_budgets(study, figures),
         changes=[found for name in study.arms if (found := _change(study, name, figures.get(name, {}))) is not None],
         unequal_starts=_unequal_starts(figures),
+        made_with=_made_with(figures),
         failed=dict(failed),
     )
 
@@ -238,6 +241,15 @@ def _unequal_starts(figures: RunsByArm) -> list[str]:
     return sorted(model for model, found in digests.items() if len(found) > 1)
 
 
+def _made_with(figures: RunsByArm) -> dict[str, list[str]]:
+    found: dict[str, set[str]] = {}
+    for runs in figures.values():
+        for run in runs.values():
+            for name, versions in run.made_with.items():
+                found.setdefault(name, set()).update(versions)
+    return {name: sorted(versions) for name, versions in found.items() if len(versions) > 1}
+
+
 def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
     has_bank = any(run.with_bank for run in runs.values())
     return ArmResult(
@@ -250,7 +262,10 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         finished=[seed for seed in study.seeds_of(name) if seed in runs],
         with_bank=_success(study, runs, bank=True) if has_bank else None,
         without_bank=_success(study, runs, bank=False) if runs else None,
-        cost_with_bank=_cost(study, [run.costs_with_bank for run in runs.values()]),
+        # While a bank is empty its games are those without it, as for success.
+        cost_with_bank=_cost(study, [run.costs_without_bank | run.costs_with_bank for run in runs.values()])
+        if has_bank
+        else None,
         cost_without_bank=_cost(study, [run.costs_without_bank for run in runs.values()]),
         retrieval_seconds=_mean(runs, lambda run: run.retrieval_seconds),
         answer_seconds=_mean(runs, lambda run: run.answer_seconds),

@@ -181,7 +181,10 @@ def _seeds(result: StudyResult) -> Table:
 
 def seed_words(result: StudyResult) -> list[str]:
     """Which seeds settings were chosen on, and which are reported."""
-    said = [f"Reported on seeds {_listed(result.reported_on)}."]
+    planned = sorted({seed for arm in result.arms for seed in arm.seeds} - {*result.reported_on})
+    said = [f"Reported on seeds {_listed(result.reported_on)}."] if result.reported_on else []
+    if planned:
+        said.append(f"Not finished: seeds {_listed(planned)}.")
     if result.tuned_on:
         said.append(f"Settings were chosen on seeds {_listed(result.tuned_on)}, none of which is reported.")
     else:
@@ -200,6 +203,12 @@ def notes(result: StudyResult) -> list[str]:
         "What a game takes is of the same evaluations; the seconds of a game are those of its wave, shared out; those "
         "of queries and answers are of all rounds.",
     ]
+    compared = [each for pair in result.differences for each in (pair.with_bank, pair.without_bank) if each is not None]
+    if len(compared) > 1:
+        found.append(
+            f"The intervals of {len(compared)} differences at the end, and at equal budgets, are not corrected for "
+            "their number: of twenty true zeros one interval leaves out 0 on average."
+        )
     if result.budgets:
         found.append(
             "At equal budgets, every arm is taken where it had used as much in training as the most frugal run uses in "
@@ -222,6 +231,9 @@ def notes(result: StudyResult) -> list[str]:
             f"Not comparable: runs began with different weights of {', '.join(result.unequal_starts)}, which was made "
             "again in between. Delete the older runs, or take another name for the study."
         )
+    if result.made_with:
+        told = "; ".join(f"{name} {' and '.join(versions)}" for name, versions in result.made_with.items())
+        found.append(f"Not all runs were evaluated with the same: {told}.")
     budgets = {episodes for arm in result.arms for episodes in arm.episodes.values()}
     if len(budgets) > 1:
         found.append(

@@ -13,6 +13,7 @@ from enum import StrEnum
 from crl.lab.study.statistics import interval
 from crl.lab.table.group import Group, equal_but_seed
 from crl.lab.table.read import ARMS, Found, RunResults, Which
+from crl.recipes.complementary.evaluate import WITHOUT_BANK
 from crl.report.evaluation import ArmResult
 
 
@@ -84,21 +85,23 @@ def build(groups: Sequence[Group], which: Which, problems: Sequence[str] = ()) -
 
 def _rows(group: Group, tasks: Sequence[str]) -> Iterator[Row]:
     for arm in ARMS:
-        mine = [run for run in group.runs if any((task, arm) in run.cells for task in tasks)]
-        if not mine:
+        if not any((task, arm) in run.cells for run in group.runs for task in tasks):
             continue
+        # To leave out a run whose bank is still empty would be to choose seeds by what came of them.
+        played = [(run, WITHOUT_BANK if run.empty_bank else arm) for run in group.runs]
+        mine = [(run, own) for run, own in played if any((task, own) in run.cells for task in tasks)]
         cells = {}
         for task in tasks:
-            found = [run.cells[task, arm].result for run in mine if (task, arm) in run.cells]
+            found = [run.cells[task, own].result for run, own in mine if (task, own) in run.cells]
             if found:
                 cells[task] = _cell(found)
-        whole = [result for run in mine if (result := run.average(arm, tasks)) is not None]
+        whole = [result for run, own in mine if (result := run.average(own, tasks)) is not None]
         yield Row(
             label=group.label,
             arm=arm,
-            runs=tuple(run.name for run in mine),
-            seeds=tuple(run.method.seed for run in mine),
-            rounds=tuple(run.round for run in mine),
+            runs=tuple(run.name for run, _ in mine),
+            seeds=tuple(run.method.seed for run, _ in mine),
+            rounds=tuple(run.round for run, _ in mine),
             cells=cells,
             average=_cell(whole) if whole and len(tasks) > 1 else None,
         )
@@ -132,6 +135,7 @@ def _notes(groups: Sequence[Group], tasks: Sequence[str], which: Which, problems
         for run in group.runs:
             yield from (f"{run.name}: {note}" for note in run.notes)
         yield from _repeated(group)
+        yield from _empty(group)
         yield from _missing(group, tasks)
     for task in tasks:
         yield from _splits(groups, task)
@@ -147,6 +151,12 @@ def _repeated(group: Group) -> Iterator[str]:
     if again:
         listed = ", ".join(map(str, again))
         yield f"{group.label}: several runs have seed {listed}; the interval takes them for independent"
+
+
+def _empty(group: Group) -> Iterator[str]:
+    empty = [run for run in group.runs if run.empty_bank]
+    if len(empty) < len(group.runs):
+        yield from (f"{run.name}: its bank is empty in round {run.round}; with bank is without it" for run in empty)
 
 
 def _missing(group: Group, tasks: Sequence[str]) -> Iterator[str]:

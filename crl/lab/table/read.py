@@ -28,7 +28,7 @@ ARMS = (WITH_BANK, WITHOUT_BANK)
 """Arms of a table, in their order. The random policy is of round 0 alone: a table leaves it out."""
 Which = int | Literal["last", "best"]
 """Which round of a run: a number, the last one with an evaluation of every task and arm, or the one with the most
-success."""
+success; of a fork one of its own rounds, where one was evaluated."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class RunResults:
         """Names of the run's tasks, in its order."""
         return [family.name for family in self.method.families]
 
+    @property
+    def empty_bank(self) -> bool:
+        """Whether its own evaluation played no task with the bank: it has none, or nothing is in it."""
+        return not any(arm == WITH_BANK or found.kept for (_, arm), found in self.cells.items())
+
     def average(self, arm: str, tasks: Sequence[str]) -> ArmResult | None:
         """The mean over tasks of an arm; None unless each of them has a result."""
         found = [self.cells[task, arm].result for task in tasks if (task, arm) in self.cells]
@@ -83,6 +88,8 @@ def read_results(path: Path, which: Which) -> RunResults:
     )
     by_round = _Rounds(run, kept)
     number = _chosen(run, by_round, numbers, which)
+    if (maker := run.lineage.maker(number, EVALUATE)) is not None:
+        notes.append(f"round {number} is of {maker.experiment}, which it was forked from")
     if (missing := _missing(run)) is not None:
         notes.append(f"unfinished: {missing}")
     return RunResults(
@@ -177,6 +184,8 @@ def _chosen(run: RunDirectory, by_round: _Rounds, numbers: Sequence[int], which:
                 next_step=f"crl evaluate {quoted(run.path)} --round {which}, then again",
             )
         return which
+    # What a fork begins with is a result of the run that it was forked from: only where there is nothing else.
+    numbers = [number for number in numbers if run.lineage.maker(number, EVALUATE) is None] or numbers
     if which == "best":
         success = {number: by_round.success(number) for number in numbers}
         known = {number: value for number, value in success.items() if value is not None}

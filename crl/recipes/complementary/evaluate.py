@@ -8,6 +8,7 @@ the tasks as well (arm `random`): success means little until it is known.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -102,15 +103,7 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
     sampling = sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature})
     policy = ctx.services.policy("actor", weights)
     slots = slots_of(tasks, chosen, texts)
-    if wave.arm == WITH_BANK:
-        slots = judged_in_evaluation(
-            ctx,
-            policy,
-            slots,
-            chosen,
-            seed_of=lambda episode_id: seed_for(ctx.method.seed, "evaluation", "judge", episode_id.split("/")[-1]),
-            weights_digest=weights.weights_digest,
-        )
+    verdicts: dict[str, tuple[int, int]] = {}
     advisor = None
     if wave.arm == WITH_BANK:
         # Questions are answered as in training; they are no rows here and count nowhere.
@@ -120,6 +113,15 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
             seed_of=lambda question_id: seed_for(ctx.method.seed, "evaluation", "ask", question_id.split("/")[-1]),
         )
     with ctx.timed(f"play {wave.arm}", len(slots)):
+        if wave.arm == WITH_BANK:
+            slots, verdicts = judged_in_evaluation(
+                ctx,
+                policy,
+                slots,
+                chosen,
+                seed_of=lambda episode_id: seed_for(ctx.method.seed, "evaluation", "judge", episode_id.split("/")[-1]),
+                weights_digest=weights.weights_digest,
+            )
         played = play(
             ctx,
             policy,
@@ -132,7 +134,7 @@ def evaluate_part(ctx: StageContext, part: int) -> None:
     for each in played:
         if each.episode.error is not None:  # it counts as lost; the manifest says that it was not played to an end
             ctx.notes[f"error {each.episode.episode_id}"] = each.episode.error
-    ctx.write(Evaluation, [_row(ctx, wave.arm, each) for each in played])
+    ctx.write(Evaluation, [_row(ctx, wave.arm, each, verdicts) for each in played])
 
 
 def _bank(ctx: StageContext) -> Snapshot:
@@ -216,8 +218,9 @@ def _random_row(
     )
 
 
-def _row(ctx: StageContext, arm: str, played: PlayedEpisode) -> Evaluation:
+def _row(ctx: StageContext, arm: str, played: PlayedEpisode, verdicts: Mapping[str, tuple[int, int]]) -> Evaluation:
     episode = played.episode
+    judged = verdicts.get(episode.episode_id, (0, 0))
     return Evaluation(
         evaluation_id=episode.episode_id,
         round=ctx.round,
@@ -231,8 +234,8 @@ def _row(ctx: StageContext, arm: str, played: PlayedEpisode) -> Evaluation:
         reward=played.raw_reward,
         turns=episode.turns,
         invalid_actions=episode.invalid_actions,
-        tokens_read=episode.tokens_read,
-        tokens_sampled=episode.tokens_sampled,
+        tokens_read=episode.tokens_read + judged[0],
+        tokens_sampled=episode.tokens_sampled + judged[1],
         stop_reason=episode.stop_reason,
         actions=[_action(turn) for turn in played.turns],
     )

@@ -78,10 +78,13 @@ def judged_in_evaluation(
     *,
     seed_of: Callable[[str], np.random.SeedSequence],
     weights_digest: str,
-) -> list[EpisodeSlot]:
-    """Slots of held-out episodes as the actor judges their experiences; as they are where it does not judge."""
+) -> tuple[list[EpisodeSlot], dict[str, tuple[int, int]]]:
+    """Slots of held-out episodes as the actor judges their experiences; as they are where it does not judge.
+
+    Beside them, by episode, how many tokens the actor read and wrote for its verdict.
+    """
     if config_of(ctx.method).actor_critic is None:
-        return list(slots)
+        return list(slots), {}
     rates = {row.family: row for row in ctx.rows(SuccessRate, JUDGE)}
     judged = critic.judge(
         policy,
@@ -96,7 +99,11 @@ def judged_in_evaluation(
         weights_digest=weights_digest,
         stage=ctx.stage.name,
     )
-    return as_judged(slots, [each.judgment for each in judged])
+    tokens = {}
+    for each in judged:
+        wrote = sum(each.generation.loss_mask)
+        tokens[each.judgment.episode_id] = len(each.generation.token_ids) - wrote, wrote
+    return as_judged(slots, [each.judgment for each in judged]), tokens
 
 
 def _settings(ctx: StageContext) -> dict[str, Any]:

@@ -161,6 +161,10 @@ def test_evaluation_with_the_bank_judges_as_well(judged: Played) -> None:
     assert "lose" not in {shown[row.entry_id or ""] for row in guided}, "what is rejected guides nobody"
     for row in guided:
         assert row.success == (shown[row.entry_id or ""] in ("win", "vague")), "what is refined is played as rewritten"
+        # A character is a token here; an answer has one more, its end.
+        wrote = [*row.actions, VERDICTS[shown[row.entry_id or ""]]]
+        assert row.tokens_sampled == sum(len(each) + 1 for each in wrote), "the verdict is part of what a game takes"
+        assert row.tokens_read > 300, "with the prompt of the verdict"
 
 
 def test_a_run_with_every_mechanism_verifies(judged: Played) -> None:

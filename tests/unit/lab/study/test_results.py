@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from crl.lab.study.config import Study
-from crl.lab.study.figures import Rate, RunFigures, collapse_alarms
+from crl.lab.study.figures import GameCost, Rate, RunFigures, collapse_alarms
 from crl.lab.study.page import chart_groups
 from crl.lab.study.results import StudyResult, summarize_study
 from crl.lab.study.statistics import interval
@@ -102,8 +102,38 @@ def test_runs_that_began_with_different_weights_of_one_model_are_not_compared_in
     assert other.unequal_starts == ["warm:x/actor"] and "warm:x/actor" in study_markdown(other)
 
 
+def test_runs_that_were_evaluated_with_other_versions_are_not_compared_in_silence() -> None:
+    study = Study.model_validate({
+        "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": [1, 2, 3], "arms": {"base": {}},
+    })  # fmt: skip
+    made = [run("base", 0).model_copy(update={"made_with": {"torch": [each]}}) for each in ("2.13.0", "2.14.0")]
+    said = study_markdown(summarize_study(study, {"base": {1: made[0], 2: made[1]}}))
+    assert "Not all runs were evaluated with the same: torch 2.13.0 and 2.14.0." in said
+    assert "Reported on seeds 1, 2. Not finished: seeds 3." in said
+    assert "evaluated with the same" not in study_markdown(summarize_study(study, {"base": {1: made[0]}}))
+
+
+def test_what_a_game_takes_with_an_empty_bank_is_what_it_takes_without() -> None:
+    study = Study.model_validate({
+        "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": [1, 2], "last": 2, "arms": {"ours": {}},
+    })  # fmt: skip
+
+    def costs(actions: dict[int, float]) -> dict[int, GameCost]:
+        return {number: GameCost(actions=each, tokens_read=1, tokens_sampled=1) for number, each in actions.items()}
+
+    without = {"costs_without_bank": costs({0: 8, 1: 8, 2: 8})}
+    held = run("ours", 0).model_copy(update={**without, "costs_with_bank": costs({1: 4, 2: 2})})
+    late = run("ours", 1).model_copy(update={**without, "costs_with_bank": costs({2: 4})})
+    never = run("ours", 1).model_copy(update={**without, "with_bank": {}})
+    for second, expected in ((late, 6), (never, 8)):
+        [arm] = summarize_study(study, {"ours": {1: held, 2: second}}).arms
+        assert arm.cost_with_bank is not None and arm.cost_with_bank.actions.mean == (3 + expected) / 2
+        assert arm.cost_with_bank.actions.seeds == 2
+
+
 def test_a_run_that_collapsed_is_named() -> None:
     result = summarized()
+    assert "are not corrected for their number" in study_markdown(result)
     assert [arm.alarms for arm in result.arms] == [
         {},
         {3: ["this run has collapsed: no episode succeeds any more"]},

@@ -79,6 +79,24 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
          "method.roles.actor.lora is LoraConfig("),
         ({"arms": {**ARMS, "other": {"prepared_by": "complementary"}}},
          "arm complementary, which prepares for arm other, has no role extractor"),
+        ({"compare_with": [], "arms": {"one": {}, "other": {"prepared_by": "one", "set": {
+            "method.recipe.warm_start.actor_episodes": 8}}}},
+         "arm other has a warm start of its own, and begins with round 0 of one"),
+        ({"compare_with": [], "arms": {"one": {}, "more": {"prepared_by": "one", "set": {"method.threads": 3}}},
+          "scales": {"start": {**SIZE, "arms": ["more"], "values": {
+              64: {}, 8: {"method.recipe.warm_start.actor_episodes": 8}}}}},
+         "arm more_start_8 has a warm start of its own"),
+        ({"arms": {**ARMS, "other": {"prepared_by": "complementary", "compare_with": [], "set": {
+            **ARMS["complementary"]["set"], "method.families.0.evaluation_seeds.count": 3}}}},
+         "arm other has held-out tasks of its own, and begins with round 0 of complementary"),
+        ({"rounds": 6, "last": 3, "set": {"method.evaluation.every": 3}},
+         "`last` is 3, and arm complementary is evaluated 2 times from round 1 to 6"),
+        ({"rounds": 6, "last": 2, "set": {"method.evaluation.every": 1, "method.families.0.changes": [
+            {"round": 6, "environment": {"max_turns": 3}}]}},
+         "`last` is 2, and arm complementary is evaluated 1 times from round 6 to 6"),
+        ({"rounds": 6, "last": 2, "set": {"method.evaluation.every": 1}, "arms": {**ARMS, "other": {"set": {
+            **ARMS["complementary"]["set"], "method.evaluation.every": 2}}}},
+         "arm other is evaluated every 2 rounds, and baseline, which it is compared with, every 1"),
         ({"name": "x" * 41, "arms": {**ARMS, "y" * 31: {}}}, "characters, at most 63"),
         ({"seed_keys": ["method.sede"]}, "seed_keys: 'method.sede' leads nowhere"),
         ({"seed_keys": ["method.families.*.environment.world"]}, "leads nowhere in this arm"),

@@ -136,6 +136,17 @@ def test_what_is_missing_is_a_gap_and_a_note(tmp_path: Path) -> None:
     assert "unplayed: not evaluated in round 1: pond" in unplayed.notes
 
 
+def test_a_run_whose_bank_is_empty_is_with_bank_what_it_is_without(tmp_path: Path) -> None:
+    held = results_of(tmp_path, "held", WON, seed=1)
+    empty = results_of(tmp_path, "empty", {("lake", WITHOUT): [0, 0], ("pond", WITHOUT): [1, 0]}, seed=2)
+    made = table(held, empty)
+    assert [row.runs for row in made.rows] == 2 * [("held", "empty")]
+    mine = [run.cells["lake", arm].result.success.mean for run, arm in ((held, WITH), (empty, WITHOUT))]
+    assert made.rows[0].cells["lake"].figures[Figure.success].mean == pytest.approx(sum(mine) / 2)
+    assert "empty: its bank is empty in round 1; with bank is without it" in made.notes
+    assert not any("is empty" in note for note in table(held).notes)
+
+
 def test_results_that_are_no_comparison_of_like_with_like_are_noted(tmp_path: Path) -> None:
     longer = recorded(tmp_path, "longer", {1: WON}, method__families__0__environment__max_turns=9)
     keep(longer, 1, {("pond", WITH): [1, 1, 0]})

@@ -11,6 +11,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.lab.table.read import read_results
 from crl.records import Evaluation, rows_of
 from crl.run.directory import RunDirectory
+from crl.run.lineage import LINEAGE, Ancestor, Lineage
 from tests.tiny_run import ROUNDS
 from tests.unit.lab.table.recorded import FIRST, WITH, WITHOUT, Won, keep, recorded
 
@@ -120,3 +121,19 @@ def test_a_round_that_was_evaluated_again_with_one_arm_is_not_the_last(tmp_path:
     assert read_results(path, "last").round == 2
     keep(path, 3, all_won(4, WITH))
     assert read_results(path, "last").round == 3
+
+
+def test_a_fork_is_shown_by_its_own_rounds(tmp_path: Path) -> None:
+    path = recorded(tmp_path, "milder", {4: all_won(4), 8: all_won(4)})
+    run = RunDirectory.open(path)
+    parent = Ancestor(
+        experiment="first", round=8, head="0" * 64, method_digest=run.method.digest(), method=run.method.model_dump()
+    )
+    (path / LINEAGE).write_bytes(Lineage((parent,)).render())
+    only = read_results(path, "best")
+    assert (only.round, only.notes) == (4, ("round 4 is of first, which it was forked from", *only.notes[1:]))
+    keep(path, 9, BOTH)
+    for which in ("best", "last"):
+        own = read_results(path, which)
+        assert own.round == 9 and not any("forked" in note for note in own.notes)
+    assert read_results(path, 8).notes[0] == "round 8 is of first, which it was forked from"
