@@ -86,9 +86,14 @@ def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tu
     changes = _changes(figures)
     if changes.num_rows:
         contents[CHANGE] = _written(changes)
+    pictures = _pictures(result)
     with making(directory):
-        for name, content in (contents | _pictures(result)).items():
+        for name, content in (contents | pictures).items():
             write_atomically(directory / name, content)
+        # What the study had when it was written last: nobody could tell an old chart from a new one.
+        for path in [*directory.glob("chart-*.svg"), directory / CHANGE]:
+            if path.name not in contents | pictures:
+                path.unlink(missing_ok=True)
     return result, [*(directory / name for name in contents), write_study_page(directory, result, runs)]
 
 

@@ -164,6 +164,13 @@ def test_raw_results_of_a_change(played: Played, tmp_path: Path, monkeypatch: py
             assert (row["entries"], row["true"], row["stale"]) == (notes.entries, notes.true, notes.stale)
         else:
             assert row["entries"] is None
+    plain = run(0).model_copy(update={"change": None})
+    monkeypatch.setattr("crl.lab.study.files.read_figures", lambda runs: {"ours": {0: plain}})
+    mine = {name: (tmp_path / name).write_text("kept") for name in ("chart-of-mine.txt", "notes.svg")}
+    (tmp_path / "chart-9-what-is-no-longer-asked.svg").write_text("old")
+    write_study(study, [], tmp_path)
+    there = {path.name for path in tmp_path.iterdir()}
+    assert not {CHANGE, "chart-9-what-is-no-longer-asked.svg"} & there and mine.keys() < there
 
 
 @pytest.mark.parametrize("rounds", [([2], [3]), ([1, 2], [1, 2])], ids=["apart", "twice"])
