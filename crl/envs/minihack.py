@@ -27,7 +27,7 @@ from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.endings import ENDINGS, check_running
 from crl.envs.levels import FewestMoves, Levels, check_winnable
 from crl.envs.nethack_actions import USES_ITEMS, action_names, answers
-from crl.envs.nethack_ending import LastScreen
+from crl.envs.nethack_ending import KeysWithoutEnd, LastScreen
 from crl.envs.nethack_lessons import lesson_of
 from crl.envs.nethack_level import NethackLevel, Surveyor
 from crl.envs.nethack_oracle import Walker
@@ -227,7 +227,7 @@ class MiniHackEnvironment:
     """A wave of MiniHack episodes (protocol `Environment`). Reward is 1 for reaching the task's goal, else 0.
 
     Death and `max_turns` are failures; an action that is not legal spends a turn and leaves the game as it is. An
-    exception inside NLE ends its slot with an error code; the instance is replaced at the next reset.
+    exception inside NLE ends its slot with an error code; the instance is closed, and replaced at the next reset.
     """
 
     def __init__(self, config: MiniHackConfig) -> None:
@@ -295,16 +295,15 @@ class MiniHackEnvironment:
         success, over, reason = False, False, None
         if action is not None and legal:
             try:
-                slot.ending.begin()
-                _, reward, over, _, information = slot.env.step(slot.actions[action])
-                # The task's own end, not its shaped reward; Memento ends so on a wrong turn too, with a reward below 0.
-                success = int(information["end_status"]) == 2 and reward > 0
+                success, over = _press(slot, slot.actions[action])
                 if not over:
                     slot.screen = _screen(slot.env)
             except Exception as error:
                 # The game is in an unknown state: this slot ends with a reason, the others play on.
                 slot.done = True
                 self._pool[index] = None
+                with contextlib.suppress(Exception):
+                    slot.env.close()
                 code = f"environment_{type(error).__name__}"
                 return Step("", (), True, "", True, False, 0.0, StopReason.error, code)
         if over:
@@ -381,6 +380,18 @@ class MiniHackEnvironment:
                 instance[0].close()
         self._surveyor.close()
         self._pool, self._slots = [], []
+
+
+def _press(slot: _Slot, action: int) -> tuple[bool, bool]:
+    """Do an action: (whether the goal is reached, whether the game is over)."""
+    slot.ending.begin()
+    try:
+        _, reward, over, _, information = slot.env.step(action)
+    except KeysWithoutEnd:
+        # What the task waits for, such as a door that opens, has not happened: the game waits for the next command.
+        return False, False
+    # The task's own end, not its shaped reward; Memento ends so on a wrong turn too, with a reward below 0.
+    return int(information["end_status"]) == 2 and reward > 0, over
 
 
 def _screen(env: Any) -> Screen:

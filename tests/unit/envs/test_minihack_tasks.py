@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -124,23 +127,48 @@ def test_a_question_names_the_answers_that_it_takes():
     environment.close()
 
 
-def test_a_task_that_presses_keys_without_end_costs_its_own_slot(monkeypatch):
-    """A key room walks into its door until that is open: where it never opens, the action must not hang."""
+def test_an_action_that_presses_keys_without_end_is_a_turn_that_changes_nothing(monkeypatch):
+    """A key room walks into its door until that is open: where it never opens, the action neither hangs nor ends it."""
     environment = MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0", max_turns=30).make()
-    before = environment.reset_many([1, 2])
+    start = environment.reset_many([1])[0]
     task = environment._slots[0].env
 
     def endless(action):
         while True:
-            task.nethack.step(ord("."))
+            task.nethack.step(27)
 
-    monkeypatch.setattr(task, "step", endless)
-    steps = environment.step_many({0: "apply", 1: "north"})
-    assert (steps[0].error, steps[0].done) == ("environment_KeysWithoutEnd", True) and steps[1].error is None
-    assert environment.reset_many([1, 2]) == before, "its instance is another one"
+    with monkeypatch.context() as patched:
+        patched.setattr(task, "step", endless)
+        step = environment.step_many({0: "apply"})[0]
+    assert (step.error, step.legal, step.done, step.observation) == (None, True, False, start.observation)
+    assert environment.step_many({0: environment.oracle(0)})[0].observation != start.observation, "it plays on"
+    environment.reset_many([1])
     for _ in range(1100):  # a game that only begins has no end to reach
-        environment._slots[0].ending._watched(ord("."))
+        environment._slots[0].ending._watched(27)
     environment.close()
+
+
+def memory_files():
+    """Open files that NLE keeps its library in, one an instance."""
+    links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
+    return sum("memfd:nle" in os.readlink(link) for link in links if link.is_symlink())
+
+
+def test_no_instance_outlives_its_use(monkeypatch):
+    gc.collect()
+    before = memory_files()
+    environment = MiniHackConfig(held_out_from=None).make()
+    environment.reset_many([1, 2])
+    assert memory_files() > before
+    held = memory_files()
+    with monkeypatch.context() as patched:
+        patched.setattr(environment._slots[0].env, "step", lambda action: 1 / 0)
+        assert environment.step_many({0: "north"})[0].error == "environment_ZeroDivisionError"
+    assert memory_files() == held - 1, "the instance of a slot that broke is closed"
+    environment.reset_many([1, 2])
+    del environment
+    gc.collect()
+    assert memory_files() == before, "an environment that nobody closed is freed with its instances"
 
 
 @pytest.mark.parametrize("task_id", ["MiniHack-Navigation-Custom-v0", "MiniHack-Skill-Custom-v0"])
