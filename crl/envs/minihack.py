@@ -3,9 +3,9 @@
 NLE instances are kept in a pool by slot, because making one costs ten times a reset. An episode is deterministic in
 its seed: both NetHack generators are seeded without reseeding, effects of the wall clock (moon phase, Friday the 13th)
 are fixed, and Python's global generator, from which some tasks pick a level, is seeded around each reset. What the
-agent reads is built in `nethack_screen`, the end of a game in `nethack_ending`, its action names in `nethack_actions`;
-the demonstrator is `nethack_oracle`. Which level a seed means, held out or not, is said by `levels`, over layouts that
-`nethack_level` draws.
+agent reads is built in `nethack_screen`, its goal in `nethack_goals`, the end of a game in `nethack_ending`, its action
+names in `nethack_actions`; the demonstrator is `nethack_oracle`. Which level a seed means, held out or not, is said by
+`levels`, over layouts that `nethack_level` draws.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from crl.envs.endings import ENDINGS, check_running
 from crl.envs.levels import FewestMoves, Levels, check_winnable
 from crl.envs.nethack_actions import USES_ITEMS, action_names, answers
 from crl.envs.nethack_ending import KeysWithoutEnd, LastScreen
+from crl.envs.nethack_goals import goal_of
 from crl.envs.nethack_lessons import lesson_of
 from crl.envs.nethack_level import NethackLevel, Surveyor
 from crl.envs.nethack_oracle import Walker
@@ -36,35 +37,6 @@ from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 
-_STAIRS = "Reach the stairs down (>)."
-_GOALS: tuple[tuple[str, str], ...] = (
-    ("KeyRoom", "Pick up the key (`pick up` where it is), `apply` it next to the closed door, then reach the stairs "
-                "down (>)."),
-    ("River", "Push boulders (`), by walking into them, into the river until you can cross it, then reach the stairs "
-              "down (>)."),
-    ("CorridorBattle", "Survive the monsters and reach the stairs down (>)."),
-    ("ExploreMaze", "Eat the apples on the way and reach the stairs down (>)."),
-    ("Memento", "The message at the start tells which way is right: free the grid bug and kill it, never step "
-                "on the squeaky board."),
-    ("Boxoban", "Push every boulder (`) onto a fountain ({)."),
-    (r"Sokoban\d[ab]", "Fill every pit (^) by pushing a boulder (`) into it, then reach the stairs down (>)."),
-    ("Eat", "Eat the apple."),
-    ("Pray", "Pray on the altar."),
-    ("Sink", "Quaff from the sink."),
-    ("Wield", "Wield the dagger."),
-    ("Wear", "Wear the robe."),
-    ("PutOn", "Put on the amulet."),
-    ("Zap", "Zap the wand."),
-    ("Read", "Read the scroll."),
-    ("ClosedDoor", "Open the door and reach the stairs down (>)."),
-    ("LockedDoor", "Kick the locked door open and reach the stairs down (>)."),
-    ("WoD-(Easy|Pro)", "Kill the minotaur with the wand of death."),
-    ("WoD", "Kill the minotaur with the wand of death and reach the stairs down (>)."),
-    ("Levitate", "Levitate over the water and reach the stairs down (>)."),
-    ("Freeze", "Freeze a way across and reach the stairs down (>)."),
-    ("LavaCross", "Get over the lava unharmed and reach the stairs down (>)."),
-)  # fmt: skip
-_SYMBOLS = " On the map @ is you, . is floor, < is the stairs up, where you began, blank is unknown."
 _STARTS_WITH_WELCOME = re.compile(r"(?i)hello|welcome|you are lucky|be careful")
 _FULL_LIST = 12
 """With more actions than so many an invalid one is not answered with all of them: the prompt has named them."""
@@ -99,15 +71,6 @@ class MiniHackConfig(EnvironmentConfig):
     def make(self) -> MiniHackEnvironment:
         """A wave of MiniHack episodes. Raises BadInput for an unknown id, a missing package or level file."""
         return MiniHackEnvironment(self)
-
-
-def goal_of(task_id: str) -> str:
-    """What a task asks for, in words; constant for an id, so that all rows of a wave share it."""
-    rest = task_id.removeprefix("MiniHack-")
-    for pattern, text in _GOALS:
-        if re.match(pattern + r"(-|$)", rest):
-            return text + _SYMBOLS
-    return _STAIRS + _SYMBOLS
 
 
 def _registry() -> Mapping[str, Any]:

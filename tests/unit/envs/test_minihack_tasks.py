@@ -13,6 +13,7 @@ import pytest
 
 from crl.envs import minihack
 from crl.envs.minihack import MiniHackConfig
+from crl.envs.nethack_goals import goal_of
 from crl.errors import BadInput
 from tests.unit.envs.test_minihack import MOVES, play, random_play
 
@@ -46,7 +47,37 @@ def digests(task_id, width):
 
 @pytest.mark.parametrize("which", ["1a", "2b", "4b"])
 def test_every_sokoban_says_what_it_asks_for(which):
-    assert "Fill every pit" in minihack.goal_of(f"MiniHack-Sokoban{which}-v1")
+    assert "Fill every pit" in goal_of(f"MiniHack-Sokoban{which}-v1")
+
+
+WITHOUT_STAIRS = (
+    "Levitate-Random-Full",
+    "Freeze-Wand-Full",
+    "Freeze-Horn-Restricted",
+    "Freeze-Random-Full",
+    "WoD-Easy-Full",
+)
+WITH_STAIRS = ("Freeze-Lava-Full", "WoD-Pro-Full", "WoD-Hard-Restricted", "LavaCross-Levitate-Ring-Inv-Full")
+
+
+@pytest.mark.parametrize("task", WITHOUT_STAIRS + WITH_STAIRS)
+def test_a_goal_names_stairs_where_they_are_what_wins(task):
+    environment = MiniHackConfig(id=f"MiniHack-{task}-v0", held_out_from=None).make()
+    start = environment.reset_many([0])[0]
+    assert (environment._pool[0][0].reward_manager is None) == (task in WITH_STAIRS)
+    environment.close()
+    assert ("(>)" in start.goal) == (task in WITH_STAIRS)
+    assert ("> is" in start.observation or "No > in sight" in start.observation) == (task in WITH_STAIRS)
+
+
+def test_levitation_is_won_as_its_goal_says():
+    environment = MiniHackConfig(id="MiniHack-Levitate-Potion-Fixed-v0", max_turns=10, held_out_from=None).make()
+    environment.reset_many([0])
+    for action in ("northwest", "northwest", "pick up", "quaff"):
+        assert not environment.step_many({0: action})[0].done
+    step = environment.step_many({0: "item f"})[0]
+    environment.close()
+    assert step.success and "float" in step.observation
 
 
 @pytest.mark.slow
@@ -73,6 +104,8 @@ def test_every_registered_task_plays_or_is_refused_before_work_starts():
             refused[task_id] = str(error)
             continue
         starts, steps = random_play(environment, [0])
+        asks_for_stairs = environment._pool[0][0].reward_manager is None or "ExploreMaze" in task_id
+        assert ("(>)" in starts[0].goal) == asks_for_stairs, "what else is rewarded is the goal"
         environment.close()
         assert starts[0].actions and "@" in starts[0].observation, task_id
         last = steps[0][-1]
