@@ -134,7 +134,35 @@ def test_the_papers_tasks_offer_their_actions_and_a_legend_of_what_is_seen():
         assert start.actions == (*MOVES, *more)
         rows, told = start.observation.split("\nLegend: ")
         assert "@" in rows and told.startswith("@ you") and "(>)" in start.goal
-        assert len(rows.split("\n")) < 17, "of the map only what is around"
+
+
+def test_all_that_is_known_of_a_wide_map_is_shown_and_explained():
+    environment = MiniHackConfig(
+        id="MiniHack-MazeWalk-Mapped-45x19-v0", max_turns=9, hints=False, held_out_from=None
+    ).make()
+    start = environment.reset_many([3])[0]
+    environment.close()
+    rows, told = start.observation.split("\nLegend: ")
+    width, height = max(len(row) for row in rows.split("\n")), len(rows.split("\n"))
+    assert (width, height) >= (45, 18) and ">" in rows and "> stairs down" in told
+
+
+RECORDED = {
+    ("MiniHack-Room-Ultimate-5x5-v0", True): "20c158e8b86396be",
+    ("MiniHack-Room-Ultimate-5x5-v0", False): "53584e8ff5ff2186",
+    ("MiniHack-MazeWalk-9x9-v0", True): "a4e5cb30540fb264",
+    ("MiniHack-KeyRoom-Dark-S5-v0", False): "59b5fb938ea441c0",
+}
+"""Of the tasks and hints of recorded runs, studies and benchmarks, what 8 games show."""
+
+
+@pytest.mark.parametrize(("task_id", "hints"), RECORDED)
+def test_what_recorded_runs_were_shown_is_still_shown(task_id, hints):
+    environment = MiniHackConfig(id=task_id, max_turns=10, hints=hints).make()
+    starts, steps = random_play(environment, [0, 1, 2, 3, 1_000_000, 1_000_001, 1_000_002, 1_000_003])
+    environment.close()
+    shown = [start.observation for start in starts] + [step.observation for each in steps for step in each]
+    assert hashlib.sha256("\n\n".join(shown).encode()).hexdigest()[:16] == RECORDED[task_id, hints]
 
 
 def test_what_the_fog_hides_is_seen_only_from_near():
