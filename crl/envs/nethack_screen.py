@@ -1,9 +1,9 @@
 """A NetHack screen as plain data and as text: what of it an agent is shown.
 
 The text holds the whole visible or remembered map without its empty margins, one line about what is on it, hit points
-when they are not full, the message line and, where it matters, the inventory. The line about the map gives hints (where the
-stairs and other things are from the agent) or, as in the paper, a legend of its symbols. Every token costs time on each
-turn, so nothing else is shown. Playing is in `crl/envs/minihack.py`.
+when they are not full, the message line and, where it matters, the inventory. The line about the map gives hints (where
+the stairs and other things are from the agent) or, as in the paper, a legend of its symbols. Every token costs time on
+each turn, so nothing else is shown. Playing is in `crl/envs/minihack.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -211,8 +210,8 @@ def test_an_action_that_presses_keys_without_end_is_a_turn_that_changes_nothing(
 
 def memory_files():
     """Open files that NLE keeps its library in, one an instance."""
-    links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
-    return sum("memfd:nle" in os.readlink(link) for link in links if link.is_symlink())
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum("memfd:nle" in str(link.readlink()) for link in links)
 
 
 def test_no_instance_outlives_its_use(monkeypatch):
