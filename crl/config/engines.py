@@ -96,6 +96,11 @@ class OpenAIEngine(ServedEngine):
     limit: Literal["max_tokens", "max_completion_tokens"] = Field(
         "max_tokens", description="What the endpoint calls the limit of new tokens."
     )
+    leave_out: list[Literal["seed", "top_p"]] = Field(
+        [],
+        exclude_if=lambda value: not value,
+        description="What is not sent, for an endpoint that refuses it; top_p only where it is 1.",
+    )
 
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
         """Sampling that the protocol has no word for."""
@@ -106,6 +111,13 @@ class OpenAIEngine(ServedEngine):
                 expected="top_k 0: the protocol has no such setting",
                 where=f"{where}.top_k",
                 next_step="leave it out",
+            )
+        if "top_p" in self.leave_out and sampling.top_p < 1:
+            yield BadInput(
+                f"{where}.top_p is {sampling.top_p}, and the engine leaves top_p out",
+                expected="top_p 1: any other has to be sent",
+                where=f"method.roles.{name}.engine.leave_out",
+                next_step="take top_p out of one of the two",
             )
         if sampling.constrain != "none":
             yield BadInput(
@@ -131,4 +143,5 @@ class OpenAIEngine(ServedEngine):
         weights: str = "",
     ) -> Any:
         """See :class:`crl.policies.endpoint.EndpointPolicy`."""
-        return load_object("crl.policies.endpoint:EndpointPolicy")(role, server or ServerConfig(), self.limit)
+        policy = load_object("crl.policies.endpoint:EndpointPolicy")
+        return policy(role, server or ServerConfig(), self.limit, self.leave_out)

@@ -39,7 +39,8 @@ class Move:
     success: bool = False
     """Whether the task is solved; the episode is then over."""
     reward: float | None = None
-    """What the episode is worth if it ends here; None: 1 if it is solved, else 0."""
+    """What the episode is worth if it ends here; None: 1 if it is solved, else 0; of an illegal action, what it was
+    worth before."""
 
 
 class Game(EnvironmentConfig):
@@ -83,6 +84,7 @@ class Game(EnvironmentConfig):
 @dataclass
 class _Slot:
     state: Any
+    reward: float = 0.0
     turns: int = 0
     done: bool = False
 
@@ -121,10 +123,13 @@ class Games:
         at_limit = not over and slot.turns >= game.max_turns
         slot.done = over or at_limit
         reason = StopReason.turn_limit if at_limit else StopReason.failure if over and not move.success else None
-        reward = float(move.success) if move.reward is None else move.reward
+        if move.reward is not None:
+            slot.reward = move.reward
+        elif move.legal:
+            slot.reward = float(move.success)
         actions = () if slot.done else game.actions(state)
         return Step(
-            game.look(state), actions, move.legal, move.feedback, slot.done, move.success, reward,
+            game.look(state), actions, move.legal, move.feedback, slot.done, move.success, slot.reward,
             StopReason.success if move.success else reason,
         )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 A :class:`ForkServer` is the process of one config, which has loaded what the environment needs and forks a process for
 each :class:`Isolated` instance. An instance that dies is started again at the next reset; one that is past its time
-limit is killed. All of them end with the process that started them, even where that is killed
+limit is killed, with what it has started. All of them end with the process that started them, even where that is killed
 (`crl/run/guardian.py`); so does what they start, unless it is given an environment without the guardian's mark.
 
 An instance is a wave of any number of slots, as any environment; `SideBySide` gives each slot one of its own.
@@ -22,6 +22,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
+
+import psutil
 
 from crl.config import EnvironmentConfig
 from crl.envs.isolated_child import LARGEST_ANSWER, PROGRAM
@@ -205,8 +207,12 @@ class Isolated:
 
     def _kill(self) -> None:
         if self.pid:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(self.pid)
+                # What it has started would go on without it, and is not found once it is gone.
+                for each in [process, *process.children(recursive=True)]:
+                    with contextlib.suppress(psutil.Error):
+                        each.kill()
         else:
             self._server.close()  # it is the server that hangs
         self.close()

@@ -3,9 +3,9 @@
 NLE instances are kept in a pool by slot, because making one costs ten times a reset. An episode is deterministic in
 its seed: both NetHack generators are seeded without reseeding, effects of the wall clock (moon phase, Friday the 13th)
 are fixed, and Python's global generator, from which some tasks pick a level, is seeded around each reset. What the
-agent reads is built in `nethack_screen`, the end of a game in `nethack_ending`, its action names in `nethack_actions`;
-the demonstrator is `nethack_oracle`. Which level a seed means, held out or not, is said by `levels`, over layouts that
-`nethack_level` draws.
+agent reads is built in `nethack_screen`, its goal in `nethack_goals`, the end of a game in `nethack_ending`, its action
+names in `nethack_actions`; the demonstrator is `nethack_oracle`. Which level a seed means, held out or not, is said by
+`levels`, over layouts that `nethack_level` draws.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.endings import ENDINGS, check_running
 from crl.envs.levels import FewestMoves, Levels, check_winnable
 from crl.envs.nethack_actions import USES_ITEMS, action_names, answers
-from crl.envs.nethack_ending import LastScreen
+from crl.envs.nethack_ending import KeysWithoutEnd, LastScreen
+from crl.envs.nethack_goals import goal_of
 from crl.envs.nethack_lessons import lesson_of
 from crl.envs.nethack_level import NethackLevel, Surveyor
 from crl.envs.nethack_oracle import Walker
@@ -36,35 +37,6 @@ from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 
-_STAIRS = "Reach the stairs down (>)."
-_GOALS: tuple[tuple[str, str], ...] = (
-    ("KeyRoom", "Pick up the key (`pick up` where it is), `apply` it next to the closed door, then reach the stairs "
-                "down (>)."),
-    ("River", "Push boulders (`), by walking into them, into the river until you can cross it, then reach the stairs "
-              "down (>)."),
-    ("CorridorBattle", "Survive the monsters and reach the stairs down (>)."),
-    ("ExploreMaze", "Eat the apples on the way and reach the stairs down (>)."),
-    ("Memento", "The message at the start tells which way is right: free the grid bug and kill it, never step "
-                "on the squeaky board."),
-    ("Boxoban", "Push every boulder (`) onto a fountain ({)."),
-    (r"Sokoban\d[ab]", "Fill every pit (^) by pushing a boulder (`) into it, then reach the stairs down (>)."),
-    ("Eat", "Eat the apple."),
-    ("Pray", "Pray on the altar."),
-    ("Sink", "Quaff from the sink."),
-    ("Wield", "Wield the dagger."),
-    ("Wear", "Wear the robe."),
-    ("PutOn", "Put on the amulet."),
-    ("Zap", "Zap the wand."),
-    ("Read", "Read the scroll."),
-    ("ClosedDoor", "Open the door and reach the stairs down (>)."),
-    ("LockedDoor", "Kick the locked door open and reach the stairs down (>)."),
-    ("WoD-(Easy|Pro)", "Kill the minotaur with the wand of death."),
-    ("WoD", "Kill the minotaur with the wand of death and reach the stairs down (>)."),
-    ("Levitate", "Levitate over the water and reach the stairs down (>)."),
-    ("Freeze", "Freeze a way across and reach the stairs down (>)."),
-    ("LavaCross", "Get over the lava unharmed and reach the stairs down (>)."),
-)  # fmt: skip
-_SYMBOLS = " On the map @ is you, . is floor, < is the stairs up, where you began, blank is unknown."
 _STARTS_WITH_WELCOME = re.compile(r"(?i)hello|welcome|you are lucky|be careful")
 _FULL_LIST = 12
 """With more actions than so many an invalid one is not answered with all of them: the prompt has named them."""
@@ -99,15 +71,6 @@ class MiniHackConfig(EnvironmentConfig):
     def make(self) -> MiniHackEnvironment:
         """A wave of MiniHack episodes. Raises BadInput for an unknown id, a missing package or level file."""
         return MiniHackEnvironment(self)
-
-
-def goal_of(task_id: str) -> str:
-    """What a task asks for, in words; constant for an id, so that all rows of a wave share it."""
-    rest = task_id.removeprefix("MiniHack-")
-    for pattern, text in _GOALS:
-        if re.match(pattern + r"(-|$)", rest):
-            return text + _SYMBOLS
-    return _STAIRS + _SYMBOLS
 
 
 def _registry() -> Mapping[str, Any]:
@@ -227,7 +190,7 @@ class MiniHackEnvironment:
     """A wave of MiniHack episodes (protocol `Environment`). Reward is 1 for reaching the task's goal, else 0.
 
     Death and `max_turns` are failures; an action that is not legal spends a turn and leaves the game as it is. An
-    exception inside NLE ends its slot with an error code; the instance is replaced at the next reset.
+    exception inside NLE ends its slot with an error code; the instance is closed, and replaced at the next reset.
     """
 
     def __init__(self, config: MiniHackConfig) -> None:
@@ -295,16 +258,15 @@ class MiniHackEnvironment:
         success, over, reason = False, False, None
         if action is not None and legal:
             try:
-                slot.ending.begin()
-                _, reward, over, _, information = slot.env.step(slot.actions[action])
-                # The task's own end, not its shaped reward; Memento ends so on a wrong turn too, with a reward below 0.
-                success = int(information["end_status"]) == 2 and reward > 0
+                success, over = _press(slot, slot.actions[action])
                 if not over:
                     slot.screen = _screen(slot.env)
             except Exception as error:
                 # The game is in an unknown state: this slot ends with a reason, the others play on.
                 slot.done = True
                 self._pool[index] = None
+                with contextlib.suppress(Exception):
+                    slot.env.close()
                 code = f"environment_{type(error).__name__}"
                 return Step("", (), True, "", True, False, 0.0, StopReason.error, code)
         if over:
@@ -381,6 +343,18 @@ class MiniHackEnvironment:
                 instance[0].close()
         self._surveyor.close()
         self._pool, self._slots = [], []
+
+
+def _press(slot: _Slot, action: int) -> tuple[bool, bool]:
+    """Do an action: (whether the goal is reached, whether the game is over)."""
+    slot.ending.begin()
+    try:
+        _, reward, over, _, information = slot.env.step(action)
+    except KeysWithoutEnd:
+        # What the task waits for, such as a door that opens, has not happened: the game waits for the next command.
+        return False, False
+    # The task's own end, not its shaped reward; Memento ends so on a wrong turn too, with a reward below 0.
+    return int(information["end_status"]) == 2 and reward > 0, over
 
 
 def _screen(env: Any) -> Screen:

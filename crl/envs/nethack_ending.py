@@ -3,11 +3,12 @@
 NLE plays a game that is won, lost or over to its very end within one step: it confirms what the game still says, quits,
 and leaves empty buffers. This watches the keys that it presses, so that the last map and all messages of the last
 action are kept. Some tasks press further keys themselves until something has happened (a key room walks into its door
-until that is open), which it may never do: then the action raises.
+until that is open), which it may never do: then the action is given up.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,8 @@ class LastScreen:
     """Keeps the last screen of an instance's turn; `read` copies the one that its buffers hold."""
 
     def __init__(self, env: Any, read: Callable[[Any], Screen]) -> None:
-        self._env, self._read, self._press = env, read, env.nethack.step
+        # NLE frees an instance once nothing but its finalizer, which holds `env.nethack`, knows of it.
+        self._env, self._read, self._press = weakref.ref(env), read, env.nethack.step
         self._screen: Screen | None = None
         self._messages: list[str] = []
         self._acted, self._watching = False, False
@@ -61,7 +63,7 @@ class LastScreen:
 
     def _keep(self, *, goes_on: bool) -> None:
         """Look at the screen that a further key is about to replace; after the messages of the action come menus."""
-        screen = self._read(self._env)
+        screen = self._read(self._env())
         if screen.message or not goes_on:
             self._screen = screen
         if screen.message:

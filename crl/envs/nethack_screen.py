@@ -1,9 +1,9 @@
 """A NetHack screen as plain data and as text: what of it an agent is shown.
 
-The text holds the visible or remembered map cropped around the agent, one line about what is on it, hit points when
-they are not full, the message line and, where it matters, the inventory. The line about the map gives hints (where the
-stairs and other things are from the agent) or, as in the paper, a legend of its symbols. Every token costs time on each
-turn, so nothing else is shown. Playing is in `crl/envs/minihack.py`.
+The text holds the whole visible or remembered map without its empty margins, one line about what is on it, hit points
+when they are not full, the message line and, where it matters, the inventory. The line about the map gives hints (where
+the stairs and other things are from the agent) or, as in the paper, a legend of its symbols. Every token costs time on
+each turn, so nothing else is shown. Playing is in `crl/envs/minihack.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from typing import Any
 
 import numpy as np
 
-VIEW_COLUMNS = 12
-"""Columns of the map shown on either side of the agent; the map itself is 79 wide."""
-VIEW_ROWS = 8
-"""Rows shown above and below the agent; the map itself is 21 high."""
 LEGEND = "Legend: "
 """What the line begins with that explains the symbols."""
 MOST_NAMED = 6
@@ -61,7 +57,7 @@ class Screen:
     glyphs_RC: Any
     things: tuple[Thing, ...]
     legend: tuple[tuple[str, str], ...]
-    """Symbol and words of everything on the part of the map that is shown, each pair once, in reading order."""
+    """Symbol and words of everything on the map, each pair once, in reading order."""
     row: int
     column: int
     hit_points: int
@@ -94,8 +90,7 @@ def _named(
             plain = plain.removeprefix(article)
         if words not in _UNNAMED:
             found.append(Thing(symbol, plain, c - column, r - row))
-        if abs(c - column) <= VIEW_COLUMNS and abs(r - row) <= VIEW_ROWS:
-            legend[symbol, _SHORTER.get(words, plain)] = None
+        legend[symbol, _SHORTER.get(words, plain)] = None
     return tuple(sorted(found, key=lambda thing: (thing.distance, thing.south, thing.east))), tuple(legend)
 
 
@@ -134,14 +129,12 @@ def bearing(east: int, south: int) -> str:
 
 
 def map_rows(screen: Screen) -> list[str]:
-    """The known map around the agent as rows of symbols, without its empty margins."""
-    top, left = max(0, screen.row - VIEW_ROWS), max(0, screen.column - VIEW_COLUMNS)
-    window = screen.chars_RC[top : screen.row + VIEW_ROWS + 1, left : screen.column + VIEW_COLUMNS + 1]
-    rows, columns = np.nonzero(window != _BLANK)
+    """The known map as rows of symbols, without its empty margins."""
+    rows, columns = np.nonzero(screen.chars_RC != _BLANK)
     if not len(rows):
         return []
-    window = window[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
-    return [bytes(line).decode("latin-1").rstrip() for line in window]
+    known = screen.chars_RC[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    return [bytes(line).decode("latin-1").rstrip() for line in known]
 
 
 def sight(screen: Screen, seeks_stairs: bool) -> str:

@@ -1,13 +1,14 @@
 """A model behind an OpenAI-compatible endpoint (protocol `LoadedPolicy`): `POST /chat/completions`, one per turn.
 
 For roles that are not trained: log-probabilities are 0 throughout, and nothing divides by them. A row is kept as code
-points (`endpoint_chat.py`). A seed is sent along; whether the same one gives the same answer is the endpoint's affair.
+points (`endpoint_chat.py`). A seed is sent along, unless the engine leaves it out; whether the same one gives the same
+answer is the endpoint's affair.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +53,17 @@ def _check(who: str, where: str, server: ServerConfig) -> None:
 class EndpointPolicy:
     """The model of a role at its endpoint."""
 
-    def __init__(self, role: RoleConfig, server: ServerConfig, limit: str) -> None:
+    def __init__(self, role: RoleConfig, server: ServerConfig, limit: str, leave_out: Collection[str] = ()) -> None:
         # An engine is handed a role without its name, so the message names the model.
         _check(f"the role with the model {role.model}", "runtime.servers.<role>", server)
         assert server.address is not None
         self.chat, self.context = EndpointChat(), role.context
-        self._model, self._limit = role.model.removeprefix(ENDPOINT), limit
+        self._model, self._limit, self._leave_out = role.model.removeprefix(ENDPOINT), limit, leave_out
         self._client = Client(f"the endpoint of {role.model}", server, server.address, tries=_TRIES)
 
     def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> EndpointSession:
         """Start one row per prompt. Nothing is sent yet."""
-        return EndpointSession(self._client, self._model, self._limit, self.context, prompts, seeds)
+        return EndpointSession(self._client, self._model, self._limit, self._leave_out, self.context, prompts, seeds)
 
     def take_weights(self, directory: Path) -> bool:
         """There are none to take."""
@@ -81,11 +82,12 @@ class EndpointSession(SentWhole):
         client: Client,
         model: str,
         limit: str,
+        leave_out: Collection[str],
         context: int,
         prompts: Sequence[Sequence[int]],
         seeds: Sequence[int],
     ) -> None:
-        self._model, self._limit, self._context = model, limit, context
+        self._model, self._limit, self._leave_out, self._context = model, limit, leave_out, context
         super().__init__(client, prompts)
         self._seeds = [np.random.SeedSequence(seed) for seed in seeds]
         self._turns = [0] * len(seeds)
@@ -112,7 +114,8 @@ class EndpointSession(SentWhole):
             "seed": int(seed.generate_state(1)[0] >> 1),  # 31 bits: some endpoints take no more
             self._limit: sampling.max_new_tokens,
         }
-        found = self._client.post("/chat/completions", request)
+        sent = {name: value for name, value in request.items() if name not in self._leave_out}
+        found = self._client.post("/chat/completions", sent)
         try:
             [choice] = found["choices"]
             text = str(choice["message"]["content"] or "")

@@ -4,7 +4,8 @@ Only an episode that an experience guides may ask, and at most `uses` times: wha
 handed on. A question spends a turn. The environment receives a turn without an action, which leaves its state as it
 is and counts against its own turn limit: no episode is longer for asking, whatever the environment.
 
-What the actor reads next is the answer, or why there is none, in front of the observation that it had already.
+What the actor reads next is the answer, or why there is none, in front of the observation that it had already, with
+its numbers as they are now: a count of the turns that are left has gone on.
 
 | reason code | the question |
 |---|---|
@@ -20,6 +21,7 @@ What the actor reads next is the answer, or why there is none, in front of the o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -38,6 +40,7 @@ _REFUSALS = {
     "no_entry": "Nothing is known about that.",
 }
 _UNANSWERED = "There is no answer to that."
+_NUMBER = re.compile(r"\d+")
 
 
 def questions_of(
@@ -113,7 +116,14 @@ def record(row: LiveEpisode, step: Step, inquiry: Inquiry, advice: Advice) -> St
         row.answers.append(advice.generation)
     said = advice.answer if advice.answer is not None else _REFUSALS.get(advice.reason_code, _UNANSWERED)
     legal = advice.reason_code == "ok"
-    return replace(step, observation=row.observation, actions=row.actions, legal=legal, feedback=said)
+    observation = _with_numbers_of(step.observation, row.observation)
+    return replace(step, observation=observation, actions=row.actions, legal=legal, feedback=said)
+
+
+def _with_numbers_of(now: str, before: str) -> str:
+    """The observation of before a question, unless what is seen now differs from it in nothing but numbers: some
+    environments show less after a turn without an action than after the last one with one."""
+    return now if _NUMBER.sub("", now) == _NUMBER.sub("", before) else before
 
 
 def _refusal(row: LiveEpisode, question: str, config: SearchAndAskConfig, *, over: bool) -> str | None:

@@ -69,26 +69,29 @@ def starts_or_errors(environment: Environment, seeds: Sequence[int]) -> list[Sta
     """`reset_many`; a slot whose seed cannot be started has no start but its reason.
 
     Where a reset of all seeds raises, each is tried alone, and those that raise again give their place to one that does
-    not. Raises what the reset raised where no seed can be started, and the project's own errors.
+    not. Raises the project's own errors.
     """
+    begun = _begun(environment, seeds)
+    if not isinstance(begun, str):
+        return begun
+    alone = {seed: _begun(environment, [seed]) for seed in dict.fromkeys(seeds)}
+    failed = {seed: code for seed, code in alone.items() if isinstance(code, str)}
+    sound = next((seed for seed in seeds if seed not in failed), None)
+    if sound is not None:
+        begun = _begun(environment, [sound if seed in failed else seed for seed in seeds])
+    if isinstance(begun, str):
+        return [Start.failed(failed.get(seed, begun)) for seed in seeds]
+    return [Start.failed(failed[seed]) if seed in failed else begun[slot] for slot, seed in enumerate(seeds)]
+
+
+def _begun(environment: Environment, seeds: Sequence[int]) -> list[Start] | str:
+    """The starts of all seeds, or the reason code of what their reset raised. Raises the project's own errors."""
     try:
         return environment.reset_many(seeds)
     except (CrlError, MemoryError):
         raise
-    except Exception:
-        failed: dict[int, str] = {}
-        for seed in dict.fromkeys(seeds):
-            try:
-                environment.reset_many([seed])
-            except (CrlError, MemoryError):
-                raise
-            except Exception as error:
-                failed[seed] = f"environment_{type(error).__name__}"
-        sound = next((seed for seed in seeds if seed not in failed), None)
-        if sound is None:
-            raise
-        starts = environment.reset_many([sound if seed in failed else seed for seed in seeds])
-    return [Start.failed(failed[seed]) if seed in failed else starts[slot] for slot, seed in enumerate(seeds)]
+    except Exception as error:
+        return f"environment_{type(error).__name__}"
 
 
 def step_or_error(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:

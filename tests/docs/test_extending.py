@@ -95,6 +95,22 @@ def test_the_environment_plays_with_text_that_it_parses_and_rewards_between_0_an
     assert nowhere.episode.reward == 1.0 - (random.Random(8).randint(1, 50) - 1) / 50
 
 
+@pytest.mark.parametrize("said", ["no idea", f"guess[{'9' * 400}]", f"guess[{'9' * 5000}]"])
+def test_what_is_no_guess_is_worth_nothing(installed: None, said: str) -> None:
+    family = FamilyConfig.model_validate(yaml.safe_load(block("family.yaml")))
+    never, stuck = played(
+        family,
+        ScriptedPolicy(lambda row, turn: ("guess[1]" if row and not turn else said, True)),
+        [7, 8],
+        SamplingConfig(max_new_tokens=64),
+    )
+    assert (never.episode.reward, never.episode.invalid_actions, never.episode.error) == (0.0, 5, None)
+    assert (stuck.episode.invalid_actions, stuck.episode.reward) == (
+        4,
+        1.0 - (random.Random(8).randint(1, 50) - 1) / 50,
+    )
+
+
 def test_the_engine_draws_what_the_built_in_one_draws(installed: None) -> None:
     role = RoleConfig.model_validate(yaml.safe_load(block("actor.yaml")))
     assert role.model_dump()["engine"] == {"kind": "reread"}

@@ -1,9 +1,9 @@
 """TextWorld games, and others that its interpreter plays: `.z8` files, each with the `.json` that TextWorld writes.
 
 With the `.json` a game tells which commands are possible, when it is won, and a way to win it from here: the oracle. A
-`.json` without its game is compiled once, into a temporary folder. Other Z-machine games (`.z1` to `.z8`) are played in
-free text where Jericho knows them, for only then does anybody know when they are won. TextWorld plays no Glulx games
-(`.ulx`) from version 1.7 on.
+`.json` without its game is compiled once per machine, into `~/.cache/crl/textworld`. Other Z-machine games (`.z1` to
+`.z8`) are played in free text where Jericho knows them, for only then does anybody know when they are won. TextWorld
+plays no Glulx games (`.ulx`) from version 1.7 on.
 
 A seed means a file: seeds go through the sorted files in turn. What is held out are the files of `held_out_games`, or a
 quarter of all files by their content (`crl/envs/levels.py`).
@@ -15,7 +15,6 @@ import glob
 import hashlib
 import re
 import tempfile
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +28,8 @@ from crl.envs.levels import is_held_out
 from crl.errors import BadInput
 from crl.protocols import Actions, FreeText
 
+_COMPILED = "~/.cache/crl/textworld"
+"""Where games are that were compiled of a `.json`: compiling takes some ten seconds, and every slot needs them."""
 _FORM = FreeText("a command, such as look, inventory, go north, take the key")
 _GOAL = "Play the game: find out what it asks for, and do it."
 _Z_MACHINE = re.compile(r"\.z[1-8]$")
@@ -75,13 +76,11 @@ class TextWorldConfig(BridgeConfig):
         """The number of held-out games. Raises BadInput where the package or a game is missing."""
         if self.held_out_from is None:
             return None
-        with closing(_Games(self)) as games:
-            return games.held_out
+        return _Games(self).held_out
 
     def make(self) -> LeveledWave:
         """A wave of games. Raises BadInput where the package or a game is missing, and for games of other kinds."""
-        games = _Games(self)
-        return LeveledWave(games.begin, max_turns=self.max_turns, free=games.close)
+        return LeveledWave(_Games(self).begin, max_turns=self.max_turns)
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,6 @@ class _Games:
     def __init__(self, config: TextWorldConfig) -> None:
         self._config = config
         self._textworld = package("textworld", extra="textworld")
-        self._compiled: tempfile.TemporaryDirectory[str] | None = None
         files = self._files(config.games, "games")
         self._training, self._held_out = files, list[_File]()
         if config.held_out_games is not None:
@@ -162,16 +160,23 @@ class _Games:
         )
 
     def _compile(self, path: Path) -> Path:
-        if self._compiled is None:
-            self._compiled = tempfile.TemporaryDirectory(prefix="crl-textworld-")
-        target = Path(self._compiled.name) / f"{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}.z8"
-        if target.is_file():
-            return target
         try:
-            game = self._textworld.Game.load(str(path))
-            options = self._textworld.GameOptions()
-            options.path = str(target)
-            self._textworld.generator.compile_game(game, options)
+            digest = hashlib.sha256(self._textworld.__version__.encode() + b"\0" + path.read_bytes()).hexdigest()
+            target = Path(_COMPILED).expanduser() / digest[:32] / "game.z8"
+            if target.is_file():
+                return target
+            target.parent.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent.parent) as made:
+                place = Path(made) / digest[:32]
+                place.mkdir()
+                options = self._textworld.GameOptions()
+                options.path = str(place / target.name)
+                self._textworld.generator.compile_game(self._textworld.Game.load(str(path)), options)
+                try:
+                    place.rename(target.parent)
+                except OSError:  # another process was first
+                    if not target.is_file():
+                        raise
         except Exception as error:
             raise BadInput(
                 f"{path} cannot be compiled: {type(error).__name__}: {error}",
@@ -220,10 +225,6 @@ class _Games:
     def held_out(self) -> int:
         """How many games are held out."""
         return len(self._held_out)
-
-    def close(self) -> None:
-        if self._compiled is not None:
-            self._compiled.cleanup()
 
 
 class _Play(Episode):

@@ -9,7 +9,7 @@ the tasks as well (arm `random`): success means little until it is known.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -39,6 +39,8 @@ NOWHERE = "nowhere"
 """A stage that no round has: what reads its bank finds an empty one."""
 RANDOM_PLAYS = 8
 """Plays of every held-out task by the random policy, in round 0: what success means is seen against it."""
+_TOKENS_OF_A_TURN = 8
+"""Tokens that a turn takes of the actor's context at least: the marks of two messages, a word in each."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,11 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     """The tasks of a wave as a uniformly random legal policy plays them, :data:`RANDOM_PLAYS` times each.
 
     A task whose start names no action has nothing to draw among: it is left out, and the manifest says so. Where a
-    later state names none, the turn goes by without an action.
+    later state names none, the turn goes by without an action. Where no turn limit is known, an episode ends after as
+    many turns as the actor's context could hold: there the actor's own would have ended.
     """
+    held = ctx.method.role("actor").context // _TOKENS_OF_A_TURN
+    limits = {family.name: held for family in ctx.method.families if family.in_round(ctx.round).turn_limit is None}
     environment = Readable(
         environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.longest_observation
     )
@@ -185,6 +190,8 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
             steps |= {slot: broke(starts[slot].error or "") for slot in chosen if slot not in begun}
             for slot, step in steps.items():
                 actions[slot].append(chosen[slot] or "")
+                if not step.done and len(actions[slot]) >= limits.get(wave.tasks[slot][0], np.inf):
+                    steps[slot] = step = replace(step, done=True, stop_reason=StopReason.turn_limit)
                 if step.done:
                     rows.append(_random_row(ctx, wave.tasks[slot], play_number, actions[slot], step))
             legal = {slot: named_actions(step.actions) for slot, step in steps.items() if not step.done}

@@ -76,6 +76,16 @@ def test_a_role_behind_an_endpoint_cannot_be_trained(changes: dict[str, Any], wh
     assert raised.value.where == where and said in str(raised.value)
 
 
+def test_top_p_is_left_out_only_where_it_is_1_and_the_digest_of_older_methods_stays() -> None:
+    engine = {"kind": "openai", "leave_out": ["seed", "top_p"]}
+    found = experiment(**{**FROZEN, "method.roles.extractor.engine": engine}).method.role("extractor").engine
+    assert found.model_dump(mode="json")["leave_out"] == ["seed", "top_p"]
+    assert "leave_out" not in experiment(**FROZEN).method.role("extractor").engine.model_dump(mode="json")
+    with pytest.raises(BadInput, match=r"top_p is 0.9, and the engine leaves top_p out") as raised:
+        experiment(**{**FROZEN, "method.roles.extractor.engine": engine, "method.roles.extractor.sampling.top_p": 0.9})
+    assert raised.value.where == "method.roles.extractor.engine.leave_out"
+
+
 def test_an_actor_behind_an_endpoint_is_not_restricted_to_actions() -> None:
     changes = {
         "method.recipe.kind": "experience_only",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
@@ -40,6 +41,8 @@ class Misbehaving:
         for seed in seeds:
             way = self.way(seed)
             misbehave(way.removeprefix("reset_") if way.startswith("reset_") else "well")
+            if way == "helper_hang":
+                self.helper = subprocess.Popen(["sleep", "3600"])
             text = "x" * 10**6 if way == "reset_megabyte" else f"seed {seed}"
             starts.append(Start("Say go twice.", text, ("go", "stay")))
         return starts
@@ -70,5 +73,5 @@ def misbehave(way: str) -> None:
         os._exit(3)
     if way == "segfault":
         ctypes.string_at(0)
-    while way == "hang":
+    while way in ("hang", "helper_hang"):
         time.sleep(60)

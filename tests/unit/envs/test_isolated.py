@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from crl.config import FamilyConfig
@@ -18,7 +20,7 @@ from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.isolated import EnvironmentLost, ForkServer, Isolated
 from crl.envs.side_by_side import SideBySide
 from crl.errors import BadInput
-from tests.processes import PATIENCE_SECONDS, gone
+from tests.processes import PATIENCE_SECONDS, ended, gone
 from tests.unit.envs.misbehaving import HANGS, WAYS, MisbehavingConfig
 
 ROOT = Path(__file__).parents[3]
@@ -101,6 +103,16 @@ def test_what_hangs_is_killed_at_its_limit(server: ForkServer, way: str) -> None
     isolated._limit = None
     assert isolated.reset_many([0])[0].observation == "seed 0"
     isolated.close()
+
+
+def test_what_is_killed_leaves_no_process_that_it_has_started() -> None:
+    with closing(ForkServer(MisbehavingConfig(ways=("helper_hang",)))) as server, closing(Isolated(server)) as isolated:
+        isolated.reset_many([0])
+        [helper] = psutil.Process(isolated.pid).children()
+        isolated._limit = 0.3
+        with pytest.raises(EnvironmentLost, match="its process was killed"):
+            isolated.step_many({0: "go"})
+        wait(lambda: ended(helper))
 
 
 def test_all_of_them_end_with_their_parent_whatever_they_do() -> None:

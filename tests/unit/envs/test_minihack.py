@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from crl.envs import check_environment
-from crl.envs.minihack import MiniHackConfig, goal_of
+from crl.envs.minihack import MiniHackConfig
+from crl.envs.nethack_goals import goal_of
 from crl.errors import BadInput
 from crl.protocols import StopReason
 

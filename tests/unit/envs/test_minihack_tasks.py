@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from crl.envs import minihack
 from crl.envs.minihack import MiniHackConfig
+from crl.envs.nethack_goals import goal_of
 from crl.errors import BadInput
 from tests.unit.envs.test_minihack import MOVES, play, random_play
 
@@ -43,7 +46,37 @@ def digests(task_id, width):
 
 @pytest.mark.parametrize("which", ["1a", "2b", "4b"])
 def test_every_sokoban_says_what_it_asks_for(which):
-    assert "Fill every pit" in minihack.goal_of(f"MiniHack-Sokoban{which}-v1")
+    assert "Fill every pit" in goal_of(f"MiniHack-Sokoban{which}-v1")
+
+
+WITHOUT_STAIRS = (
+    "Levitate-Random-Full",
+    "Freeze-Wand-Full",
+    "Freeze-Horn-Restricted",
+    "Freeze-Random-Full",
+    "WoD-Easy-Full",
+)
+WITH_STAIRS = ("Freeze-Lava-Full", "WoD-Pro-Full", "WoD-Hard-Restricted", "LavaCross-Levitate-Ring-Inv-Full")
+
+
+@pytest.mark.parametrize("task", WITHOUT_STAIRS + WITH_STAIRS)
+def test_a_goal_names_stairs_where_they_are_what_wins(task):
+    environment = MiniHackConfig(id=f"MiniHack-{task}-v0", held_out_from=None).make()
+    start = environment.reset_many([0])[0]
+    assert (environment._pool[0][0].reward_manager is None) == (task in WITH_STAIRS)
+    environment.close()
+    assert ("(>)" in start.goal) == (task in WITH_STAIRS)
+    assert ("> is" in start.observation or "No > in sight" in start.observation) == (task in WITH_STAIRS)
+
+
+def test_levitation_is_won_as_its_goal_says():
+    environment = MiniHackConfig(id="MiniHack-Levitate-Potion-Fixed-v0", max_turns=10, held_out_from=None).make()
+    environment.reset_many([0])
+    for action in ("northwest", "northwest", "pick up", "quaff"):
+        assert not environment.step_many({0: action})[0].done
+    step = environment.step_many({0: "item f"})[0]
+    environment.close()
+    assert step.success and "float" in step.observation
 
 
 @pytest.mark.slow
@@ -70,6 +103,8 @@ def test_every_registered_task_plays_or_is_refused_before_work_starts():
             refused[task_id] = str(error)
             continue
         starts, steps = random_play(environment, [0])
+        asks_for_stairs = environment._pool[0][0].reward_manager is None or "ExploreMaze" in task_id
+        assert ("(>)" in starts[0].goal) == asks_for_stairs, "what else is rewarded is the goal"
         environment.close()
         assert starts[0].actions and "@" in starts[0].observation, task_id
         last = steps[0][-1]
@@ -98,7 +133,35 @@ def test_the_papers_tasks_offer_their_actions_and_a_legend_of_what_is_seen():
         assert start.actions == (*MOVES, *more)
         rows, told = start.observation.split("\nLegend: ")
         assert "@" in rows and told.startswith("@ you") and "(>)" in start.goal
-        assert len(rows.split("\n")) < 17, "of the map only what is around"
+
+
+def test_all_that_is_known_of_a_wide_map_is_shown_and_explained():
+    environment = MiniHackConfig(
+        id="MiniHack-MazeWalk-Mapped-45x19-v0", max_turns=9, hints=False, held_out_from=None
+    ).make()
+    start = environment.reset_many([3])[0]
+    environment.close()
+    rows, told = start.observation.split("\nLegend: ")
+    width, height = max(len(row) for row in rows.split("\n")), len(rows.split("\n"))
+    assert (width, height) >= (45, 18) and ">" in rows and "> stairs down" in told
+
+
+RECORDED = {
+    ("MiniHack-Room-Ultimate-5x5-v0", True): "20c158e8b86396be",
+    ("MiniHack-Room-Ultimate-5x5-v0", False): "53584e8ff5ff2186",
+    ("MiniHack-MazeWalk-9x9-v0", True): "a4e5cb30540fb264",
+    ("MiniHack-KeyRoom-Dark-S5-v0", False): "59b5fb938ea441c0",
+}
+"""Of the tasks and hints of recorded runs, studies and benchmarks, what 8 games show."""
+
+
+@pytest.mark.parametrize(("task_id", "hints"), RECORDED)
+def test_what_recorded_runs_were_shown_is_still_shown(task_id, hints):
+    environment = MiniHackConfig(id=task_id, max_turns=10, hints=hints).make()
+    starts, steps = random_play(environment, [0, 1, 2, 3, 1_000_000, 1_000_001, 1_000_002, 1_000_003])
+    environment.close()
+    shown = [start.observation for start in starts] + [step.observation for each in steps for step in each]
+    assert hashlib.sha256("\n\n".join(shown).encode()).hexdigest()[:16] == RECORDED[task_id, hints]
 
 
 def test_what_the_fog_hides_is_seen_only_from_near():
@@ -124,23 +187,48 @@ def test_a_question_names_the_answers_that_it_takes():
     environment.close()
 
 
-def test_a_task_that_presses_keys_without_end_costs_its_own_slot(monkeypatch):
-    """A key room walks into its door until that is open: where it never opens, the action must not hang."""
+def test_an_action_that_presses_keys_without_end_is_a_turn_that_changes_nothing(monkeypatch):
+    """A key room walks into its door until that is open: where it never opens, the action neither hangs nor ends it."""
     environment = MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0", max_turns=30).make()
-    before = environment.reset_many([1, 2])
+    start = environment.reset_many([1])[0]
     task = environment._slots[0].env
 
     def endless(action):
         while True:
-            task.nethack.step(ord("."))
+            task.nethack.step(27)
 
-    monkeypatch.setattr(task, "step", endless)
-    steps = environment.step_many({0: "apply", 1: "north"})
-    assert (steps[0].error, steps[0].done) == ("environment_KeysWithoutEnd", True) and steps[1].error is None
-    assert environment.reset_many([1, 2]) == before, "its instance is another one"
+    with monkeypatch.context() as patched:
+        patched.setattr(task, "step", endless)
+        step = environment.step_many({0: "apply"})[0]
+    assert (step.error, step.legal, step.done, step.observation) == (None, True, False, start.observation)
+    assert environment.step_many({0: environment.oracle(0)})[0].observation != start.observation, "it plays on"
+    environment.reset_many([1])
     for _ in range(1100):  # a game that only begins has no end to reach
-        environment._slots[0].ending._watched(ord("."))
+        environment._slots[0].ending._watched(27)
     environment.close()
+
+
+def memory_files():
+    """Open files that NLE keeps its library in, one an instance."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum("memfd:nle" in str(link.readlink()) for link in links)
+
+
+def test_no_instance_outlives_its_use(monkeypatch):
+    gc.collect()
+    before = memory_files()
+    environment = MiniHackConfig(held_out_from=None).make()
+    environment.reset_many([1, 2])
+    assert memory_files() > before
+    held = memory_files()
+    with monkeypatch.context() as patched:
+        patched.setattr(environment._slots[0].env, "step", lambda action: 1 / 0)
+        assert environment.step_many({0: "north"})[0].error == "environment_ZeroDivisionError"
+    assert memory_files() == held - 1, "the instance of a slot that broke is closed"
+    environment.reset_many([1, 2])
+    del environment
+    gc.collect()
+    assert memory_files() == before, "an environment that nobody closed is freed with its instances"
 
 
 @pytest.mark.parametrize("task_id", ["MiniHack-Navigation-Custom-v0", "MiniHack-Skill-Custom-v0"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -36,8 +36,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVllm]:
         yield found
 
 
-def policy(fake: FakeVllm, limit: str = "max_tokens", **role: Any) -> EndpointPolicy:
-    engine = OpenAIEngine.model_validate({"limit": limit})
+def policy(fake: FakeVllm, limit: str = "max_tokens", leave_out: Sequence[str] = (), **role: Any) -> EndpointPolicy:
+    engine = OpenAIEngine.model_validate({"limit": limit, "leave_out": list(leave_out)})
     config = RoleConfig(model="endpoint:some/model-1", engine=engine, **role)
     server = ServerConfig(address=f"{fake.address}/v1/", key_variable="A_KEY")
     source = resolve_model(config.model)
@@ -87,6 +87,15 @@ def test_an_answer_that_was_cut_is_told_and_the_limit_has_the_name_that_is_set(f
     found = policy(fake, limit="max_completion_tokens").open([opening("x")], [1]).sample([0], SAMPLING)
     assert found[0].stop_reason is StopReason.length and found[0].token_ids == []
     assert fake.asked(CHAT)[0]["max_completion_tokens"] == 9 and "max_tokens" not in fake.asked(CHAT)[0]
+
+
+def test_what_an_endpoint_refuses_can_be_left_out(fake: FakeVllm) -> None:
+    policy(fake, leave_out=["seed", "top_p"]).open([opening("x")], [1]).sample([0], SAMPLING)
+    policy(fake, leave_out=["seed"]).open([opening("x")], [1]).sample([0], SAMPLING)
+    first, second = fake.asked(CHAT)
+    assert first.keys() == {"model", "messages", "temperature", "max_tokens"} and second.keys() - first.keys() == {
+        "top_p"
+    }
 
 
 def test_messages_can_be_read_back_whatever_they_hold() -> None:

@@ -17,7 +17,7 @@ from crl.protocols import Start, Step
 from crl.recipes.complementary.evaluate import RANDOM_PLAYS
 from crl.recipes.reading import recorded_bank
 from crl.records import Evaluation, RetrievalCount
-from tests.unit.recipes.played import Played, Services, experiment
+from tests.unit.recipes.played import Played, Policy, Services, experiment
 
 ROUNDS = 3
 SMALL_BANK = {
@@ -130,3 +130,16 @@ def test_the_random_policy_plays_only_what_names_its_actions(tmp_path: Path, at_
     assert "random lake" not in notes
     assert {tuple(row.actions[1:]) for row in arms["random"]} == {(), ("", "", "")}, "four turns, one with a move"
     assert all(row.invalid_actions == row.turns - 1 for row in arms["random"])
+
+
+def test_the_random_policy_stops_where_nothing_else_ends_an_episode(tmp_path: Path) -> None:
+    walk = {"name": "walk", "environment": {"kind": "tests.unit.recipes.endless:EndlessConfig"}}
+    made = experiment(method__families=[walk | {"groups": 2, "evaluation_seeds": {"start": 1_000_000, "count": 2}}])
+    services = Services(made)
+    services._policies["actor"] = Policy(lambda read, random: "right")
+    played = Played(tmp_path, made, 0, services)
+    rows = [row for row in played.rows(Evaluation, "evaluate", 0) if row.arm == "random"]
+    most = made.method.role("actor").context // 8
+    assert len(rows) == RANDOM_PLAYS * 2 and max(row.turns for row in rows) == most
+    assert {row.stop_reason for row in rows} == {"success", "turn_limit"}
+    assert all((row.stop_reason == "turn_limit") == (row.turns == most and not row.success) for row in rows)

@@ -28,8 +28,9 @@ CODES = {
 DIES = ("exit", "segfault", "reset_exit")
 
 
-def round_of(root: Path, ways: list[str], **family: Any) -> dict[str, list[Episode]]:
-    """The episodes of a round, by how their environment behaves: every training seed is played once by each member."""
+def round_of(root: Path, ways: list[str], wave_groups: int = 0, **family: Any) -> dict[str, list[Episode]]:
+    """The episodes of a round, by how their environment behaves: every training seed is played once by each member, in
+    waves of all groups unless `wave_groups` says how many."""
     made = experiment(
         method__families=[
             {
@@ -39,7 +40,7 @@ def round_of(root: Path, ways: list[str], **family: Any) -> dict[str, list[Episo
             }
         ],
         method__rollout__group_size=SIZE,
-        method__rollout__wave_groups=len(ways),
+        method__rollout__wave_groups=wave_groups or len(ways),
     )  # fmt: skip
     services = Services(made)
     services._policies = {"actor": Policy(lambda read, random: "go"), "extractor": Policy(write)}
@@ -75,6 +76,10 @@ def test_it_costs_its_own_episode_whatever_it_does(tmp_path: Path) -> None:
 def test_so_it_does_without_a_process_of_its_own_but_for_dying(tmp_path: Path) -> None:
     ways = [way for way in WAYS if way not in DIES]
     compare(round_of(tmp_path, ways), ways)
+
+
+def test_so_it_does_where_its_wave_holds_no_other_seed(tmp_path: Path) -> None:
+    compare(round_of(tmp_path, ["reset_raise", "well"], wave_groups=1), ["reset_raise", "well"])
 
 
 @pytest.mark.slow

@@ -58,3 +58,9 @@ def test_the_shop_and_the_household_differ_from_the_room_as_the_paper_says() -> 
     assert (shop.method.episodes, of_shop.turn_limit) == (64, 30)
     assert (house.method.episodes, of_house.turn_limit) == (128, 40)
     assert [each.method.roles["actor"].sampling.max_new_tokens for each in (room, shop, house)] == [4096, 4096, 2048]
+
+
+@pytest.mark.parametrize("name", ["webshop", "mixture3", "mixture6"])
+def test_the_shop_shows_no_attributes_as_the_benchmarks_text_environment(name: str) -> None:
+    families = {family["name"]: family for family in read(name)["method"]["families"]}
+    assert families["webshop"]["environment"]["attributes_page"] is False

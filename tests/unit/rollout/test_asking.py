@@ -10,6 +10,7 @@ import pytest
 
 from crl.config import EnvironmentConfig, SamplingConfig, SearchAndAskConfig
 from crl.envs.frozenlake import FrozenLakeConfig
+from crl.envs.hotpotqa.environment import HotpotQAConfig
 from crl.envs.minihack import MiniHackConfig
 from crl.envs.realms import RealmsConfig
 from crl.protocols import Advice, Inquiry
@@ -218,6 +219,27 @@ def test_the_turn_limit_of_an_environment_holds_for_who_asks(config: Environment
     assert [again.step_many({0: None})[0].done for _ in range(4)] == [False] * 3 + [True]
     environment.close()
     again.close()
+
+
+def test_who_asks_is_told_how_many_turns_are_left() -> None:
+    environment = HotpotQAConfig(max_turns=4).make()
+    (start,) = environment.reset_many([7])
+    slot = EpisodeSlot(
+        task=dataclasses.replace(task(0, 7), goal=start.goal, first_observation=start.observation),
+        entry_id="e1",
+        content_digest="d1",
+        experience="go",
+    )
+    said = ["search[a city]", "ASK: where?", "ASK: who?", "answer[no]"]
+    (played,) = play_wave(
+        ScriptedPolicy(lambda row, turn: (said[turn], True)), environment, [slot],
+        method=method(search_and_ask=SearchAndAskConfig(uses=2)), seed_of=lambda name: np.random.SeedSequence(1),
+        sampling=SAMPLING, weights_digest="w", stage="collect", advisor=Answers(),
+    )  # fmt: skip
+    environment.close()
+    shown = [turn.observation.split("\nTurns left: ") for turn in played.turns]
+    assert [left for _, left in shown] == ["4.", "3.", "2.", "1."]
+    assert shown[1][0] == shown[2][0] == shown[3][0], "and what was found"
 
 
 def test_questions_of_one_turn_are_one_batch() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crl.rollout.environments import step_or_error
+from crl.protocols import Start
+from crl.rollout.environments import MixedEnvironment, starts_or_errors, step_or_error
+from tests.unit.envs.misbehaving import Misbehaving
 from tests.unit.rollout.fakes import Corridor
 
 ACTIONS = {0: "right", 1: "right", 2: "right"}
@@ -48,3 +50,12 @@ def test_a_slot_without_a_step_ends_with_a_reason(together: bool) -> None:
 @pytest.mark.parametrize("reward", [1, True, np.float32(0.5), np.int64(2)])
 def test_other_kinds_of_numbers_are_rewards(reward: Any) -> None:
     assert step_or_error(Odd(reward, together=True), ACTIONS)[1].error is None
+
+
+def test_seeds_that_do_not_start_cost_their_own_episodes_even_where_no_other_is_there() -> None:
+    rough, failed = Misbehaving(["reset_raise", "reset_raise", "well"]), Start.failed("environment_KeyError")
+    assert starts_or_errors(rough, [0]) == starts_or_errors(rough, [1]) == [failed]
+    assert starts_or_errors(rough, [0, 1, 0]) == [failed] * 3
+    assert [start.error for start in starts_or_errors(rough, [0, 2, 1])] == [failed.error, None, failed.error]
+    mixed = MixedEnvironment(["rough", "sound"], {"rough": rough, "sound": Corridor()}.__getitem__)
+    assert [start.error for start in starts_or_errors(mixed, [0, 3])] == [failed.error, None]

@@ -126,7 +126,10 @@ def test_a_made_game_is_won_by_its_own_policy_and_is_the_same_everywhere(house: 
 
 
 @pytest.mark.slow
-def test_a_json_alone_is_compiled(house: Path):
+def test_a_json_alone_is_compiled(
+    house: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     (house / "1.z8").rename(house / "1.kept")
     environment = TextWorldConfig(games=f"{house}/1.json", held_out_from=None).make()
     compiled = environment.reset_many([0])[0]

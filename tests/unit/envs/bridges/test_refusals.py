@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,9 +118,10 @@ def test_reasoning_gym_refuses(monkeypatch):
 
 
 @pytest.fixture
-def games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def games(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Twenty games with their json."""
     standins.textworld(monkeypatch)
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     for number in range(20):
         for end in ("z8", "json"):
             (tmp_path / f"{number:02}.{end}").write_text(f"game {number}")
@@ -185,8 +187,32 @@ def test_textworld_has_the_same_game_on_the_same_side_whenever_it_was_compiled(g
     assert sides[0] == sides[1] and len(set(sides[0])) == 20
 
 
-def test_textworld_compiles_a_json_without_its_game(games):
+def test_textworld_compiles_a_json_without_its_game_once(games, monkeypatch):
     (games / "00.z8").unlink()
+    compiled = []
+    generator = sys.modules["textworld"].generator
+    compile_game = generator.compile_game
+    monkeypatch.setattr(generator, "compile_game", lambda *given: (compiled.append(given), compile_game(*given)))
+    for _ in range(2):  # as two slots make it, each an instance of its own
+        wave = TextWorldConfig(games=f"{games}/00.json", held_out_from=None).make()
+        assert wave.reset_many([5])[0].actions == ("go east", "look")
+        wave.close()
+    assert len(compiled) == 1
+    [place] = (Path.home() / ".cache/crl/textworld").iterdir()
+    assert sorted(path.name for path in place.iterdir()) == ["game.json", "game.z8"], "and nothing half made"
+
+
+def test_textworld_takes_a_game_that_another_process_compiled_meanwhile(games, monkeypatch):
+    (games / "00.z8").unlink()
+    generator = sys.modules["textworld"].generator
+    compile_game = generator.compile_game
+
+    def slowly(game, options):
+        monkeypatch.setattr(generator, "compile_game", compile_game)
+        TextWorldConfig(games=f"{games}/00.json", held_out_from=None).make().close()
+        compile_game(game, options)
+
+    monkeypatch.setattr(generator, "compile_game", slowly)
     wave = TextWorldConfig(games=f"{games}/00.json", held_out_from=None).make()
     assert wave.reset_many([5])[0].actions == ("go east", "look")
     wave.close()
