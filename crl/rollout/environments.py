@@ -69,29 +69,36 @@ def starts_or_errors(environment: Environment, seeds: Sequence[int]) -> list[Sta
     """`reset_many`; a slot whose seed cannot be started has no start but its reason.
 
     Where a reset of all seeds raises, each is tried alone, and those that raise again give their place to one that does
-    not. Raises the project's own errors.
+    not. Raises what the reset raised where several seeds were tried and none can be started: then it is the environment
+    that is out of order, for now perhaps. Raises the project's own errors.
     """
     begun = _begun(environment, seeds)
-    if not isinstance(begun, str):
+    if isinstance(begun, list):
         return begun
     alone = {seed: _begun(environment, [seed]) for seed in dict.fromkeys(seeds)}
-    failed = {seed: code for seed, code in alone.items() if isinstance(code, str)}
+    failed = {
+        seed: Start.failed(f"environment_{type(error).__name__}")
+        for seed, error in alone.items()
+        if isinstance(error, Exception)
+    }
     sound = next((seed for seed in seeds if seed not in failed), None)
+    if sound is None and len(failed) == 1:
+        return [failed[seed] for seed in seeds]
     if sound is not None:
         begun = _begun(environment, [sound if seed in failed else seed for seed in seeds])
-    if isinstance(begun, str):
-        return [Start.failed(failed.get(seed, begun)) for seed in seeds]
-    return [Start.failed(failed[seed]) if seed in failed else begun[slot] for slot, seed in enumerate(seeds)]
+    if isinstance(begun, Exception):
+        raise begun
+    return [failed.get(seed, start) for seed, start in zip(seeds, begun, strict=True)]
 
 
-def _begun(environment: Environment, seeds: Sequence[int]) -> list[Start] | str:
-    """The starts of all seeds, or the reason code of what their reset raised. Raises the project's own errors."""
+def _begun(environment: Environment, seeds: Sequence[int]) -> list[Start] | Exception:
+    """The starts of all seeds, or what their reset raised. Raises the project's own errors."""
     try:
         return environment.reset_many(seeds)
     except (CrlError, MemoryError):
         raise
     except Exception as error:
-        return f"environment_{type(error).__name__}"
+        return error
 
 
 def step_or_error(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
