@@ -45,7 +45,7 @@ KINDS = (
     ),
     Kind(
         "one_text",
-        f"the extractor repeats itself: one text is more than {ONE_TEXT:.0%} of the new notes",
+        f"one text is more than {ONE_TEXT:.0%} of the new notes or reflections",
         None,
         ("notes_one_text",),
         lambda of: of["notes_one_text"] > ONE_TEXT,
