@@ -56,7 +56,7 @@ def build(method: Method) -> Recipe:
             name=store.GATHER,
             run=store.gather,
             reads=(Read(explore.EXPLORE), Read(collect.COLLECT, -1, "collected"), Read(store.GATHER, -1, BEFORE)),
-            writes=(PoolItem, TransitionVector),
+            writes=(PoolItem, TransitionVector, Metric),
         ),
         Stage(
             name=validate.DRIFT,
