@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from crl.learn.collapse import health_metrics
 from crl.learn.credit import usable
@@ -14,7 +15,7 @@ from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE
 from crl.recipes.dreamgym.explore import EXPLORE
 from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.plan import DRAWN
-from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, PoolItem, Prediction
+from crl.recipes.dreamgym.rows import ENDINGS, REAL, SYNTHETIC, DreamTask, PoolItem, Prediction
 from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.truth import FLOORED, UNSEEN
 from crl.recipes.dreamgym.validate import DRIFT, VALIDATE
@@ -28,7 +29,11 @@ MOST_MALFORMED = 0.25
 TRUTH = (*FLOORED, *map(UNSEEN.format, FLOORED), "seen_share", "epsilon_r", "epsilon_p", "gap_bound")
 FEWEST_ALIKE = 8
 """Fewer synthetic episodes may be worth the same by chance."""
+BLANK = "blank_observations"
 SHARES = ("synthetic_share", "synthetic_bound", "synthetic_left_out")
+
+Seen = tuple[str, str, str | None]
+"""Of a turn: its episode, what was seen before it, and the action."""
 
 
 def health(ctx: StageContext) -> None:
@@ -61,6 +66,13 @@ def health(ctx: StageContext) -> None:
         # What the model of the fit before has lost on what the newer policy does.
         figures["drift"] = before["observation_agreement"] - drifted["drift_observation_agreement"]
     alarms = {}
+    steps_blank, endings_blank = blank_steps([*explored, *of_stream[REAL]], _turns(ctx))
+    if steps_blank:
+        figures[BLANK] = float(steps_blank)
+        alarms[BLANK] = (
+            f"{steps_blank} real steps, {endings_blank} of them endings, lead to a blank observation, which no "
+            "prediction can say: the model does not learn them; let the environment say what is seen then"
+        )
     if figures.get("dream_malformed", 0.0) > MOST_MALFORMED:
         alarms["dream_malformed"] = (
             f"more than {MOST_MALFORMED:.0%} of the predictions are malformed, and each ends an episode that trains "
@@ -84,6 +96,31 @@ def health(ctx: StageContext) -> None:
 def real_steps(*episodes: list[Episode]) -> int:
     """Steps that were taken in the real environment: one per turn."""
     return sum(row.turns for rows in episodes for row in rows)
+
+
+def blank_steps(episodes: Sequence[Episode], turns: Sequence[Seen]) -> tuple[int, int]:
+    """How many steps of real episodes lead to a blank observation, and with how many of these the environment ends an
+    episode. `turns` are those of these episodes and perhaps others, each episode's in their order."""
+    shown: dict[str, list[Seen]] = defaultdict(list)
+    for turn in turns:
+        shown[turn[0]].append(turn)
+    steps = endings = 0
+    for episode in episodes:
+        own = shown[episode.episode_id]
+        after = [*(observation for _, observation, _ in own[1:]), episode.last_observation]
+        # A turn that names no action is answered by a rule in the model too; an environment that broke said nothing.
+        blank = [
+            action is not None and seen is not None and not seen.strip()
+            for (_, _, action), seen in zip(own, after, strict=False)
+        ]
+        steps += sum(blank)
+        endings += bool(blank) and blank[-1] and episode.stop_reason in ENDINGS
+    return steps, endings
+
+
+def _turns(ctx: StageContext) -> list[Seen]:
+    tables = [ctx.table(Turn, stage).select(["episode_id", "observation", "action"]) for stage in (EXPLORE, COLLECT)]
+    return [tuple(row.values()) for table in tables for row in table.to_pylist()]
 
 
 def _pools(ctx: StageContext) -> Figures:
