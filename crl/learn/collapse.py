@@ -75,6 +75,11 @@ KINDS = (
 )
 
 
+def counters() -> set[str]:
+    """Names of the figures that are carried from round to round to count the signs of each kind."""
+    return {f"{kind.name}_{what}" for kind in KINDS for what in ("rounds", "since")}
+
+
 def collapse_figures(
     figures: Mapping[str, float], previous: Mapping[str, float], trained: Set[str], *, round: int
 ) -> tuple[Figures, list[str]]:

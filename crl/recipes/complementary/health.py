@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from crl.bank.segments import load_texts
 from crl.learn.buffer import oldest_wait, ripe_items
-from crl.learn.collapse import health_metrics
 from crl.learn.form import output_figures, turn_figures, unreadable_figures
 from crl.learn.guidance import guidance_figures
 from crl.learn.health import (
@@ -40,6 +39,7 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.complementary.judge import JUDGE
 from crl.recipes.context import StageContext
+from crl.recipes.health import write_health
 from crl.recipes.stage import BEFORE
 from crl.recipes.update import update_name
 from crl.records import (
@@ -49,7 +49,6 @@ from crl.records import (
     Distillation,
     Episode,
     Generation,
-    Metric,
     Operation,
     Row,
     Sample,
@@ -101,7 +100,7 @@ def health(ctx: StageContext) -> None:
     for role in sorted(ctx.recipe.trains):
         figures |= update_figures(role, ctx.figures(update_name(role)))
     alarms |= cut_alarm(figures) | mismatch_alarms(figures)
-    ctx.write(Metric, health_metrics(figures, previous, trained, round=ctx.round, alarms=alarms))
+    write_health(ctx, figures, trained, alarms)
 
 
 def _outputs(ctx: StageContext) -> Figures:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from crl.learn.collapse import health_metrics
 from crl.learn.credit import usable
 from crl.learn.form import turn_figures
 from crl.learn.health import Figures, group_figures, mismatch_alarms, play_figures, update_figures
@@ -19,9 +18,10 @@ from crl.recipes.dreamgym.rows import ENDINGS, REAL, SYNTHETIC, DreamTask, PoolI
 from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.truth import FLOORED, UNSEEN
 from crl.recipes.dreamgym.validate import DRIFT, VALIDATE
+from crl.recipes.health import write_health
 from crl.recipes.stage import BEFORE
 from crl.recipes.update import update_name
-from crl.records import Episode, Generation, Metric, Turn
+from crl.records import Episode, Generation, Turn
 
 REAL_STEPS, TOTAL = "real_steps", "real_steps_total"
 MOST_MALFORMED = 0.25
@@ -90,7 +90,7 @@ def health(ctx: StageContext) -> None:
     if "loss" in experience:
         figures["experience_loss"] = experience["loss"]
     alarms |= mismatch_alarms(figures)
-    ctx.write(Metric, health_metrics(figures, before, {ACTOR}, round=ctx.round, alarms=alarms))
+    write_health(ctx, figures, {ACTOR}, alarms)
 
 
 def real_steps(*episodes: list[Episode]) -> int:

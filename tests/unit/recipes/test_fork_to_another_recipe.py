@@ -9,13 +9,14 @@ import pytest
 
 from crl.cli.fork import changed_experiment
 from crl.config import Runtime
+from crl.learn.collapse import counters
 from crl.recipes import recipe_in
 from crl.recipes.audit import problems_of
 from crl.recipes.erl.rows import Reflection
 from crl.recipes.fork import fork
-from crl.records import BufferItem, Credit, EntryScore, Sample, rows_of
+from crl.records import BufferItem, Credit, EntryScore, Metric, Sample, rows_of
 from crl.run.directory import RunDirectory
-from tests.unit.recipes.branched import finished, play
+from tests.unit.recipes.branched import changed, experiment_of, finished, play
 
 
 def trains_an_extractor(parent: RunDirectory, round_number: int, root: Path, **changes: Any) -> RunDirectory:
@@ -56,3 +57,26 @@ def test_reflections_of_the_bank_are_used_and_credited_and_train_nobody(
     samples = [row for number in (2, 3) for row in rows_of(Sample, child.read(number, "credit", Sample))]
     assert {row.objective for row in samples} == {"grpo", "cispo"}, "the extractor learns from what it wrote itself"
     assert not problems_of(child, recipe_in(child))
+
+
+def collapse(run: RunDirectory, number: int) -> dict[str, float]:
+    """What a round carries of the signs of a collapse."""
+    rows = rows_of(Metric, run.read(number, "health", Metric))
+    return {row.name: row.value for row in rows if row.name in counters() | {"collapsed"}}
+
+
+def test_a_collapse_that_the_recipe_cannot_show_is_not_inherited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an extractor nobody writes a note, so no round could ever take the sign back."""
+    monkeypatch.setattr("crl.learn.collapse.ROUNDS", 2)
+    monkeypatch.setattr("tests.unit.recipes.played.write", lambda read, generator: "RETURN")
+    parent = finished(tmp_path, 2)
+    told = {"without_notes_rounds": 2.0, "without_notes_since": 1.0, "collapsed": 1.0}
+    assert collapse(parent, 2) == told
+    same = fork(parent, 1, experiment_of(parent, "same", changed(parent.method, evaluation__every=0)), tmp_path)
+    play(same, 2)
+    assert collapse(same, 2) == told, "the same recipe goes on counting"
+    other = fork(parent, 2, experiment_of(parent, "other", changed(parent.method, recipe__kind="baseline")), tmp_path)
+    play(other, 4)
+    assert [collapse(other, number) for number in (3, 4)] == [{"collapsed": 0.0}] * 2
