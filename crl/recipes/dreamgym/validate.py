@@ -14,7 +14,7 @@ from crl.errors import BadInput
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import config_of
 from crl.recipes.dreamgym.corpus import CORPUS, TOO_LONG, TRANSITIONS
-from crl.recipes.dreamgym.explore import EXPLORE
+from crl.recipes.dreamgym.explore import EXPLORE, fitted_before
 from crl.recipes.dreamgym.predicting import Asked, ExperienceModel, prediction_row
 from crl.recipes.dreamgym.prompts import situation_of
 from crl.recipes.dreamgym.rows import HELD_OUT, PoolItem, Prediction, Transition
@@ -32,7 +32,7 @@ def due(method: Method, round_number: int) -> bool:
 
 
 def drift_due(method: Method, round_number: int) -> bool:
-    """Before every fit but the first."""
+    """Before every fit but that of round 1. Whether a fork's first fit is one only the stage can tell."""
     return round_number > 1 and config_of(method).fits(round_number)
 
 
@@ -55,9 +55,11 @@ def validate(ctx: StageContext) -> None:
 
 
 def drift(ctx: StageContext) -> None:
-    """Predict what was explored since the fit before with the model of that fit."""
+    """Predict what was explored since the fit before with the model of that fit; nothing where there was none."""
     config = config_of(ctx.method).truth
-    true = newest([row for row in ctx.rows(Transition, EXPLORE) if row.split == HELD_OUT], config.most)
+    fitted = fitted_before(ctx.recipe, ctx.method, ctx.round)
+    explored = ctx.rows(Transition, EXPLORE) if fitted else []
+    true = newest([row for row in explored if row.split == HELD_OUT], config.most)
     rows, records = predicted(ctx, true, DRIFT)
     figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)
