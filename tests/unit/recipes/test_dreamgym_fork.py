@@ -89,6 +89,15 @@ def test_levels_do_not_change_sides(tmp_path: Path, share: float) -> None:
     assert caught.value.where == "method.recipe.explore.held_out" and not (tmp_path / "child").exists()
 
 
+@pytest.mark.parametrize("turns", [0, 3])
+def test_fits_and_predictions_show_as_many_earlier_turns(tmp_path: Path, turns: int) -> None:
+    parent = finished(tmp_path, 1)
+    with pytest.raises(BadInput, match="have 2 earlier turns with them: a fit would show those") as caught:
+        forked(parent, 1, tmp_path, recipe__predict__history=turns)
+    assert caught.value.where == "method.recipe.predict.history"
+    forked(parent, 0, tmp_path, "again", recipe__predict__history=turns)  # nothing was played yet
+
+
 @pytest.mark.slow
 def test_a_fork_applies_its_own_floors_to_the_last_figures(tmp_path: Path) -> None:
     parent = finished(tmp_path, 2, **ONE_FIT)
