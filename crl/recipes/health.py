@@ -1,14 +1,23 @@
-"""How the stage `health` of every recipe ends: its figures and alarms are written, with what counts a collapse."""
+"""What the stage `health` of every recipe needs: tokens of records, and how its figures and alarms are written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from crl.learn.collapse import counters, health_metrics
 from crl.recipes.context import StageContext
 from crl.recipes.forked import method_of_round
 from crl.recipes.stage import BEFORE
 from crl.records import Metric
+
+
+def tokens_of(written: pa.Table) -> tuple[int, int]:
+    """Tokens of token records (`Generation`) that were read, and that were sampled."""
+    sampled = pc.sum(pc.list_flatten(written["loss_mask"])).as_py() or 0
+    return (pc.sum(pc.list_value_length(written["token_ids"])).as_py() or 0) - sampled, sampled
 
 
 def write_health(

@@ -127,6 +127,7 @@ def build(method: Method) -> Recipe:
                 Read("credit"),
                 Read(validate.VALIDATE),
                 Read(validate.DRIFT),
+                *when(taught, Read(annotate.ANNOTATE_STAGE)),
                 pool,
                 *(Read(update_name(owner)) for owner in method.trained()),
                 Read("health", -1, BEFORE),
