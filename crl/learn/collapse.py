@@ -45,7 +45,7 @@ KINDS = (
     ),
     Kind(
         "one_text",
-        f"the extractor repeats itself: one text is more than {ONE_TEXT:.0%} of the new notes",
+        f"one text is more than {ONE_TEXT:.0%} of the new notes or reflections",
         None,
         ("notes_one_text",),
         lambda of: of["notes_one_text"] > ONE_TEXT,
@@ -73,6 +73,11 @@ KINDS = (
         lambda of: of["actor_groups_equal"] == 1.0 and of["success"] < 1.0 and not of.get("actor_stepped"),
     ),
 )
+
+
+def counters() -> set[str]:
+    """Names of the figures that are carried from round to round to count the signs of each kind."""
+    return {f"{kind.name}_{what}" for kind in KINDS for what in ("rounds", "since")}
 
 
 def collapse_figures(

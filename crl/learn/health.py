@@ -77,12 +77,14 @@ def cut_figures(cuts: Sequence[bool]) -> Figures:
     return {CUT: sum(cuts) / len(cuts)} if cuts else {}
 
 
-def cut_alarm(figures: Mapping[str, float]) -> dict[str, str]:
-    """What to say where the embedder cut a note, by the figure's name."""
+def cut_alarm(
+    figures: Mapping[str, float], embedder: str = "retrieval.embedder", longest: str = "distill.max_characters"
+) -> dict[str, str]:
+    """What to say where the embedder cut a note, by the figure's name; the keys name the settings that would help."""
     share = figures.get(CUT, 0.0)
     told = (
         f"the embedder reads only the beginning of {share:.0%} of the new notes, which are found by that alone; choose "
-        "one that reads longer texts (retrieval.embedder), or lower distill.max_characters"
+        f"one that reads longer texts ({embedder}), or lower {longest}"
     )
     return {CUT: told} if share else {}
 

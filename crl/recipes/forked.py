@@ -55,6 +55,15 @@ class ForkedRecipe(Recipe):
         return super().resolve(method, round_number, name, offset)
 
 
+def method_of_round(recipe: Recipe, method: Method, round_number: int) -> Method:
+    """The method that a round is made with: of a run's own recipe and method, or of an inherited round those of the run
+    that made it."""
+    while isinstance(recipe, ForkedRecipe) and round_number <= recipe.inherited.round:
+        before = recipe.inherited
+        recipe, method = before.recipe, before.method
+    return method
+
+
 def forked(recipe: Recipe, parent: Recipe, parent_method: Method, round_number: int) -> ForkedRecipe:
     """The recipe of a run that goes on with `recipe` after a round of its parent."""
     fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(Recipe)}

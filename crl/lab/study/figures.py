@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from crl.lab.study.change import RunChange, read_change
+from crl.recipes import recipe_in
 from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.recipes.dreamgym.explore import EXPLORE, explorer
 from crl.recipes.dreamgym.rows import SYNTHETIC
@@ -224,7 +225,7 @@ def _rows(run: RunDirectory, number: int, stage: str, row_type: type[Row]) -> in
 
 def _tokens(run: RunDirectory, number: int, stage: str) -> int:
     # Random play is recorded in the words of an actor, and nobody sampled it.
-    scripted = stage == EXPLORE and explorer(run.method_of(number, stage), number) == "random"
+    scripted = stage == EXPLORE and explorer(recipe_in(run), run.method_of(number, stage), number) == "random"
     if scripted or not _rows(run, number, stage, Generation):
         return 0
     table = run.read(number, stage, Generation)

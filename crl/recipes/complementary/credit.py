@@ -135,9 +135,10 @@ def _filled(
 ) -> list[BufferItem]:
     """The extractor's buffer with this round's uses and outputs."""
     written = _written(ctx, uses)
-    # No output of this run wrote an imported text: its uses are credited to the entry, and train nobody.
-    imported = set(written.filter(pc.equal(written["updated_round"], 0))["generation_id"].to_pylist())
     origins, scored = _origins(ctx, written), scored_at_once(ctx)
+    # No output that this recipe could train wrote an imported text, or one that another recipe wrote before a fork: its
+    # uses are credited to the entry, and train nobody.
+    foreign = set(written["generation_id"].to_pylist()) - origins.keys()
     # What is scored at once and for all earns nothing by uses. A merged text was never tried, and has no episode.
     paid = {name for name, (_, stage) in origins.items() if stage == "distill" and scored.kind == SCORED}
     bank = ctx.bank(NEW_BANK).table
@@ -152,7 +153,7 @@ def _filled(
         config=config_of(ctx.method).extractor_objective,
         origins=origins,
         free_means=free_means(episodes),
-        unpaid=imported | paid,
+        unpaid=foreign | paid,
         scored=scored.rewards,
         scored_kind=scored.kind,
         repeats=repeats,
@@ -227,12 +228,13 @@ def _written(ctx: StageContext, uses: Iterable[UseReward]) -> pa.Table:
 
 
 def _origins(ctx: StageContext, written: pa.Table) -> dict[str, tuple[int, str]]:
-    """(round, stage) that wrote each credited output, from the snapshot's entries and the outputs of their rounds."""
+    """(round, stage) that wrote each credited output, from the snapshot's entries and the outputs of their rounds: of
+    those stages that keep the token records of their outputs, which another recipe's may not."""
     wanted = set(written["generation_id"].to_pylist())
     rounds = sorted(set(written["updated_round"].to_pylist()))
     origins: dict[str, tuple[int, str]] = {}
     for round_number in rounds:
-        names = {stage.name for stage in ctx.recipe.stages_of(ctx.method, round_number)}
+        names = {stage.name for stage in ctx.recipe.stages_of(ctx.method, round_number) if Generation in stage.writes}
         for stage in ("distill", "merge"):
             if stage in names:
                 for row in ctx.rows_at(Distillation, round_number, stage):

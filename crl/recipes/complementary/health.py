@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from crl.bank.segments import load_texts
 from crl.learn.buffer import oldest_wait, ripe_items
-from crl.learn.collapse import health_metrics
 from crl.learn.form import output_figures, turn_figures, unreadable_figures
 from crl.learn.guidance import guidance_figures
 from crl.learn.health import (
@@ -40,6 +39,7 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.complementary.judge import JUDGE
 from crl.recipes.context import StageContext
+from crl.recipes.health import tokens_of, write_health
 from crl.recipes.stage import BEFORE
 from crl.recipes.update import update_name
 from crl.records import (
@@ -49,7 +49,6 @@ from crl.records import (
     Distillation,
     Episode,
     Generation,
-    Metric,
     Operation,
     Row,
     Sample,
@@ -84,7 +83,7 @@ def health(ctx: StageContext) -> None:
         zip(said["output"].to_pylist(), said["action"].to_pylist(), strict=True),
     )
     every = [*episodes, *(ctx.rows(Episode, TRIAL) if config.trial is not None else ())]
-    verdicts = (0, 0) if config.actor_critic is None else _tokens(ctx.table(Generation, JUDGE))
+    verdicts = (0, 0) if config.actor_critic is None else tokens_of(ctx.table(Generation, JUDGE))
     figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in every) + verdicts[0])
     figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in every) + verdicts[1])
     figures |= group_figures(episodes, subgroups=config.actor_objective.advantage == "subgroup")
@@ -101,7 +100,7 @@ def health(ctx: StageContext) -> None:
     for role in sorted(ctx.recipe.trains):
         figures |= update_figures(role, ctx.figures(update_name(role)))
     alarms |= cut_alarm(figures) | mismatch_alarms(figures)
-    ctx.write(Metric, health_metrics(figures, previous, trained, round=ctx.round, alarms=alarms))
+    write_health(ctx, figures, trained, alarms)
 
 
 def _outputs(ctx: StageContext) -> Figures:
@@ -115,14 +114,8 @@ def _outputs(ctx: StageContext) -> Figures:
     if ctx.method.rollout.search_and_ask is not None:
         answers = rows_with(ctx.table(Generation, "collect"), "kind", ["ask"])
         written = pa.concat_tables([written, answers])
-    read, sampled = _tokens(written)
+    read, sampled = tokens_of(written)
     return {**figures, "extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}
-
-
-def _tokens(written: pa.Table) -> tuple[int, int]:
-    """Tokens of generations that were read, and that were sampled."""
-    sampled = pc.sum(pc.list_flatten(written["loss_mask"])).as_py() or 0
-    return (pc.sum(pc.list_value_length(written["token_ids"])).as_py() or 0) - sampled, sampled
 
 
 def _read(ctx: StageContext) -> tuple[Figures, dict[str, str]]:

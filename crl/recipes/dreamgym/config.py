@@ -171,10 +171,18 @@ class DreamGymConfig(RecipeConfig):
         return [(seeds.start, first), (first, seeds.start + seeds.count)]
 
     def misfits(self, method: Method, before: Method) -> Iterator[BadInput]:
-        """No seed whose transitions were fitted is held out afterward, and none that was held out is fitted."""
+        """No seed whose transitions were fitted is held out afterward, and none that was held out is fitted. Recorded
+        transitions have so many earlier turns with them as a prediction was shown."""
         old = before.recipe
         if not isinstance(old, DreamGymConfig):
             return
+        if self.predict.history != old.predict.history:
+            yield refused(
+                "method.recipe.predict.history",
+                f"the transitions of the rounds before have {old.predict.history} earlier turns with them: a fit would "
+                f"show those, and a prediction {self.predict.history}",
+                f"{old.predict.history}, as in the rounds before",
+            )
         for family in method.families:
             earlier = before.family(family.name)
             if earlier is None:

@@ -16,9 +16,11 @@ from crl.protocols import Environment
 from crl.recipes.complementary.demonstrations import ScriptedRole, as_answer, play_script, shares
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import ACTOR, config_of
+from crl.recipes.dreamgym.corpus import CORPUS
 from crl.recipes.dreamgym.rows import EXPLORED, Transition
 from crl.recipes.dreamgym.store import split_of
 from crl.recipes.dreamgym.watching import Watched, real_transitions
+from crl.recipes.stage import Recipe
 from crl.recipes.tasks import task_of
 from crl.recipes.waves import kept_environment, play, sampling_of, starts_of
 from crl.recipes.weights import weights_of
@@ -33,9 +35,14 @@ def due(method: Method, round_number: int) -> bool:
     return config_of(method).fits(round_number)
 
 
-def explorer(method: Method, round_number: int) -> str:
+def fitted_before(recipe: Recipe, method: Method, round_number: int) -> bool:
+    """Whether the experience model was fitted in an earlier round; in a fork also by the run it goes on from."""
+    return any(recipe.resolve(method, number, CORPUS, 0) is not None for number in range(1, round_number))
+
+
+def explorer(recipe: Recipe, method: Method, round_number: int) -> str:
     """Who plays: `random` or `actor`."""
-    return config_of(method).explore.policy if round_number == 1 else ACTOR
+    return ACTOR if fitted_before(recipe, method, round_number) else config_of(method).explore.policy
 
 
 def seeds_of(ctx: StageContext, family: FamilyConfig, count: int) -> list[int]:
@@ -52,7 +59,7 @@ def seeds_of(ctx: StageContext, family: FamilyConfig, count: int) -> list[int]:
 def waves(ctx: StageContext) -> list[tuple[FamilyConfig, list[tuple[int, int]]]]:
     """The episodes of the stage in waves of one family, (group, seed) of each. Groups come after those of the batch."""
     config = config_of(ctx.method).explore
-    episodes = config.first if ctx.round == 1 else config.further
+    episodes = config.further if fitted_before(ctx.recipe, ctx.method, ctx.round) else config.first
     width = ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
     group = sum(family.groups for family in ctx.method.families)
     found = []
@@ -73,17 +80,13 @@ def explore_part(ctx: StageContext, part: int) -> None:
     family, numbered = waves(ctx)[part]
     tasks = _tasks(ctx, family, numbered)
     slots = [EpisodeSlot(task) for task in tasks]
-    watched = watched_wave(ctx, slots)
+    watched, policy = watched_wave(ctx, slots), explorer(ctx.recipe, ctx.method, ctx.round)
     with ctx.timed("play", len(slots)):
-        played = (
-            _by_chance(ctx, watched, slots, part)
-            if explorer(ctx.method, ctx.round) == "random"
-            else _by_actor(ctx, watched, slots)
-        )
+        played = _by_chance(ctx, watched, slots, part) if policy == "random" else _by_actor(ctx, watched, slots)
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
     ctx.write(Generation, [each.generation for each in played])
-    ctx.write(Transition, transitions_of(ctx, tasks, watched, explorer(ctx.method, ctx.round)))
+    ctx.write(Transition, transitions_of(ctx, tasks, watched, policy))
 
 
 def watched_wave(ctx: StageContext, slots: Sequence[EpisodeSlot]) -> Watched:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 
-from crl.learn.collapse import health_metrics
+import pyarrow as pa
+
 from crl.learn.credit import usable
 from crl.learn.form import turn_figures
 from crl.learn.health import Figures, group_figures, mismatch_alarms, play_figures, update_figures
 from crl.recipes.context import StageContext
+from crl.recipes.dreamgym.annotate import ANNOTATE_STAGE
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
-from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE
-from crl.recipes.dreamgym.explore import EXPLORE
+from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, config_of
+from crl.recipes.dreamgym.explore import EXPLORE, explorer
 from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.plan import DRAWN
-from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, PoolItem, Prediction
+from crl.recipes.dreamgym.rows import ENDINGS, REAL, SYNTHETIC, DreamTask, PoolItem, Prediction
 from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.truth import FLOORED, UNSEEN
 from crl.recipes.dreamgym.validate import DRIFT, VALIDATE
+from crl.recipes.health import tokens_of, write_health
 from crl.recipes.stage import BEFORE
 from crl.recipes.update import update_name
-from crl.records import Episode, Generation, Metric, Turn
+from crl.records import Episode, Generation, Turn, rows_with
 
 REAL_STEPS, TOTAL = "real_steps", "real_steps_total"
 MOST_MALFORMED = 0.25
@@ -28,7 +32,11 @@ MOST_MALFORMED = 0.25
 TRUTH = (*FLOORED, *map(UNSEEN.format, FLOORED), "seen_share", "epsilon_r", "epsilon_p", "gap_bound")
 FEWEST_ALIKE = 8
 """Fewer synthetic episodes may be worth the same by chance."""
+BLANK = "blank_observations"
 SHARES = ("synthetic_share", "synthetic_bound", "synthetic_left_out")
+
+Seen = tuple[str, str, str | None]
+"""Of a turn: its episode, what was seen before it, and the action."""
 
 
 def health(ctx: StageContext) -> None:
@@ -37,6 +45,8 @@ def health(ctx: StageContext) -> None:
     before, checked, drifted = (ctx.figures(name) for name in (BEFORE, VALIDATE, DRIFT))
     of_stream = {stream: [row for row in played if row.stream == stream] for stream in (SYNTHETIC, REAL)}
     steps = real_steps(explored, of_stream[REAL])
+    # Random play is recorded in the words of an actor, and nobody read or sampled it.
+    acted = [*played, *(explored if explorer(ctx.recipe, ctx.method, ctx.round) == ACTOR else ())]
     figures: Figures = {
         **play_figures(played),
         **turn_figures(played, ctx.table(Turn, COLLECT)["stop_reason"].to_pylist()),
@@ -44,8 +54,10 @@ def health(ctx: StageContext) -> None:
         REAL_STEPS: float(steps),
         TOTAL: before.get(TOTAL, 0.0) + steps,
         "synthetic_steps": float(sum(row.turns for row in of_stream[SYNTHETIC])),
-        "actor_tokens_read": float(sum(row.tokens_read for row in played)),
-        "actor_tokens_sampled": float(sum(row.tokens_sampled for row in played)),
+        "actor_tokens_read": float(sum(row.tokens_read for row in acted)),
+        "actor_tokens_sampled": float(sum(row.tokens_sampled for row in acted)),
+        **_tokens(ctx, EXPERIENCE, (DRIFT, VALIDATE, PLAN, COLLECT)),
+        **(_tokens(ctx, TEACHER, (ANNOTATE_STAGE,)) if TEACHER in config_of(ctx.method).roles() else {}),
         **_of(ctx.figures("credit"), SHARES),
         **_pools(ctx),
         **_predictions(ctx),
@@ -61,6 +73,13 @@ def health(ctx: StageContext) -> None:
         # What the model of the fit before has lost on what the newer policy does.
         figures["drift"] = before["observation_agreement"] - drifted["drift_observation_agreement"]
     alarms = {}
+    steps_blank, endings_blank = blank_steps([*explored, *of_stream[REAL]], _turns(ctx))
+    if steps_blank:
+        figures[BLANK] = float(steps_blank)
+        alarms[BLANK] = (
+            f"{steps_blank} real steps, {endings_blank} of them endings, lead to a blank observation, which no "
+            "prediction can say: the model does not learn them; let the environment say what is seen then"
+        )
     if figures.get("dream_malformed", 0.0) > MOST_MALFORMED:
         alarms["dream_malformed"] = (
             f"more than {MOST_MALFORMED:.0%} of the predictions are malformed, and each ends an episode that trains "
@@ -78,12 +97,37 @@ def health(ctx: StageContext) -> None:
     if "loss" in experience:
         figures["experience_loss"] = experience["loss"]
     alarms |= mismatch_alarms(figures)
-    ctx.write(Metric, health_metrics(figures, before, {ACTOR}, round=ctx.round, alarms=alarms))
+    write_health(ctx, figures, {ACTOR}, alarms)
 
 
 def real_steps(*episodes: list[Episode]) -> int:
     """Steps that were taken in the real environment: one per turn."""
     return sum(row.turns for rows in episodes for row in rows)
+
+
+def blank_steps(episodes: Sequence[Episode], turns: Sequence[Seen]) -> tuple[int, int]:
+    """How many steps of real episodes lead to a blank observation, and with how many of these the environment ends an
+    episode. `turns` are those of these episodes and perhaps others, each episode's in their order."""
+    shown: dict[str, list[Seen]] = defaultdict(list)
+    for turn in turns:
+        shown[turn[0]].append(turn)
+    steps = endings = 0
+    for episode in episodes:
+        own = shown[episode.episode_id]
+        after = [*(observation for _, observation, _ in own[1:]), episode.last_observation]
+        # A turn that names no action is answered by a rule in the model too; an environment that broke said nothing.
+        blank = [
+            action is not None and seen is not None and not seen.strip()
+            for (_, _, action), seen in zip(own, after, strict=False)
+        ]
+        steps += sum(blank)
+        endings += bool(blank) and blank[-1] and episode.stop_reason in ENDINGS
+    return steps, endings
+
+
+def _turns(ctx: StageContext) -> list[Seen]:
+    tables = [ctx.table(Turn, stage).select(["episode_id", "observation", "action"]) for stage in (EXPLORE, COLLECT)]
+    return [tuple(row.values()) for table in tables for row in table.to_pylist()]
 
 
 def _pools(ctx: StageContext) -> Figures:
@@ -92,19 +136,21 @@ def _pools(ctx: StageContext) -> Figures:
 
 
 def _predictions(ctx: StageContext) -> Figures:
-    """Of the predictions in episodes: how many, the share of malformed ones, tokens."""
+    """Of the predictions in episodes: the share of malformed ones, and how many similar transitions each was shown."""
     rows = ctx.rows(Prediction, COLLECT)
     if not rows:
         return {}
-    ids = {row.generation_id for row in rows}
-    records = [row for row in ctx.rows(Generation, COLLECT) if row.generation_id in ids]
-    sampled = sum(sum(row.loss_mask) for row in records)
     return {
         "dream_malformed": sum(row.reason_code != OK for row in rows) / len(rows),
         "neighbors_shown": sum(len(row.neighbors) for row in rows) / len(rows),
-        "experience_tokens_read": float(sum(len(row.token_ids) for row in records) - sampled),
-        "experience_tokens_sampled": float(sampled),
     }
+
+
+def _tokens(ctx: StageContext, role: str, stages: Iterable[str]) -> Figures:
+    """Tokens that a role read and sampled in these stages; nothing where it did neither."""
+    written = pa.concat_tables([rows_with(ctx.table(Generation, stage), "role", [role]) for stage in stages])
+    read, sampled = tokens_of(written)
+    return {f"{role}_tokens_read": float(read), f"{role}_tokens_sampled": float(sampled)} if written.num_rows else {}
 
 
 def _of(figures: Figures, names: tuple[str, ...]) -> Figures:

@@ -56,7 +56,7 @@ def build(method: Method) -> Recipe:
             name=store.GATHER,
             run=store.gather,
             reads=(Read(explore.EXPLORE), Read(collect.COLLECT, -1, "collected"), Read(store.GATHER, -1, BEFORE)),
-            writes=(PoolItem, TransitionVector),
+            writes=(PoolItem, TransitionVector, Metric),
         ),
         Stage(
             name=validate.DRIFT,
@@ -127,6 +127,7 @@ def build(method: Method) -> Recipe:
                 Read("credit"),
                 Read(validate.VALIDATE),
                 Read(validate.DRIFT),
+                *when(taught, Read(annotate.ANNOTATE_STAGE)),
                 pool,
                 *(Read(update_name(owner)) for owner in method.trained()),
                 Read("health", -1, BEFORE),

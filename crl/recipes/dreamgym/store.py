@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 
 from crl.bank.index.exact import ExactIndex
 from crl.config import Method
+from crl.protocols import Embedder
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import StoreConfig, config_of
 from crl.recipes.dreamgym.prompts import Situation, situation_of
 from crl.recipes.dreamgym.rows import FIT, HELD_OUT, REAL, SYNTHETIC, PoolItem, Transition, TransitionVector
-from crl.records import rows_of, rows_with
+from crl.records import Metric, rows_of, rows_with
 
 GATHER = "gather"
 POOL = "pool"
 """Name of the read of the pools that a stage works with."""
+CUT = "transitions_cut_by_embedder"
 OfFamily = TypeVar("OfFamily", PoolItem, Transition)
 
 
@@ -99,7 +101,8 @@ class Store:
         if not self._rows[family]:
             return [[] for _ in situations]
         count = self._config.top_k
-        queries_QD = self._ctx.services.embedder().embed([each.query for each in situations])
+        embedder = self._ctx.services.embedder()
+        queries_QD = embedder.embed(searched_by(embedder, situations)[0])
         rows = self._rows[family]
         own = episodes or [""] * len(situations)
         # So many more are read that enough are left of them even where all of the episode are among the nearest.
@@ -110,6 +113,17 @@ class Store:
             near = (rows[int(place)] for place in places_K)
             found.append([row for row in near if row.episode_id != episode][:count])
         return found
+
+
+def searched_by(embedder: Embedder, situations: Sequence[Situation]) -> tuple[list[str], list[bool]]:
+    """The text that each situation is embedded as, state and action; and whether only its beginning is read. The action
+    then comes first: two actions in one state would otherwise be the same."""
+    texts = [each.query for each in situations]
+    cuts = embedder.cuts(texts)
+    return [
+        f"{each.action}\n{each.observation}" if cut else text
+        for each, text, cut in zip(situations, texts, cuts, strict=True)
+    ], cuts
 
 
 def vectors_of(ctx: StageContext, items: Sequence[PoolItem]) -> NDArray[np.float32]:
@@ -155,10 +169,10 @@ def gather(ctx: StageContext) -> None:
     items = gathered(before, new, config)
     kept = {item.transition_id for item in items if item.entered == ctx.round}
     entered = [row for row, _, _ in arrived if row.transition_id in kept]
+    embedder = ctx.services.embedder()
     with ctx.timed("embed", len(entered)):
-        vectors_ND = ctx.services.embedder().embed(
-            [Situation(row.goal, (), row.observation, row.action, row.turn).query for row in entered]
-        )
+        texts, cuts = searched_by(embedder, [situation_of(row) for row in entered])
+        vectors_ND = embedder.embed(texts)
     ctx.write(PoolItem, items)
     ctx.write(
         TransitionVector,
@@ -167,6 +181,20 @@ def gather(ctx: StageContext) -> None:
             for row, vector_D in zip(entered, vectors_ND, strict=True)
         ],
     )
+    ctx.write(Metric, _cut_metrics(ctx, cuts, searched=config.top_k > 0))
+
+
+def _cut_metrics(ctx: StageContext, cuts: Sequence[bool], *, searched: bool) -> list[Metric]:
+    """`transitions_cut_by_embedder`: the share of what came in that the embedder reads only the beginning of."""
+    if not cuts:
+        return []
+    share = sum(cuts) / len(cuts)
+    told = (
+        f"the embedder reads only the beginning of {share:.0%} of the new transitions, which are found by their action "
+        "and the beginning of their observation; choose one that reads longer texts (store.embedder)"
+    )
+    alarm = told if share and searched else None
+    return [Metric(round=ctx.round, stage=ctx.stage.name, name=CUT, value=share, alarm=alarm)]
 
 
 def fit_seed(method: Method, family: str, seed: int) -> bool:

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from crl.config import Method
 from crl.errors import BadInput
 from crl.recipes.context import StageContext
-from crl.recipes.dreamgym.config import ValidateConfig, config_of
+from crl.recipes.dreamgym.config import config_of
 from crl.recipes.dreamgym.corpus import CORPUS, TOO_LONG, TRANSITIONS
-from crl.recipes.dreamgym.explore import EXPLORE
+from crl.recipes.dreamgym.explore import EXPLORE, fitted_before
 from crl.recipes.dreamgym.predicting import Asked, ExperienceModel, prediction_row
 from crl.recipes.dreamgym.prompts import situation_of
 from crl.recipes.dreamgym.rows import HELD_OUT, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, seen, transitions_of
 from crl.recipes.dreamgym.truth import alarms_of, truth_figures
-from crl.recipes.forked import ForkedRecipe
+from crl.recipes.forked import method_of_round
 from crl.records import Generation, Metric
 
 VALIDATE, DRIFT = "validate", "drift"
@@ -32,7 +32,7 @@ def due(method: Method, round_number: int) -> bool:
 
 
 def drift_due(method: Method, round_number: int) -> bool:
-    """Before every fit but the first."""
+    """Before every fit but that of round 1. Whether a fork's first fit is one only the stage can tell."""
     return round_number > 1 and config_of(method).fits(round_number)
 
 
@@ -55,9 +55,11 @@ def validate(ctx: StageContext) -> None:
 
 
 def drift(ctx: StageContext) -> None:
-    """Predict what was explored since the fit before with the model of that fit."""
+    """Predict what was explored since the fit before with the model of that fit; nothing where there was none."""
     config = config_of(ctx.method).truth
-    true = newest([row for row in ctx.rows(Transition, EXPLORE) if row.split == HELD_OUT], config.most)
+    fitted = fitted_before(ctx.recipe, ctx.method, ctx.round)
+    explored = ctx.rows(Transition, EXPLORE) if fitted else []
+    true = newest([row for row in explored if row.split == HELD_OUT], config.most)
     rows, records = predicted(ctx, true, DRIFT)
     figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)
@@ -96,7 +98,7 @@ def require_truth(ctx: StageContext) -> None:
         )
     # Its own round's plan has applied these floors; of an inherited round they may have been others.
     floors = config_of(ctx.method).truth
-    if last < ctx.round and _floors_of(ctx, last) == floors:
+    if last < ctx.round and config_of(method_of_round(ctx.recipe, ctx.method, last)).truth == floors:
         return
     metrics = {row.name: row.value for row in ctx.rows_at(Metric, last, VALIDATE)}
     alarms = alarms_of(metrics, floors)
@@ -111,14 +113,6 @@ def require_truth(ctx: StageContext) -> None:
             next_step="read the table predictions of that stage; then begin an experiment with more real episodes "
             "(method.recipe.explore.first), more epochs (fit.epochs), or a lower floor (truth)",
         )
-
-
-def _floors_of(ctx: StageContext, number: int) -> ValidateConfig:
-    """The floors that the plan of a round applied: of an inherited round those of the run that made it."""
-    method, recipe = ctx.method, ctx.recipe
-    while isinstance(recipe, ForkedRecipe) and number <= recipe.inherited.round:
-        method, recipe = recipe.inherited.method, recipe.inherited.recipe
-    return config_of(method).truth
 
 
 def _metric(ctx: StageContext, name: str, value: float, alarm: str | None) -> Metric:

@@ -56,6 +56,10 @@ class Watched:
             self.seen[slot].steps.append((actions[slot], step, why))
         return steps
 
+    def ended(self, slots: Sequence[int]) -> None:
+        """Hand on which episodes are over, whoever ended them."""
+        self._environment.ended(slots)
+
     def shown(self, slot: int) -> tuple[str, ...]:
         """What can be done now in a slot, by name; none where actions are text."""
         seen = self.seen[slot]

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from crl.learn.credit import usable
-from crl.learn.health import Figures
-from crl.recipes.erl.prompts import OK
+from crl.learn.health import Figures, Note, one_text_share
 from crl.recipes.erl.rows import Reflection
 from crl.records import BankEvent, Episode
 
@@ -45,20 +44,19 @@ def attempt_figures(first: Sequence[Episode], pairs: Pairs) -> Figures:
 
 
 def reflection_figures(rows: Sequence[Reflection]) -> Figures:
-    """How many reflections were written, how many are malformed, distinct, and read a memory."""
+    """How many reflections were written, how many are malformed, distinct, one text, and read a memory."""
     figures: Figures = {
         "reflections": float(len(rows)),
         "memory_reads": float(sum(bool(row.entry_ids) for row in rows)),
         "memory_entries_read": float(sum(len(row.entry_ids) for row in rows)),
     }
-    texts = [(row.family, row.text) for row in rows if row.reason_code == OK]
+    notes = [Note(row.family, row.text) for row in rows if row.text is not None]
     if rows:
-        figures["share_malformed"] = 1 - len(texts) / len(rows)
+        figures["share_malformed"] = 1 - len(notes) / len(rows)
         figures["reflection_trajectories_cut"] = sum(row.turns_shown < row.turns for row in rows) / len(rows)
-    if texts:
-        figures["notes_distinct"] = len(set(texts)) / len(texts)
-        figures["notes_one_text"] = max(Counter(texts).values()) / len(texts)
-    return figures
+    if notes:
+        figures["notes_distinct"] = len(set(notes)) / len(notes)
+    return figures | one_text_share(notes)
 
 
 def memory_figures(events: Iterable[BankEvent]) -> Figures:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from crl.learn.collapse import health_metrics
 from crl.learn.form import turn_figures
-from crl.learn.health import group_figures, mismatch_alarms, play_figures, update_figures
+from crl.learn.health import cut_alarm, cut_figures, group_figures, mismatch_alarms, play_figures, update_figures
 from crl.protocols import StopReason
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.context import StageContext
@@ -12,9 +11,9 @@ from crl.recipes.erl.attempts import attempt_id, attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.figures import attempt_figures, carried, memory_figures, reflection_figures
 from crl.recipes.erl.rows import Reflection
-from crl.recipes.stage import BEFORE
+from crl.recipes.health import write_health
 from crl.recipes.update import update_name
-from crl.records import BankEvent, Episode, Generation, Metric, Turn
+from crl.records import BankEvent, Episode, Generation, Operation, Turn
 
 MOST_MALFORMED = 0.5
 """Above this share of malformed reflections most further attempts go by the old instructions."""
@@ -53,10 +52,14 @@ def health(ctx: StageContext) -> None:
             alarms["share_malformed"] = f"{told}: their attempts go by the old instructions"
     if config.has_memory:
         figures |= memory_figures(ctx.rows(BankEvent, NEW_BANK))
+        written = ctx.table(Operation, "distill")["embedder_cut"].drop_null()
+        figures |= cut_figures(written.to_pylist())
+        if config.memory is not None and config.memory.order == "similarity":
+            alarms |= cut_alarm(figures, "memory.embedder", "reflect.max_characters")
     for owner in sorted(ctx.recipe.trains):
         figures |= update_figures(owner, ctx.figures(update_name(owner)))
     alarms |= mismatch_alarms(figures)
-    ctx.write(Metric, health_metrics(figures, ctx.figures(BEFORE), {ACTOR}, round=ctx.round, alarms=alarms))
+    write_health(ctx, figures, {ACTOR}, alarms)
 
 
 def _reflections(ctx: StageContext, revisions: int) -> dict[str, float]:

@@ -31,6 +31,8 @@ NO_MEMORY = "none"
 OK = "ok"
 PROMPT_TOO_LONG = "prompt_too_long"
 _TAGGED = re.compile(r"<instructions>(.*?)</instructions>", re.DOTALL | re.IGNORECASE)
+_CUT = re.compile(r"<instructions>(.*?)(?:</instructions>|(?:</[a-z]*)?\Z)", re.DOTALL | re.IGNORECASE)
+"""As it is in an output that the length limit ended: the last tag may be open, or half closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def parsed(output: Output, config: ReflectConfig) -> tuple[str, str | None]:
     if answer is None:
         return "unfinished_thought", None
     if config.form == "tag":
-        found = _TAGGED.findall(answer)
+        found = (_CUT if output.truncated else _TAGGED).findall(answer)
         if not found:
             return "no_instructions", None
         answer = found[-1]

@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from crl.extractor.trajectory import render_trajectory
-from crl.protocols import Policy
+from crl.protocols import Policy, ToolCalls
+from crl.recipes.chats import chat_of
 from crl.recipes.context import StageContext
 from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, pending, waves
 from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, reflect_of
@@ -122,7 +123,9 @@ def _own_instructions(ctx: StageContext, again: Sequence[Pending]) -> list[str]:
     if any("actions" in placeholders(template) for template in set(templates)):
         # Only the environment knows what could be done at the start.
         starts = starts_of(ctx, [(each.task.family, each.task.environment_seed) for each in again])
-        actions = [actions_text(start.actions, takes_tools=False) for start in starts]
+        calls = any(isinstance(start.actions, ToolCalls) for start in starts)
+        takes_tools = calls and chat_of(ctx.method, ACTOR).takes_tools
+        actions = [actions_text(start.actions, takes_tools=takes_tools) for start in starts]
     return [
         fill(template, {"goal": each.task.goal, "actions": text})
         for each, template, text in zip(again, templates, actions, strict=True)

@@ -99,6 +99,7 @@ def build(method: Method) -> Recipe:
             reads=(
                 *all_attempts,
                 *reflections,
+                Read("distill"),
                 Read("credit"),
                 Read("consolidate", 0, NEW_BANK),
                 *(Read(update_name(owner)) for owner in method.trained()),

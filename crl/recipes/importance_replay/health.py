@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.learn.collapse import health_metrics
 from crl.learn.form import turn_figures
 from crl.learn.health import Figures, age_figures, group_figures, mismatch_alarms, play_figures, update_figures
 from crl.recipes.context import StageContext
+from crl.recipes.health import write_health
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.credit import COLLECT
 from crl.recipes.importance_replay.measure import CREDIT, MEASURE
 from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE
 from crl.recipes.importance_replay.rows import HELD, Improvement, ReplayDraw, ReplayItem
-from crl.recipes.stage import BEFORE
 from crl.recipes.update import update_name
-from crl.records import Episode, Metric, Turn
+from crl.records import Episode, Turn
 
 _CARRIED = ("replay_buffer", "replay_entered", "replay_evicted", "replay_without_advantage", "scores_refreshed")
 _LOSSES = ("extractor_loss", "coupling_loss", "draws_labeled")
@@ -54,8 +53,7 @@ def health(ctx: StageContext) -> None:
             "probe_tokens_sampled": float(sum(row.tokens_sampled for row in probes)),
             **improvement_figures(ctx.rows(Improvement, MEASURE)),
         }
-    alarms = mismatch_alarms(figures)
-    ctx.write(Metric, health_metrics(figures, ctx.figures(BEFORE), {ACTOR}, round=ctx.round, alarms=alarms))
+    write_health(ctx, figures, {ACTOR}, mismatch_alarms(figures))
 
 
 def buffer_figures(held: Sequence[ReplayItem]) -> Figures:

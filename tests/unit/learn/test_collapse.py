@@ -38,7 +38,7 @@ def alarms(rounds: Sequence[dict[str, float | None]], *, trained=BOTH) -> list[s
             {"share_without_note": 0.81},
             "the extractor writes no notes: more than 80% of its outputs are malformed or return",
         ),
-        ({"notes_one_text": 0.9}, "the extractor repeats itself: one text is more than 80% of the new notes"),
+        ({"notes_one_text": 0.9}, "one text is more than 80% of the new notes or reflections"),
         ({"extractor_without_gradient": 1.0}, "no update of the extractor is possible: all rewards"),
         ({"success": 0.0}, "no episode succeeds any more"),
         (

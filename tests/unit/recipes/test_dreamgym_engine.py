@@ -16,8 +16,12 @@ from crl.envs.frozenlake import FrozenLakeConfig, FrozenLakeEnvironment
 from crl.errors import EngineDied, StageFailed
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes import recipe_in
+from crl.recipes.dreamgym.watching import Watched
 from crl.records import Episode
+from crl.rollout.kept_steps import KeptSteps
+from crl.rollout.readable import Readable
 from crl.run.directory import RunDirectory
+from crl.run.jsonlines import JsonLines
 from crl.run.lease import Lease
 from tests.marks import sampled
 from tests.unit.recipes.branched import begun, play
@@ -157,3 +161,15 @@ def test_a_resumed_wave_asks_nothing_again_of_episodes_that_were_over(
     ]
     assert run.manifest(1, stage).digest == undisturbed.manifest(1, stage).digest
     assert not run.unfinished_path(1, stage).exists()
+
+
+def test_an_episode_that_the_actors_context_ends_is_over_too(tmp_path: Path) -> None:
+    config: Any = experiment().method.families[0].environment
+    file, lakes = JsonLines(tmp_path / "steps.jsonl"), [Silent(config), Silent(config)]
+    for lake in lakes:
+        # As it is played: what plays tells its environment, which is the watched one.
+        wave = Readable(Watched(KeptSteps(lake, file, ["episode"])))
+        wave.reset_many([1])
+        wave.step_many({0: "up"})
+        wave.ended([0])
+    assert [lake.asked[0] for lake in lakes] == [1, 0]

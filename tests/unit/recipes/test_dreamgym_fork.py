@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from crl.errors import BadInput
+from crl.lab.study.figures import read_run
 from crl.recipes import recipe_in
 from crl.recipes.audit import problems_of
-from crl.recipes.dreamgym.rows import Annotation, Transition
+from crl.recipes.dreamgym.rows import Annotation, Prediction, Transition
 from crl.recipes.fork import fork
 from crl.records import Episode, Generation, rows_of
 from crl.run.directory import RunDirectory
@@ -57,6 +58,28 @@ def test_nothing_is_played_in_a_model_that_was_never_fitted(tmp_path: Path) -> N
     assert streams(child, 2) == {"synthetic", "real"} and not problems_of(child, recipe_in(child))
 
 
+def explored(run: RunDirectory, number: int) -> tuple[int, set[str]]:
+    """Episodes that a round explores, and who plays them."""
+    episodes = rows_of(Episode, run.read(number, "explore", Episode))
+    return len(episodes), {row.policy for row in rows_of(Transition, run.read(number, "explore", Transition))}
+
+
+def test_the_first_fit_of_a_fork_is_explored_as_a_first_one(tmp_path: Path) -> None:
+    parent = finished(tmp_path, 1, recipe__mix=0.0)
+    child = forked(parent, 1, tmp_path, recipe__mix=0.75, recipe__explore__every=1)
+    go_on(child, 3)
+    assert explored(child, 2) == (10, {"random"}) and explored(child, 3) == (5, {"actor"})
+    drifted = [len(rows_of(Prediction, child.read(number, "drift", Prediction))) for number in (2, 3)]
+    assert drifted[0] == 0 < drifted[1], "there was no model before the first fit"
+    figures = read_run(child.path, 3)
+    drawn = [
+        sum(sum(row.loss_mask) for row in rows_of(Generation, child.read(2, stage, Generation)) if row.kind != "fit")
+        for stage in child.complete_stages(2)
+        if stage != "explore" and not stage.startswith("evaluate")
+    ]
+    assert figures.tokens[2] - figures.tokens[1] == sum(drawn), "nobody sampled what was played at random"
+
+
 @pytest.mark.parametrize("share", [0.4, 0.1])
 def test_levels_do_not_change_sides(tmp_path: Path, share: float) -> None:
     parent = finished(tmp_path, 1)
@@ -64,6 +87,15 @@ def test_levels_do_not_change_sides(tmp_path: Path, share: float) -> None:
         forked(parent, 1, tmp_path, recipe__explore__held_out=share)
     forked(parent, 0, tmp_path, "again", recipe__explore__held_out=share)  # nothing was played yet
     assert caught.value.where == "method.recipe.explore.held_out" and not (tmp_path / "child").exists()
+
+
+@pytest.mark.parametrize("turns", [0, 3])
+def test_fits_and_predictions_show_as_many_earlier_turns(tmp_path: Path, turns: int) -> None:
+    parent = finished(tmp_path, 1)
+    with pytest.raises(BadInput, match="have 2 earlier turns with them: a fit would show those") as caught:
+        forked(parent, 1, tmp_path, recipe__predict__history=turns)
+    assert caught.value.where == "method.recipe.predict.history"
+    forked(parent, 0, tmp_path, "again", recipe__predict__history=turns)  # nothing was played yet
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,8 @@ from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.dreamgym import corpus
 from crl.recipes.dreamgym.prompts import situation_of
 from crl.recipes.dreamgym.rows import PoolItem, Prediction, Transition, TransitionVector
-from crl.recipes.dreamgym.store import Store
-from crl.records import Generation, table_of
+from crl.recipes.dreamgym.store import Store, searched_by
+from crl.records import Generation, Metric, table_of
 from tests.unit.recipes.dreamgym_played import DreamServices, experiment
 from tests.unit.recipes.played import Played
 
@@ -65,6 +66,9 @@ class Filled:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         return np.stack([self._vectors[text] for text in texts])
 
+    def cuts(self, texts: Sequence[str]) -> list[bool]:
+        return [False] * len(texts)
+
 
 def units(vectors_ND: NDArray[np.float64]) -> NDArray[np.float32]:
     return (vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)).astype(np.float32)
@@ -111,7 +115,7 @@ class PlaceServices(DreamServices):
     """The store of a run is searched by :func:`placed`."""
 
     def embedder(self) -> Any:
-        return SimpleNamespace(embed=placed)
+        return SimpleNamespace(embed=placed, cuts=LexicalEmbedder().cuts)
 
 
 Shown = list[tuple[int, Transition, list[Transition]]]
@@ -197,3 +201,46 @@ def test_predictions_are_never_fitted_where_both_pools_are_searched(both: tuple[
     real = {row.transition_id for row in stored(run, 2) if row.source == "real"}
     fitted = {row.generation_id.split("fit-", 1)[1] for row in run.rows(Generation, "corpus", 2)}
     assert fitted == real and len(stored(run, 2)) > len(real)
+
+
+READ = 4
+"""Characters that :class:`Beginning` reads."""
+
+
+class Beginning:
+    """An embedder that reads only the beginning of a text."""
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return LexicalEmbedder().embed([text[:READ] for text in texts])
+
+    def cuts(self, texts: Sequence[str]) -> list[bool]:
+        return [len(text) > READ for text in texts]
+
+
+class BeginningServices(DreamServices):
+    """The store of a run is searched by :class:`Beginning`."""
+
+    def embedder(self) -> Any:
+        return Beginning()
+
+
+def test_an_action_counts_however_long_the_observation_is(tmp_path: Path) -> None:
+    made = experiment(method__recipe__store__top_k=TOP_K)
+    run = Played(tmp_path, made, 1, BeginningServices(made))
+    vectors = {row.transition_id: tuple(row.vector) for row in run.rows(TransitionVector, "gather", 1)}
+    actions: dict[tuple[float, ...], set[str]] = {}
+    for row in run.rows(Transition, "explore", 1):
+        actions.setdefault(vectors[row.transition_id], set()).add(row.action)
+    assert len(actions) >= 4 and all(len(named) == 1 for named in actions.values()), "no two actions are alike"
+    shown = run.rows(Prediction, "validate", 1)
+    steps = {row.transition_id: row for row in run.rows(Transition, "explore", 1)}
+    assert shown and all(steps[row.neighbors[0]].action == steps[row.held_to or ""].action for row in shown)
+    [metric] = run.rows(Metric, "gather", 1)
+    assert (metric.name, metric.value) == ("transitions_cut_by_embedder", 1.0)
+    assert metric.alarm is not None and "100% of the new transitions" in metric.alarm
+
+
+def test_a_text_that_is_read_whole_has_the_state_first() -> None:
+    short, long = transition("A", "e1"), transition("A long one", "e1")
+    texts, cuts = searched_by(Beginning(), [situation_of(row) for row in (short, long)])  # type: ignore[arg-type]
+    assert (texts, cuts) == (["A\nup", "up\nA long one"], [False, True])

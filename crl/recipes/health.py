@@ -1,0 +1,34 @@
+"""What the stage `health` of every recipe needs: tokens of records, and how its figures and alarms are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from crl.learn.collapse import counters, health_metrics
+from crl.recipes.context import StageContext
+from crl.recipes.forked import method_of_round
+from crl.recipes.stage import BEFORE
+from crl.records import Metric
+
+
+def tokens_of(written: pa.Table) -> tuple[int, int]:
+    """Tokens of token records (`Generation`) that were read, and that were sampled."""
+    sampled = pc.sum(pc.list_flatten(written["loss_mask"])).as_py() or 0
+    return (pc.sum(pc.list_value_length(written["token_ids"])).as_py() or 0) - sampled, sampled
+
+
+def write_health(
+    ctx: StageContext, figures: Mapping[str, float], trained: Set[str], alarms: Mapping[str, str] | None = None
+) -> None:
+    """Write the metrics of a round (:func:`health_metrics`); `trained` are the roles that it trains.
+
+    After a fork to another recipe, or to other settings of it, rounds with a sign of collapse are counted anew: the
+    signs that were counted may be gone for good, or nothing that this recipe shows.
+    """
+    previous = ctx.figures(BEFORE)
+    if method_of_round(ctx.recipe, ctx.method, ctx.round - 1).recipe != ctx.method.recipe:
+        previous = {name: value for name, value in previous.items() if name not in counters()}
+    ctx.write(Metric, health_metrics(figures, previous, trained, round=ctx.round, alarms=alarms))
