@@ -138,31 +138,33 @@ class _FiguresByRound:
 
         self._success: dict[tuple[Any, Any, Any], Rate] = {}
         self._costs: dict[Any, dict[str, Cost]] = {}
-        for number, stage, arm, won, games, *took in fetch(
-            "SELECT round, stage, arm, won, games, (games * actions)::BIGINT, (games * tokens_read)::BIGINT, "
+        for number, stage, arm, won, games, broken, *took in fetch(
+            "SELECT round, stage, arm, won, games, broken, (games * actions)::BIGINT, (games * tokens_read)::BIGINT, "
             "(games * tokens_sampled)::BIGINT FROM success_by_arm"
         ):
-            self._success[number, stage, arm] = Rate(_whole(won), _whole(games))
+            self._success[number, stage, arm] = Rate(_whole(won), _whole(games), _whole(broken))
             # Further attempts (ERL) that go by the old instructions are no games of the free arm.
             if stage in ("collect", "evaluate") and arm != "random":
                 self._costs.setdefault(number, {})[str(arm)] = Cost(_whole(games), *map(_whole, took))
         self._evaluations: dict[Any, list[ArmResult]] = {}
-        for number, task, arm, won, games, score, actions, read, written, invalid, guided in fetch(
-            "SELECT round, family, arm, count_if(success), count(*), avg(reward), avg(turns), avg(tokens_read), "
-            "avg(tokens_sampled), coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) "
+        for number, task, arm, won, games, broken, score, actions, read, written, invalid, guided in fetch(
+            "SELECT round, family, arm, count_if(success), count(*), count_if(stop_reason = 'error'), avg(reward), "
+            "avg(turns), avg(tokens_read), avg(tokens_sampled), "
+            "coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) "
             "FROM evaluations WHERE stage = 'evaluate' GROUP BY round, family, arm ORDER BY round, family, arm"
         ):
             result = result_of(
-                str(task), str(arm), Rate(_whole(won), _whole(games)), score=float(score), actions=float(actions),
-                tokens_read=float(read), tokens_written=float(written), invalid_share=float(invalid),
-                guided=_whole(guided),
+                str(task), str(arm), Rate(_whole(won), _whole(games), _whole(broken)), score=float(score),
+                actions=float(actions), tokens_read=float(read), tokens_written=float(written),
+                invalid_share=float(invalid), guided=_whole(guided),
             )  # fmt: skip
             self._evaluations.setdefault(number, []).append(result)
         self._tasks: dict[Any, dict[str, dict[str, Rate]]] = {}
-        for number, arm, family, won, games in fetch(
-            "SELECT round, arm, family, won, games FROM success_by_task WHERE stage <> 'evaluate_base' ORDER BY ALL"
+        for number, arm, family, *counts in fetch(
+            "SELECT round, arm, family, won, games, broken FROM success_by_task WHERE stage <> 'evaluate_base' "
+            "ORDER BY ALL"
         ):
-            self._tasks.setdefault(number, {}).setdefault(str(arm), {})[str(family)] = Rate(_whole(won), _whole(games))
+            self._tasks.setdefault(number, {}).setdefault(str(arm), {})[str(family)] = Rate(*map(_whole, counts))
         self._timings: dict[Any, dict[tuple[str, str], Timing]] = {}
         for number, stage, work, batches, items, seconds in fetch(
             "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"

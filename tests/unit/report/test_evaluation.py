@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def test_an_average_gives_each_task_equal_weight() -> None:
     assert (with_bank.task, with_bank.won, with_bank.tasks, with_bank.episodes) == (AVERAGE, None, 2, 4)
     listed = [(each.task, each.arm) for each in with_averages(results(rows(1, WON)))]
     assert (AVERAGE, "random") not in listed and (AVERAGE, WITH) in listed, "one task is its own average"
+
+
+def test_what_broke_is_counted_as_lost_and_told() -> None:
+    played = rows(1, {("lake", WITH): [1, 0], ("pond", WITH): [0]})
+    played[1:] = [dataclasses.replace(row, stop_reason="error") for row in played[1:]]
+    lake, pond, both = with_averages(results(played))
+    assert (lake.won_words, pond.won_words) == ("1/2, 1 broke", "0/1, 1 broke")
+    assert [each.figures()["broken"] for each in (lake, pond, both)] == [1, 1, 2]
 
 
 def test_the_interval_of_one_task_is_wilsons_and_of_none_there_is_none() -> None:
