@@ -250,7 +250,7 @@ def evictions(rows: Rows) -> list[tuple[Any, ...]]:
 
 
 def useful_writers(rows: Rows) -> list[tuple[Any, ...]]:
-    updates = {row.weights_digest: row.updates for row in rows["weights"] if row.role == "extractor"}
+    updates = {row.weights_digest: row.updates for row in rows["weights"] if row.role != "embedder"}
     writer = {row.generation_id: row.weights_digest for row in rows["generations"]}
     used = [row for row in rows["credits"] if row.generation_id in writer]
     return [
