@@ -38,16 +38,17 @@ sources AS (            -- the episodes an operation was distilled from, with th
     LEFT JOIN episodes AS episode USING (episode_id)
     GROUP BY made.operation_id
 ),
-uses AS (               -- guided episodes, by the text that guided them and the bank it was taken from
+uses AS (               -- episodes by the text that guided them, or that was read for them, and its bank
     SELECT
         retrieval.entry_id, retrieval.content_digest, retrieval.bank_round,
         episode.episode_id, episode.round, episode.success, retrieval.similarity, retrieval.score,
         credit.outcome, credit.free_mean, credit.guided_minus_free
     FROM retrievals AS retrieval
-    JOIN episodes AS episode ON episode.episode_id = retrieval.episode_id AND episode.guided
-        AND list_contains(episode.entry_ids, retrieval.entry_id)
+    JOIN episodes AS episode ON episode.episode_id = retrieval.episode_id
     LEFT JOIN credits AS credit ON credit.episode_id = episode.episode_id AND credit.entry_id = retrieval.entry_id
+    -- A further attempt of ERL is guided by its reflection: the memory that was read for it is in its credit only.
     WHERE retrieval.chosen
+        AND (episode.guided AND list_contains(episode.entry_ids, retrieval.entry_id) OR credit.entry_id IS NOT NULL)
 )
 SELECT
     version.entry_id, version.family, version.version, version.kind, version.written_round, version.content_digest,

@@ -10,7 +10,7 @@ import pytest
 
 from crl.records import Weights, rows_of, table_of
 from crl.report.views import query
-from tests.unit.report.builder import NEW, OLD, build_run
+from tests.unit.report.builder import NEW, OLD, build_run, credit, digest, episode, retrieval, write_stage
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,20 @@ def test_the_writer_is_found_where_roles_share_weights(tmp_path: Path) -> None:
     found = "SELECT version, extractor_checkpoint, extractor_updates FROM lineage WHERE used_in IS DISTINCT FROM $other"
     _, rows = query(shared, found, {"other": "r0002-room-g0000-m001"})
     assert rows == [(1, "tiny", 0), (2, "rounds/0001/update_extractor/checkpoint", 1)]
+
+
+def test_a_memory_that_was_read_for_an_attempt_was_used(tmp_path: Path) -> None:
+    """As ERL has it: what guides the attempt is the reflection that was written from the memory."""
+    run = build_run(tmp_path / "run")
+    for member in (4, 5):
+        attempt = dataclasses.replace(
+            episode(2, member, guided=True, success=True), entry_id="e9", entry_ids=["e9"], content_digest=digest("new")
+        )
+        write_stage(run, 2, f"retry_{member}", [[attempt], [retrieval(member)]])
+    earned = dataclasses.replace(credit(4, 1.0), free_mean=None, guided_minus_free=None)
+    write_stage(run, 2, "credit_memory", [[earned]])  # a malformed reflection guides none: nothing is credited
+    _, rows = query(run, "SELECT used_in, outcome FROM lineage WHERE version = 1 ORDER BY used_in")
+    assert [(name[-4:], outcome) for name, outcome in rows] == [("m000", 1.0), ("m001", -1.0), ("m004", 1.0)]
 
 
 def test_candidates_that_were_not_chosen_are_no_uses(run: Path) -> None:
