@@ -149,19 +149,19 @@ class _FiguresByRound:
             if stage in ("collect", "evaluate") and arm != "random":
                 took = (round(games * row[name]) for name in ("actions", "tokens_read", "tokens_sampled"))
                 self._costs.setdefault(number, {})[arm] = Cost(games, *took)
-        self._evaluations: dict[Any, list[ArmResult]] = {}
-        for number, task, arm, won, games, broken, score, actions, read, written, invalid, guided in fetch(
-            "SELECT round, family, arm, count_if(success), count(*), count_if(stop_reason = 'error'), avg(reward), "
-            "avg(turns), avg(tokens_read), avg(tokens_sampled), "
+        self._evaluations: dict[tuple[Any, Any], list[ArmResult]] = {}
+        for number, stage, task, arm, won, games, broken, score, actions, read, written, invalid, guided in fetch(
+            "SELECT round, stage, family, arm, count_if(success), count(*), count_if(stop_reason = 'error'), "
+            "avg(reward), avg(turns), avg(tokens_read), avg(tokens_sampled), "
             "coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) "
-            "FROM evaluations WHERE stage = 'evaluate' GROUP BY round, family, arm ORDER BY round, family, arm"
+            "FROM evaluations GROUP BY round, stage, family, arm ORDER BY round, stage, family, arm"
         ):
             result = result_of(
                 str(task), str(arm), Rate(_whole(won), _whole(games), _whole(broken)), score=float(score),
                 actions=float(actions), tokens_read=float(read), tokens_written=float(written),
                 invalid_share=float(invalid), guided=_whole(guided),
             )  # fmt: skip
-            self._evaluations.setdefault(number, []).append(result)
+            self._evaluations.setdefault((number, stage), []).append(result)
         self._tasks: dict[Any, dict[str, dict[str, Rate]]] = {}
         for number, arm, family, *counts in fetch(
             "SELECT round, arm, family, won, games, broken FROM success_by_task WHERE stage <> 'evaluate_base' "
@@ -256,7 +256,7 @@ class _FiguresByRound:
             changes=self._changes.get(number, {}),
             arms=tuple(self._arms.get(number, ())),
             costs=self._costs.get(number, {}),
-            evaluations=tuple(self._evaluations.get(number, ())),
+            evaluations=tuple(self._evaluations.get((number, "evaluate"), ())),
             timings=self._timings.get(number, {}),
             clipped=self._clipped.get(number, {}),
             health=self._health.get(number, {}),
@@ -268,6 +268,7 @@ class _FiguresByRound:
             label=f"{number} base",
             with_bank=self._success.get((number, "evaluate_base", "with_bank"), NONE),
             without_bank=self._success.get((number, "evaluate_base", "without_bank"), NONE),
+            evaluations=tuple(self._evaluations.get((number, "evaluate_base"), ())),
         )
         measured = before.with_bank.episodes or before.without_bank.episodes
         return [before, summary] if measured else [summary]

@@ -14,6 +14,7 @@ from crl.report.page import render
 from crl.report.rates import Rate, average, wilson
 from crl.report.summary import summarize
 from tests.unit.lab.table.recorded import WITH, WITHOUT, Won, recorded, rows
+from tests.unit.report.builder import build_run
 from tests.unit.report.test_page import Page
 
 WON: Won = {
@@ -110,6 +111,15 @@ def test_the_page_shows_them_by_task_and_on_average(tmp_path: Path) -> None:
         for number in ("2", "0")
         for arm, tasks in (("random", "1"), ("with bank", "2"), ("without bank", "2"))
     ]
+
+
+@pytest.mark.usefixtures("plain_charts")
+def test_what_the_base_models_did_is_among_the_evaluations(tmp_path: Path) -> None:
+    page = Page(render(build_run(tmp_path / "run")))
+    assert [row[:2] for row in page.table("Evaluations")[1:]] == [
+        ["2", "with bank"], ["2", "without bank"], ["0", "without bank"], ["0 base", "without bank"],
+    ]  # fmt: skip
+    assert page.table("Evaluations")[-1][3].startswith("0 % [")
 
 
 @pytest.mark.usefixtures("plain_charts")

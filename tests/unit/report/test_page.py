@@ -155,6 +155,14 @@ def test_charts_have_their_numbers_beside_them(finished: Path, html: str) -> Non
     assert reasons and all(f"{reason.replace('_', ' ')} {count}" in page.text for reason, count in reasons)
 
 
+@pytest.mark.usefixtures("plain_charts")
+def test_a_round_that_has_updated_nothing_yet_leaves_the_updates_so_far(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run")
+    shutil.rmtree(run / "rounds/0002/update_extractor")
+    text = Page(render(run)).text
+    assert "1 experiences in the bank 1 / 1 updates of actor / extractor" in text
+
+
 @pytest.mark.slow
 def test_a_round_on_its_way_has_no_bank_yet(copied: Path) -> None:
     from tests.tiny_run import ROUNDS, cut_back
