@@ -221,7 +221,8 @@ def _training(ctx: StageContext, trained: Set[str]) -> Figures:
     buffer = ctx.rows(BufferItem, "credit")
     used = _column(ctx, Credit, "credit", "entry_id")
     searched = ctx.bank().table
-    made = dict(zip(searched["entry_id"].to_pylist(), searched["updated_round"].to_pylist(), strict=True))
+    shown = rows_with(searched, "entry_id", set(used))
+    made = dict(zip(shown["entry_id"].to_pylist(), shown["updated_round"].to_pylist(), strict=True))
     objective = config_of(ctx.method).extractor_objective
     ripe = ripe_items(buffer, objective, round=ctx.round)
     figures = reward_figures(batch["reward"].to_pylist(), effects)
@@ -232,7 +233,7 @@ def _training(ctx: StageContext, trained: Set[str]) -> Figures:
         **figures,
         **age_figures("trained_age", [ctx.round - number for number in written]),
         **age_figures("used_age", [ctx.round - made[each] for each in used]),
-        **age_figures("bank_age", [ctx.round - number for number in made.values()]),
+        **age_figures("bank_age", [ctx.round - number for number in searched["updated_round"].to_pylist()]),
         "buffer_oldest_wait": float(oldest_wait(buffer, round=ctx.round)),
     }
 
