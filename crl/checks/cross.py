@@ -175,6 +175,21 @@ CROSS_RULES: tuple[CrossRule, ...] = (
         "GROUP BY entry_id) v USING (entry_id) WHERE v.last IN ('drop', 'evict') AND NOT b.removed",
     ),
     CrossRule(
+        "an entry that was evicted or dropped is removed, unless it came in this round",
+        ("bank_events", "bank_changes"),
+        "SELECT v.row, v.entry_id AS id FROM (SELECT max(row) AS row, entry_id, arg_min(kind, row) AS first, "
+        "arg_max(kind, row) AS last FROM bank_events WHERE kind IN ('add', 'update', 'merge', 'drop', 'evict') "
+        "GROUP BY entry_id) v ANTI JOIN (SELECT entry_id FROM bank_changes WHERE removed) b USING (entry_id) "
+        "WHERE v.last IN ('drop', 'evict') AND v.first NOT IN ('add', 'merge')",
+    ),
+    CrossRule(
+        "the summary of a bank counts the changes of the round",
+        ("bank_snapshots", "bank_changes"),
+        "SELECT s.row, s.round::VARCHAR AS id FROM bank_snapshots s, (SELECT count(*) FILTER (NOT removed) AS changed, "
+        "count(*) FILTER (removed) AS removed FROM bank_changes) c "
+        "WHERE s.changed <> c.changed OR s.removed <> c.removed",
+    ),
+    CrossRule(
         "what is trained on by eq. 3 was selected from the buffer",
         ("samples", "buffer"),
         "SELECT s.row, s.sample_id AS id FROM samples s LEFT JOIN buffer b USING (generation_id) "

@@ -190,7 +190,10 @@ def bar_chart(
 
     return Chart(
         title,
-        _drawn(title, names, draw, along=axis, heights=[sum(bar.heights) for bar in bars], xs=xs, told=told),
+        _drawn(
+            title, names, draw, along=axis, xs=xs, told=told,
+            heights=[sum(bar.heights) for bar in bars] if shown else [],  # a bar of nothing is not seen
+        ),
         [axis, *names],
         [[bar.at, *(f"{bar.heights[index]:.4g}" for index in shown)] for bar in bars] if shown else [],
     )  # fmt: skip
@@ -227,8 +230,9 @@ def _drawn(
     share: bool = False,
     top: float | None = None,
 ) -> str:
-    """A chart from 0 to `top`, or to a round number above the `heights`; from one below them where some are negative.
-    `told` is what each mark says."""
+    """A chart from 0 to `top`, or to a round number above the `heights`, or to 1 where all of them are 0; from a round
+    number below them where some are negative. Without `heights` there is nothing to show yet. `told` is what each mark
+    says."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -248,8 +252,10 @@ def _drawn(
         axes = figure.subplots()
         axes.set_frame_on(False)
         axes.tick_params(length=0, pad=7, labelcolor=_hex("faint"))
-        if any(heights):
+        if heights:
             lowest, highest = min(0.0, *heights), max(0.0, *heights)
+            if lowest == highest:
+                highest = 1.0
             whole = not share and all(float(each).is_integer() for each in heights)
             locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole, min_n_ticks=2)
             axes.yaxis.set_major_locator(locator)

@@ -126,8 +126,8 @@ def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     mix = [(name, color) for name, color in OUTCOMES if name != "malformed"]
     rewritten = (("added", 0), ("rewritten", 2), ("removed", 1))
     used = round_line("used", _WITH, summaries, lambda each: each.health.get("used_age_mean"))
-    ages = _Ages(summaries)
-    whole = round_line("whole bank", _THIRD, summaries, ages.mean)
+    whole = round_line("whole bank", _THIRD, summaries, lambda each: each.health.get("bank_age_mean"))
+    ages = _entries_by_age(summaries)
     classes = [(name, _RAMP + place) for place, (_, name) in enumerate(AGES)]
     return [
         line_chart("entries in the bank", [size]),
@@ -137,7 +137,7 @@ def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
         round_bars("what became of operations", OUTCOMES, summaries, lambda each: (
             *(each.changes.get(name, 0) for name, _ in mix), each.malformed
         )),
-        round_bars("age of the entries", classes, summaries, ages.classes, newest=True),
+        round_bars("age of the entries", classes, summaries, lambda each: ages[each.round], newest=True),
         line_chart("mean age of texts, in rounds", [used, whole]),
     ]  # fmt: skip
 
@@ -194,34 +194,21 @@ def seconds_chart(summaries: Sequence[RoundSummary]) -> Chart:
     return round_bars("seconds per round", kinds, summaries, heights, mean=True)
 
 
-class _Ages:
-    """How old the entries of the bank are, after each round."""
-
-    def __init__(self, summaries: Sequence[RoundSummary]) -> None:
-        self._found: dict[int, tuple[float | None, list[int]]] = {}
-        ends = [*(start for start, _ in AGES[1:]), math.inf]
-        born: Counter[int] = Counter()
-        for each in summaries:
-            born.update(each.arrived)
-            born.subtract(each.left)
-            ages = [(max(0, each.round - made), count) for made, count in born.items() if count]
-            entries = sum(count for _, count in ages)
-            if each.bank is None:  # a round that has not published its bank yet
-                self._found[each.round] = None, [0] * len(AGES)
-                continue
-            self._found[each.round] = (
-                sum(age * count for age, count in ages) / entries if entries else None,
-                [sum(count for age, count in ages if start <= age < end)
-                 for (start, _), end in zip(AGES, ends, strict=True)],
-            )  # fmt: skip
-
-    def mean(self, each: RoundSummary) -> float | None:
-        """Mean age in rounds; None for an empty bank."""
-        return self._found[each.round][0]
-
-    def classes(self, each: RoundSummary) -> list[int]:
-        """Entries in each of :data:`AGES`."""
-        return self._found[each.round][1]
+def _entries_by_age(summaries: Sequence[RoundSummary]) -> dict[int, list[int]]:
+    """Entries of the bank after each round, in each of :data:`AGES`."""
+    found = {}
+    ends = [*(start for start, _ in AGES[1:]), math.inf]
+    born: Counter[int] = Counter()
+    for each in summaries:
+        born.update(each.arrived)
+        born.subtract(each.left)
+        ages = [(max(0, each.round - made), count) for made, count in born.items()]
+        published = each.bank is not None
+        found[each.round] = [
+            sum(count for age, count in ages if start <= age < end) * published
+            for (start, _), end in zip(AGES, ends, strict=True)
+        ]
+    return found
 
 
 def round_bars(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from crl.protocols import StopReason
 from crl.records import Evaluation
 from crl.report.rates import NOTHING, Average, Rate, average
 
@@ -30,6 +31,8 @@ class ArmResult:
     success: Average
     """Share of the episodes won, with its interval: Wilson's of one task."""
     episodes: int
+    broken: int
+    """Episodes that broke before their end: they count as lost."""
     tasks: int
     score: float
     """Mean reward of an episode."""
@@ -55,7 +58,7 @@ class ArmResult:
 
     @property
     def won_words(self) -> str:
-        """`3/8`; of an average nothing."""
+        """`3/8`, or `3/8, 2 broke`; of an average nothing."""
         return NOTHING if self.won is None else str(self.won)
 
     def figures(self) -> dict[str, Any]:
@@ -65,6 +68,7 @@ class ArmResult:
             "arm": self.arm,
             "episodes": self.episodes,
             "won": None if self.won is None else self.won.successes,
+            "broken": self.broken,
             "success": self.success.mean,
             "low": self.success.low,
             "high": self.success.high,
@@ -107,7 +111,9 @@ def _result(task: str, arm: str, mine: Sequence[Evaluation]) -> ArmResult:
     return result_of(
         task,
         arm,
-        Rate(sum(row.success for row in mine), len(mine)),
+        Rate(
+            sum(row.success for row in mine), len(mine), sum(row.stop_reason == StopReason.error.value for row in mine)
+        ),
         score=mean(lambda row: row.reward),
         actions=turns / len(mine),
         tokens_read=mean(lambda row: row.tokens_read),
@@ -136,6 +142,7 @@ def result_of(
         won=won,
         success=_certain(average([won])),
         episodes=won.episodes,
+        broken=won.broken,
         tasks=1,
         score=score,
         actions=actions,
@@ -156,6 +163,7 @@ def _average(arm: str, mine: Sequence[ArmResult]) -> ArmResult:
         won=None,
         success=_certain(average([result.won for result in mine if result.won is not None])),
         episodes=sum(result.episodes for result in mine),
+        broken=sum(result.broken for result in mine),
         tasks=len(mine),
         score=mean(lambda result: result.score),
         actions=mean(lambda result: result.actions),

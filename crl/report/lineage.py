@@ -27,9 +27,9 @@ versions AS (           -- every text an entry ever had, in order, numbered as i
     FROM stays
 ),
 writers AS (            -- the checkpoint behind a weights digest: where it first appeared
-    SELECT role, weights_digest, min(round) AS round, arg_min(updates, round) AS updates,
+    SELECT weights_digest, min(round) AS round, arg_min(updates, round) AS updates,
         coalesce(arg_min(checkpoint, round), arg_min(source, round)) AS checkpoint
-    FROM weights GROUP BY role, weights_digest
+    FROM weights WHERE role <> 'embedder' GROUP BY weights_digest
 ),
 sources AS (            -- the episodes an operation was distilled from, with their outcome
     SELECT made.operation_id, list({'episode_id': made.episode_id, 'success': episode.success} ORDER BY made.episode_id)
@@ -38,16 +38,17 @@ sources AS (            -- the episodes an operation was distilled from, with th
     LEFT JOIN episodes AS episode USING (episode_id)
     GROUP BY made.operation_id
 ),
-uses AS (               -- guided episodes, by the text that guided them and the bank it was taken from
+uses AS (               -- episodes by the text that guided them, or that was read for them, and its bank
     SELECT
         retrieval.entry_id, retrieval.content_digest, retrieval.bank_round,
         episode.episode_id, episode.round, episode.success, retrieval.similarity, retrieval.score,
         credit.outcome, credit.free_mean, credit.guided_minus_free
     FROM retrievals AS retrieval
-    JOIN episodes AS episode ON episode.episode_id = retrieval.episode_id AND episode.guided
-        AND list_contains(episode.entry_ids, retrieval.entry_id)
+    JOIN episodes AS episode ON episode.episode_id = retrieval.episode_id
     LEFT JOIN credits AS credit ON credit.episode_id = episode.episode_id AND credit.entry_id = retrieval.entry_id
+    -- A further attempt of ERL is guided by its reflection: the memory that was read for it is in its credit only.
     WHERE retrieval.chosen
+        AND (episode.guided AND list_contains(episode.entry_ids, retrieval.entry_id) OR credit.entry_id IS NOT NULL)
 )
 SELECT
     version.entry_id, version.family, version.version, version.kind, version.written_round, version.content_digest,
@@ -66,7 +67,7 @@ LEFT JOIN imported_entries AS imported ON version.kind = 'import' AND imported.e
 LEFT JOIN sources AS source ON source.operation_id = version.operation_id
 LEFT JOIN bank_texts AS written ON written.content_digest = version.content_digest
 LEFT JOIN generations AS generation ON generation.generation_id = operation.generation_id
-LEFT JOIN writers AS writer ON writer.role = generation.role AND writer.weights_digest = generation.weights_digest
+LEFT JOIN writers AS writer ON writer.weights_digest = generation.weights_digest
 LEFT JOIN uses AS used ON used.entry_id = version.entry_id AND used.content_digest = version.content_digest
     AND used.bank_round >= version.written_round
     AND (version.until_round IS NULL OR used.bank_round < version.until_round)

@@ -56,6 +56,14 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         statements = duckdb.extract_statements(sql)
     except duckdb.Error as error:
         raise bad_sql(sql, error) from None
+    if any(statement.type == duckdb.StatementType.MULTI for statement in statements) and "pivot" in sql.lower():
+        raise BadInput(
+            "PIVOT without an IN list is more than one statement: the values that become columns are looked up first",
+            expected="PIVOT view ON column IN ('value', …) USING …",
+            where=sql.strip()[:200],
+            next_step="list the values, as in: PIVOT success_by_arm ON arm IN ('with_bank', 'without_bank') "
+            "USING any_value(success) GROUP BY round",
+        )
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
         raise BadInput(

@@ -120,7 +120,9 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             malformed_by=_reasons(trained),
             run=_run_facts(history, trained),
             played_in=next((each for each in reversed(trained) if played[each.round]), None),
-            newest=next((each for each in reversed(trained) if each.bank is not None), None),
+            bank=next((each.bank for each in reversed(trained) if each.bank is not None), None),
+            # A round on its way may have published its bank and updated nothing yet.
+            updates={role: count for each in trained for role, count in each.updates.items()},
             evaluated=_newest_evaluated(trained),
             held_out=_held_out(trained),
             evaluations=[(each.label, averages(each.evaluations)) for each in reversed(listed) if each.evaluations],

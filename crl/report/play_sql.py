@@ -26,16 +26,18 @@ TIMING_COLUMNS = (
 
 _SUCCESS = """
 SELECT
-    round, stage, arm, {family}count(*) FILTER (success) AS won, count(*) AS games, avg(success::INT) AS success,
+    round, stage, arm, {family}count(*) FILTER (success) AS won, count(*) AS games,
+    count(*) FILTER (stop_reason = 'error') AS broken, avg(success::INT) AS success,
     wilson_low(count_if(success), count(*)) AS low, wilson_high(count_if(success), count(*)) AS high,
     avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
     avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
 FROM (
     SELECT round, stage, CASE WHEN stream = 'synthetic' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS arm,
-        family, success, turns, invalid_actions, tokens_read, tokens_sampled
+        family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
     FROM episodes WHERE stage = 'collect'
     UNION ALL BY NAME
-    SELECT round, stage, arm, family, success, turns, invalid_actions, tokens_read, tokens_sampled FROM evaluations
+    SELECT round, stage, arm, family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
+    FROM evaluations
 )
 GROUP BY round, stage, arm{by} ORDER BY round, stage, arm{by}
 """
@@ -51,7 +53,13 @@ SUCCESS_COLUMNS = (
         "in training; with_bank, without_bank or random (any legal action) held out",
     ),
     ("won", "BIGINT", "games won"),
-    ("games", "BIGINT", "games played"),
+    ("games", "BIGINT", "games played, broken ones included: these count as lost"),
+    (
+        "broken",
+        "BIGINT",
+        "games that broke: the environment failed, or the first prompt did not fit (a note that is too long breaks "
+        "games of one arm only)",
+    ),
     ("success", "DOUBLE", "share of them won"),
     ("low", "DOUBLE", "lower end of its 95 % interval (Wilson)"),
     ("high", "DOUBLE", "upper end"),

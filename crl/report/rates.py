@@ -37,6 +37,8 @@ class Rate:
 
     successes: int
     episodes: int
+    broken: int = 0
+    """Of the episodes, those that broke before their end: they count as lost."""
 
     @property
     def value(self) -> float | None:
@@ -63,19 +65,25 @@ class Rate:
 
     @property
     def short(self) -> str:
-        """Counts and share: `3/8 38 %`."""
-        return f"{self} {self.percent}" if self.episodes else NOTHING
+        """Counts and share: `3/8 38 %`, or `3/8 38 %, 2 broke`."""
+        return f"{self.successes}/{self.episodes} {self.percent}{self._broke}" if self.episodes else NOTHING
 
     @property
     def told(self) -> str:
-        """Counts, share and interval: `3/8 38 % [14–69]`."""
-        return f"{self.short} [{self.span}]" if self.episodes else NOTHING
+        """Counts, share and interval: `3/8 38 % [14–69]`, or `3/8 38 % [14–69], 2 broke`."""
+        return (
+            f"{self.successes}/{self.episodes} {self.percent} [{self.span}]{self._broke}" if self.episodes else NOTHING
+        )
+
+    @property
+    def _broke(self) -> str:
+        return f", {self.broken} broke" if self.broken else ""
 
     def __str__(self) -> str:
-        return f"{self.successes}/{self.episodes}" if self.episodes else NOTHING
+        return f"{self.successes}/{self.episodes}{self._broke}" if self.episodes else NOTHING
 
     def __add__(self, other: Rate) -> Rate:
-        return Rate(self.successes + other.successes, self.episodes + other.episodes)
+        return Rate(self.successes + other.successes, self.episodes + other.episodes, self.broken + other.broken)
 
 
 NONE = Rate(0, 0)

@@ -93,6 +93,8 @@ class RoundSummary:
     """Entries that stayed and changed."""
     malformed_by: Mapping[str, int] = field(default_factory=dict)
     """Malformed outputs by reason, most frequent first."""
+    arms: tuple[Mapping[str, Any], ...] = ()
+    """Rows of the view `success_by_arm`."""
     costs: Mapping[str, Cost] = field(default_factory=dict)
     """By arm: guided, free, synthetic, with_bank, without_bank."""
     evaluations: tuple[ArmResult, ...] = ()
@@ -118,14 +120,14 @@ def summarize(run_path: Path, rounds: Sequence[int] | None = None) -> list[Round
     """One entry per round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
     with reading(run_path, rounds, views=_VIEWS) as connection:
         numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
-        figures = _FiguresByRound(connection, numbers)
+        figures = _FiguresByRound(connection)
         return [summary for number in numbers for summary in figures.of_round(number)]
 
 
 class _FiguresByRound:
     """Each figure of all rounds in one query."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, rounds: Sequence[int]) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         def fetch(sql: str) -> list[tuple[Any, ...]]:
             return connection.execute(sql).fetchall()
 
@@ -137,32 +139,35 @@ class _FiguresByRound:
             return found
 
         self._success: dict[tuple[Any, Any, Any], Rate] = {}
+        self._arms: dict[Any, list[dict[str, Any]]] = {}
         self._costs: dict[Any, dict[str, Cost]] = {}
-        for number, stage, arm, won, games, *took in fetch(
-            "SELECT round, stage, arm, won, games, (games * actions)::BIGINT, (games * tokens_read)::BIGINT, "
-            "(games * tokens_sampled)::BIGINT FROM success_by_arm"
-        ):
-            self._success[number, stage, arm] = Rate(_whole(won), _whole(games))
+        for row in connection.sql("SELECT * FROM success_by_arm").to_arrow_table().to_pylist():
+            number, stage, arm, games = row["round"], row["stage"], row["arm"], row["games"]
+            self._arms.setdefault(number, []).append(row)
+            self._success[number, stage, arm] = Rate(row["won"], games, row["broken"])
             # Further attempts (ERL) that go by the old instructions are no games of the free arm.
             if stage in ("collect", "evaluate") and arm != "random":
-                self._costs.setdefault(number, {})[str(arm)] = Cost(_whole(games), *map(_whole, took))
-        self._evaluations: dict[Any, list[ArmResult]] = {}
-        for number, task, arm, won, games, score, actions, read, written, invalid, guided in fetch(
-            "SELECT round, family, arm, count_if(success), count(*), avg(reward), avg(turns), avg(tokens_read), "
-            "avg(tokens_sampled), coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) "
-            "FROM evaluations WHERE stage = 'evaluate' GROUP BY round, family, arm ORDER BY round, family, arm"
+                took = (round(games * row[name]) for name in ("actions", "tokens_read", "tokens_sampled"))
+                self._costs.setdefault(number, {})[arm] = Cost(games, *took)
+        self._evaluations: dict[tuple[Any, Any], list[ArmResult]] = {}
+        for number, stage, task, arm, won, games, broken, score, actions, read, written, invalid, guided in fetch(
+            "SELECT round, stage, family, arm, count_if(success), count(*), count_if(stop_reason = 'error'), "
+            "avg(reward), avg(turns), avg(tokens_read), avg(tokens_sampled), "
+            "coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) "
+            "FROM evaluations GROUP BY round, stage, family, arm ORDER BY round, stage, family, arm"
         ):
             result = result_of(
-                str(task), str(arm), Rate(_whole(won), _whole(games)), score=float(score), actions=float(actions),
-                tokens_read=float(read), tokens_written=float(written), invalid_share=float(invalid),
-                guided=_whole(guided),
+                str(task), str(arm), Rate(_whole(won), _whole(games), _whole(broken)), score=float(score),
+                actions=float(actions), tokens_read=float(read), tokens_written=float(written),
+                invalid_share=float(invalid), guided=_whole(guided),
             )  # fmt: skip
-            self._evaluations.setdefault(number, []).append(result)
+            self._evaluations.setdefault((number, stage), []).append(result)
         self._tasks: dict[Any, dict[str, dict[str, Rate]]] = {}
-        for number, arm, family, won, games in fetch(
-            "SELECT round, arm, family, won, games FROM success_by_task WHERE stage <> 'evaluate_base' ORDER BY ALL"
+        for number, arm, family, *counts in fetch(
+            "SELECT round, arm, family, won, games, broken FROM success_by_task WHERE stage <> 'evaluate_base' "
+            "ORDER BY ALL"
         ):
-            self._tasks.setdefault(number, {}).setdefault(str(arm), {})[str(family)] = Rate(_whole(won), _whole(games))
+            self._tasks.setdefault(number, {}).setdefault(str(arm), {})[str(family)] = Rate(*map(_whole, counts))
         self._timings: dict[Any, dict[tuple[str, str], Timing]] = {}
         for number, stage, work, batches, items, seconds in fetch(
             "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"
@@ -171,12 +176,10 @@ class _FiguresByRound:
             self._timings.setdefault(number, {})[str(stage), str(work)] = timing
         self._bank: dict[Any, Any] = dict(fetch("SELECT round, entries FROM bank_snapshots"))
         self._moved: dict[Any, dict[str, dict[int, int]]] = {}
-        # The view holds the changes of every round, whichever were asked for.
-        some = ", ".join(map(str, rounds)) or "NULL"
         for number, how, created, count in fetch(
             "SELECT round, CASE WHEN removed THEN 'left' WHEN round = 0 OR created_round = round THEN 'arrived' "
             "ELSE 'rewritten' END, created_round, count(*) "
-            f"FROM bank_changes WHERE round IN ({some}) GROUP BY ALL ORDER BY ALL"
+            "FROM bank_changes GROUP BY ALL ORDER BY ALL"
         ):
             self._moved.setdefault(number, {}).setdefault(str(how), {})[_whole(created)] = _whole(count)
         # A stage that kept an empty buffer has one of 0, not an unknown one: so stages first, rows second.
@@ -251,8 +254,9 @@ class _FiguresByRound:
             malformed_by=self._reasons.get(number, {}),
             updates=self._updates.get(number, {}),
             changes=self._changes.get(number, {}),
+            arms=tuple(self._arms.get(number, ())),
             costs=self._costs.get(number, {}),
-            evaluations=tuple(self._evaluations.get(number, ())),
+            evaluations=tuple(self._evaluations.get((number, "evaluate"), ())),
             timings=self._timings.get(number, {}),
             clipped=self._clipped.get(number, {}),
             health=self._health.get(number, {}),
@@ -264,6 +268,7 @@ class _FiguresByRound:
             label=f"{number} base",
             with_bank=self._success.get((number, "evaluate_base", "with_bank"), NONE),
             without_bank=self._success.get((number, "evaluate_base", "without_bank"), NONE),
+            evaluations=tuple(self._evaluations.get((number, "evaluate_base"), ())),
         )
         measured = before.with_bank.episodes or before.without_bank.episodes
         return [before, summary] if measured else [summary]

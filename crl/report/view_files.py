@@ -61,9 +61,11 @@ class Pinned:
 
     patterns = False
 
-    def __init__(self, run_path: Path, rounds: Sequence[int] | None = None, until: int | None = None) -> None:
-        """`rounds` shows these only, `until` no later one. Raises RecordDamaged for a link out of the run,
-        OtherFormat."""
+    def __init__(
+        self, run_path: Path, rounds: Sequence[int] | None = None, until: int | None = None, *, banks: bool = True
+    ) -> None:
+        """`rounds` shows these only, `until` no later one. Without `banks` none is put together: other rounds than
+        those shown are not even listed. Raises RecordDamaged for a link out of the run, OtherFormat."""
         check_format(run_path)
         self.root = absolute(run_path)
         last = max(rounds, default=-1) if rounds is not None else until
@@ -71,7 +73,7 @@ class Pinned:
         self._shown: dict[str, list[str]] = {}
         self._every: dict[str, list[str]] = {}
         for name in sorted(self._names("rounds", _ROUND), key=int, reverse=True):
-            if last is not None and int(name) > last:
+            if (last is not None and int(name) > last) or not (banks or shown is None or int(name) in shown):
                 continue
             for stage in self._names(f"rounds/{name}", _STAGE):
                 for file in self._names(f"rounds/{name}/{stage}", _FILE):

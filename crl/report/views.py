@@ -51,7 +51,8 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """An in-memory database with the views of a run as it is now: of some `rounds`, or as it was after round `until`.
 
-    With `rounds`, what one round holds costs the same however many there are. Nothing of the run is written or locked.
+    With `rounds`, rows of others are read only where a bank is put together from them. Nothing of the run is written or
+    locked.
     What users type goes through :func:`query`. Raises BadInput for a round that the run does not have, RecordDamaged
     for a file that no view can read.
     """
@@ -129,9 +130,10 @@ def reading(
     """:func:`connect` for the length of a block. Raises RecordDamaged where a file of the run cannot be read.
 
     `views`: only these are needed, for figures of single rounds: the others have no rows, and of the bank's files those
-    that are gone are left out, so no bank may be put together.
+    that are gone are left out, so no bank may be put together. Reading some `rounds` then costs the same however many
+    there are.
     """
-    files = Pinned(run_path, rounds)
+    files = Pinned(run_path, rounds, banks=views is None)
     if views is not None:
         files.keep(views, without_lost=True)
     with _open(run_path, files, None) as connection:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from crl.report.history import History
 from crl.report.markdown import code, rounds_markdown
-from crl.report.summary import RoundSummary, random_policy, summarize
+from crl.report.summary import RoundSummary, random_policy
 from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
@@ -22,10 +23,10 @@ def round_digest(run: RunDirectory, number: int) -> str:
     return sha256_bytes(canonical_json(stages))
 
 
-def figures_of(run: RunDirectory, numbers: Sequence[int]) -> Iterator[RoundFigures]:
-    """The figures of complete rounds, in order. Raises RecordDamaged."""
-    summaries = summarize(run.path)
-    success, metrics = _rows(run.path)
+def figures_of(run: RunDirectory, history: History, numbers: Sequence[int]) -> Iterator[RoundFigures]:
+    """The figures of complete rounds, in order; `history` is that of the run. Raises RecordDamaged."""
+    summaries = history.summaries()
+    metrics = _metrics(run.path, numbers)
     for number in sorted(numbers):
         until = [each for each in summaries if each.round <= number]
         figures = {name: value for at, name, value in metrics if at == number}
@@ -34,19 +35,17 @@ def figures_of(run: RunDirectory, numbers: Sequence[int]) -> Iterator[RoundFigur
         yield RoundFigures(
             round=number,
             figures=figures,
-            success=[row for row in success if row["round"] <= number],
+            success=[row for each in until for row in each.arms],
             tables=rounds_markdown(run.experiment_name, until),
             digest=round_digest(run, number),
             head=head_after(run.path, number),
         )
 
 
-def _rows(path: Path) -> tuple[list[dict[str, Any]], list[tuple[Any, ...]]]:
-    """Rows of `success_by_arm`; (round, name, value) of every metric."""
-    with reading(path, views={"metrics", "episodes", "evaluations"}) as connection:
-        success = connection.sql("SELECT * FROM success_by_arm").to_arrow_table().to_pylist()
-        metrics = connection.sql("SELECT round, stage || '/' || name, value FROM metrics ORDER BY ALL").fetchall()
-    return success, metrics
+def _metrics(path: Path, numbers: Sequence[int]) -> list[tuple[Any, ...]]:
+    """(round, name, value) of every metric of these rounds."""
+    with reading(path, numbers, views={"metrics"}) as connection:
+        return connection.sql("SELECT round, stage || '/' || name, value FROM metrics ORDER BY ALL").fetchall()
 
 
 def _of_summary(each: RoundSummary, until: Sequence[RoundSummary]) -> dict[str, float]:

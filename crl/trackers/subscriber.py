@@ -18,6 +18,7 @@ from typing import Any
 from crl.config import Runtime
 from crl.config.trackers import TrackerChoice
 from crl.engine.events import Event, RoundDone
+from crl.report.history import History
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
 from crl.run.jsonlines import JsonLines
@@ -42,7 +43,8 @@ class Trackers:
     def __init__(self, run: RunDirectory, runtime: Runtime, warn: Callable[[str], None]) -> None:
         ledger = JsonLines(Path(run.path) / LEDGER)
         self._warn = warn
-        self._feeds = [_Feed(run, choice, ledger, warn) for choice in runtime.trackers]
+        history = History(run.path)  # of all of them: they write in one thread
+        self._feeds = [_Feed(run, history, choice, ledger, warn) for choice in runtime.trackers]
         self._rounds: SimpleQueue[int | None] = SimpleQueue()
         # A daemon: a server that does not answer must not keep a finished run from ending.
         self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
@@ -75,9 +77,14 @@ class _Feed:
     """One tracker, opened when it has something to write, and what it has so far."""
 
     def __init__(
-        self, run: RunDirectory, choice: TrackerChoice, ledger: JsonLines, warn: Callable[[str], None]
+        self,
+        run: RunDirectory,
+        history: History,
+        choice: TrackerChoice,
+        ledger: JsonLines,
+        warn: Callable[[str], None],
     ) -> None:
-        self._run, self._choice, self._ledger, self._warn = run, choice, ledger, warn
+        self._run, self._history, self._choice, self._ledger, self._warn = run, history, choice, ledger, warn
         self._key = sha256_bytes(canonical_json(choice.model_dump(mode="json")))[:16]
         self._tracker: Tracker | None = None
         self._warned = False
@@ -89,7 +96,8 @@ class _Feed:
                 return
             if self._tracker is None:
                 self._tracker = self._open()
-            for figures in figures_of(self._run, self._due(number)):  # asked again: the tracker may have begun anew
+            due = self._due(number)  # asked again: the tracker may have begun anew
+            for figures in figures_of(self._run, self._history, due):
                 self._tracker.write(figures)
                 self._note(round=figures.round, digest=figures.digest)
         except BaseException as error:  # libraries that end the interpreter are not allowed to

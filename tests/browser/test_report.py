@@ -57,7 +57,10 @@ def test_numbers_of_every_chart_are_those_of_sql(show: Callable[..., Opened], fi
     added = "SELECT created_round, count(DISTINCT entry_id) FROM bank WHERE created_round > 0 GROUP BY 1"
     shown = page.column("entries that changed", "added")
     assert {number: count for number, count in numbers(shown).items() if count} == by_round(finished, added)
-    ages = by_round(finished, "SELECT round, avg(round - created_round) FROM bank GROUP BY round")
+    # Of the bank that was searched: the one of the round before.
+    last = "(SELECT max(round) FROM rounds)"
+    searched = f"SELECT round + 1, avg(round + 1 - updated_round) FROM bank WHERE round < {last} GROUP BY round"
+    ages = by_round(finished, searched)
     assert numbers(page.column("mean age of texts, in rounds", "whole bank")) == pytest.approx(ages, rel=1e-3)
     used = "SELECT c.round, avg(c.round - g.round) FROM credits c JOIN generations g USING (generation_id) GROUP BY 1"
     assert by_round(finished, used)

@@ -202,8 +202,11 @@ def concentration(rows: Rows) -> list[tuple[Any, ...]]:
 
 
 def by_family(rows: Rows) -> list[tuple[Any, ...]]:
-    told = []
-    for family, played in grouped(rows.of("episodes", "collect"), lambda row: row.family):
+    told, paired = [], []
+    for _, played in grouped(rows.of("episodes", "collect"), lambda row: (row.round, row.group)):
+        unbroken = [row for row in played if row.error is None]
+        paired += unbroken if len({row.guided for row in unbroken}) == 2 else []
+    for family, played in grouped(paired, lambda row: row.family):
         guided, free = ([float(row.success) for row in played if row.guided == kind] for kind in (True, False))
         error = math.sqrt(statistics.variance(guided) / len(guided) + statistics.variance(free) / len(free))
         told.append((family, mean(guided), mean(free), mean(guided) - mean(free), error))  # type: ignore[operator]
@@ -250,7 +253,7 @@ def evictions(rows: Rows) -> list[tuple[Any, ...]]:
 
 
 def useful_writers(rows: Rows) -> list[tuple[Any, ...]]:
-    updates = {row.weights_digest: row.updates for row in rows["weights"] if row.role == "extractor"}
+    updates = {row.weights_digest: row.updates for row in rows["weights"] if row.role != "embedder"}
     writer = {row.generation_id: row.weights_digest for row in rows["generations"]}
     used = [row for row in rows["credits"] if row.generation_id in writer]
     return [
@@ -286,16 +289,16 @@ def invalid_actions(rows: Rows) -> list[tuple[Any, ...]]:
 def won_alone(rows: Rows) -> list[tuple[Any, ...]]:
     saved = []
     for _, played in grouped(rows.of("episodes", "collect"), lambda row: (row.round, row.group)):
-        free = [row for row in played if not row.guided]
+        free = [row for row in played if not row.guided and row.error is None]
         if free and not any(row.success for row in free):
             saved += [row for row in played if row.guided and row.success]
     told = [
         (
             entry,
-            len(won),
+            len({(row.round, row.group) for row in won}),
             min(row.round for row in won),
             max(row.round for row in won),
-            max(row.experience for row in won),
+            max(won, key=lambda row: row.round).experience,
         )
         for entry, won in grouped(saved, lambda row: row.entry_id)
     ]

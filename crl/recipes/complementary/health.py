@@ -206,15 +206,16 @@ def _texts_of(ctx: StageContext, entries: pa.Table) -> dict[str, str]:
 
 
 def _training(ctx: StageContext, trained: Set[str]) -> Figures:
-    """The extractor's batch and buffer, and how old the texts are that were used."""
+    """The extractor's batch and buffer, and how old the texts are: those that were used, and all that were searched."""
     samples = ctx.table(Sample, "credit")
     batch = samples.filter(pc.and_(pc.equal(samples["role"], "extractor"), pc.equal(samples["objective"], "cispo")))
     effects = pc.multiply(batch["advantage"], batch["weight"]).to_pylist()
     written = [int(source.split("/")[0]) for source in batch["source"].to_pylist()]
     buffer = ctx.rows(BufferItem, "credit")
     used = _column(ctx, Credit, "credit", "entry_id")
-    searched = rows_with(ctx.bank().table, "entry_id", set(used))
-    made = dict(zip(searched["entry_id"].to_pylist(), searched["updated_round"].to_pylist(), strict=True))
+    searched = ctx.bank().table
+    shown = rows_with(searched, "entry_id", set(used))
+    made = dict(zip(shown["entry_id"].to_pylist(), shown["updated_round"].to_pylist(), strict=True))
     objective = config_of(ctx.method).extractor_objective
     ripe = ripe_items(buffer, objective, round=ctx.round)
     figures = reward_figures(batch["reward"].to_pylist(), effects)
@@ -225,6 +226,7 @@ def _training(ctx: StageContext, trained: Set[str]) -> Figures:
         **figures,
         **age_figures("trained_age", [ctx.round - number for number in written]),
         **age_figures("used_age", [ctx.round - made[each] for each in used]),
+        **age_figures("bank_age", [ctx.round - number for number in searched["updated_round"].to_pylist()]),
         "buffer_oldest_wait": float(oldest_wait(buffer, round=ctx.round)),
     }
 

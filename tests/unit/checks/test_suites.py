@@ -157,6 +157,9 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.consolidate, r.BankSnapshot, 0, {"base_round": 2}, "round is at least base_round"),
     (examples.consolidate, r.BankSnapshot, 0, {"changes_since_base": 3}, "after a base nothing has changed yet"),
     (examples.consolidate, r.BankEvent, 1, {"entry_id": "e9"}, "what was evicted or dropped is not in the bank"),
+    (examples.consolidate, r.BankEvent, 1, {"entry_id": "e8"}, "an entry that was evicted or dropped is removed"),
+    (examples.consolidate, r.BankSnapshot, 0, {"removed": 2}, "the summary of a bank counts the changes"),
+    (examples.consolidate, r.BankSnapshot, 0, {"changed": 0}, "the summary of a bank counts the changes"),
     (examples.consolidate, r.BankEvent, 1, {"reason": None}, "a rejection or eviction has a reason"),
     (examples.consolidate, r.BankEvent, 0, {"repeats": "e8"}, "only a rejected duplicate repeats an entry"),
     (examples.consolidate, r.BankText, 0, {"text": "other"}, "the digest is that of the text"),
@@ -234,6 +237,18 @@ def test_a_breach_names_table_rule_and_row(
     assert lines, raised.value.found
     assert raised.value.where == "round 1, stage x"
     assert "row " in lines[0]
+
+
+def test_what_came_and_went_in_one_round_left_no_change() -> None:
+    rows = examples.consolidate()
+    came, went = rows[r.BankEvent]
+    rows[r.BankEvent] = [
+        came,
+        went,
+        dataclasses.replace(came, event_id="r0001-e0002", entry_id="e5", operation_id="d0-o1"),  # type: ignore[type-var]
+        dataclasses.replace(went, event_id="r0001-e0003", entry_id="e5"),  # type: ignore[type-var]
+    ]
+    check_tables(_tables(rows), where="round 1, stage x")
 
 
 def test_the_row_and_id_of_an_offender_are_its_own() -> None:

@@ -36,6 +36,8 @@ def test_a_recipe_that_trains_no_extractor_fills_no_buffer(tmp_path: Path, recip
         ages = [number - written[row.entry_id] for row in played.rows(Retrieval, "plan", number) if row.chosen]
         figures = {row.name: row.value for row in played.rows(Metric, "health", number)}
         assert (figures["used_age_mean"], figures["used_age_max"]) == (pytest.approx(np.mean(ages)), max(ages))
+        whole = [number - each for each in written.values()]
+        assert (figures["bank_age_mean"], figures["bank_age_max"]) == (pytest.approx(np.mean(whole)), max(whole))
         told[number] = figures["used_age_mean"]
     assert recipe != "offline_bank" or told == {2: 1.0, 3: 2.0}, "its bank grows older"
     [chart] = [each for each in bank_charts(summarize(played.run.path)) if each.title.startswith("mean age")]

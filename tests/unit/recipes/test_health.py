@@ -132,6 +132,7 @@ def test_truth_and_coverage_of_two_realms(tmp_path):
     assert (second["families_with_note"], second["families_with_true_note"]) == (1.0, 1.0)
     assert second["notes_true_used"] == 0.0, "what was shown is judged, not what the bank holds by that name"
     assert (second["used_age_mean"], second["used_age_max"]) == (1.0, 1.0)
+    assert (second["bank_age_mean"], second["bank_age_max"]) == (1.0, 1.0) and "bank_age_mean" not in first
     assert second["success_guided_minus_free"] == 0.0 and second["success"] == 0.5
 
 

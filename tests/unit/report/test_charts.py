@@ -32,3 +32,14 @@ def test_values_below_zero_are_in_the_picture(values: tuple[float, float], low: 
     assert len(marks) == 2 and all(0 <= x <= 380 and 30 < y < 190 for x, y in marks), "between the legend and the axis"
     ticks = [float(each) for each in re.findall(r'text-anchor="end"[^>]*>([-\d.]+)<', svg)]
     assert min(ticks) <= min(values) and max(ticks) >= max(values), ticks
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_line_of_zeros_is_drawn_on_an_axis_up_to_one(share: bool) -> None:
+    zeros = [Point(number, 0.0, str(number), "0") for number in (1, 2)]
+    chart = line_chart("malformed extractor outputs", [Line("malformed", 6, zeros)], share=share)
+    ticks = re.findall(r'text-anchor="end"[^>]*>([-\d.]+)', chart.svg)
+    assert "nothing to show yet" not in chart.svg and chart.svg.count("<title>") == 2
+    assert float(ticks[-1]) == (100 if share else 1) and float(ticks[0]) == 0
+    assert "nothing to show yet" in line_chart("malformed extractor outputs", [Line("malformed", 6)]).svg
+    assert "nothing to show yet" in bar_chart("seconds", [("plan", 0)], [Bar(1, [0.0], "1")]).svg

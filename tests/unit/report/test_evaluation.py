@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from crl.report.page import render
 from crl.report.rates import Rate, average, wilson
 from crl.report.summary import summarize
 from tests.unit.lab.table.recorded import WITH, WITHOUT, Won, recorded, rows
+from tests.unit.report.builder import build_run
 from tests.unit.report.test_page import Page
 
 WON: Won = {
@@ -43,6 +45,14 @@ def test_an_average_gives_each_task_equal_weight() -> None:
     assert (with_bank.task, with_bank.won, with_bank.tasks, with_bank.episodes) == (AVERAGE, None, 2, 4)
     listed = [(each.task, each.arm) for each in with_averages(results(rows(1, WON)))]
     assert (AVERAGE, "random") not in listed and (AVERAGE, WITH) in listed, "one task is its own average"
+
+
+def test_what_broke_is_counted_as_lost_and_told() -> None:
+    played = rows(1, {("lake", WITH): [1, 0], ("pond", WITH): [0]})
+    played[1:] = [dataclasses.replace(row, stop_reason="error") for row in played[1:]]
+    lake, pond, both = with_averages(results(played))
+    assert (lake.won_words, pond.won_words) == ("1/2, 1 broke", "0/1, 1 broke")
+    assert [each.figures()["broken"] for each in (lake, pond, both)] == [1, 1, 2]
 
 
 def test_the_interval_of_one_task_is_wilsons_and_of_none_there_is_none() -> None:
@@ -101,6 +111,15 @@ def test_the_page_shows_them_by_task_and_on_average(tmp_path: Path) -> None:
         for number in ("2", "0")
         for arm, tasks in (("random", "1"), ("with bank", "2"), ("without bank", "2"))
     ]
+
+
+@pytest.mark.usefixtures("plain_charts")
+def test_what_the_base_models_did_is_among_the_evaluations(tmp_path: Path) -> None:
+    page = Page(render(build_run(tmp_path / "run")))
+    assert [row[:2] for row in page.table("Evaluations")[1:]] == [
+        ["2", "with bank"], ["2", "without bank"], ["0", "without bank"], ["0 base", "without bank"],
+    ]  # fmt: skip
+    assert page.table("Evaluations")[-1][3].startswith("0 % [")
 
 
 @pytest.mark.usefixtures("plain_charts")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from crl.records import Weights, rows_of, table_of
 from crl.report.views import query
-from tests.unit.report.builder import NEW, OLD, build_run
+from tests.unit.report.builder import NEW, OLD, build_run, credit, digest, episode, retrieval, write_stage
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +33,31 @@ def test_one_query_answers_every_part_of_the_question(run: Path) -> None:
     # The second version was written by the extractor trained in round 1, and has not been used.
     assert (third["version"], third["text"], third["used_in"]) == (2, NEW, None)
     assert third["extractor_checkpoint"] == "rounds/0001/update_extractor/checkpoint"
+
+
+def test_the_writer_is_found_where_roles_share_weights(tmp_path: Path) -> None:
+    shared = build_run(tmp_path / "run")
+    for path in shared.glob("rounds/*/*/weights.parquet"):  # `weights.role` is the role that owns them
+        rows = rows_of(Weights, pq.read_table(path))
+        owned = [dataclasses.replace(row, role="actor") for row in rows if row.role == "extractor"]
+        pq.write_table(table_of(Weights, owned), path)
+    found = "SELECT version, extractor_checkpoint, extractor_updates FROM lineage WHERE used_in IS DISTINCT FROM $other"
+    _, rows = query(shared, found, {"other": "r0002-room-g0000-m001"})
+    assert rows == [(1, "tiny", 0), (2, "rounds/0001/update_extractor/checkpoint", 1)]
+
+
+def test_a_memory_that_was_read_for_an_attempt_was_used(tmp_path: Path) -> None:
+    """As ERL has it: what guides the attempt is the reflection that was written from the memory."""
+    run = build_run(tmp_path / "run")
+    for member in (4, 5):
+        attempt = dataclasses.replace(
+            episode(2, member, guided=True, success=True), entry_id="e9", entry_ids=["e9"], content_digest=digest("new")
+        )
+        write_stage(run, 2, f"retry_{member}", [[attempt], [retrieval(member)]])
+    earned = dataclasses.replace(credit(4, 1.0), free_mean=None, guided_minus_free=None)
+    write_stage(run, 2, "credit_memory", [[earned]])  # a malformed reflection guides none: nothing is credited
+    _, rows = query(run, "SELECT used_in, outcome FROM lineage WHERE version = 1 ORDER BY used_in")
+    assert [(name[-4:], outcome) for name, outcome in rows] == [("m000", 1.0), ("m001", -1.0), ("m004", 1.0)]
 
 
 def test_candidates_that_were_not_chosen_are_no_uses(run: Path) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from crl.report.page import render
 from crl.report.play_charts import play_charts
 from crl.report.play_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
-from crl.report.rates import wilson
+from crl.report.rates import Rate, wilson
+from crl.report.round_tables import round_tables
 from crl.report.summary import Cost, summarize
 from crl.report.views import connect, query
 from crl.run.directory import RunDirectory
-from tests.unit.report.builder import build_run, evaluation, write_stage
+from tests.unit.report.builder import build_run, episode, evaluation, write_stage
+from tests.unit.report.test_page import Page
 
 
 def test_the_interval_macros_are_the_one_function(tmp_path: Path) -> None:
@@ -51,6 +57,27 @@ def test_success_and_cost_of_every_arm(tmp_path: Path) -> None:
     ]
     costs = summarize(run)[3].costs
     assert costs["guided"] == Cost(2, 6, 80, 13) and costs["with_bank"] == Cost(2, 4, 40, 8)
+
+
+@pytest.mark.usefixtures("plain_charts")
+def test_games_that_broke_are_lost_ones_and_are_counted_apart(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run")
+    broke = {"success": False, "stop_reason": "error"}
+    held_out = [dataclasses.replace(evaluation(3, "with_bank", seed, True), **broke) for seed in (1, 2)]
+    write_stage(run, 3, "evaluate", [[evaluation(3, "with_bank", 0, True), *held_out]])
+    played = dataclasses.replace(episode(3, 0, guided=True, success=False), **broke, error="prompt_too_long")
+    write_stage(run, 3, "collect", [[played, episode(3, 1, guided=False, success=True)]])
+    _, rows = query(run, "SELECT arm, won, games, broken FROM success_by_arm WHERE round = 3")
+    assert rows == [("free", 1, 1, 0), ("guided", 0, 1, 1), ("with_bank", 1, 3, 2)]
+    summary = summarize(run)[-1]
+    assert (summary.guided, summary.free, summary.with_bank) == (Rate(0, 1, 1), Rate(1, 1), Rate(1, 3, 2))
+    assert summary.tasks["with_bank"]["room"] == summary.evaluations[0].won == Rate(1, 3, 2)
+    page, out = Page(render(run)), Console(file=io.StringIO(), width=200)
+    assert page.row("Rounds", "3")[1:3] == ["0/1, 1 broke", "1/1"]
+    assert page.row("Held out", "room")[2] == "1/3, 2 broke"
+    for table in round_tables([summary]):
+        out.print(table)
+    assert "1/3 33 % [6–79], 2 broke" in out.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_times_are_those_of_the_manifests(finished: Path) -> None:

@@ -314,6 +314,14 @@ def test_select_forms_and_parameters_work(run: Path) -> None:
     assert rows == [(2,)]
 
 
+@pytest.mark.parametrize("sql", ["{}", "FROM ({})", "WITH wide AS ({}) FROM wide"])
+def test_a_pivot_without_a_list_says_that_it_needs_one(run: Path, sql: str) -> None:
+    with pytest.raises(BadInput, match="PIVOT without an IN list") as raised:
+        query(run, sql.format("PIVOT success_by_arm ON arm USING any_value(success) GROUP BY round"))
+    mended = str(raised.value.next_step).partition("as in: ")[2]
+    assert mended in str(raised.value) and len(query(run, mended)[1]) == 3
+
+
 def test_a_file_that_is_no_parquet_is_reported_as_damage(run: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(run, tmp_path / "copy"))
     for number in (1, 2):

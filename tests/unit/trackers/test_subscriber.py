@@ -17,6 +17,8 @@ from crl.config import Runtime
 from crl.config.load import load_experiment
 from crl.engine.events import Event, LogLine, RoundDone, RoundStarted
 from crl.errors import BadInput
+from crl.report import views
+from crl.report.view_files import Pinned
 from crl.run.directory import RunDirectory, manifests
 from crl.run.head import heads
 from crl.run.verify import verify
@@ -116,6 +118,25 @@ def test_figures_come_from_the_record(run: RunDirectory) -> None:
     assert {each.round: each.head for each in Recorder.written} == heads(manifests(run.path))
     told = Recorder.opened[0]
     assert told.path == run.path and told.experiment == "tiny" and told.method["seed"] == run.method.seed
+
+
+def test_a_round_is_read_once_however_many_follow(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[int]] = []
+
+    class Counted(Pinned):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            read.append(sorted({int(path.split("/rounds/")[1][:4]) for path in self.paths() if "/rounds/" in path}))
+
+    monkeypatch.setattr(views, "Pinned", Counted)
+    later = shutil.move(run.path / "rounds/0002", run.path.parent)
+    with Trackers(run, Runtime(trackers=[RECORDER]), pytest.fail) as tracking:
+        feed = tracking._feeds[0]
+        feed.write_until(1)
+        assert read == [[0, 1], [0, 1]], "once for its summary, once for its metrics"
+        shutil.move(later, run.path / "rounds")
+        feed.write_until(2)
+    assert read[2:] == [[2], [2]] and rounds() == [0, 1, 2]
 
 
 @pytest.mark.slow
