@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from crl.config import RoleConfig
 from crl.config.attention import check_attention
 from crl.config.servers import ServerConfig
-from crl.engine.vllm_server import VllmServer, own_folder, wrong_logprobs
+from crl.engine.vllm_server import VllmServer, own_folder, paused, wrong_logprobs
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model, untie
@@ -122,6 +122,10 @@ class VllmPolicy:
                 self._remote = Client(self._name, self._config, self._config.address)
             client = self._remote
             if self._serving != self._weights:
+                if not self._serving and paused(client):
+                    # Whoever paused it was killed before it could go on: a request would wait for ever. Where another
+                    # shard loads the same weights right now, that goes on: requests wait while it does.
+                    client.post("/resume", None)
                 # Asked again with all weights: the server may have been started anew, and the canary does not see it.
                 wrong = wrong_logprobs(client, "runtime.servers.<role>.address")
                 if wrong is not None:
@@ -162,8 +166,8 @@ class VllmPolicy:
         """Have a running server take the weights in place; nothing that it read before is used again."""
         self._serving = ""
         limit = {"timeout": self._config.start_seconds}
-        client.post("/pause?mode=wait", None, **limit)
         try:
+            client.post("/pause?mode=wait", None, **limit)
             request = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
             client.post("/collective_rpc", request, **limit)
             client.post("/reset_prefix_cache", None, **limit)

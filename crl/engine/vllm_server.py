@@ -45,7 +45,9 @@ def check_server(role: str, server: ServerConfig, context: int) -> None:
         client = Client(f"the server of role {role}", server, server.address)
         try:
             client.get("/weight_info", timeout=_PROBE_SECONDS)
-            wrong = _short(client, role, context) or wrong_logprobs(client, f"runtime.servers.{role}.address")
+            wrong = _short(client, role, context)
+            if wrong is None and not paused(client):  # else nothing is sampled; an engine looks before it does
+                wrong = wrong_logprobs(client, f"runtime.servers.{role}.address")
         except (BadInput, EngineDied) as error:
             raise BadInput(
                 f"no vLLM server that takes weights answers at {server.address}: {error.found}",
@@ -102,6 +104,11 @@ def _short(client: Client, role: str, context: int) -> BadInput | None:
         where=f"runtime.servers.{role}.address",
         next_step=f"start it again with --max-model-len {context}, or lower method.roles.{role}.context",
     )
+
+
+def paused(client: Client) -> bool:
+    """Whether a running server lets requests wait: its weights are being replaced, or whoever did so was killed."""
+    return bool(client.get("/is_paused", timeout=_PROBE_SECONDS)["is_paused"])
 
 
 def wrong_logprobs(client: Client, where: str) -> BadInput | None:

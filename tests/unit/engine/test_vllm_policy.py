@@ -255,6 +255,23 @@ def test_a_running_server_that_was_started_again_in_another_mode_is_given_no_wei
         loaded.close()
 
 
+def test_a_running_server_that_a_killed_engine_left_paused_goes_on(other: Path) -> None:
+    with serving(Honest()) as fake:
+        fake.paused = True
+        loaded = policy(address=fake.address)
+        sample(loaded)
+        assert not fake.paused and len(fake.asked("/is_paused")) == 1
+        # Nor does it stay paused where it pauses, and says so too late.
+        fake.faults["/pause?mode=wait"] = lambda body: (setattr(fake, "paused", True), (500, {}))[1]
+        loaded.hand_over(other, "b" * 64)
+        with pytest.raises(EngineDied, match="answered /pause"):
+            sample(loaded)
+        assert not fake.paused
+        del fake.faults["/pause?mode=wait"]
+        sample(loaded)
+        loaded.close()
+
+
 @pytest.mark.parametrize(
     ("refused", "kind"),
     [

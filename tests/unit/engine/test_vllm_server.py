@@ -179,6 +179,13 @@ def test_a_running_server_must_report_what_it_samples_with() -> None:
             check_server("actor", ServerConfig(address=fake.address), 512)
 
 
+def test_a_running_server_that_is_given_weights_right_now_is_neither_refused_nor_woken() -> None:
+    with serving() as fake:
+        fake.paused, fake.logprobs_mode = True, "raw_logprobs"
+        check_server("actor", ServerConfig(address=fake.address), 512)
+        assert fake.paused and not fake.asked("/resume") and not fake.asked(GENERATE)
+
+
 @pytest.mark.parametrize("context", [512, 8192])
 def test_on_a_cpu_no_prompt_is_read_in_parts(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
     role = RoleConfig(context=context)
