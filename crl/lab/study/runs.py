@@ -259,7 +259,9 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
     needed_starts = [path for path, start in starts.items() if any(m.startswith(f"warm:{start.name}/") for m in models)]
     for path in needed_starts:  # first: making one takes minutes
         check_warm_start(starts[path])
-    here = [(run, run.experiment.model_copy(update={"runtime": run.experiment.runtime.without_prefect()})) for run in arms]
+    here = [
+        (run, run.experiment.model_copy(update={"runtime": run.experiment.runtime.without_prefect()})) for run in arms
+    ]
     for _, experiment in here:
         check_before_warm_starts(experiment)
     make_warm_starts(needed_starts, lambda line: say(f"warm start: {line}"))
