@@ -81,6 +81,8 @@ class Estimate:
 
 def estimate(experiment: Experiment) -> Estimate:
     """Memory, disk and work of an experiment."""
+    from crl.recipes import recipe_of
+
     method = experiment.method
     embedder, reading = method.recipe.embedder(), 0
     outputs = outputs_of(method)
@@ -111,6 +113,7 @@ def estimate(experiment: Experiment) -> Estimate:
         )
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
+    kept = max(experiment.runtime.keep_checkpoints, recipe_of(method).reach())
     handed = {name: handed_over_bytes(known[name], method.role(name)) for name in served(experiment)}
     # The engine itself has the weights only while it writes them for the server.
     sampling |= {
@@ -132,7 +135,7 @@ def estimate(experiment: Experiment) -> Estimate:
     others = experiment.runtime.overlap_engines - 1 if method.overlap else 0
     return Estimate(
         memory_bytes=max(largest),
-        checkpoint_bytes=(experiment.runtime.keep_checkpoints + 1) * sum(written.values()),
+        checkpoint_bytes=(kept + 1) * sum(written.values()),
         round_bytes=round_bytes,
         device_bytes=_on_gpu(experiment, known, held, updates, frozenset(servers) if on_gpu else frozenset()),
         machine_bytes=max(first, *ranks) + others * first,
@@ -232,8 +235,12 @@ def _still_to_write(needed: Estimate, run_path: Path, rounds: int) -> int | None
     total = needed.disk_bytes(rounds)
     if total is None:
         return None
-    # Checkpoints that retention replaces are there already; rows, and checkpoints that are kept for good, are added.
-    return max(total - _bytes_in(run_path), rounds * (needed.round_bytes + needed.kept_every_bytes))
+    # Checkpoints that retention replaces are there already; rows, and checkpoints that are kept for good, are added, and
+    # one more is written before one is replaced, unless all are kept.
+    more = rounds * (needed.round_bytes + needed.kept_every_bytes)
+    if rounds and needed.kept_every_bytes < needed.written_bytes:
+        more += needed.written_bytes
+    return max(total - _bytes_in(run_path), more)
 
 
 def _bytes_in(directory: Path) -> int:
