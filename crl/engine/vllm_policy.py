@@ -7,6 +7,7 @@ wrong shows in the probe. A server of our own is then started anew once. A dead 
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -199,19 +200,21 @@ class VllmPolicy:
 
     def _export(self) -> Path:
         """The directory with the weights as a server takes them; the canary's answer is computed beside it."""
-        if self._exported is not None and self._exported[0] == self._weights:
-            return self._exported[1]
         before = self._exported
         directory = self._folder / self._weights[:16]
+        # Who shares the folder may have taken it for left behind, in a round that lasted for days.
+        if before is not None and before[0] == self._weights and directory.is_dir():
+            os.utime(self._folder)
+            return directory
         model = load_model(self._model_path, self._checkpoint, dtype=getattr(torch, self._role.dtype)).eval()
         with _written(self._folder):
-            self._folder.mkdir(exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             save_untied(model, directory)
         if not cpu_computes_bfloat16():  # this copy stays on the CPU: the same weights in a hundredth of the time
             model = model.float()
         expected = sequence_logprobs(model, self._probe, 1.0, batch=_PROBE_SEQUENCES)
         self._exported = (self._weights, directory, expected)
-        if before is not None:
+        if before is not None and before[1] != directory:
             shutil.rmtree(before[1], ignore_errors=True)
         return directory
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -148,6 +149,23 @@ def test_a_server_is_started_once_and_takes_new_weights_while_it_runs(process: t
     assert [each.name for each in folder.iterdir()] == ["b" * 16], "what was replaced is gone"
     loaded.close()
     assert not folder.exists() and not server.running
+
+
+def test_weights_that_are_gone_from_the_folder_are_written_again(process: type[Process], tmp_path: Path) -> None:
+    loaded = policy(folder=tmp_path)
+    sample(loaded)
+    [folder] = tmp_path.iterdir()
+    for gone in (folder, None):
+        if gone is not None:
+            shutil.rmtree(gone)
+        else:
+            os.utime(folder, (0, 0))
+        process.started[-1].kill()
+        sample(loaded)
+        assert folder.stat().st_mtime > 0, "nobody takes it for left behind"
+        assert Path(process.started[-1].fake.weights, "model.safetensors").is_file()
+    assert len(process.started) == 3
+    loaded.close()
 
 
 def test_the_head_is_exported_as_a_tensor_of_its_own(process: type[Process], other: Path) -> None:
