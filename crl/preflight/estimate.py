@@ -31,9 +31,11 @@ from crl.preflight.memory import (
     sampling_memory,
     update_memory,
 )
+from crl.preflight.parts import collecting_parts
 from crl.preflight.placement import EnginePlace, engines_by_gpu, served
 from crl.preflight.shapes import ModelShape, config_file, shape_of
 from crl.preflight.work import Work, longest, work_of
+from crl.recipes.lengths import Lengths
 from crl.run.disk import require_free, same_disk
 
 _TOKEN_ROW = 18
@@ -108,9 +110,7 @@ def estimate(experiment: Experiment) -> Estimate:
         if owner in method.trained():
             made = update_memory(shape, role, new)
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
-        work[name] = work_of(
-            shape, role, longest(role, new), outputs[name], rows=rows, evaluated=evaluated_of(method, name)
-        )
+        work[name] = _work(experiment, name, shape, longest(role, new))
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
     kept = max(experiment.runtime.keep_checkpoints, recipe_of(method).reach())
@@ -159,13 +159,25 @@ def typical_work(experiment: Experiment) -> dict[str, Work]:
     method, made = experiment.method, dict[str, Work]()
     if any(config_file(method.role(name).model) is None for name in method.recipe.roles()):
         return made
-    outputs = outputs_of(method)
     for name, lengths in recipe_of(method).typical(method).items():
-        role, shape = computed(method.role(name)), shape_of(method.role(name).model)
+        shape = shape_of(method.role(name).model)
         if shape is not None:
-            rows, evaluated = _rows(method, name, outputs[name]), evaluated_of(method, name)
-            made[name] = work_of(shape, role, lengths, outputs[name], rows=rows, evaluated=evaluated)
+            made[name] = _work(experiment, name, shape, lengths)
     return made
+
+
+def _work(experiment: Experiment, name: str, shape: ModelShape, lengths: Lengths) -> Work:
+    method, runtime = experiment.method, experiment.runtime
+    outputs = outputs_of(method)[name]
+    return work_of(
+        shape,
+        computed(method.role(name)),
+        lengths,
+        outputs,
+        rows=_rows(method, name, outputs),
+        evaluated=evaluated_of(method, name),
+        shared=(min(runtime.shards, collecting_parts(method)), runtime.engine_gpus),
+    )
 
 
 def paces_of(experiment: Experiment) -> dict[str, Pace]:

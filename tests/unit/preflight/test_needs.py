@@ -198,6 +198,26 @@ def test_work_follows_from_tokens_and_parameters() -> None:
     assert ranks.update(replace(pace, devices=2)) == pytest.approx(update / 2)
 
 
+@pytest.mark.parametrize(
+    ("shards", "gpus", "devices", "side_by_side"),
+    [(8, 1, 4, 4), (4, 1, 8, 4), (100, 1, 64, 8), (8, 2, 4, 2), (8, 1, 1, 1), (8, 2, 1, 1)],
+)
+def test_shards_sample_side_by_side_as_far_as_there_are_parts_and_gpus(
+    shards: int, gpus: int, devices: int, side_by_side: int
+) -> None:
+    """Eight groups in waves of one; a CPU counts as one device, whose cores all shards would share."""
+    changes = {"method.rollout.wave_groups": 1, "runtime.servers": {"actor": {"gpus": gpus}}}
+    one, many = (
+        estimate(load_experiment(SCALE, {**changes, "method.roles.actor.engine": "vllm", "runtime.shards": count}))
+        for count in (1, shards)
+    )
+    pace = Pace("made", reading=4e9, sampling=1e6, learning=1e9, devices=devices)
+    for name, work in many.work.items():
+        alone = one.work[name]
+        assert work.sampling(pace) == pytest.approx(alone.sampling(pace) / side_by_side), name
+        assert work.update(pace) == alone.update(pace)
+
+
 def test_evaluations_count_with_their_share_of_a_round() -> None:
     role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5))
     alone = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4)
