@@ -2,7 +2,8 @@
 
 It starts `crl/engine/node.py` on every machine through the shell of `runtime.nodes`, writes to it what to run, and ends
 all of them when one of them fails, when this process is asked to end or when its parent does; where this machine is
-lost, they end by themselves (`crl/engine/node.py`). What they print is what it prints. An order holds the key to the supervisor: it goes through a pipe and is on no command line.
+lost, they end by themselves (`crl/engine/node.py`). What they print is what it prints. An order holds the key to the
+supervisor: it goes through a pipe and is on no command line.
 """
 
 from __future__ import annotations

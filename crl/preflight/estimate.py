@@ -247,8 +247,8 @@ def _still_to_write(needed: Estimate, run_path: Path, rounds: int) -> int | None
     total = needed.disk_bytes(rounds)
     if total is None:
         return None
-    # Checkpoints that retention replaces are there already; rows, and checkpoints that are kept for good, are added, and
-    # one more is written before one is replaced, unless all are kept.
+    # Checkpoints that retention replaces are there already. Rows are added, checkpoints that are kept for good, and one
+    # more, which is written before one is replaced, unless all are kept.
     more = rounds * (needed.round_bytes + needed.kept_every_bytes)
     if rounds and needed.kept_every_bytes < needed.written_bytes:
         more += needed.written_bytes
