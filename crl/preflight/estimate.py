@@ -85,7 +85,8 @@ def estimate(experiment: Experiment) -> Estimate:
     """Memory, disk and work of an experiment."""
     from crl.recipes import recipe_of
 
-    method = experiment.method
+    method, recipe = experiment.method, recipe_of(experiment.method)
+    compares = any(objective.reference for objective in recipe.objectives.values())
     embedder, reading = method.recipe.embedder(), 0
     outputs = outputs_of(method)
     round_bytes = _TOKEN_ROW * sum(method.role(name).context * each.sampled for name, each in outputs.items())
@@ -108,12 +109,12 @@ def estimate(experiment: Experiment) -> Estimate:
         sampling[name] = sampling_memory(shape, role, rows, nucleus=_nucleus(method, name), on_gpu=on_gpu)
         owner = method.owner(name)
         if owner in method.trained():
-            made = update_memory(shape, role, new)
+            made = update_memory(shape, role, new, compares=compares)
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
         work[name] = _work(experiment, name, shape, longest(role, new))
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
-    kept = max(experiment.runtime.keep_checkpoints, recipe_of(method).reach())
+    kept = max(experiment.runtime.keep_checkpoints, recipe.reach())
     handed = {name: handed_over_bytes(known[name], method.role(name)) for name in served(experiment)}
     # The engine itself has the weights only while it writes them for the server.
     sampling |= {

@@ -114,6 +114,22 @@ def test_zero_divides_what_its_stage_says(
     assert made.optimizer - update_memory(SHAPE, plain, 8).optimizer == 8 * count // (ranks if stage else 1)
 
 
+@pytest.mark.parametrize(("kl", "lora", "copies"), [(0.001, None, 1), (0.0, None, 0), (0.001, {"rank": 2}, 0)])
+def test_a_penalty_for_leaving_the_base_model_holds_a_second_one_beside_full_weights(
+    kl: float, lora: dict[str, int] | None, copies: int
+) -> None:
+    """On every rank, and from one update to the next: the trainer keeps it."""
+    changes = {"method.recipe.objective.kl": kl, "method.roles.actor.lora": lora}
+    plain, made = (
+        estimate(load_experiment(tiny_run.ROOT / "conf/erl.yaml", {**changes, **more}))
+        for more in ({"method.recipe.objective.kl": 0.0}, {})
+    )
+    model = 4 * SHAPES["smollm2-135m-instruct"].parameters
+    for before, update in zip(plain.updates.values(), made.updates.values(), strict=True):
+        assert update.reference == update.kept - before.kept == update.peak - before.peak == copies * model
+    assert (made.memory_bytes or 0) - (plain.memory_bytes or 0) == copies * model
+
+
 def saved_bytes(role: RoleConfig, layers: int, directory: Path) -> tuple[int, ModelShape]:
     """What autograd keeps of a forward pass, parameters left out, each storage once; and the shape of the model."""
     from transformers import LlamaConfig, LlamaForCausalLM
