@@ -302,8 +302,8 @@ def _locked(run_path: Path) -> Iterator[None]:
                     f"the file system of the run directory locks no files: {error.strerror}",
                     expected="a POSIX file system with flock, on which two attempts cannot write one run",
                     where=str(run_path / LOCK),
-                    next_step="mount it with locks (Lustre: the option flock; NFS 3: without nolock), or choose another "
-                    "place: CRL_RUNS or --runs",
+                    next_step="mount it with locks (Lustre: the option flock; NFS 3: without nolock), or choose "
+                    "another place: CRL_RUNS or --runs",
                 ) from error
         yield
     finally:
