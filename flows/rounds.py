@@ -47,9 +47,13 @@ def run_round(run_path: str, number: int) -> State[Any] | None:
 def run_rounds(driver: Driver, first: int, last: int) -> list[int]:
     """Rounds first to last; returns those that had something to do. Raises the error of the stage that failed.
 
-    A round that is complete is visited too when the flow run set out with it: Prefect recognizes the child runs of a
-    retried flow run by their order.
+    What a retried flow run set out with may build on rounds that were taken back since: they run before. A round that
+    is complete is visited too when the flow run set out with it: Prefect recognizes the child runs of a retried flow
+    run by their order.
     """
+    if (missing := driver.next_round()) < first:
+        get_run_logger().info("round %d is not complete any more: the rounds from there on run first", missing)
+        first = missing
     had_work = [number for number in range(first, last + 1) if not driver.round_complete(number)]
     report_disagreements(driver)
     end_earlier_attempts()

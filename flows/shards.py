@@ -13,6 +13,7 @@ import contextvars
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -21,7 +22,7 @@ from typing import Any
 from prefect import Task
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectFuture, PrefectWrappedFuture
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Crashed
@@ -32,13 +33,17 @@ from crl.engine.detached import end_engines
 from crl.engine.driver import Driver
 from crl.engine.jobs import Job
 from crl.engine.spread import PartOrder, PartOutcome, Spread
-from crl.errors import CrlError, EngineDied
+from crl.engine.supervisor import Cancelled
+from crl.errors import CrlError, EngineDied, StageTimedOut
 from crl.preflight import check_task_runner
 from tasks.part import part_task
 
 SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"
 _TICK_SECONDS = 0.5
 _CANCEL_SECONDS = 2.0
+_LOOK_SECONDS = 5.0
+_TELL_SECONDS = 60.0
+"""A stage none of whose parts has begun for so long says so."""
 
 
 def spread_over_tasks(driver: Driver) -> None:
@@ -58,6 +63,7 @@ class PartTasks:
         self._runner: TaskRunner[Any] | None = None
         self._latest: PartOrder | None = None
         """What was submitted last; Dask's runner makes its cluster with the first."""
+        self._cancelled = threading.Event()
 
     def __enter__(self) -> PartTasks:
         return self
@@ -71,18 +77,23 @@ class PartTasks:
         """Run every part. Parts that are running when another fails are finished; what is complete stays.
 
         A part that fails after its retries does not keep the others from being tried, unless its error is permanent.
-        Raises the first permanent error, else the first of all.
+        Raises the first permanent error, else the first of all; StageTimedOut where no part begins within the time
+        limit of a stage, Cancelled.
         """
-        attempt = _Attempt(spread)
+        attempt, waiting = _Attempt(spread), _Waiting(self._runtime.stage_time_limit_seconds)
         try:
             runner = self._started()
             while attempt.goes_on():
+                if self._cancelled.is_set():
+                    raise Cancelled("the run is being ended")
                 while attempt.has_part_for(self._runtime.shards):
                     order = attempt.next_order()
                     with _server_known():
                         attempt.running(runner.submit(self._task, {"order": order}))
                     self._latest = order
-                attempt.wait()
+                if attempt.wait():
+                    waiting.begin_again()
+                waiting.look(runner, attempt.keys, order)
         except BaseException as error:
             self._end(at_once=True)
             _for_a_moment(attempt.mark_crashed)
@@ -92,6 +103,10 @@ class PartTasks:
         if attempt.broken:
             self._end(at_once=True)
         attempt.raise_failure()
+
+    def cancel(self) -> None:
+        """As :class:`crl.engine.spread.PartRunner` has it: the thread that waits for the parts ends them."""
+        self._cancelled.set()
 
     def _started(self) -> TaskRunner[Any]:
         if self._runner is None:
@@ -136,12 +151,17 @@ class _Attempt:
         self._futures.add(future)
         future.add_done_callback(self._ended.put)
 
-    def wait(self) -> None:
-        """Until a part ended, or for a moment: an interruption of this thread must get its turn."""
+    @property
+    def keys(self) -> set[str]:
+        """What Dask calls the parts that were submitted."""
+        return {future.wrapped_future.key for future in self._futures if isinstance(future, PrefectWrappedFuture)}
+
+    def wait(self) -> bool:
+        """Until a part ended, or for a moment: an interruption of this thread must get its turn. Whether one ended."""
         try:
             future = self._ended.get(timeout=_TICK_SECONDS)
         except queue.Empty:
-            return
+            return False
         self._futures.discard(future)
         try:
             outcome: PartOutcome = future.result()
@@ -165,6 +185,7 @@ class _Attempt:
         else:
             if outcome.figures:
                 self._spread.report(outcome.part, outcome.figures)
+        return True
 
     def mark_crashed(self) -> None:
         """Say of the parts that still ran that their processes were ended."""
@@ -177,6 +198,55 @@ class _Attempt:
         # A dead process is worth another attempt of the stage; that also covers parts whose own retries are spent.
         for error in (*(each for each in self._failures if each.transient), *self._failures):
             raise error
+
+
+class _Waiting:
+    """How long no worker has had any part of a stage: so long there is nothing whose time could run out.
+
+    A part that a worker has taken has a limit of its own, which its engine keeps. Only the clock of this process is
+    read.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit, self._told = limit, False
+        self._since = self._looked = time.monotonic()
+
+    def begin_again(self) -> None:
+        """Some part runs, or ran."""
+        self._since, self._told = time.monotonic(), False
+
+    def look(self, runner: TaskRunner[Any], keys: set[str], order: PartOrder) -> None:
+        """Raise StageTimedOut where none of these parts was begun within the limit. Asks Dask every few seconds."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked, workers = now, _processing(runner)
+        if any(keys.intersection(taken) for taken in workers.values()):
+            self.begin_again()
+            return
+        found = f"no part of {order.stage} has begun for {now - self._since:.0f} s; Dask workers that are connected: "
+        if now - self._since > self._limit:
+            raise StageTimedOut(
+                f"{found}{len(workers)}",
+                expected=f"one that takes a part within the time limit of a stage ({self._limit:g} s)",
+                where=f"round {order.job.round}, stage {order.stage}",
+                next_step="start workers (docs/scale.md), or wait longer: runtime.stage_time_limit_seconds",
+            )
+        if now - self._since > _TELL_SECONDS and not self._told:
+            self._told = True
+            get_run_logger().warning("%s%d", found, len(workers))
+
+
+def _processing(runner: Any) -> dict[str, list[str]]:
+    """What each worker of a Dask cluster has taken, by its address; nothing where the scheduler does not answer."""
+    found: dict[str, list[str]] = {}
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            found.update(runner.client.processing())
+
+    _for_a_moment(ask)
+    return found
 
 
 def _new_runner(workers: int) -> TaskRunner[Any]:

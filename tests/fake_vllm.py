@@ -26,6 +26,8 @@ class FakeVllm:
         """The directory that it was told to load."""
         self.requests: list[tuple[str, Any, dict[str, str]]] = []
         self.longest = 4096
+        self.paused = False
+        """Whether it samples nothing; a true one lets requests wait."""
         self.logprobs_mode = "processed_logprobs"
         self.scores: Callable[[list[int]], list[float]] = lambda ids: [-1.0] * len(ids)
         """Log-probabilities that it gives a prompt."""
@@ -44,6 +46,8 @@ class FakeVllm:
             return planted
         plain = path.partition("?")[0]
         if plain == "/inference/v1/generate":
+            if self.paused:
+                return 504, {"error": "waited too long"}
             return 200, self._generated(body["token_ids"], body["sampling_params"])
         if plain == "/collective_rpc":
             assert body["method"] == "reload_weights"
@@ -55,7 +59,11 @@ class FakeVllm:
         elif plain == "/v1/chat/completions":
             said = f"{body['model']} heard: {body['messages'][-1]['content']}"
             return 200, {"choices": [{"message": {"content": said}, "finish_reason": "stop"}]}
-        elif plain not in ("/health", "/pause", "/resume", "/reset_prefix_cache", "/weight_info"):
+        elif plain in ("/pause", "/resume"):
+            self.paused = plain == "/pause"
+        elif plain == "/is_paused":
+            return 200, {"is_paused": self.paused}
+        elif plain not in ("/health", "/reset_prefix_cache", "/weight_info"):
             return 404, {"detail": "Not Found"}
         return 200, {}
 

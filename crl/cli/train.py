@@ -58,7 +58,8 @@ def train(
     if any(takes_preparing(role.model) for role in map(loaded.method.role, loaded.method.owners())):
         console().print("preparing the language model (once; about a quarter of a minute)")
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
-    check_ready(loaded, path, rounds)
+    runtime = loaded.runtime if prefect else loaded.runtime.without_prefect()
+    check_ready(loaded.model_copy(update={"runtime": runtime}), path, rounds)
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
     _say_precision(loaded.method)
     console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
@@ -85,7 +86,7 @@ def resume(
 
     path = find_run(run)
     directory, runtime = RunDirectory.open(path), last_runtime(path)
-    check_run(directory, runtime)
+    check_run(directory, runtime.without_prefect())
     _say_precision(directory.method)
     again = f"crl resume {shown(path)}{f' --rounds {rounds}' if rounds else ''}"
     with _interruptible(path, again), LiveProgress() as live, _driver(directory, runtime, live) as driver:

@@ -107,6 +107,10 @@ class Runtime(Model):
         """GPUs that one engine uses: as many as the widest server that it starts."""
         return max((server.gpus for server in self.servers.values() if server.address is None), default=1)
 
+    def without_prefect(self) -> Runtime:
+        """What becomes of it without Prefect: engines of this machine run every shard."""
+        return self.model_copy(update={"task_runner": TaskRunnerName.engines})
+
 
 class Experiment(Model):
     """One experiment: its name, its frozen method, its free runtime."""

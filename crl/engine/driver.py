@@ -308,7 +308,7 @@ class Driver:
     def _cancel(self) -> None:
         self._no_pause.set()
         for track in self._tracks:
-            track.engines.cancel()
+            track.cancel()
 
     def _failed(self, place: tuple[int, str], error: BaseException) -> None:
         with contextlib.suppress(CrlError):  # the disk may be full: the error itself matters more than the diary

@@ -1,8 +1,9 @@
 """An engine on several machines, `python -m crl.engine.nodes`: one process here that stands for a launcher on each.
 
 It starts `crl/engine/node.py` on every machine through the shell of `runtime.nodes`, writes to it what to run, and ends
-all of them when one of them fails, when this process is asked to end or when its parent does. What they print is what
-it prints. An order holds the key to the supervisor: it goes through a pipe and is on no command line.
+all of them when one of them fails, when this process is asked to end or when its parent does; where this machine is
+lost, they end by themselves (`crl/engine/node.py`). What they print is what it prints. An order holds the key to the
+supervisor: it goes through a pipe and is on no command line.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _PRIVATE = ("CRL_STARTED_BY", "CRL_GUARDED_BY")
 """Numbers of processes of this machine."""
 _TICK_SECONDS = 0.2
 _PATIENCE_SECONDS = 60.0
+_BEAT_SECONDS = 5.0
+_SILENCE_SECONDS = 60.0
+"""A machine that has heard nothing for so long ends what it runs."""
 
 
 def orders(nodes: NodesConfig, ranks: int, environment: Mapping[str, str], worker: str) -> list[dict[str, Any]]:
@@ -68,16 +72,25 @@ def main() -> int:
         words = map(shlex.quote, agent) if Path(shell[0]).name == "ssh" else agent
         process = subprocess.Popen([*shell, *words], stdin=subprocess.PIPE)
         started.append(process)
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its exit code says more
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-            process.stdin.flush()
+        _send(process, json.dumps({**order, "silence": _SILENCE_SECONDS}))
     codes: list[int | None] = [None]
+    beat = time.monotonic()
     while None in codes and not any(codes):
         time.sleep(_TICK_SECONDS)
         codes = [process.poll() for process in started]
+        if time.monotonic() - beat > _BEAT_SECONDS:
+            beat = time.monotonic()
+            for process in started:
+                _send(process, "")
     _end(started)
     return next((code for code in codes if code), 0)
+
+
+def _send(process: subprocess.Popen[bytes], line: str) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # its exit code says more
+        process.stdin.write(line.encode() + b"\n")
+        process.stdin.flush()
 
 
 def _end(started: list[subprocess.Popen[bytes]]) -> None:

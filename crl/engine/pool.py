@@ -39,13 +39,15 @@ class EnginePool:
         return self._engine(f"{self._prefix}shard-{number}", 1, environment, None)
 
     def ranks(self, number: int) -> Engine:
-        """The engine of so many ranks. On several machines that of another number ends: all meet at one port."""
+        """The engine of so many ranks, on the devices from those of shard 0 on. On several machines that of another
+        number ends: all meet at one port."""
         name = f"{self._prefix}ranks-{number}"
         if self._nodes is not None:
             for engine in self.started():
                 if engine.world_size > 1 and engine.name != name:
                     engine.stop()
-        return self._engine(name, number, {}, self._nodes)
+            return self._engine(name, number, {}, self._nodes)
+        return self._engine(name, number, device_environment(self._first_shard, self._gpus, ranks=number), None)
 
     def shards(self, count: int) -> list[Engine]:
         """The first engines, one per shard."""

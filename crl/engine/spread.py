@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from crl.engine.jobs import Job, ProgressFigures, StageOutcome
 from crl.engine.supervisor import Engine
@@ -63,8 +63,16 @@ class Spread:
     """Takes the progress of a part."""
 
 
-PartRunner = Callable[[Spread], None]
-"""Runs every part of a spread, or raises. Parts that were completed before it raised are kept and not run again."""
+class PartRunner(Protocol):
+    """Runs the parts of stages somewhere else."""
+
+    def __call__(self, spread: Spread) -> None:
+        """Run every part, or raise. Parts that were completed before it raised are kept and not run again."""
+        ...
+
+    def cancel(self) -> None:
+        """From another thread, for good: the call under way ends what runs and raises Cancelled, later ones too."""
+        ...
 
 
 def run_on(engine: Engine, order: PartOrder, on_figures: Callable[[ProgressFigures], None]) -> PartOutcome:

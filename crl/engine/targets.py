@@ -40,12 +40,17 @@ def targets(journal: Journal) -> list[Target]:
 def remember_target(
     journal: Journal, first: int, last: int, *, purpose: str | None, token: int, runtime: Runtime
 ) -> tuple[int, int]:
-    """Write a target down and return its rounds; whoever asked before gets the answer of that time again."""
-    for target in targets(journal):
-        if purpose is not None and target.purpose == purpose:
-            return target.first, target.last
-    plain = runtime.model_dump(mode="json")
-    journal.record(_EVENT, token=token, first=first, last=last, purpose=purpose, runtime=plain)
+    """Write a target down and return its rounds.
+
+    Whoever asked before (a retried flow run) gets the rounds of that time again, with the runtime of now: engines and
+    later resumes take the one that was written last.
+    """
+    known, plain = targets(journal), runtime.model_dump(mode="json")
+    before = next((target for target in known if purpose is not None and target.purpose == purpose), None)
+    if before is not None:
+        first, last = before.first, before.last
+    if before is None or known[-1].runtime != plain:
+        journal.record(_EVENT, token=token, first=first, last=last, purpose=purpose, runtime=plain)
     return first, last
 
 

@@ -64,6 +64,12 @@ class Track:
             self._now = (job.round, None)
         return outcome
 
+    def cancel(self) -> None:
+        """End what it runs, from another thread: that raises Cancelled."""
+        self.engines.cancel()
+        if self.part_runner is not None:
+            self.part_runner.cancel()
+
     def _attempt(self, stage: Stage, job: Job, place: tuple[int, str], started: float) -> StageOutcome:
         main = self._engine_of(stage)
         self.engines.release_others(main, to_train=stage.update or Weights in stage.writes)

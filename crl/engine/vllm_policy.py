@@ -7,6 +7,7 @@ wrong shows in the probe. A server of our own is then started anew once. A dead 
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from crl.config import RoleConfig
 from crl.config.attention import check_attention
 from crl.config.servers import ServerConfig
-from crl.engine.vllm_server import VllmServer, own_folder, wrong_logprobs
+from crl.engine.vllm_server import VllmServer, own_folder, paused, wrong_logprobs
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model, untie
@@ -122,6 +123,10 @@ class VllmPolicy:
                 self._remote = Client(self._name, self._config, self._config.address)
             client = self._remote
             if self._serving != self._weights:
+                if not self._serving and paused(client):
+                    # Whoever paused it was killed before it could go on: a request would wait for ever. Where another
+                    # shard loads the same weights right now, that goes on: requests wait while it does.
+                    client.post("/resume", None)
                 # Asked again with all weights: the server may have been started anew, and the canary does not see it.
                 wrong = wrong_logprobs(client, "runtime.servers.<role>.address")
                 if wrong is not None:
@@ -162,8 +167,8 @@ class VllmPolicy:
         """Have a running server take the weights in place; nothing that it read before is used again."""
         self._serving = ""
         limit = {"timeout": self._config.start_seconds}
-        client.post("/pause?mode=wait", None, **limit)
         try:
+            client.post("/pause?mode=wait", None, **limit)
             request = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
             client.post("/collective_rpc", request, **limit)
             client.post("/reset_prefix_cache", None, **limit)
@@ -195,19 +200,21 @@ class VllmPolicy:
 
     def _export(self) -> Path:
         """The directory with the weights as a server takes them; the canary's answer is computed beside it."""
-        if self._exported is not None and self._exported[0] == self._weights:
-            return self._exported[1]
         before = self._exported
         directory = self._folder / self._weights[:16]
+        # Who shares the folder may have taken it for left behind, in a round that lasted for days.
+        if before is not None and before[0] == self._weights and directory.is_dir():
+            os.utime(self._folder)
+            return directory
         model = load_model(self._model_path, self._checkpoint, dtype=getattr(torch, self._role.dtype)).eval()
         with _written(self._folder):
-            self._folder.mkdir(exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             save_untied(model, directory)
         if not cpu_computes_bfloat16():  # this copy stays on the CPU: the same weights in a hundredth of the time
             model = model.float()
         expected = sequence_logprobs(model, self._probe, 1.0, batch=_PROBE_SEQUENCES)
         self._exported = (self._weights, directory, expected)
-        if before is not None:
+        if before is not None and before[1] != directory:
             shutil.rmtree(before[1], ignore_errors=True)
         return directory
 

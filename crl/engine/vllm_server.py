@@ -7,9 +7,8 @@ messages; nothing is logged.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -27,11 +26,14 @@ from crl.errors import BadInput, EngineDied
 from crl.policies.determinism import gpu_count
 from crl.policies.served import GENERATE
 from crl.policies.serving import Client
+from crl.run.owner import machine_digest
 
 _TICK_SECONDS = 0.1
 _STOP_SECONDS = 2.0
 _LINES = 5
 _ERROR = re.compile(r"\b\w*(Error|Exception): .+")
+_FOLDER = re.compile(r"crl-vllm-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-")
+_DAY = 86_400.0
 _PROBE_SECONDS = 60.0
 _TOKENS_OF_A_PASS = 4096
 _LOGPROBS_MODE = "processed_logprobs"
@@ -45,7 +47,9 @@ def check_server(role: str, server: ServerConfig, context: int) -> None:
         client = Client(f"the server of role {role}", server, server.address)
         try:
             client.get("/weight_info", timeout=_PROBE_SECONDS)
-            wrong = _short(client, role, context) or wrong_logprobs(client, f"runtime.servers.{role}.address")
+            wrong = _short(client, role, context)
+            if wrong is None and not paused(client):  # else nothing is sampled; an engine looks before it does
+                wrong = wrong_logprobs(client, f"runtime.servers.{role}.address")
         except (BadInput, EngineDied) as error:
             raise BadInput(
                 f"no vLLM server that takes weights answers at {server.address}: {error.found}",
@@ -102,6 +106,11 @@ def _short(client: Client, role: str, context: int) -> BadInput | None:
         where=f"runtime.servers.{role}.address",
         next_step=f"start it again with --max-model-len {context}, or lower method.roles.{role}.context",
     )
+
+
+def paused(client: Client) -> bool:
+    """Whether a running server lets requests wait: its weights are being replaced, or whoever did so was killed."""
+    return bool(client.get("/is_paused", timeout=_PROBE_SECONDS)["is_paused"])
 
 
 def wrong_logprobs(client: Client, where: str) -> BadInput | None:
@@ -212,18 +221,25 @@ class VllmServer:
 
 
 def own_folder(parent: Path | None = None) -> Path:
-    """A new folder that only this user may enter. Those of processes of this machine that were killed are removed:
-    exported weights are as large as the model."""
-    # Where process ids mean the same: containers that share a folder may share the name of their host, too.
-    namespace = Path("/proc/self/ns/pid")
-    where = f"{platform.node()} {namespace.readlink() if namespace.is_symlink() else ''}"
-    machine = hashlib.sha256(where.encode()).hexdigest()[:8]
+    """A new folder that only this user may enter. Those of processes that were killed are removed: exported weights are
+    as large as the model. Another machine's process (or container's, in a `parent` that they share) counts as gone once
+    its folder has not been touched for a day."""
     root = parent or Path(tempfile.gettempdir())
-    for left in root.glob(f"crl-vllm-{machine}-*-*"):
-        pid = left.name.split("-")[3]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+    for left in root.glob("crl-vllm-*"):
+        if _left_behind(left, shared=parent is not None):
             shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"crl-vllm-{machine}-{os.getpid()}-", dir=root))
+    return Path(tempfile.mkdtemp(prefix=f"crl-vllm-{machine_digest()}-{os.getpid()}-", dir=root))
+
+
+def _left_behind(folder: Path, *, shared: bool) -> bool:
+    match = _FOLDER.match(folder.name)
+    if match is None:
+        return False
+    if match["machine"] == machine_digest():
+        return not psutil.pid_exists(int(match["pid"]))
+    with contextlib.suppress(OSError):  # removed meanwhile
+        return shared and time.time() - folder.lstat().st_mtime > _DAY
+    return False
 
 
 def command_line(python: Path, weights: Path, socket: Path, role: RoleConfig, server: ServerConfig) -> list[str]:

@@ -31,9 +31,11 @@ from crl.preflight.memory import (
     sampling_memory,
     update_memory,
 )
+from crl.preflight.parts import collecting_parts
 from crl.preflight.placement import EnginePlace, engines_by_gpu, served
 from crl.preflight.shapes import ModelShape, config_file, shape_of
 from crl.preflight.work import Work, longest, work_of
+from crl.recipes.lengths import Lengths
 from crl.run.disk import require_free, same_disk
 
 _TOKEN_ROW = 18
@@ -81,7 +83,10 @@ class Estimate:
 
 def estimate(experiment: Experiment) -> Estimate:
     """Memory, disk and work of an experiment."""
-    method = experiment.method
+    from crl.recipes import recipe_of
+
+    method, recipe = experiment.method, recipe_of(experiment.method)
+    compares = any(objective.reference for objective in recipe.objectives.values())
     embedder, reading = method.recipe.embedder(), 0
     outputs = outputs_of(method)
     round_bytes = _TOKEN_ROW * sum(method.role(name).context * each.sampled for name, each in outputs.items())
@@ -104,13 +109,12 @@ def estimate(experiment: Experiment) -> Estimate:
         sampling[name] = sampling_memory(shape, role, rows, nucleus=_nucleus(method, name), on_gpu=on_gpu)
         owner = method.owner(name)
         if owner in method.trained():
-            made = update_memory(shape, role, new)
+            made = update_memory(shape, role, new, compares=compares)
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
-        work[name] = work_of(
-            shape, role, longest(role, new), outputs[name], rows=rows, evaluated=evaluated_of(method, name)
-        )
+        work[name] = _work(experiment, name, shape, longest(role, new))
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
+    kept = max(experiment.runtime.keep_checkpoints, recipe.reach())
     handed = {name: handed_over_bytes(known[name], method.role(name)) for name in served(experiment)}
     # The engine itself has the weights only while it writes them for the server.
     sampling |= {
@@ -132,7 +136,7 @@ def estimate(experiment: Experiment) -> Estimate:
     others = experiment.runtime.overlap_engines - 1 if method.overlap else 0
     return Estimate(
         memory_bytes=max(largest),
-        checkpoint_bytes=(experiment.runtime.keep_checkpoints + 1) * sum(written.values()),
+        checkpoint_bytes=(kept + 1) * sum(written.values()),
         round_bytes=round_bytes,
         device_bytes=_on_gpu(experiment, known, held, updates, frozenset(servers) if on_gpu else frozenset()),
         machine_bytes=max(first, *ranks) + others * first,
@@ -156,13 +160,25 @@ def typical_work(experiment: Experiment) -> dict[str, Work]:
     method, made = experiment.method, dict[str, Work]()
     if any(config_file(method.role(name).model) is None for name in method.recipe.roles()):
         return made
-    outputs = outputs_of(method)
     for name, lengths in recipe_of(method).typical(method).items():
-        role, shape = computed(method.role(name)), shape_of(method.role(name).model)
+        shape = shape_of(method.role(name).model)
         if shape is not None:
-            rows, evaluated = _rows(method, name, outputs[name]), evaluated_of(method, name)
-            made[name] = work_of(shape, role, lengths, outputs[name], rows=rows, evaluated=evaluated)
+            made[name] = _work(experiment, name, shape, lengths)
     return made
+
+
+def _work(experiment: Experiment, name: str, shape: ModelShape, lengths: Lengths) -> Work:
+    method, runtime = experiment.method, experiment.runtime
+    outputs = outputs_of(method)[name]
+    return work_of(
+        shape,
+        computed(method.role(name)),
+        lengths,
+        outputs,
+        rows=_rows(method, name, outputs),
+        evaluated=evaluated_of(method, name),
+        shared=(min(runtime.shards, collecting_parts(method)), runtime.engine_gpus),
+    )
 
 
 def paces_of(experiment: Experiment) -> dict[str, Pace]:
@@ -232,8 +248,12 @@ def _still_to_write(needed: Estimate, run_path: Path, rounds: int) -> int | None
     total = needed.disk_bytes(rounds)
     if total is None:
         return None
-    # Checkpoints that retention replaces are there already; rows, and checkpoints that are kept for good, are added.
-    return max(total - _bytes_in(run_path), rounds * (needed.round_bytes + needed.kept_every_bytes))
+    # Checkpoints that retention replaces are there already. Rows are added, checkpoints that are kept for good, and one
+    # more, which is written before one is replaced, unless all are kept.
+    more = rounds * (needed.round_bytes + needed.kept_every_bytes)
+    if rounds and needed.kept_every_bytes < needed.written_bytes:
+        more += needed.written_bytes
+    return max(total - _bytes_in(run_path), more)
 
 
 def _bytes_in(directory: Path) -> int:

@@ -58,11 +58,13 @@ class UpdateMemory:
     """Logits of the trained positions and their gradients."""
     copies: int
     """Of the trained weights, to write them: on the first rank."""
+    reference: int = 0
+    """The base model in float32, for an objective that compares full weights with it (`crl/learn/reference.py`)."""
 
     @property
     def kept(self) -> int:
         """Held between updates."""
-        return self.weights + self.optimizer + self.buffers
+        return self.weights + self.optimizer + self.buffers + self.reference
 
     @property
     def peak(self) -> int:
@@ -97,8 +99,11 @@ def sampling_memory(
     )
 
 
-def update_memory(shape: ModelShape, role: RoleConfig, trained_positions: int) -> UpdateMemory:
-    """What one rank holds that trains a role; `trained_positions` of a sequence's tokens are trained.
+def update_memory(
+    shape: ModelShape, role: RoleConfig, trained_positions: int, *, compares: bool = False
+) -> UpdateMemory:
+    """What one rank holds that trains a role; `trained_positions` of a sequence's tokens are trained, by an objective
+    that `compares` with the base model: of adapters that is the model itself, of full weights a second one.
 
     With P parameters, T of them trained, N ranks: weights 4 P, gradients 4 T, moments 8 T, ZeRO's partition of the
     weights 4 T / N. Stage 1 divides the moments by N, stage 2 also the gradients, stage 3 also the weights
@@ -118,6 +123,7 @@ def update_memory(shape: ModelShape, role: RoleConfig, trained_positions: int) -
         activations=activations(shape, role),
         head=head_memory(shape, role, trained_positions),
         copies=FLOAT32 * trained,
+        reference=FLOAT32 * parameters if compares and role.lora is None else 0,
     )
 
 

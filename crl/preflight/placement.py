@@ -1,7 +1,8 @@
 """Where an experiment computes: the engines of its tracks, what samples and learns in each, and which share a GPU.
 
 As `crl/engine/track.py` and `crl/engine/devices.py` place them: the engines of a second track come behind those of the
-first, and devices are given out in turn, from the first again where there are too few.
+first, and devices are given out in turn, from the first again where there are too few. An update over several ranks
+has an engine of its own, with a rank on each device from that of its track's first shard on.
 """
 
 from __future__ import annotations
@@ -25,20 +26,34 @@ class EnginePlace:
     sampled: Set[str]
     """Roles whose models it samples from."""
     trained: Set[str]
-    """Weights that it updates, or the engine of several ranks in its place."""
+    """Weights that it updates, or a rank in its place: it frees its models before."""
 
 
 def engines_by_gpu(experiment: Experiment, gpus: int) -> list[list[EnginePlace]]:
     """Every engine that runs on this machine, which has so many GPUs: those that share one are listed together."""
-    runtime = experiment.runtime
-    made: dict[int, list[EnginePlace]] = {}
+    runtime, made = experiment.runtime, dict[int, list[EnginePlace]]()
+    places = max(1, gpus // runtime.engine_gpus)
     for track, (sampled, trained) in enumerate(_tracks(experiment)):
+        first = track * runtime.shards % places
+        learning = _learning(experiment, trained, first, gpus)
         # The parts of the first track may be on other machines then.
         elsewhere = track == 0 and runtime.task_runner is TaskRunnerName.dask
         for shard in range(1 if elsewhere else runtime.shards):
-            place = (track * runtime.shards + shard) % max(1, gpus // runtime.engine_gpus)
-            made.setdefault(place, []).append(EnginePlace(sampled, trained if shard == 0 else set()))
+            place = (first + shard) % places
+            made.setdefault(place, []).append(EnginePlace(sampled, learning.pop(place, set())))
+        for place, owners in learning.items():
+            made.setdefault(place, []).append(EnginePlace(set(), owners))
     return list(made.values())
+
+
+def _learning(experiment: Experiment, trained: Set[str], first: int, gpus: int) -> dict[int, set[str]]:
+    """Which weights are updated in each place, of a track whose first shard has the place `first`."""
+    runtime, found = experiment.runtime, {first: set(trained)}
+    for owner in trained if gpus and runtime.nodes is None else ():
+        for rank in range(experiment.method.role(owner).deepspeed.ranks):
+            place = (first * runtime.engine_gpus + rank) % gpus // runtime.engine_gpus
+            found.setdefault(place, set()).add(owner)
+    return found
 
 
 def served(experiment: Experiment) -> dict[str, ServerConfig]:

@@ -34,6 +34,10 @@ class Work:
     """What one evaluation plays, as a multiple of what is sampled in a round."""
     evaluations: float = 0.0
     """How many a round has, on average."""
+    shards: int = 1
+    """Engines that have parts of what is sampled."""
+    engine_gpus: int = 1
+    """How many each of them uses."""
 
     @property
     def _times_sampled(self) -> float:
@@ -57,9 +61,11 @@ class Work:
     def sampling(self, pace: Pace) -> float:
         """Seconds to sample what a round does, without evaluations.
 
-        Reading tokens is bound by arithmetic, the passes of one token by reading the weights.
+        Reading tokens is bound by arithmetic, the passes of one token by reading the weights. Shards go side by side as
+        far as there are GPUs for them.
         """
-        return self.reading_flops / pace.reading + self.weight_bytes / pace.sampling
+        alone = self.reading_flops / pace.reading + self.weight_bytes / pace.sampling
+        return alone / max(1, min(self.shards, pace.devices // self.engine_gpus))
 
     def update(self, pace: Pace) -> float:
         """Seconds to learn what a round does."""
@@ -74,11 +80,13 @@ def work_of(
     *,
     rows: int,
     evaluated: tuple[int, int] = (0, 0),
+    shared: tuple[int, int] = (1, 1),
 ) -> Work:
-    """The work of a role that makes and learns so many outputs of such lengths, `rows` side by side.
+    """The work of a role that makes and learns so many outputs of such lengths, `rows` side by side in each engine.
 
     `evaluated`: (episodes that it plays in an evaluation, rounds from one to the next). They cost what others cost;
-    where an evaluation has many short waves, their passes take longer than this says.
+    where an evaluation has many short waves, their passes take longer than this says. `shared`: (shards that have a
+    part, GPUs that each uses).
 
     A forward pass costs 2 FLOPs a parameter and token, and 2 × 2 × width a layer, token and token attended to; half of
     an output is attended to on average (Kaplan et al. 2020, arXiv 2001.08361, section 2.1); a backward pass:
@@ -98,6 +106,8 @@ def work_of(
         ranks=role.deepspeed.ranks,
         evaluation=evaluated[0] / outputs.sampled if outputs.sampled else 0.0,
         evaluations=1 / evaluated[1] if evaluated[1] else 0.0,
+        shards=shared[0],
+        engine_gpus=shared[1],
     )
 
 

@@ -297,6 +297,14 @@ def _locked(run_path: Path) -> Iterator[None]:
                         next_step="look for a stopped process of this run, then `crl resume`",
                     ) from None
                 time.sleep(0.005)
+            except OSError as error:
+                raise RunDirectoryUnusable(
+                    f"the file system of the run directory locks no files: {error.strerror}",
+                    expected="a POSIX file system with flock, on which two attempts cannot write one run",
+                    where=str(run_path / LOCK),
+                    next_step="mount it with locks (Lustre: the option flock; NFS 3: without nolock), or choose "
+                    "another place: CRL_RUNS or --runs",
+                ) from error
         yield
     finally:
         # Unlocking by hand: a child forked at the wrong moment would keep a lock that only closing releases.

@@ -259,11 +259,14 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
     needed_starts = [path for path, start in starts.items() if any(m.startswith(f"warm:{start.name}/") for m in models)]
     for path in needed_starts:  # first: making one takes minutes
         check_warm_start(starts[path])
-    for planned in arms:
-        check_before_warm_starts(planned.experiment)
+    here = [
+        (run, run.experiment.model_copy(update={"runtime": run.experiment.runtime.without_prefect()})) for run in arms
+    ]
+    for _, experiment in here:
+        check_before_warm_starts(experiment)
     make_warm_starts(needed_starts, lambda line: say(f"warm start: {line}"))
-    for planned in arms:
-        check_ready(planned.experiment, planned.path, planned.rounds)
+    for planned, experiment in here:
+        check_ready(experiment, planned.path, planned.rounds)
     for said in dict.fromkeys(replaced(planned.experiment.method) for planned in arms):
         if said is not None:
             say(said)

@@ -49,3 +49,24 @@ def test_engines_get_as_many_as_the_widest_server_that_they_start(monkeypatch: p
         pool = EnginePool({}, print, first_shard=track * runtime.shards, gpus=runtime.engine_gpus)
         devices += [engine._environment.get("CUDA_VISIBLE_DEVICES") for engine in pool.shards(2)]
     assert devices == [None, "2,3", "4,5", "6,7"], "the first keeps all in sight, and its server takes 0 and 1"
+
+
+@pytest.mark.parametrize(
+    ("visible", "shards", "ranks", "expected"),
+    [
+        ("0,1,2,3", 2, 2, "2,3"),
+        ("4,5,6,7", 1, 2, "5,6"),
+        ("0,1,2,3", 3, 2, "3,0"),  # as shards do where there are too few
+        ("0,1,2,3", 2, 4, "2,3,0,1"),
+        ("0,1,2,3", 2, 8, None),
+        ("0", 1, 2, None),
+        ("", 1, 2, None),
+    ],
+)
+def test_the_ranks_of_a_second_track_come_behind_the_devices_of_the_first(
+    visible: str, shards: int, ranks: int, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    first, second = (EnginePool({}, print, first_shard=track * shards).ranks(ranks) for track in range(2))
+    assert "CUDA_VISIBLE_DEVICES" not in first._environment, "all in sight, and rank 0 on the first"
+    assert second._environment.get("CUDA_VISIBLE_DEVICES") == expected

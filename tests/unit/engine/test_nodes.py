@@ -127,9 +127,10 @@ def test_a_rank_that_does_not_reach_its_supervisor_says_so(monkeypatch: pytest.M
         worker.main()
 
 
-def test_what_runs_on_a_machine_ends_when_its_input_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [False, True], ids=["its input ends", "it hears nothing"])
+def test_what_runs_on_a_machine_ends_with_who_asked_for_it(lost: bool, tmp_path: Path) -> None:
     order = {
-        "directory": str(tmp_path), "environment": {"WORD": "pid"},
+        "directory": str(tmp_path), "environment": {"WORD": "pid"}, "silence": 3.0 if lost else 3600.0,
         "command": [sys.executable, "-c", "import os, time; open(os.environ['WORD'], 'w').write(str(os.getpid())); "
                     "os.rename('pid', 'known'); time.sleep(3600)"],
     }  # fmt: skip
@@ -137,11 +138,32 @@ def test_what_runs_on_a_machine_ends_when_its_input_does(tmp_path: Path) -> None
     assert agent.stdin is not None
     agent.stdin.write(json.dumps(order) + "\n")
     agent.stdin.flush()
-    wait_until((tmp_path / "known").exists, "the command runs")
+
+    def known() -> bool:
+        agent.stdin.write("\n")
+        agent.stdin.flush()
+        return (tmp_path / "known").exists()
+
+    wait_until(known, "the command runs")
     pid = int((tmp_path / "known").read_text())
-    agent.stdin.close()
+    if not lost:
+        agent.stdin.close()
     assert agent.wait(PATIENCE_SECONDS) == 128 + 9
     wait_until(lambda: not psutil.pid_exists(pid), "the command ended")
+
+
+def test_every_machine_hears_that_this_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that reads three lines and fails is in the place of each."""
+    monkeypatch.setattr(nodes, "_BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(nodes, "end_with_parent", lambda: None)
+    made = [
+        {"shell": ["sh", "-c", f"head -n 3 > {tmp_path}/{name}; exit 3"], "directory": "/", "command": []}
+        for name in ("one", "two")
+    ]
+    monkeypatch.setenv(VARIABLE, json.dumps(made))
+    assert nodes.main() == 3
+    order, *beats = (tmp_path / "one").read_text().splitlines()
+    assert json.loads(order)["silence"] == nodes._SILENCE_SECONDS and beats == ["", ""]
 
 
 def test_one_machine_that_fails_ends_the_others_and_its_exit_code_is_that_of_all(tmp_path: Path) -> None:

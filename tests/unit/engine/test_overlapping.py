@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from crl.engine.events import Event, StageDone, StageStarted
 from crl.engine.overlapping import OverlappingRounds
+from crl.engine.supervisor import Cancelled
 from crl.errors import EngineDied, StageFailed
 from crl.run.journal import Journal
 from tests.processes import PATIENCE_SECONDS, wait_until
@@ -96,6 +98,29 @@ def test_after_a_failure_the_round_beside_ends_with_its_stage_and_no_other_begin
     thread.join(PATIENCE_SECONDS)
     assert isinstance(rounds.error, EngineDied), "what the first one raised"
     assert rounds.begun == ["1/first", "1/second", "2/first"]
+
+
+class Elsewhere:
+    """A part runner whose parts end only when they are ended; the run is interrupted meanwhile."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+
+    def __call__(self, spread: object) -> None:
+        _thread.interrupt_main()
+        assert self._ended.wait(PATIENCE_SECONDS), "nobody ended the parts"
+        raise Cancelled("ended")
+
+    def cancel(self) -> None:
+        self._ended.set()
+
+
+def test_an_interruption_also_ends_the_parts_that_run_elsewhere(tmp_path: Path) -> None:
+    with make_driver(tmp_path, overlap=True, shards=2) as driver:
+        driver.spread_with(Elsewhere())
+        with pytest.raises(KeyboardInterrupt):
+            driver.run_rounds(1)
+        assert not driver.run.is_complete(1, "spread")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from crl.config import Runtime
 from crl.config.base import MOST_ROUNDS
-from crl.engine.targets import last_runtime
+from crl.engine.targets import last_runtime, remember_target, targets
 from crl.run.journal import Journal
 
 
@@ -21,3 +21,22 @@ def test_settings_of_another_version_lose_only_what_this_one_does_not_know(
     with pytest.warns(UserWarning, match="runtime.retries"):
         found = last_runtime(tmp_path)
     assert found == Runtime(keep_checkpoints=keeps, keep_every=2)
+
+
+def test_a_retried_flow_run_keeps_its_rounds_and_takes_the_settings_of_now(tmp_path: Path) -> None:
+    """Its file was corrected in between: engines, and `crl resume` after it, use what the retry checked."""
+    journal = Journal(tmp_path)
+
+    def ask(runtime: Runtime, purpose: str | None = "flow") -> tuple[int, int]:
+        return remember_target(journal, 4, 9, purpose=purpose, token=1, runtime=runtime)
+
+    old = Runtime.model_validate({"servers": {"actor": {"address": "http://old:8000"}}})
+    new = Runtime.model_validate({"servers": {"actor": {"address": "http://new:8000"}}, "keep_checkpoints": 10})
+    remember_target(journal, 1, 3, purpose="flow", token=1, runtime=old)
+    for _ in range(2):
+        assert ask(new) == (1, 3)
+        assert last_runtime(tmp_path) == new
+    assert len(targets(journal)) == 2, "what is the same is not written again"
+    assert ask(old, purpose=None) == (4, 9)
+    assert ask(new) == (1, 3)
+    assert last_runtime(tmp_path) == new, "somebody else's settings in between do not stay"

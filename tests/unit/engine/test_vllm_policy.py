@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -150,6 +151,23 @@ def test_a_server_is_started_once_and_takes_new_weights_while_it_runs(process: t
     assert not folder.exists() and not server.running
 
 
+def test_weights_that_are_gone_from_the_folder_are_written_again(process: type[Process], tmp_path: Path) -> None:
+    loaded = policy(folder=tmp_path)
+    sample(loaded)
+    [folder] = tmp_path.iterdir()
+    for gone in (folder, None):
+        if gone is not None:
+            shutil.rmtree(gone)
+        else:
+            os.utime(folder, (0, 0))
+        process.started[-1].kill()
+        sample(loaded)
+        assert folder.stat().st_mtime > 0, "nobody takes it for left behind"
+        assert Path(process.started[-1].fake.weights, "model.safetensors").is_file()
+    assert len(process.started) == 3
+    loaded.close()
+
+
 def test_the_head_is_exported_as_a_tensor_of_its_own(process: type[Process], other: Path) -> None:
     from safetensors.torch import load_file
 
@@ -252,6 +270,23 @@ def test_a_running_server_that_was_started_again_in_another_mode_is_given_no_wei
         with pytest.raises(BadInput, match="reports other log-probabilities") as raised:
             sample(loaded)
         assert raised.value.where == "runtime.servers.<role>.address" and len(fake.asked("/collective_rpc")) == 1
+        loaded.close()
+
+
+def test_a_running_server_that_a_killed_engine_left_paused_goes_on(other: Path) -> None:
+    with serving(Honest()) as fake:
+        fake.paused = True
+        loaded = policy(address=fake.address)
+        sample(loaded)
+        assert not fake.paused and len(fake.asked("/is_paused")) == 1
+        # Nor does it stay paused where it pauses, and says so too late.
+        fake.faults["/pause?mode=wait"] = lambda body: (setattr(fake, "paused", True), (500, {}))[1]
+        loaded.hand_over(other, "b" * 64)
+        with pytest.raises(EngineDied, match="answered /pause"):
+            sample(loaded)
+        assert not fake.paused
+        del fake.faults["/pause?mode=wait"]
+        sample(loaded)
         loaded.close()
 
 

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -147,6 +148,22 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     assert again.stat().st_mode & 0o077 == 0
 
 
+def test_what_another_machine_left_in_a_shared_folder_is_removed_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was started again, or a pod of another name, is another one; its folders were never removed."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    old, new = (tmp_path / f"crl-vllm-00000000-1-{name}" for name in ("old", "new"))
+    for each, age in ((old, 90_000), (new, 80_000)):
+        each.mkdir()
+        (each / "model.safetensors").touch()
+        os.utime(each, (time.time() - age,) * 2)
+    own = {own_folder().name}
+    assert old.exists(), "sockets are in /tmp, and a server that is well may not touch its own for longer"
+    own.add(own_folder(tmp_path).name)
+    assert {each.name for each in tmp_path.iterdir()} == {*own, new.name}
+
+
 def test_a_running_server_must_take_weights() -> None:
     with serving() as fake:
         check_server("actor", ServerConfig(address=fake.address), 512)
@@ -177,6 +194,13 @@ def test_a_running_server_must_report_what_it_samples_with() -> None:
         fake.faults[GENERATE] = lambda body: (200, {"choices": [{"token_ids": [0], "logprobs": None}]})
         with pytest.raises(BadInput, match=r"no vLLM server that takes weights .* without log-probabilities"):
             check_server("actor", ServerConfig(address=fake.address), 512)
+
+
+def test_a_running_server_that_is_given_weights_right_now_is_neither_refused_nor_woken() -> None:
+    with serving() as fake:
+        fake.paused, fake.logprobs_mode = True, "raw_logprobs"
+        check_server("actor", ServerConfig(address=fake.address), 512)
+        assert fake.paused and not fake.asked("/resume") and not fake.asked(GENERATE)
 
 
 @pytest.mark.parametrize("context", [512, 8192])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from crl.cli import main
 from crl.config.load import load_experiment
+from crl.engine.targets import begin_after
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput
 from crl.policies.sources import resolve_model
@@ -156,3 +158,27 @@ def test_what_cannot_work_here_is_refused_at_every_door(
 
 def raised(error: BaseException) -> None:
     raise error
+
+
+@pytest.mark.parametrize("door", ["train", "resume", "compare"])
+def test_shards_of_a_dask_cluster_that_would_all_start_here_are_refused(
+    door: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without Prefect there are no tasks that a cluster could run: its shards are engines of this machine."""
+    runs, shards = tmp_path / "runs", {"runtime.shards": 9, "runtime.task_runner": "dask"}
+    if door == "train":
+        words = [word for key, value in shards.items() for word in ("--set", f"{key}={value}")]
+        enter = partial(command, "train", TINY, "--runs", runs, "--no-prefect", *words)
+    elif door == "compare":
+        path = study(tmp_path, "shards")
+        path.write_text(path.read_text().replace("runtime.shards: 9}", "runtime.shards: 9, runtime.task_runner: dask}"))
+        enter = partial(command, "compare", path, "--runs", runs)
+    else:
+        experiment = load_experiment(TINY, shards)
+        begun = RunDirectory.create_or_open(experiment, runs)
+        begin_after(begun.path, 0, experiment.runtime)
+        enter = partial(command, "resume", begun.path)
+    with pytest.raises(BadInput):
+        enter()
+    said = capsys.readouterr().err
+    assert "runtime.shards is 9, and this machine has 2 cores" in said and "oversubscribe" in said

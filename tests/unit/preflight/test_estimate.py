@@ -105,6 +105,28 @@ def test_disk_grows_with_rounds_and_kept_checkpoints() -> None:
     assert (few.disk_bytes(10) or 0) - (few.disk_bytes(4) or 0) == 6 * few.round_bytes > 0
 
 
+def test_a_run_that_goes_on_has_room_for_the_checkpoint_that_is_written_before_one_goes(tmp_path: Path) -> None:
+    with tmp_path.joinpath("old").open("wb") as file:
+        file.truncate(1 << 40)  # a hole: no disk is used
+    for every in (0, 2):
+        needed = estimate(made := make_experiment(keep_every=every))
+        assert needed.written_bytes > needed.kept_every_bytes
+        more = needed.written_bytes + 10 * (needed.round_bytes + needed.kept_every_bytes)
+        assert still_to_write(made, tmp_path, 10) == more
+    assert still_to_write(made, tmp_path, 0) == 0
+
+
+def test_checkpoints_that_later_rounds_read_are_kept_and_counted() -> None:
+    """Where rounds overlap, a trial plays with the actor of the round before while the next one is written."""
+    changes = {"runtime.keep_checkpoints": 1, "method.recipe.trial": {}}
+    plain, overlapping = (
+        estimate(load_experiment(ROOT / "conf/tiny.yaml", {**changes, "method.overlap": overlap}))
+        for overlap in (False, True)
+    )
+    assert plain.checkpoint_bytes == 2 * plain.written_bytes
+    assert overlapping.checkpoint_bytes == 3 * overlapping.written_bytes
+
+
 def test_too_little_disk_is_refused(tmp_path: Path) -> None:
     check_disk(make_experiment(min_free_gigabytes=0), tmp_path / "run", 3)
     with pytest.raises(NotEnoughDisk, match="free"):

@@ -114,6 +114,22 @@ def test_zero_divides_what_its_stage_says(
     assert made.optimizer - update_memory(SHAPE, plain, 8).optimizer == 8 * count // (ranks if stage else 1)
 
 
+@pytest.mark.parametrize(("kl", "lora", "copies"), [(0.001, None, 1), (0.0, None, 0), (0.001, {"rank": 2}, 0)])
+def test_a_penalty_for_leaving_the_base_model_holds_a_second_one_beside_full_weights(
+    kl: float, lora: dict[str, int] | None, copies: int
+) -> None:
+    """On every rank, and from one update to the next: the trainer keeps it."""
+    changes = {"method.recipe.objective.kl": kl, "method.roles.actor.lora": lora}
+    plain, made = (
+        estimate(load_experiment(tiny_run.ROOT / "conf/erl.yaml", {**changes, **more}))
+        for more in ({"method.recipe.objective.kl": 0.0}, {})
+    )
+    model = 4 * SHAPES["smollm2-135m-instruct"].parameters
+    for before, update in zip(plain.updates.values(), made.updates.values(), strict=True):
+        assert update.reference == update.kept - before.kept == update.peak - before.peak == copies * model
+    assert (made.memory_bytes or 0) - (plain.memory_bytes or 0) == copies * model
+
+
 def saved_bytes(role: RoleConfig, layers: int, directory: Path) -> tuple[int, ModelShape]:
     """What autograd keeps of a forward pass, parameters left out, each storage once; and the shape of the model."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -196,6 +212,26 @@ def test_work_follows_from_tokens_and_parameters() -> None:
     ranks = work_of(SHAPE, four, longest(four, 20), RoundOutputs(6, 6), rows=4)
     assert ranks.update(pace) == pytest.approx(update), "ranks on one CPU share its cores"
     assert ranks.update(replace(pace, devices=2)) == pytest.approx(update / 2)
+
+
+@pytest.mark.parametrize(
+    ("shards", "gpus", "devices", "side_by_side"),
+    [(8, 1, 4, 4), (4, 1, 8, 4), (100, 1, 64, 8), (8, 2, 4, 2), (8, 1, 1, 1), (8, 2, 1, 1)],
+)
+def test_shards_sample_side_by_side_as_far_as_there_are_parts_and_gpus(
+    shards: int, gpus: int, devices: int, side_by_side: int
+) -> None:
+    """Eight groups in waves of one; a CPU counts as one device, whose cores all shards would share."""
+    changes = {"method.rollout.wave_groups": 1, "runtime.servers": {"actor": {"gpus": gpus}}}
+    one, many = (
+        estimate(load_experiment(SCALE, {**changes, "method.roles.actor.engine": "vllm", "runtime.shards": count}))
+        for count in (1, shards)
+    )
+    pace = Pace("made", reading=4e9, sampling=1e6, learning=1e9, devices=devices)
+    for name, work in many.work.items():
+        alone = one.work[name]
+        assert work.sampling(pace) == pytest.approx(alone.sampling(pace) / side_by_side), name
+        assert work.update(pace) == alone.update(pace)
 
 
 def test_evaluations_count_with_their_share_of_a_round() -> None:

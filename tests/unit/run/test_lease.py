@@ -214,6 +214,19 @@ def test_a_lease_needs_a_run_directory(tmp_path: Path) -> None:
         Lease.acquire(tmp_path / "nowhere", seconds=30)
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre that was mounted without the option flock."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("crl.run.lease.fcntl.flock", flock)
+    with pytest.raises(RunDirectoryUnusable, match="locks no files") as raised:
+        Lease.acquire(tmp_path, seconds=30)
+    assert "Lustre: the option flock" in str(raised.value) and raised.value.where == str(tmp_path / "lease.lock")
+
+
 def test_taking_the_lease_sweeps_what_the_dead_left(tmp_path: Path) -> None:
     assert not run_killed(jobs.train, tmp_path, 1, kill_at=45)
     path = tmp_path / "small"
