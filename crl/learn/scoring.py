@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from crl.config import LoraConfig
-from crl.errors import BadInput
+from crl.errors import BadInput, RecordDamaged
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 
 
@@ -127,7 +127,7 @@ def load_trainable(
     With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
     random part comes from `seed` (it changes nothing until it is trained). `source` is the configured name of the
     model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
-    a model.
+    a model, RecordDamaged where weights are missing.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -137,7 +137,10 @@ def load_trainable(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(full, dtype=torch.float32, local_files_only=True)
+            model: Any
+            model, report = AutoModelForCausalLM.from_pretrained(
+                full, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
             if lora is not None:
                 model = _with_adapter(model, checkpoint, lora, source)
         except (OSError, ValueError) as error:
@@ -148,6 +151,13 @@ def load_trainable(
                 where=str(checkpoint or model_path),
                 next_step="check the role's `model` and `lora`, then `crl doctor`",
             ) from error
+    if report["missing_keys"]:  # transformers would fill these with random numbers and only warn
+        raise RecordDamaged(
+            f"Weights are missing: {sorted(map(str, report['missing_keys']))}.",
+            expected="every weight of the model",
+            where=str(full),
+            next_step="`crl verify` names the damaged file and the command that mends it.",
+        )
     _without_dropout(model)
     if gradient_checkpointing:
         if lora is not None:
