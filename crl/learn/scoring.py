@@ -20,6 +20,9 @@ from crl.config import LoraConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 
+_ROWS = 32
+"""Rows of logits that are in work at one time, at least."""
+
 
 @contextlib.contextmanager
 def head_only_at(model: Any, chosen: torch.Tensor) -> Iterator[None]:
@@ -78,8 +81,9 @@ class ScoredModel(nn.Module):
         with head_only_at(self.model, places_N), self._precision(input_ids_P.device):
             output = self.model(input_ids=input_ids_P[None], position_ids=depths_P[None], use_cache=False, **more)
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
-        logits_NV = output.logits[0].float() / temperature_N[:, None]
-        chosen_N = logits_NV.gather(1, targets_BT[chosen_BT][:, None])[:, 0] - log_normalizer(logits_NV, choices_NC)
+        chosen_N: torch.Tensor = _Chosen.apply(  # type: ignore[no-untyped-call]
+            output.logits.flatten(0, 1), temperature_N, targets_BT[chosen_BT], choices_NC
+        )
         empty_BT = torch.zeros(mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
         return empty_BT.masked_scatter(chosen_BT, chosen_N)
 
@@ -87,6 +91,51 @@ class ScoredModel(nn.Module):
         if self.autocast == "none":
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+class _Chosen(torch.autograd.Function):
+    """:func:`_chosen`, some rows at a time: beside the logits, only their gradient has their size. The backward pass
+    computes each part again; the numbers are those of all rows at once."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        ctx.save_for_backward(*inputs)
+        return torch.cat([_chosen(*part) for part in _parts(*inputs)])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_N: torch.Tensor) -> Any:
+        grad_NV = torch.empty_like(ctx.saved_tensors[0])
+        for logits_RV, *others, grad_R, out_RV in _parts(*ctx.saved_tensors, grad_N, grad_NV):
+            out_RV.copy_(_chosen_gradient(grad_R, logits_RV, *others))
+        return grad_NV, None, None, None
+
+
+def _chosen(
+    logits_NV: torch.Tensor, temperature_N: torch.Tensor, targets_N: torch.Tensor, choices_NC: torch.Tensor | None
+) -> torch.Tensor:
+    """Log-probabilities [N] of the targets, one of each row; float32."""
+    scaled_NV = logits_NV.float() / temperature_N[:, None]
+    return scaled_NV.gather(1, targets_N[:, None])[:, 0] - log_normalizer(scaled_NV, choices_NC)
+
+
+def _chosen_gradient(grad_N: torch.Tensor, logits_NV: torch.Tensor, *others: Any) -> torch.Tensor:
+    """The gradient [N, V] of the logits, from that of :func:`_chosen`."""
+    with torch.enable_grad():
+        logits_NV = logits_NV.detach().requires_grad_()
+        chosen_N = _chosen(logits_NV, *others)
+    return torch.autograd.grad(chosen_N, logits_NV, grad_N)[0]
+
+
+def _parts(*tensors: torch.Tensor | None) -> list[tuple[Any, ...]]:
+    """Tensors with equally many rows in parts of some rows; None stays None.
+
+    No part has one row, unless there is no other: threads would share the sum over it, with other last digits.
+    """
+    assert tensors[0] is not None
+    count = max(1, len(tensors[0]) // _ROWS)
+    parts = [[None] * count if each is None else each.tensor_split(count) for each in tensors]
+    return list(zip(*parts, strict=True))
 
 
 def log_normalizer(logits_NV: torch.Tensor, choices_NC: torch.Tensor | None) -> torch.Tensor:
