@@ -120,7 +120,7 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
         findings.append(_checked(name, check, readiness(models[name]) if name in models else "ready"))
     said = replaced(method)
     findings += [] if said is None else [Finding("bfloat16", said)]
-    findings += _shards(experiment)
+    findings += [*_learning_rates(method), *_shards(experiment)]
     needed = estimate(experiment)
     if needed.memory_bytes is None:
         said = f"unknown: {', '.join(needed.unknown)} is not on this machine"
@@ -131,6 +131,24 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     ]
     enough = _checked("free disk", lambda: check_disk(experiment, run_path, rounds), "enough for it")
     return [*findings, *found, enough]
+
+
+def _learning_rates(method: Method) -> Iterator[Finding]:
+    """A line for each set of weights whose adapters would learn at the default rate, which is one of full weights."""
+    for owner in method.owners():
+        role = method.role(owner)
+        if (
+            owner in method.trained()
+            and role.lora is not None
+            and "learning_rate" not in role.optimizer.model_fields_set
+        ):
+            yield Finding(
+                f"method.roles.{owner}.optimizer.learning_rate",
+                f"{role.optimizer.learning_rate:g}, the default: an adapter (lora) hardly learns at it",
+                False,
+                "set it; 1e-5 to 1e-4 is usual for an adapter, more for a small model",
+                required=False,
+            )
 
 
 def _shards(experiment: Experiment) -> Iterator[Finding]:

@@ -1,4 +1,6 @@
-"""What a role asks of the attention of its model: to see the whole context, when it samples and when it is trained."""
+"""What a role asks of the attention of its model, when it samples and when it is trained: to see the whole context, and
+to be plain scaled dot product attention.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from crl.errors import BadInput
 
 
 def check_attention(model_config: Any, name: str, context: int, role: str | None = None) -> None:
-    """Raise BadInput where a model (its transformers config) does not attend to all of a role's context; it names the
-    role.
+    """Raise BadInput where a model (its transformers config) does not attend to all of a role's context, or limits its
+    scores; it names the role. What a config does not tell (sinks) is refused when it is first computed.
 
     Not only sampling needs that: an update computes attention over paths of a tree, which knows no window, and a
     server of its own would follow the window that the update leaves out.
@@ -44,6 +46,19 @@ def check_attention(model_config: Any, name: str, context: int, role: str | None
             where=_place(role, "model"),
             next_step=f"Use another model{f', or a context of at most {window}' if window else ''}.",
         )
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise not_plain("limited scores (softcap)", f"The model {name!r}", _place(role, "model"))
+
+
+def not_plain(what: str, whose: str, where: str) -> BadInput:
+    """The error of a model whose attention needs more than sampling and the check of a server's weights compute."""
+    return BadInput(
+        f"{whose} has attention with {what}, which sampling does not compute: it would sample from another model than "
+        "the update trains.",
+        expected="plain scaled dot product attention",
+        where=where,
+        next_step="Use another model.",
+    )
 
 
 def _place(role: str | None, key: str) -> str:

@@ -150,7 +150,10 @@ class FamilyConfig(Model):
         description="Turn limit of an environment that has none of its own; none: it ends when it ends.",
     )
     sampling: FamilySampling | None = Field(
-        None, exclude_if=unset, description="What is different of the actor's sampling; none: nothing."
+        None,
+        exclude_if=unset,
+        description="What is different of the actor's sampling; none: nothing. An evaluation keeps it but for the "
+        "temperature, which is evaluation.temperature there.",
     )
     prompts: dict[str, PromptConfig] | None = Field(
         None,

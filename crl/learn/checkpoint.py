@@ -48,6 +48,13 @@ def save_weights(model: Any, state: Mapping[str, torch.Tensor], directory: Path)
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def persistent_buffers(model: Any) -> dict[str, torch.Tensor]:
+    """The buffers that belong to a model's weights, by name: nothing trains them, and nobody can do without them (the
+    `e_score_correction_bias` of routers like DeepSeek-V3's)."""
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
 def _state_file(directory: Path, rank: int) -> Path:
     return directory / ENGINE_DIRECTORY / f"optimizer-rank{rank:05d}.safetensors"
 

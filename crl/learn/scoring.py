@@ -17,8 +17,11 @@ import torch
 from torch import nn
 
 from crl.config import LoraConfig
-from crl.errors import BadInput
+from crl.errors import BadInput, RecordDamaged
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
+
+_ROWS = 32
+"""Rows of logits that are in work at one time, at least."""
 
 
 @contextlib.contextmanager
@@ -78,8 +81,9 @@ class ScoredModel(nn.Module):
         with head_only_at(self.model, places_N), self._precision(input_ids_P.device):
             output = self.model(input_ids=input_ids_P[None], position_ids=depths_P[None], use_cache=False, **more)
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
-        logits_NV = output.logits[0].float() / temperature_N[:, None]
-        chosen_N = logits_NV.gather(1, targets_BT[chosen_BT][:, None])[:, 0] - log_normalizer(logits_NV, choices_NC)
+        chosen_N: torch.Tensor = _Chosen.apply(  # type: ignore[no-untyped-call]
+            output.logits.flatten(0, 1), temperature_N, targets_BT[chosen_BT], choices_NC
+        )
         empty_BT = torch.zeros(mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
         return empty_BT.masked_scatter(chosen_BT, chosen_N)
 
@@ -87,6 +91,51 @@ class ScoredModel(nn.Module):
         if self.autocast == "none":
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+class _Chosen(torch.autograd.Function):
+    """:func:`_chosen`, some rows at a time: beside the logits, only their gradient has their size. The backward pass
+    computes each part again; the numbers are those of all rows at once."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        ctx.save_for_backward(*inputs)
+        return torch.cat([_chosen(*part) for part in _parts(*inputs)])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_N: torch.Tensor) -> Any:
+        grad_NV = torch.empty_like(ctx.saved_tensors[0])
+        for logits_RV, *others, grad_R, out_RV in _parts(*ctx.saved_tensors, grad_N, grad_NV):
+            out_RV.copy_(_chosen_gradient(grad_R, logits_RV, *others))
+        return grad_NV, None, None, None
+
+
+def _chosen(
+    logits_NV: torch.Tensor, temperature_N: torch.Tensor, targets_N: torch.Tensor, choices_NC: torch.Tensor | None
+) -> torch.Tensor:
+    """Log-probabilities [N] of the targets, one of each row; float32."""
+    scaled_NV = logits_NV.float() / temperature_N[:, None]
+    return scaled_NV.gather(1, targets_N[:, None])[:, 0] - log_normalizer(scaled_NV, choices_NC)
+
+
+def _chosen_gradient(grad_N: torch.Tensor, logits_NV: torch.Tensor, *others: Any) -> torch.Tensor:
+    """The gradient [N, V] of the logits, from that of :func:`_chosen`."""
+    with torch.enable_grad():
+        logits_NV = logits_NV.detach().requires_grad_()
+        chosen_N = _chosen(logits_NV, *others)
+    return torch.autograd.grad(chosen_N, logits_NV, grad_N)[0]
+
+
+def _parts(*tensors: torch.Tensor | None) -> list[tuple[Any, ...]]:
+    """Tensors with equally many rows in parts of some rows; None stays None.
+
+    No part has one row, unless there is no other: threads would share the sum over it, with other last digits.
+    """
+    assert tensors[0] is not None
+    count = max(1, len(tensors[0]) // _ROWS)
+    parts = [[None] * count if each is None else each.tensor_split(count) for each in tensors]
+    return list(zip(*parts, strict=True))
 
 
 def log_normalizer(logits_NV: torch.Tensor, choices_NC: torch.Tensor | None) -> torch.Tensor:
@@ -127,7 +176,7 @@ def load_trainable(
     With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
     random part comes from `seed` (it changes nothing until it is trained). `source` is the configured name of the
     model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
-    a model.
+    a model, RecordDamaged where weights are missing.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -137,7 +186,10 @@ def load_trainable(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(full, dtype=torch.float32, local_files_only=True)
+            model: Any
+            model, report = AutoModelForCausalLM.from_pretrained(
+                full, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
             if lora is not None:
                 model = _with_adapter(model, checkpoint, lora, source)
         except (OSError, ValueError) as error:
@@ -148,6 +200,13 @@ def load_trainable(
                 where=str(checkpoint or model_path),
                 next_step="check the role's `model` and `lora`, then `crl doctor`",
             ) from error
+    if report["missing_keys"]:  # transformers would fill these with random numbers and only warn
+        raise RecordDamaged(
+            f"Weights are missing: {sorted(map(str, report['missing_keys']))}.",
+            expected="every weight of the model",
+            where=str(full),
+            next_step="`crl verify` names the damaged file and the command that mends it.",
+        )
     _without_dropout(model)
     if gradient_checkpointing:
         if lora is not None:

@@ -308,8 +308,8 @@ class Trainer:
         return self._ranks.rank if self.role.deepspeed.zero_stage > 0 else 0
 
     def weights(self, *, copied: bool = True) -> Gradients:
-        """Whole trainable tensors by parameter name, on the CPU. Every rank must call it (ZeRO-3 gathers); one that
-        needs none says so, and copies none."""
+        """Whole tensors of a checkpoint by name, on the CPU: the trainable ones; without LoRA all, with persistent
+        buffers. Every rank must call it (ZeRO-3 gathers); one that needs none says so, and copies none."""
         deepspeed = import_deepspeed()
         whole = {}
         for name, parameter in self._engine.module.named_parameters():
@@ -318,6 +318,9 @@ class Trainer:
             with deepspeed.zero.GatheredParameters([parameter], enabled=self.role.deepspeed.zero_stage == 3):
                 if copied:
                     whole[name.removeprefix("model.")] = parameter.detach().to("cpu", copy=True)
+        if copied and self.role.lora is None:
+            for name, buffer in checkpoints.persistent_buffers(self._engine.module).items():
+                whole[name.removeprefix("model.")] = buffer.detach().to("cpu", copy=True)
         return whole
 
     def save(self, directory: Path) -> None:

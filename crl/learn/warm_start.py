@@ -23,7 +23,7 @@ import torch
 from crl.config import RoleConfig, WarmStartConfig
 from crl.errors import BadInput, StageFailed
 from crl.learn.batches import check_sample, trained_tokens
-from crl.learn.checkpoint import save_weights
+from crl.learn.checkpoint import persistent_buffers, save_weights
 from crl.learn.deterministic import deterministic
 from crl.learn.scoring import head_only_at, load_trainable
 from crl.records import Sample
@@ -92,6 +92,8 @@ def run_warm_start(
         for name, parameter in model.named_parameters()
         if parameter.requires_grad or role.lora is None
     }
+    if role.lora is None:
+        state |= {name: buffer.detach().cpu() for name, buffer in persistent_buffers(model).items()}
     save_weights(model, state, output_dir)
     del model, state
     gc.collect()

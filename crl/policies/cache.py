@@ -26,6 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from crl.config.attention import not_plain
 from crl.policies.limits import row_slots
 
 ATTENTION = "crl_rows"
@@ -36,6 +37,8 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "l
 _TOGETHER = 0.5
 """Rows of one new token are attended to as one batch while they are at least this share of the rows up to the last of
 them; those between ride along unseen. Fewer are cheaper one by one."""
+_NOT_PLAIN = {"softcap": "limited scores", "s_aux": "sinks", "position_bias": "biases by position"}
+"""Arguments that change what attention computes, and are not followed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +235,10 @@ def _attention(
     row_pass: Pass | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers' models call; [1, Hq, T, D] to [1, T, Hq, D] in a pass."""
+    """What transformers' models call; [1, Hq, T, D] to [1, T, Hq, D] in a pass. Raises BadInput for an
+    argument of :data:`_NOT_PLAIN`."""
+    if more := [what for key, what in _NOT_PLAIN.items() if kwargs.get(key) is not None]:
+        raise not_plain(" and ".join(more), type(module).__name__, "the `model` of a role")
     if row_pass is None:
         found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return found, None

@@ -1,9 +1,12 @@
 """Chat messages to token ids that are only ever appended to.
 
 A chat template is rendered once with placeholders instead of texts, so its control text (`<|im_start|>user\n`, …) and
-the texts of messages never mix: control text becomes special ids, texts never do, whatever they contain. Between two
-special tokens, control text and message text are encoded in one go, so ordinary texts get exactly the ids that the
-template's own rendering would get.
+the texts of messages never mix: control text becomes special ids, texts never do, whatever they contain
+(`crl/policies/chat_ids.py`). Ordinary texts get exactly the ids that the template's own rendering would get; a probe
+says so of each model.
+
+Where a template knows no system role, or moves the system text about, the system text is the beginning of the first
+user message, as the makers of such models (Gemma, Mistral) advise.
 
 Leading and trailing white space that a template would strip from a message is kept: ids must not depend on a rewrite.
 """
@@ -11,14 +14,14 @@ Leading and trailing white space that a template would strip from a message is k
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crl.errors import BadInput
+from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
 from crl.policies.turn import StopStrings
 from crl.protocols import Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts
@@ -26,9 +29,6 @@ from crl.text.answers import THOUGHT_TAG, after_thoughts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Letters and digits only: no template strips, escapes or splits on them.
-_SLOT = "crlSlot{}Text"
-_SLOTS = re.compile(r"crlSlot(\d+)Text")
 _NO_THOUGHT = "\n</think>\n\n"
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
@@ -60,26 +60,31 @@ class ChatFormat:
         if not getattr(tokenizer, "is_fast", False):
             raise self._refuse("its tokenizer has no tokenizer.json", "Convert the tokenizer to the fast format.")
         self._template = _NO_CLOCK + tokenizer.get_chat_template()
-        self._control_ids: dict[str, int] = {text: index for text, index in tokenizer.get_added_vocab().items() if text}
-        # Longest first: of two control strings that begin alike, the longer one is meant.
-        strings = sorted(self._control_ids, key=lambda text: (-len(text), text))
-        self._control = re.compile("|".join(map(re.escape, strings))) if strings else re.compile(r"(?!)")
+        try:
+            self._ids = ChatIds(tokenizer, tokenizer.get_chat_template())
+        except ForgeableToken as error:
+            raise self._refuse(
+                f"its tokenizer turns the written text {str(error)!r} into the control token", "Use another model."
+            ) from error
         # A thought's tags may be control tokens; what follows the end of a thought is found by them, so they are read.
-        self._hidden_ids = {index for text, index in self._control_ids.items() if not THOUGHT_TAG.fullmatch(text)}
-        self._plain = self._without_control_tokens()
+        self._hidden_ids = {index for text, index in self._ids.control_ids.items() if not THOUGHT_TAG.fullmatch(text)}
         self._multi_turn = multi_turn
-        self._after, self._before = self._between_turns()
+        self._after, self._before, self._begin = self._between_turns()
         self.end_ids = (self._after_end_id(),)
         self.opens_thought = after_thoughts(self._before) is None
-        if multi_turn:
-            self._check_history_is_kept()
+        if multi_turn and not self._keeps_history():
+            raise self._refuse_history()
+        self._folds_system = not self._shows_system()
+        self._check_ids()
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether the template shows tools; many leave them out without a word."""
+        """Whether the template shows tools, and where it showed them first; many leave them out without a word."""
         probe = Tool("crlProbeTool", "A probe.", {"type": "object", "properties": {}})
+        first = [] if self._folds_system else [{"role": "system", "content": "A rule."}]
         try:
-            return probe.name in self._render_slots(["system", "user"], ready=True, tools=[probe])
+            rendered = self._render_slots([*(message["role"] for message in first), "user"], ready=True, tools=[probe])
+            return probe.name in rendered and (not self._multi_turn or self._keeps_history(first, tools=[probe]))
         except BadInput:
             return False
 
@@ -91,21 +96,21 @@ class ChatFormat:
             tools: what the template is to offer; only where it `takes_tools`.
 
         Raises:
-            BadInput: the template refuses these messages (some know no system role), or a tool's text holds a control
-                token.
+            BadInput: the template refuses these messages, or a tool's text holds a control token.
         """
         for tool in tools:
             said = json.dumps([tool.name, tool.description, tool.parameters], ensure_ascii=False)
-            if self._control.search(said) or _SLOTS.search(said):
+            if self._ids.control.search(said) or SLOTS.search(said):
                 raise self._refuse(f"the tool {tool.name!r} holds one of its control tokens", "Describe it otherwise.")
+        messages = self._as_shown(messages)
         rendered = self._render_slots([message["role"] for message in messages], ready=True, tools=tools)
-        return self._encode(rendered, [message["content"] for message in messages])
+        return self._ids.encode(rendered, [message["content"] for message in messages])
 
     def reply(self, text: str, *, ended: bool) -> list[int]:
         """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening."""
         if not self._multi_turn:
             raise self._refuse_history()
-        ids = self._encode(self._after + _SLOT.format(0) + self._before, [text])
+        ids = self._ids.encode(self._after + SLOT.format(0) + self._before, [text])
         return ids[1:] if ended else ids
 
     def answer(self, text: str) -> list[int]:
@@ -113,12 +118,12 @@ class ChatFormat:
 
         A thought that the prompt began is ended first.
         """
-        thought = _NO_THOUGHT if self.opens_thought else ""
-        return [*self._encode(thought + _SLOT.format(0), [text]), self.end_ids[0]]
+        begin = _NO_THOUGHT if self.opens_thought else self._begin
+        return [*self._ids.encode(begin + SLOT.format(0), [text], continues=True), self.end_ids[0]]
 
     def stops(self, strings: Sequence[str]) -> StopStrings:
         """What finds the ids that complete one of some strings; a control token completes what is part of its name."""
-        hidden = {text: index for text, index in self._control_ids.items() if index in self._hidden_ids}
+        hidden = {text: index for text, index in self._ids.control_ids.items() if index in self._hidden_ids}
         return StopStrings(strings, self.decode, hidden)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -126,39 +131,6 @@ class ChatFormat:
         (`north<|im_start|>north`); elsewhere they are nothing. The tags of thoughts stay."""
         pieces = [list(ids) for hidden, ids in groupby(token_ids, self._hidden_ids.__contains__) if not hidden]
         return " ".join(str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in pieces)
-
-    def _without_control_tokens(self) -> Any:
-        """The same tokenizer knowing no added token: whatever it encodes is text."""
-        from tokenizers import Tokenizer
-
-        content = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        content["added_tokens"] = []
-        content["post_processor"] = None
-        plain = Tokenizer.from_str(json.dumps(content))
-        for text, index in self._control_ids.items():
-            if index in plain.encode(text, add_special_tokens=False).ids:
-                raise self._refuse(
-                    f"its tokenizer turns the written text {text!r} into the control token", "Use another model."
-                )
-        return plain
-
-    def _encode(self, rendered: str, texts: Sequence[str]) -> list[int]:
-        """Ids of a rendering: its control strings as control tokens, everything else, with its texts, as text."""
-        ids: list[int] = []
-        position = 0
-        for match in self._control.finditer(rendered):
-            ids += self._encode_text(rendered[position : match.start()], texts)
-            ids.append(self._control_ids[match.group()])
-            position = match.end()
-        return ids + self._encode_text(rendered[position:], texts)
-
-    def _encode_text(self, rendered: str, texts: Sequence[str]) -> list[int]:
-        if not rendered:
-            return []
-        filled = _SLOTS.sub(lambda match: texts[int(match.group(1))], rendered)
-        # A lone surrogate (JSON can spell one) is no text a tokenizer takes; it becomes a question mark.
-        valid = filled.encode("utf-8", "replace").decode("utf-8")
-        return list(self._plain.encode(valid, add_special_tokens=False).ids)
 
     def _render(self, messages: Sequence[Mapping[str, str]], *, ready: bool, tools: Sequence[Tool] = ()) -> str:
         import jinja2
@@ -175,47 +147,81 @@ class ChatFormat:
             roles = [message["role"] for message in messages]
             raise self._refuse(
                 f"its chat template refuses the roles {roles}: {error}",
-                "Change the prompt (some templates know no system role), or use another model.",
+                "Change the prompt, or use another model.",
             ) from error
         return str(rendered)
 
     def _render_slots(self, roles: Sequence[str], *, ready: bool, tools: Sequence[Tool] = ()) -> str:
-        messages = [{"role": role, "content": _SLOT.format(index)} for index, role in enumerate(roles)]
+        messages = [{"role": role, "content": SLOT.format(index)} for index, role in enumerate(roles)]
         rendered = self._render(messages, ready=ready, tools=tools)
-        if [int(index) for index in _SLOTS.findall(rendered)] != list(range(len(roles))):
+        if [int(index) for index in SLOTS.findall(rendered)] != list(range(len(roles))):
             raise self._refuse(f"its chat template does not show each of {list(roles)} once, in order", "")
         return rendered
 
-    def _between_turns(self) -> tuple[str, str]:
-        """Control text from an assistant's text to the next user's, and from there to the assistant's next."""
+    def _between_turns(self) -> tuple[str, str, str]:
+        """Control text from an assistant's text to the next user's, from there to the assistant's next, and the white
+        space that a template (Mistral's) leaves for the assistant to begin with."""
         rendered = self._render_slots(["user", "assistant", "user"], ready=True)
-        after = rendered.split(_SLOT.format(1))[1].split(_SLOT.format(2))[0]
-        before = rendered.split(_SLOT.format(2))[1]
-        return after.lstrip(), before  # white space before the end is the template's; the model does not write it
+        _, first, after, before = SLOTS.split(rendered)[::2]  # without the numbers of the slots
+        begin = first.removeprefix(before) if first.startswith(before) else ""
+        # White space before the end is the template's; the model does not write it.
+        return after.lstrip(), before, begin if begin.isspace() else ""
 
     def _after_end_id(self) -> int:
-        match = self._control.match(self._after)
+        match = self._ids.control.match(self._after)
         if match is None:
             raise self._refuse(
                 "its chat template does not end an assistant's turn with a special token",
                 "Use a model whose template does (ChatML, Llama 3, Gemma, …).",
             )
-        return self._control_ids[match.group()]
+        return self._ids.control_ids[match.group()]
 
-    def _check_history_is_kept(self) -> None:
+    def _as_shown(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
+        """The messages, the system text before the first user's where the template cannot show it by itself."""
+        if not self._folds_system or [message["role"] for message in messages[:2]] != ["system", "user"]:
+            return messages
+        system, user, *others = messages
+        return [{"role": "user", "content": f"{system['content']}\n\n{user['content']}"}, *others]
+
+    def _shows_system(self) -> bool:
+        """Probe: a system text is shown once, before everything else, and stays there once the chat goes on."""
+        try:
+            self._render_slots(["system", "user", "assistant", "user"], ready=True)
+            return not self._multi_turn or self._keeps_history([{"role": "system", "content": "A rule."}])
+        except BadInput:
+            return False
+
+    def _keeps_history(self, first: Sequence[Mapping[str, str]] = (), tools: Sequence[Tool] = ()) -> bool:
         """Probe: every rendering is a prefix of the renderings of longer chats, with and without thoughts."""
         for answer in ("An answer.", "<think>\nA thought.\n</think>\n\nAn answer."):
-            chat = [{"role": "user", "content": "A question."}]
-            shown = self._render(chat, ready=True)
+            chat = [*first, {"role": "user", "content": "A question."}]
+            shown = self._render(chat, ready=True, tools=tools)
             for number in range(3):
                 chat.append({"role": "assistant", "content": answer})
-                longer = self._render(chat, ready=False)
+                longer = self._render(chat, ready=False, tools=tools)
+                ended = longer.removesuffix(self._tokenizer.eos_token or "")
+                if ended.rstrip().endswith(str(self._tokenizer.convert_ids_to_tokens(self.end_ids[0]))):
+                    longer = ended  # Phi-3's template closes the chat behind the end of the turn
                 if not longer.startswith(shown) or answer not in longer[len(shown) :]:
-                    raise self._refuse_history()
+                    return False
                 chat.append({"role": "user", "content": f"Question {number}."})
-                shown = self._render(chat, ready=True)
+                shown = self._render(chat, ready=True, tools=tools)
                 if not shown.startswith(longer):
-                    raise self._refuse_history()
+                    return False
+        return True
+
+    def _check_ids(self) -> None:
+        """Probe: an ordinary chat gets the ids that the tokenizer gives to the template's own rendering."""
+        texts = {"system": "A rule.", "user": "A question.\nIn two lines.", "assistant": "An answer."}
+        roles = ("system", "user", "assistant", "user")
+        messages = self._as_shown([{"role": role, "content": texts[role]} for role in roles])
+        rendered = self._render(messages, ready=True)
+        if self.opening(messages) != self._tokenizer(rendered, add_special_tokens=False)["input_ids"]:
+            raise self._refuse(
+                "its tokenizer gives a whole chat other ids than its control tokens and its texts, so prompts would "
+                "not be those it was trained with",
+                "",
+            )
 
     def _refuse_history(self) -> BadInput:
         return self._refuse(

@@ -22,6 +22,8 @@ _BUCKETS = 2 * 50_000_000 * FLOAT32
 """Flat buffers that ZeRO reduces gradients through (`crl/learn/trainer.py` sets their size)."""
 _GATHERED = 1_000_000_000
 """Parameters that ZeRO-3 keeps gathered at most: DeepSpeed's stage3_max_live_parameters."""
+_HEAD_ROWS = 64
+"""Rows of logits that the update has in work at one time, at most (`crl/learn/scoring.py`)."""
 _DRAWN, _DRAWN_NUCLEUS = 24, 57
 """Bytes per row and id of the vocabulary while tokens are drawn (`crl/policies/sampling.py`): float32 logits and
 log-probabilities, float64 probabilities and their running sum; with `top_p`, also their order and what it leaves."""
@@ -168,8 +170,10 @@ def activations(shape: ModelShape, role: RoleConfig) -> int:
 
 
 def head_memory(shape: ModelShape, role: RoleConfig, trained_positions: int) -> int:
-    """Float32 logits of the trained positions in the backward pass: scaled logits and three gradients of that size."""
-    return 4 * FLOAT32 * role.deepspeed.micro_batch * trained_positions * shape.vocabulary
+    """Logits of the trained positions and their gradient, in the head's precision, and some float32 rows at work."""
+    size = FLOAT16 if role.deepspeed.autocast == "bfloat16" else FLOAT32
+    positions = role.deepspeed.micro_batch * trained_positions
+    return shape.vocabulary * (2 * size * positions + 10 * FLOAT32 * min(positions, _HEAD_ROWS))
 
 
 def parts_of(memory: SamplingMemory | UpdateMemory) -> dict[str, int]:

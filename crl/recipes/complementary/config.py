@@ -220,13 +220,14 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
     for index, family in enumerate(method.families):
         if family.group_size is not None:
             sizes[f"method.families.{index}.group_size"] = family.group_size
+    halves = config.has_bank and config.guided_share == 0.5 and config.guided_share_end is None
     for where, size in sizes.items():
-        if size % 2:
+        if halves and size % 2:
             yield BadInput(
                 f"group_size is {size}",
                 expected="an even number: half of a group is guided, half is free",
                 where=where,
-                next_step="make it even",
+                next_step="make it even, or set method.recipe.guided_share",
             )
     if config.guided_share_end is not None and config.guided_share_rounds == 0:
         yield BadInput(

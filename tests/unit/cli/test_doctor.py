@@ -53,6 +53,27 @@ def test_an_experiment_that_cannot_run_is_not_ready(crl: Crl, tiny: Path, tmp_pa
     assert outcome.code == 2 and "tinny" in outcome.out and "method.roles.actor.model" in outcome.err
 
 
+def test_adapters_at_the_default_learning_rate_are_named(crl: Crl, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts").symlink_to(tiny.parent.resolve() / "prompts")
+    lines = tiny.read_text().splitlines(keepends=True)
+    plain = "".join(line for line in lines if "optimizer:" not in line)
+    changed = tmp_path / "changed.yaml"
+    for text, named in (
+        (plain.replace("model: tiny", "model: tiny\n      lora: {rank: 16}", 1), True),
+        (
+            plain.replace(
+                "model: tiny", "model: tiny\n      lora: {rank: 16}\n      optimizer: {learning_rate: 1.0e-6}", 1
+            ),
+            False,
+        ),
+        (plain, False),
+    ):
+        changed.write_text(text)
+        outcome = crl("doctor", changed)
+        assert outcome.code == 0, outcome.err
+        assert ("1e-06, the default: an adapter (lora) hardly learns" in outcome.out) == named
+
+
 def test_modules_that_a_model_lacks_are_named_beside_the_rest(crl: Crl, tiny: Path, tmp_path: Path) -> None:
     text = tiny.read_text().replace("model: tiny", "model: tiny\n      lora: {target_modules: [qq_proj]}", 1)
     broken = tmp_path / "broken.yaml"

@@ -82,6 +82,23 @@ def test_values_that_make_no_sense_are_refused_with_a_reason(tmp_path, overrides
     assert words in refused(tmp_path, overrides=overrides)
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"kind": "baseline"},
+        {"guided_share": 0.0},
+        {"guided_share": 1.0},
+        {"guided_share": 0.4},
+        {"guided_share": 0.5, "guided_share_end": 0.0, "guided_share_rounds": 3},
+    ],
+    ids=str,
+)
+def test_an_odd_group_is_refused_only_where_it_is_halved(recipe):
+    overrides = {f"method.recipe.{key}": str(value) for key, value in recipe.items()}
+    made = load_experiment(CONF / "tiny.yaml", {"method.rollout.group_size": "5", **overrides})
+    assert made.method.rollout.group_size == 5
+
+
 def realms(**family):
     """The shipped realms with their one repeated family changed."""
     data = yaml.safe_load((CONF / "realms.yaml").read_text())

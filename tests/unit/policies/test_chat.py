@@ -93,7 +93,7 @@ def test_any_text_goes_through(tokenizer, text):
     chat = ChatFormat(tokenizer, "m")
     control = set(tokenizer.get_added_vocab().values())
     ids = chat.reply(text, ended=True)
-    start, end = ids.index(chat._control_ids["<|user|>"]) + 1, len(ids) - 2
+    start, end = ids.index(chat._ids.control_ids["<|user|>"]) + 1, len(ids) - 2
     assert [index for index in ids if index in control] == [2, 4, 3]
     assert chat.decode(ids[start:end]) == text.encode("utf-8", "replace").decode()
 
@@ -144,9 +144,16 @@ def test_unusable_templates_say_why(tokenizer):
     with pytest.raises(BadInput, match="does not end an assistant's turn"):
         ChatFormat(_with(tokenizer, NO_END), "m")
     chat = ChatFormat(_with(tokenizer, NO_SYSTEM), "m")
-    assert chat.opening(MESSAGES[1:])
     with pytest.raises(BadInput, match="no system role"):
-        chat.opening(MESSAGES)
+        chat.opening([MESSAGES[0], *MESSAGES[2:]])
+
+
+def test_a_template_without_a_system_role_shows_the_system_text_first(tokenizer):
+    system, user, *others = MESSAGES
+    joined = {"role": "user", "content": f"{system['content']}\n\n{user['content']}"}
+    chat = ChatFormat(_with(tokenizer, NO_SYSTEM), "m")
+    assert chat.opening(MESSAGES) == _ids(_with(tokenizer, CHATML), [joined, *others])
+    assert chat.opening(MESSAGES[1:]) == _ids(_with(tokenizer, CHATML), MESSAGES[1:])
 
 
 def test_words_on_both_sides_of_a_control_token_do_not_run_together(tokenizer):

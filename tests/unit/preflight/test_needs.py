@@ -188,7 +188,10 @@ def test_activations_are_what_autograd_keeps_of_a_layer(
 
 def test_the_head_is_counted_where_tokens_are_trained() -> None:
     role = RoleConfig(deepspeed=DeepSpeedConfig(micro_batch=3))
-    assert head_memory(SHAPE, role, 7) == 4 * 4 * 3 * 7 * 1000
+    at_work = 10 * 4 * 1000
+    assert head_memory(SHAPE, role, 7) == 2 * 4 * 3 * 7 * 1000 + 3 * 7 * at_work
+    half = RoleConfig(deepspeed=DeepSpeedConfig(micro_batch=3, autocast="bfloat16"))
+    assert head_memory(SHAPE, half, 700) == 2 * 2 * 3 * 700 * 1000 + 64 * at_work
 
 
 def test_work_follows_from_tokens_and_parameters() -> None:

@@ -1,0 +1,60 @@
+"""Log-probabilities from logits: those of all rows at once, without tensors of that size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from crl.learn.scoring import _Chosen, log_normalizer
+
+ROWS, VOCABULARY = 200, 97
+
+
+class Large(TorchDispatchMode):
+    """Notes the operations that make a tensor as large as the logits; a view makes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.numel() >= ROWS * VOCABULARY and not func.is_view:
+            self.made.append(str(func))
+        return out
+
+
+def _inputs(choices: bool, dtype: torch.dtype) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    targets_N = torch.randint(0, VOCABULARY, (ROWS,))
+    choices_NC = None
+    if choices:
+        choices_NC = torch.stack([targets_N, (targets_N + 1) % VOCABULARY, torch.full_like(targets_N, -1)], 1)
+        choices_NC[::3] = -1
+    logits_NV = (8 * torch.randn(ROWS, VOCABULARY)).to(dtype).requires_grad_()
+    return logits_NV, 0.3 + torch.rand(ROWS), targets_N, choices_NC
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("choices", [False, True], ids=["free", "restricted"])
+def test_parts_give_the_numbers_of_all_rows_at_once(choices: bool, dtype: torch.dtype) -> None:
+    logits_NV, temperature_N, targets_N, choices_NC = _inputs(choices, dtype)
+    weights_N = torch.randn(ROWS)
+    scaled_NV = logits_NV.float() / temperature_N[:, None]
+    expected_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - log_normalizer(scaled_NV, choices_NC)
+    [gradient] = torch.autograd.grad(expected_N @ weights_N, logits_NV)
+    found_N = _Chosen.apply(logits_NV, temperature_N, targets_N, choices_NC)  # type: ignore[no-untyped-call]
+    assert torch.equal(found_N, expected_N)
+    assert torch.equal(torch.autograd.grad(found_N @ weights_N, logits_NV)[0], gradient)
+
+
+def test_only_the_gradient_is_as_large_as_the_logits() -> None:
+    inputs = _inputs(False, torch.float32)
+    with Large() as large:
+        found_N = _Chosen.apply(*inputs)  # type: ignore[no-untyped-call]
+        assert large.made == []
+        torch.autograd.grad(found_N.sum(), inputs[0])
+    assert large.made == ["aten.empty_like.default"]
