@@ -37,7 +37,7 @@ FROM bank_at({round}) AS entries LEFT JOIN counts USING (entry_id) LEFT JOIN sco
 ORDER BY entry_id
 """
 _CURVES = """
-SELECT round, arm, stage = 'evaluate' AS held_out, won, games, success, low, high
+SELECT round, arm, stage = 'evaluate' AS held_out, won, games, success, low, high, broken
 FROM success_by_arm WHERE stage IN ('collect', 'evaluate') ORDER BY round, held_out, arm
 """
 

@@ -29,6 +29,7 @@ from prefect.states import Crashed
 from prefect.task_runners import TaskRunner
 
 from crl.config import Runtime, TaskRunnerName
+from crl.config.experiment import SCHEDULER_VARIABLE
 from crl.engine.detached import end_engines
 from crl.engine.driver import Driver
 from crl.engine.jobs import Job
@@ -38,7 +39,6 @@ from crl.errors import CrlError, EngineDied, StageTimedOut
 from crl.preflight import check_task_runner
 from tasks.part import part_task
 
-SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"
 _TICK_SECONDS = 0.5
 _CANCEL_SECONDS = 2.0
 _LOOK_SECONDS = 5.0
@@ -203,8 +203,8 @@ class _Attempt:
 class _Waiting:
     """How long no worker has had any part of a stage: so long there is nothing whose time could run out.
 
-    A part that a worker has taken has a limit of its own, which its engine keeps. Only the clock of this process is
-    read.
+    A part that a worker has taken has a limit of its own, which its engine keeps from its beginning on; one that waits
+    behind other work of its worker is taken. Only the clock of this process is read.
     """
 
     def __init__(self, limit: float) -> None:

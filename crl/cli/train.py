@@ -78,6 +78,10 @@ def resume(
     rounds: Annotated[
         int, typer.Option(min=0, max=1_000_000, help="More rounds after what was left; 0 only finishes that.")
     ] = 0,
+    shards: Annotated[
+        int | None,
+        typer.Option(min=1, help="Engines side by side from now on, where a Dask run has more than fit here."),
+    ] = None,
 ) -> None:
     """Finish what an interrupted run set out to do. Without a Prefect server; complete stages do not run again."""
     from crl.engine.targets import last_runtime
@@ -86,9 +90,12 @@ def resume(
 
     path = find_run(run)
     directory, runtime = RunDirectory.open(path), last_runtime(path)
+    if shards is not None:
+        runtime = runtime.model_copy(update={"shards": shards})
     check_run(directory, runtime.without_prefect())
     _say_precision(directory.method)
-    again = f"crl resume {shown(path)}{f' --rounds {rounds}' if rounds else ''}"
+    options = {"rounds": rounds, "shards": shards}
+    again = f"crl resume {shown(path)}" + "".join(f" --{name} {value}" for name, value in options.items() if value)
     with _interruptible(path, again), LiveProgress() as live, _driver(directory, runtime, live) as driver:
         first, last = driver.unfinished(more=rounds)
         if last < first == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ class WhenBusy(StrEnum):
 
     wait = "wait"
     refuse = "refuse"
+
+
+SCHEDULER_VARIABLE = "DASK_SCHEDULER_ADDRESS"
+"""Names the scheduler of the Dask cluster that is used."""
 
 
 class TaskRunnerName(StrEnum):
@@ -106,6 +111,11 @@ class Runtime(Model):
     def engine_gpus(self) -> int:
         """GPUs that one engine uses: as many as the widest server that it starts."""
         return max((server.gpus for server in self.servers.values() if server.address is None), default=1)
+
+    @property
+    def parts_elsewhere(self) -> bool:
+        """Whether parts of stages run on a Dask cluster that is there already; one of our own is on this machine."""
+        return self.task_runner is TaskRunnerName.dask and bool(os.environ.get(SCHEDULER_VARIABLE))
 
     def without_prefect(self) -> Runtime:
         """What becomes of it without Prefect: engines of this machine run every shard."""

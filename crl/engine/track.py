@@ -82,21 +82,27 @@ class Track:
         if missing:
             combined = PartProgress(counted["count"], lambda figures: progress({"figures": figures}))
             combined.finished_before(counted["count"] - len(missing))
-            self._spread(job, missing, combined, started)
+            started = self._spread(job, missing, combined, started)
         return StageOutcome.from_json(main.run(job, on_message=progress, time_limit=self._left(started)))
 
-    def _spread(self, job: Job, parts: list[int], combined: PartProgress, started: float) -> None:
+    def _spread(self, job: Job, parts: list[int], combined: PartProgress, started: float) -> float:
+        """Run the parts; returns from when on the time of the stage counts.
+
+        Parts that others run may wait for a worker first: each has the time of a whole stage, and so has the rest.
+        """
+
         def order(part: int) -> PartOrder:
             of_part = dataclasses.replace(job, kind=JobKind.part, part=part)
-            return PartOrder(
-                of_part, combined.count, self.engines.environment, self._left(started), self._runtime.engine_gpus
-            )
+            limit = self._runtime.stage_time_limit_seconds if self.part_runner is not None else self._left(started)
+            return PartOrder(of_part, combined.count, self.engines.environment, limit, self._runtime.engine_gpus)
 
         if self.part_runner is not None:
             self.part_runner(Spread(tuple(parts), order, combined.report))
-        elif len(parts) > 1:
+            return time.monotonic()
+        if len(parts) > 1:
             engines = self.engines.shards(min(self._runtime.shards, len(parts)))
             run_parts(engines, parts, lambda engine, part: run_on(engine, order(part), partial(combined.report, part)))
+        return started
 
     def _progress_of(self, place: tuple[int, str], started: float) -> Callable[[dict[str, Any]], None]:
         working: float | None = None

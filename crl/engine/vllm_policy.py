@@ -123,7 +123,7 @@ class VllmPolicy:
                 self._remote = Client(self._name, self._config, self._config.address)
             client = self._remote
             if self._serving != self._weights:
-                if not self._serving and paused(client):
+                if paused(client):
                     # Whoever paused it was killed before it could go on: a request would wait for ever. Where another
                     # shard loads the same weights right now, that goes on: requests wait while it does.
                     client.post("/resume", None)

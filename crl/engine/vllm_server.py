@@ -223,7 +223,7 @@ class VllmServer:
 def own_folder(parent: Path | None = None) -> Path:
     """A new folder that only this user may enter. Those of processes that were killed are removed: exported weights are
     as large as the model. Another machine's process (or container's, in a `parent` that they share) counts as gone once
-    its folder has not been touched for a day."""
+    its folder has not been touched for a day; elsewhere, what is older than this machine's start has no process."""
     root = parent or Path(tempfile.gettempdir())
     for left in root.glob("crl-vllm-*"):
         if _left_behind(left, shared=parent is not None):
@@ -238,7 +238,8 @@ def _left_behind(folder: Path, *, shared: bool) -> bool:
     if match["machine"] == machine_digest():
         return not psutil.pid_exists(int(match["pid"]))
     with contextlib.suppress(OSError):  # removed meanwhile
-        return shared and time.time() - folder.lstat().st_mtime > _DAY
+        touched = folder.lstat().st_mtime
+        return time.time() - touched > _DAY if shared else touched < psutil.boot_time()
     return False
 
 

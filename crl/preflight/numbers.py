@@ -12,13 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from crl.config import Experiment, LoraConfig, NodesConfig, TaskRunnerName
+from crl.config import Experiment, LoraConfig, NodesConfig
 from crl.errors import BadInput
 from crl.preflight.shapes import config_file, shape_of
 
 _THREADS_A_CORE = _SHARDS_A_CORE = 4
 _MOST_NAMES = 20
 _ALLOW = "lower it, or allow it: crl train EXPERIMENT --set runtime.oversubscribe=true, which also continues a run"
+_FEWER = "lower it (of a run that is there: crl resume RUN --shards N), or allow it: runtime.oversubscribe=true"
 
 
 def machine_checks(experiment: Experiment, *, trains: bool = True) -> list[tuple[str, Callable[[], None]]]:
@@ -34,7 +35,7 @@ def machine_checks(experiment: Experiment, *, trains: bool = True) -> list[tuple
     if runtime.oversubscribe:
         return found
     found.append(("method.threads", partial(check_threads, method.threads)))
-    if trains and runtime.task_runner is TaskRunnerName.engines:
+    if trains and not runtime.parts_elsewhere:
         tracks = runtime.overlap_engines if method.overlap else 1
         found.append(("runtime.shards", partial(_check_shards, runtime.shards, tracks)))
     for owner in method.trained() if trains and nodes is None else ():
@@ -84,7 +85,7 @@ def _check_shards(shards: int, tracks: int) -> None:
             f"{_counted(cores, 'core')}",
             expected=f"at most {_SHARDS_A_CORE * cores // tracks}: each is a process with models of its own",
             where="runtime.shards",
-            next_step=_ALLOW,
+            next_step=_FEWER,
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from crl.config import Experiment, Method, TaskRunnerName
+from crl.config import Experiment, Method
 from crl.config.servers import ServerConfig
 from crl.recipes.stage import Recipe, Stage
 from crl.records import Weights
@@ -37,7 +37,7 @@ def engines_by_gpu(experiment: Experiment, gpus: int) -> list[list[EnginePlace]]
         first = track * runtime.shards % places
         learning = _learning(experiment, trained, first, gpus)
         # The parts of the first track may be on other machines then.
-        elsewhere = track == 0 and runtime.task_runner is TaskRunnerName.dask
+        elsewhere = track == 0 and runtime.parts_elsewhere
         for shard in range(1 if elsewhere else runtime.shards):
             place = (first + shard) % places
             made.setdefault(place, []).append(EnginePlace(sampled, learning.pop(place, set())))

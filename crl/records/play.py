@@ -221,8 +221,8 @@ class Evaluation(Row):
     reward: A[float, "outcome reward of the environment"]
     turns: A[int, "turns played"]
     invalid_actions: A[int, "turns without a legal action"]
-    tokens_read: A[int, "tokens the actor read, for its verdict on the experience too; 0 of a random policy"]
-    tokens_sampled: A[int, "tokens the actor wrote, its verdict too; 0 of a random policy"]
+    tokens_read: A[int, "tokens the actor read: prompt and observations, each once; 0 of a random policy"]
+    tokens_sampled: A[int, "tokens the actor wrote; 0 of a random policy"]
     stop_reason: A[str, "as in episodes"]
     actions: A[list[str], "actions taken; an invalid one is the empty string"]
 

@@ -246,8 +246,7 @@ def round_line(
 
 def _rate_point(group: Sequence[RoundSummary], rate: Rate) -> Point:
     low, high = wilson(rate.successes, rate.episodes)
-    told = f"{rate} {rate.percent} ({rate.span} %)"
-    return Point(_middle(group), rate.successes / rate.episodes, _named(group), told, low, high)
+    return Point(_middle(group), rate.successes / rate.episodes, _named(group), rate.told, low, high)
 
 
 def _pooled(summaries: Sequence[RoundSummary]) -> Iterator[Sequence[RoundSummary]]:

@@ -73,7 +73,7 @@ def starts_or_errors(environment: Environment, seeds: Sequence[int]) -> list[Sta
     that is out of order, for now perhaps. Raises the project's own errors.
     """
     begun = _begun(environment, seeds)
-    if isinstance(begun, list):
+    if not isinstance(begun, Exception):
         return begun
     alone = {seed: _begun(environment, [seed]) for seed in dict.fromkeys(seeds)}
     failed = {

@@ -9,6 +9,7 @@ lock, so an attempt that was replaced while it slept cannot commit. Needs a POSI
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -28,6 +29,7 @@ from crl.run.owner import Owner
 LEASE = "lease.json"
 LOCK = "lease.lock"
 _LOCK_PATIENCE_SECONDS = 60.0
+_LOCKS_NOTHING = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 
 
 class LeaseFile(BaseModel):
@@ -298,6 +300,8 @@ def _locked(run_path: Path) -> Iterator[None]:
                     ) from None
                 time.sleep(0.005)
             except OSError as error:
+                if error.errno not in _LOCKS_NOTHING:
+                    raise
                 raise RunDirectoryUnusable(
                     f"the file system of the run directory locks no files: {error.strerror}",
                     expected="a POSIX file system with flock, on which two attempts cannot write one run",

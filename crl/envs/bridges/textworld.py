@@ -11,8 +11,10 @@ quarter of all files by their content (`crl/envs/levels.py`).
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
+import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -162,10 +164,9 @@ class _Games:
     def _compile(self, path: Path) -> Path:
         try:
             digest = hashlib.sha256(self._textworld.__version__.encode() + b"\0" + path.read_bytes()).hexdigest()
-            target = Path(_COMPILED).expanduser() / digest[:32] / "game.z8"
+            target = _compiled() / digest[:32] / "game.z8"
             if target.is_file():
                 return target
-            target.parent.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent.parent) as made:
                 place = Path(made) / digest[:32]
                 place.mkdir()
@@ -225,6 +226,18 @@ class _Games:
     def held_out(self) -> int:
         """How many games are held out."""
         return len(self._held_out)
+
+
+def _compiled() -> Path:
+    """The folder of compiled games: in a home that nobody may write to (a container's), one of the user's in /tmp."""
+    with contextlib.suppress(OSError, RuntimeError):  # no home at all
+        found = Path(_COMPILED).expanduser()
+        found.mkdir(parents=True, exist_ok=True)
+        if os.access(found, os.W_OK):
+            return found
+    found = Path(tempfile.gettempdir()) / f"crl-textworld-{os.getuid()}"
+    found.mkdir(mode=0o700, exist_ok=True)
+    return found
 
 
 class _Play(Episode):

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from crl.lab.study.change import RunChange, read_change
+from crl.protocols import StopReason
 from crl.recipes import recipe_in
 from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.recipes.dreamgym.explore import EXPLORE, explorer
@@ -83,6 +84,8 @@ class RunFigures(BaseModel):
     """Mean over the queries of all rounds; None where nothing was searched."""
     answer_seconds: float | None = None
     """Mean over the answered questions of all rounds; None where nobody asked."""
+    broken: int = 0
+    """Held-out games of all rounds that broke: they count as lost."""
     made_with: dict[str, list[str]] = {}
     """Versions of the packages that its evaluations were computed with, and whether bfloat16 was computed as such or
     replaced by float32, where a model is to compute in it."""
@@ -137,6 +140,7 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         costs_without_bank={number: found[WITHOUT_BANK] for number, found in costs.items() if WITHOUT_BANK in found},
         retrieval_seconds=_latency(run, numbers, "retrieval"),
         answer_seconds=_latency(run, numbers, "answers"),
+        broken=sum(rate.broken for found in rates.values() for rate in found.values()),
         made_with=_made_with(run, list(rates)),
         change=read_change(run, list(rates)),
         alarms=collapse_alarms(health),
@@ -153,8 +157,9 @@ def _rates(run: RunDirectory, number: int) -> dict[str, Rate]:
     if not run.is_complete(number, EVALUATE):
         return {}
     table = run.read(number, EVALUATE, Evaluation)
-    counted = table.group_by("arm").aggregate([("success", "sum"), ("success", "count")]).to_pylist()
-    return {row["arm"]: Rate(successes=row["success_sum"], episodes=row["success_count"]) for row in counted}
+    table = table.append_column("broke", pc.equal(table["stop_reason"], StopReason.error.value))
+    counted = table.group_by("arm").aggregate([("success", "sum"), ("success", "count"), ("broke", "sum")]).to_pylist()
+    return {row["arm"]: Rate(row["success_sum"], row["success_count"], row["broke_sum"]) for row in counted}
 
 
 def _costs(run: RunDirectory, number: int) -> dict[str, GameCost]:

@@ -19,6 +19,9 @@ from crl.recipes.fork_fit import SAME_IN_FORKS
 from crl.run import experiment_file
 from crl.run.lineage import load_lineage
 
+WARM_START = "warm_start"
+"""The key of a recipe that says how the weights of round 0 are made."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
@@ -262,8 +265,10 @@ def _check_preparation(study: Study, name: str, methods: Mapping[str, Method]) -
                     next_step="take the change back, or leave prepared_by out",
                 )
     # Round 0 is the other arm's, made and evaluated by its method: what this one says of it would change nothing.
+    prepared = getattr(parent.recipe, WARM_START, None)
     for what, same in (
-        ("a warm start", _warm_start(method) == _warm_start(parent)),
+        # A recipe that knows no warm start goes on from what there is.
+        ("a warm start", getattr(method.recipe, WARM_START, prepared) == prepared),
         ("held-out tasks", _tasks(method) == _tasks(parent)),
     ):
         if not same:
@@ -274,11 +279,6 @@ def _check_preparation(study: Study, name: str, methods: Mapping[str, Method]) -
                 next_step="leave prepared_by out, or name an arm with this preparation (of a scale: one that is in its "
                 "`arms`)",
             )
-
-
-def _warm_start(method: Method) -> Any:
-    """How the weights of round 0 are made; None where the recipe knows no such thing."""
-    return getattr(method.recipe, "warm_start", None)
 
 
 def _evaluated(method: Method) -> Any:

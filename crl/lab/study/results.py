@@ -109,6 +109,8 @@ class ArmResult(BaseModel):
     """Share of the last bank that is true, where the environment knows."""
     coverage: Interval | None
     """Share of task families with a true note in the last bank."""
+    broken: dict[int, int] = {}
+    """Held-out games that broke, and count as lost, by seed; seeds without one are left out."""
     alarms: dict[int, list[str]]
     """In what way a run had collapsed at its end, by seed; the others are left out."""
 
@@ -277,6 +279,7 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         ),
         notes_true=_mean(runs, lambda run: run.notes_true),
         coverage=_mean(runs, lambda run: run.coverage),
+        broken={seed: run.broken for seed, run in runs.items() if run.broken},
         alarms={seed: run.alarms for seed, run in runs.items() if run.alarms},
     )
 

@@ -243,6 +243,11 @@ def notes(result: StudyResult) -> list[str]:
         )
     for arm in result.arms:
         found += [f"{arm.title}, seed {seed}: {'; '.join(said)}." for seed, said in arm.alarms.items()]
+    for arm in result.arms:
+        found += [
+            f"{arm.title}, seed {seed}: {count} held-out games broke, and count as lost."
+            for seed, count in arm.broken.items()
+        ]
     if result.unfinished:
         found.append(f"{result.unfinished} runs are not finished and not in these figures.")
     found += [f"Among them {name} {told}." for name, told in result.failed.items()]

@@ -134,6 +134,8 @@ def _notes(groups: Sequence[Group], tasks: Sequence[str], which: Which, problems
     for group in groups:
         for run in group.runs:
             yield from (f"{run.name}: {note}" for note in run.notes)
+            if broken := sum(found.result.broken for found in run.cells.values()):
+                yield f"{run.name}: {broken} games broke in round {run.round}, and count as lost"
         yield from _repeated(group)
         yield from _empty(group)
         yield from _missing(group, tasks)

@@ -138,7 +138,8 @@ def _filled(
     origins, scored = _origins(ctx, written), scored_at_once(ctx)
     # No output that this recipe could train wrote an imported text, or one that another recipe wrote before a fork: its
     # uses are credited to the entry, and train nobody.
-    foreign = set(written["generation_id"].to_pylist()) - origins.keys()
+    rounds = zip(written["generation_id"].to_pylist(), written["updated_round"].to_pylist(), strict=True)
+    foreign = {name for name, number in rounds if not _writers(ctx, number)}
     # What is scored at once and for all earns nothing by uses. A merged text was never tried, and has no episode.
     paid = {name for name, (_, stage) in origins.items() if stage == "distill" and scored.kind == SCORED}
     bank = ctx.bank(NEW_BANK).table
@@ -228,19 +229,23 @@ def _written(ctx: StageContext, uses: Iterable[UseReward]) -> pa.Table:
 
 
 def _origins(ctx: StageContext, written: pa.Table) -> dict[str, tuple[int, str]]:
-    """(round, stage) that wrote each credited output, from the snapshot's entries and the outputs of their rounds: of
-    those stages that keep the token records of their outputs, which another recipe's may not."""
+    """(round, stage) that wrote each credited output, from the snapshot's entries and the outputs of their rounds."""
     wanted = set(written["generation_id"].to_pylist())
     rounds = sorted(set(written["updated_round"].to_pylist()))
     origins: dict[str, tuple[int, str]] = {}
     for round_number in rounds:
-        names = {stage.name for stage in ctx.recipe.stages_of(ctx.method, round_number) if Generation in stage.writes}
-        for stage in ("distill", "merge"):
-            if stage in names:
-                for row in ctx.rows_at(Distillation, round_number, stage):
-                    if row.generation_id in wanted:
-                        origins[row.generation_id] = (round_number, stage)
+        for stage in _writers(ctx, round_number):
+            for row in ctx.rows_at(Distillation, round_number, stage):
+                if row.generation_id in wanted:
+                    origins[row.generation_id] = (round_number, stage)
     return origins
+
+
+def _writers(ctx: StageContext, round_number: int) -> list[str]:
+    """Stages of a round that write texts of the bank and keep the token records of their outputs, which another
+    recipe's may not. Round 0 has none: its texts are imported."""
+    stages = ctx.recipe.stages_of(ctx.method, round_number)
+    return [stage.name for stage in stages if stage.name in ("distill", "merge") and Generation in stage.writes]
 
 
 def _generations_of(ctx: StageContext, selected: Iterable[BufferItem]) -> dict[str, Generation]:

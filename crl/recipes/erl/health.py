@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from crl.learn.form import turn_figures
-from crl.learn.health import cut_alarm, cut_figures, group_figures, mismatch_alarms, play_figures, update_figures
+from crl.learn.health import (
+    age_figures,
+    cut_alarm,
+    cut_figures,
+    group_figures,
+    mismatch_alarms,
+    play_figures,
+    update_figures,
+)
 from crl.protocols import StopReason
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.context import StageContext
@@ -52,6 +60,7 @@ def health(ctx: StageContext) -> None:
             alarms["share_malformed"] = f"{told}: their attempts go by the old instructions"
     if config.has_memory:
         figures |= memory_figures(ctx.rows(BankEvent, NEW_BANK))
+        figures |= age_figures("bank_age", [ctx.round - each for each in ctx.bank().table["updated_round"].to_pylist()])
         written = ctx.table(Operation, "distill")["embedder_cut"].drop_null()
         figures |= cut_figures(written.to_pylist())
         if config.memory is not None and config.memory.order == "similarity":

@@ -101,6 +101,7 @@ def build(method: Method) -> Recipe:
                 *reflections,
                 Read("distill"),
                 Read("credit"),
+                bank_before,
                 Read("consolidate", 0, NEW_BANK),
                 *(Read(update_name(owner)) for owner in method.trained()),
                 Read("health", -1, BEFORE),

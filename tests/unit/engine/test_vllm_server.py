@@ -158,10 +158,14 @@ def test_what_another_machine_left_in_a_shared_folder_is_removed_after_a_day(
         each.mkdir()
         (each / "model.safetensors").touch()
         os.utime(each, (time.time() - age,) * 2)
+    monkeypatch.setattr("psutil.boot_time", lambda: time.time() - 200_000)
     own = {own_folder().name}
     assert old.exists(), "sockets are in /tmp, and a server that is well may not touch its own for longer"
     own.add(own_folder(tmp_path).name)
     assert {each.name for each in tmp_path.iterdir()} == {*own, new.name}
+    monkeypatch.setattr("psutil.boot_time", lambda: time.time() - 70_000)
+    own.add(own_folder().name)
+    assert {each.name for each in tmp_path.iterdir()} == own, "nothing that lives is older than the machine's start"
 
 
 def test_a_running_server_must_take_weights() -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from crl.cli import main
+from crl.config import Runtime
 from crl.config.load import load_experiment
 from crl.engine.targets import begin_after
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput
 from crl.policies.sources import resolve_model
+from crl.preflight.numbers import machine_checks
 from crl.run.directory import RunDirectory
 
 ROOT = Path(__file__).parents[3]
@@ -182,3 +184,30 @@ def test_shards_of_a_dask_cluster_that_would_all_start_here_are_refused(
         enter()
     said = capsys.readouterr().err
     assert "runtime.shards is 9, and this machine has 2 cores" in said and "oversubscribe" in said
+    assert "crl resume RUN --shards N" in said
+
+
+@pytest.mark.parametrize(("scheduler", "refused"), [("", True), ("tcp://there:8786", False)])
+def test_a_dask_cluster_of_our_own_is_on_this_machine(
+    scheduler: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", scheduler)
+    made = load_experiment(TINY, {"runtime.shards": 9, "runtime.task_runner": "dask"})
+    assert ("runtime.shards" in dict(machine_checks(made))) == refused
+
+
+def test_a_run_goes_on_with_fewer_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = load_experiment(TINY, {"runtime.shards": 9, "runtime.task_runner": "dask"})
+    begun = RunDirectory.create_or_open(experiment, tmp_path)
+    begin_after(begun.path, 0, experiment.runtime)
+    driven: list[int] = []
+
+    def driver(directory: RunDirectory, runtime: Runtime, live: Any) -> Any:
+        driven.append(runtime.shards)
+        raise BadInput("it is not run here")
+
+    monkeypatch.setattr("crl.cli.train._driver", driver)
+    for shards in ("9", "8"):
+        with pytest.raises(BadInput):
+            command("resume", begun.path, "--shards", shards)
+    assert driven == [8]

@@ -107,7 +107,9 @@ def test_runs_that_were_evaluated_with_other_versions_are_not_compared_in_silenc
         "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": [1, 2, 3], "arms": {"base": {}},
     })  # fmt: skip
     made = [run("base", 0).model_copy(update={"made_with": {"torch": [each]}}) for each in ("2.13.0", "2.14.0")]
+    made[1] = made[1].model_copy(update={"broken": 12})
     said = study_markdown(summarize_study(study, {"base": {1: made[0], 2: made[1]}}))
+    assert "base, seed 2: 12 held-out games broke, and count as lost." in said and "seed 1: " not in said
     assert "Not all runs were evaluated with the same: torch 2.13.0 and 2.14.0." in said
     assert "Reported on seeds 1, 2. Not finished: seeds 3." in said
     assert "evaluated with the same" not in study_markdown(summarize_study(study, {"base": {1: made[0]}}))

@@ -264,6 +264,13 @@ def test_those_that_another_prepares_for_come_last(tmp_path: Path) -> None:
         assert (run.parent.arm, run.parent.seed) == ("complementary", run.seed)
 
 
+def test_a_recipe_that_knows_no_warm_start_begins_with_that_of_another(tmp_path: Path) -> None:
+    replay = {"kind": "importance_replay", "extractor": {"embedder": None}}
+    arms = {"one": {"set": {"method.recipe.kind": "baseline"}},
+            "replay": {"prepared_by": "one", "set": {"method.recipe": replay}}}  # fmt: skip
+    assert [run.arm for run in planned(tmp_path, arms=arms, compare_with=[])] == ["one", "one", "replay", "replay"]
+
+
 def test_at_each_value_of_a_scale_the_arm_of_that_value_prepares(tmp_path: Path) -> None:
     arms = {**ARMS, "baseline": {**ARMS["baseline"], "prepared_by": "complementary"}}
     parents = {run.arm: run.parent and run.parent.arm for run in planned(tmp_path, arms=arms, scales={"size": SIZE})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,15 @@ def test_a_run_whose_bank_is_empty_is_with_bank_what_it_is_without(tmp_path: Pat
     assert made.rows[0].cells["lake"].figures[Figure.success].mean == pytest.approx(sum(mine) / 2)
     assert "empty: its bank is empty in round 1; with bank is without it" in made.notes
     assert not any("is empty" in note for note in table(held).notes)
+
+
+def test_games_that_broke_are_noted(tmp_path: Path) -> None:
+    run = results_of(tmp_path, "one", WON)
+    found = run.cells["pond", WITH]
+    broke = replace(found, result=replace(found.result, broken=2))
+    made = table(replace(run, cells={**run.cells, ("pond", WITH): broke}))
+    assert "one: 2 games broke in round 1, and count as lost" in made.notes
+    assert not any("broke" in note for note in table(run).notes)
 
 
 def test_results_that_are_no_comparison_of_like_with_like_are_noted(tmp_path: Path) -> None:
