@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +116,10 @@ class Elsewhere:
         self._ended.set()
 
 
-def test_an_interruption_also_ends_the_parts_that_run_elsewhere(tmp_path: Path) -> None:
+def test_an_interruption_also_ends_the_parts_that_run_elsewhere(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    # A shell starts what it runs in the background with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with make_driver(tmp_path, overlap=True, shards=2) as driver:
         driver.spread_with(Elsewhere())
         with pytest.raises(KeyboardInterrupt):

@@ -81,13 +81,20 @@ def test_roles_that_share_weights_have_a_server_each(monkeypatch: pytest.MonkeyP
     assert not refusals(alone, {"actor": {"memory_share": 0.6}}), "the baseline has no extractor"
 
 
+SHARED = "0.6 for actor and 0.6 for extractor of its memory: 2 engines share it"
+
+
 @pytest.mark.parametrize(
     ("gpus", "runtime", "told"),
     [
-        (1, {"shards": 2}, "0.6 for actor and 0.6 for extractor of its memory: 2 engines share it"),
+        (1, {"shards": 2}, SHARED),
         (2, {"shards": 2}, ""),
-        (3, {"shards": 4}, "0.6 for actor and 0.6 for extractor of its memory: 2 engines share it"),
-        (1, {"shards": 2, "task_runner": "dask"}, ""),
+        (3, {"shards": 4}, SHARED),
+        (
+            1,
+            {"shards": 2, "task_runner": "dask"},
+            SHARED,
+        ),
         (0, {"shards": 2}, ""),
     ],
 )
@@ -99,6 +106,13 @@ def test_engines_that_share_a_gpu_share_its_memory(
     found = refusals(BOTH, {role: {"memory_share": 0.3} for role in ("actor", "extractor")}, **runtime)
     assert [error.found.partition("would take ")[2] for error in found.values()] == [told] * bool(told)
     assert all("runtime.shards" in (error.next_step or "") for error in found.values())
+
+
+def test_engines_of_a_dask_cluster_that_is_there_are_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 1)
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://there:8786")
+    servers = {role: {"memory_share": 0.3} for role in ("actor", "extractor")}
+    assert not refusals(BOTH, servers, shards=2, task_runner="dask")
 
 
 def test_a_server_on_two_gpus_leaves_half_as_many_places(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,9 +340,10 @@ def test_a_shorter_run_has_the_digests_of_the_longer_one(run: Played, tmp_path: 
 @pytest.mark.usefixtures("plain_charts")
 def test_the_page_has_a_tile_for_what_the_model_calls_won(run: Played) -> None:
     episodes = [row for row in run.rows(Episode, "collect", ROUNDS) if row.stream == "synthetic"]
-    won = f"<b>{sum(row.success for row in episodes)}/{len(episodes)}</b>"
+    broken = sum(row.stop_reason == "error" for row in episodes)
+    won = f"{sum(row.success for row in episodes)}/{len(episodes)}" + (f", {broken} broke" if broken else "")
     page = render(run.run.path)
-    assert re.search(re.escape(won) + rf"<span>in the experience model, [^<]*round {ROUNDS}", page)
+    assert re.search(rf"<b>{won}</b><span>in the experience model, [^<]*round {ROUNDS}", page)
 
 
 def test_what_the_model_calls_won_is_shown_apart_from_what_was_won(run: Played) -> None:
