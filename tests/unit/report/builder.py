@@ -6,6 +6,7 @@ won) and is updated in round 2. The extractor is trained once, in round 1.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -227,3 +228,11 @@ def write_stage(path: Path, number: int, stage: str, tables: Sequence[Sequence[R
     digested = Digested(stage=stage, round=number, files=files, shared={}, inputs={}, method="m", seed="0")
     provenance = {"seconds": 1.5, "sequence": len(list(directory.parent.iterdir()))}
     (directory / "manifest.json").write_bytes(Manifest.seal(digested, provenance).render())
+
+
+def share_weights(run: Path) -> None:
+    """Have the extractor's weights be those of the actor: `weights.role` is the role that owns them."""
+    for path in run.glob("rounds/*/*/weights.parquet"):
+        rows = rows_of(Weights, pq.read_table(path))
+        owned = [dataclasses.replace(row, role="actor") for row in rows if row.role == "extractor"]
+        pq.write_table(table_of(Weights, owned), path)

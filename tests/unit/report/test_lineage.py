@@ -5,12 +5,20 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
-from crl.records import Weights, rows_of, table_of
 from crl.report.views import query
-from tests.unit.report.builder import NEW, OLD, build_run, credit, digest, episode, retrieval, write_stage
+from tests.unit.report.builder import (
+    NEW,
+    OLD,
+    build_run,
+    credit,
+    digest,
+    episode,
+    retrieval,
+    share_weights,
+    write_stage,
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +45,7 @@ def test_one_query_answers_every_part_of_the_question(run: Path) -> None:
 
 def test_the_writer_is_found_where_roles_share_weights(tmp_path: Path) -> None:
     shared = build_run(tmp_path / "run")
-    for path in shared.glob("rounds/*/*/weights.parquet"):  # `weights.role` is the role that owns them
-        rows = rows_of(Weights, pq.read_table(path))
-        owned = [dataclasses.replace(row, role="actor") for row in rows if row.role == "extractor"]
-        pq.write_table(table_of(Weights, owned), path)
+    share_weights(shared)
     found = "SELECT version, extractor_checkpoint, extractor_updates FROM lineage WHERE used_in IS DISTINCT FROM $other"
     _, rows = query(shared, found, {"other": "r0002-room-g0000-m001"})
     assert rows == [(1, "tiny", 0), (2, "rounds/0001/update_extractor/checkpoint", 1)]

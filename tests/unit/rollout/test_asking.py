@@ -13,7 +13,7 @@ from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.hotpotqa.environment import HotpotQAConfig
 from crl.envs.minihack import MiniHackConfig
 from crl.envs.realms import RealmsConfig
-from crl.protocols import Advice, Inquiry
+from crl.protocols import Advice, Inquiry, Start
 from crl.records import Generation
 from crl.rollout.actions import parse_question
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
@@ -186,6 +186,16 @@ def test_asking_makes_no_episode_longer() -> None:
     assert [len(batch) for batch in advisor.batches] == [1, 1]
 
 
+def _guided(start: Start) -> EpisodeSlot:
+    """The slot of an episode that begins so and may ask, since an experience guides it."""
+    return EpisodeSlot(
+        task=dataclasses.replace(task(0, 7), goal=start.goal, first_observation=start.observation),
+        entry_id="e1",
+        content_digest="d1",
+        experience="go",
+    )
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -199,12 +209,7 @@ def test_the_turn_limit_of_an_environment_holds_for_who_asks(config: Environment
     """And what it shows stays as it was, so the actor reads the same again."""
     environment = config.make()
     (start,) = environment.reset_many([7])
-    slot = EpisodeSlot(
-        task=dataclasses.replace(task(0, 7), goal=start.goal, first_observation=start.observation),
-        entry_id="e1",
-        content_digest="d1",
-        experience="go",
-    )
+    slot = _guided(start)
     (played,) = play_wave(
         ScriptedPolicy(lambda row, turn: ("ASK: where?", True)), environment, [slot],
         method=method(search_and_ask=SearchAndAskConfig(uses=16)), seed_of=lambda name: np.random.SeedSequence(1),
@@ -224,12 +229,7 @@ def test_the_turn_limit_of_an_environment_holds_for_who_asks(config: Environment
 def test_who_asks_is_told_how_many_turns_are_left() -> None:
     environment = HotpotQAConfig(max_turns=4).make()
     (start,) = environment.reset_many([7])
-    slot = EpisodeSlot(
-        task=dataclasses.replace(task(0, 7), goal=start.goal, first_observation=start.observation),
-        entry_id="e1",
-        content_digest="d1",
-        experience="go",
-    )
+    slot = _guided(start)
     said = ["search[a city]", "ASK: where?", "ASK: who?", "answer[no]"]
     (played,) = play_wave(
         ScriptedPolicy(lambda row, turn: (said[turn], True)), environment, [slot],
