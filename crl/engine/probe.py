@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from transformers import AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from crl.config import LoraConfig, SamplingConfig
@@ -100,7 +101,7 @@ def answer(question: Question) -> Verdict:
         return replace(probe.verdict, problem=error.found, expected=error.expected)
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), "")[:300]
-        return replace(probe.verdict, problem=f"{probe.doing} ends with {type(error).__name__}: {first}")
+        return replace(probe.verdict, problem=f"{probe.doing} fails: {type(error).__name__}: {first}")
     return probe.verdict
 
 
@@ -286,20 +287,32 @@ def _cosine(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | N
 
 @contextmanager
 def _masks_seen(model: Any, context: int) -> Iterator[list[int]]:
-    """Inside, of every mask that a model makes: how many tokens the last of a whole context sees."""
+    """Inside, of every mask that a layer attends with: how many tokens the last of a whole context sees."""
     kind = model.config.get_text_config()._attn_implementation
-    make, seen = ALL_MASK_ATTENTION_FUNCTIONS[kind], list[int]()
+    if kind not in ALL_MASK_ATTENTION_FUNCTIONS or kind not in ALL_ATTENTION_FUNCTIONS:
+        yield []  # an older architecture, whose own attention is no other than that of sampling, or differs from it
+        return
+    make, attend = ALL_MASK_ATTENTION_FUNCTIONS[kind], ALL_ATTENTION_FUNCTIONS[kind]
+    made, seen = list[tuple[torch.Tensor, int]](), list[int]()
 
-    def looked_at(*args: Any, mask_function: Callable[..., Any], **more: Any) -> Any:
+    def making(*args: Any, mask_function: Callable[..., Any], **more: Any) -> Any:
         keys = torch.arange(context, device=model.device)
-        seen.append(int(torch.as_tensor(mask_function(0, 0, keys[-1], keys)).expand(context).sum()))
-        return make(*args, mask_function=mask_function, **more)
+        count = int(torch.as_tensor(mask_function(0, 0, keys[-1], keys)).expand(context).sum())
+        more |= {"allow_is_causal_skip": False}
+        made.append((make(*args, mask_function=mask_function, **more), count))
+        return made[-1][0]
 
-    AttentionMaskInterface.register(kind, looked_at)
+    def attending(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **more: Any) -> Any:
+        seen.extend(count for mask, count in made if mask is attention_mask)
+        return attend(module, query, key, value, attention_mask, *args, **more)
+
+    AttentionMaskInterface.register(kind, making)
+    AttentionInterface.register(kind, attending)
     try:
         yield seen
     finally:
         AttentionMaskInterface.register(kind, make)
+        AttentionInterface.register(kind, attend)
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 from crl.policies.sources import HUB_ID, is_path, takes_preparing
 from crl.preflight.shapes import config_file
 
-READY = "ready"
-
 
 def readiness(name: str) -> str:
     """In words, of a name that was checked; nothing is loaded, prepared or downloaded.
@@ -16,8 +14,8 @@ def readiness(name: str) -> str:
     if takes_preparing(name):
         return "will be prepared on first use"
     if is_path(name) or not HUB_ID.fullmatch(name):
-        return READY
+        return "ready"
     config = config_file(name)
     if config is not None and any(config.parent.glob("*.safetensors")):
-        return READY
+        return "ready"
     return "not on this machine: will be downloaded from Hugging Face on first use"

@@ -25,7 +25,7 @@ from typing import Any
 from crl.config import Method
 from crl.errors import BadInput, CrlError, StageFailed
 from crl.policies.sources import ModelSource, directory_digest, models_directory, resolve_model
-from crl.preflight.models import READY, readiness
+from crl.preflight.shapes import config_file
 from crl.run.files import write_atomically
 
 _LOG = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def probe_checks(method: Method, *, trains: bool = True, prepare: bool = True) -
     """
     owners = [owner for owner in method.owners() if not method.role(owner).engine.REMOTE]
     if not prepare:
-        owners = [owner for owner in owners if readiness(method.role(owner).model) == READY]
+        owners = [owner for owner in owners if config_file(method.role(owner).model) is not None]
 
     @cache
     def found() -> dict[str, Verdict]:
