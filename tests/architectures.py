@@ -54,6 +54,13 @@ def small_config(kind: str, vocabulary: int, **more: Any) -> Any:
     return CONFIG_MAPPING[kind](**chosen, **special, **{name: value for name, value in more.items() if name in known})
 
 
+def parameters(kind: str, vocabulary: int) -> int:
+    """How many a small model of an architecture has; nothing is made."""
+    config = small_config(kind, vocabulary)
+    with torch.device("meta"):
+        return sum(each.numel() for each in MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).parameters())
+
+
 def _settings(config: type) -> set[str]:
     names = set(inspect.signature(config.__init__).parameters)
     names |= set(getattr(config, "__dataclass_fields__", ()))
