@@ -28,7 +28,7 @@ SMALL = {
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "num_routed_experts": 4,
     "num_experts_per_tok": 2, "moe_k": 2, "moe_topk": 2, "top_k_experts": 2, "n_group": 1, "topk_group": 1,
     "zero_expert_num": 0, "n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 1,
-    "max_position_embeddings": 512, "n_positions": 512, "max_seq_len": 512, "context_length": 512, "n_ctx": 512,
+    "max_position_embeddings": 4096, "n_positions": 4096, "max_seq_len": 4096, "context_length": 4096, "n_ctx": 4096,
     "vocab_size_per_layer_input": 512, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0,
     "state_size": 8, "conv_kernel": 4, "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1,
     "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "mamba_d_ssm": 128,

@@ -32,6 +32,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from crl.config import LoraConfig, SamplingConfig
+from crl.config.attention import check_attention
 from crl.errors import CrlError, StageFailed
 from crl.learn.batches import collate
 from crl.learn.checkpoint import save_weights
@@ -114,8 +115,9 @@ class _Probe:
         self.verdict, self.doing = Verdict(), "reading its config"
 
     def run(self) -> None:
-        config = AutoConfig.from_pretrained(self._path, local_files_only=True).get_text_config()
-        ids = iter(np.random.default_rng(_SEED).integers(0, config.vocab_size, 1000).tolist())
+        config = AutoConfig.from_pretrained(self._path, local_files_only=True)
+        check_attention(config, self._path.name, self._question.context)
+        ids = iter(np.random.default_rng(_SEED).integers(0, config.get_text_config().vocab_size, 1000).tolist())
         alike, *pieces = ([next(ids) for _ in range(count)] for count in (_ALIKE, *_APART, *_TOLD))
         rows, told = [alike + pieces[0], alike + pieces[1]], pieces[2:]
         sampled = self._sample(rows, told) if self._question.sampled else None

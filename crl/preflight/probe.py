@@ -63,6 +63,11 @@ class _Asked:
         return {"path": str(self.source.path), **told}
 
 
+def is_known(method: Method, *, trains: bool = True) -> bool:
+    """Whether a verdict on each of the models that are here is kept, so that nothing has to be measured."""
+    return all(_read(_asked(method, owner, trains=trains).key) is not None for owner in _owners(method, here=True))
+
+
 def probe_checks(method: Method, *, trains: bool = True, prepare: bool = True) -> list[tuple[str, Callable[[], None]]]:
     """Checks of the models, by the place in the config that names each; the first one asks about all.
 
@@ -71,9 +76,7 @@ def probe_checks(method: Method, *, trains: bool = True, prepare: bool = True) -
         trains: False where no weights are updated.
         prepare: whether models may be prepared or downloaded; without it those that are not here are not asked about.
     """
-    owners = [owner for owner in method.owners() if not method.role(owner).engine.REMOTE]
-    if not prepare:
-        owners = [owner for owner in owners if config_file(method.role(owner).model) is not None]
+    owners = _owners(method, here=not prepare)
 
     @cache
     def found() -> dict[str, Verdict]:
@@ -89,6 +92,12 @@ def check_computed(path: Path, name: str, context: int) -> None:
     """Raise BadInput where a model that is sampled from, and trained with full weights, is computed in another way."""
     asked = _Asked(ModelSource(path, name, directory_digest(path)), context, lora=None, sampled=True, trained=True)
     _refuse(_verdicts([asked])[0], name, "model")
+
+
+def _owners(method: Method, *, here: bool) -> list[str]:
+    """Sets of weights that are computed by this project; with `here`, those on this machine only."""
+    owners = [owner for owner in method.owners() if not method.role(owner).engine.REMOTE]
+    return [owner for owner in owners if not here or config_file(method.role(owner).model) is not None]
 
 
 def _asked(method: Method, owner: str, *, trains: bool) -> _Asked:
