@@ -110,6 +110,7 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     from crl.preflight import EMBEDDER, checks_here
     from crl.preflight.estimate import check_disk, estimate
     from crl.preflight.models import readiness
+    from crl.preflight.probe import probe_checks
 
     run_path, method = runs_root(experiment) / experiment.name, experiment.method
     findings = [Finding("experiment", f"{experiment.name}, method {method.digest()[:12]}")]
@@ -118,6 +119,10 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
         models[EMBEDDER] = embedder.name
     for name, check in checks_here(experiment):
         findings.append(_checked(name, check, readiness(models[name]) if name in models else "ready"))
+    findings += [
+        _checked(f"{name}, computed", check, "as transformers computes it")
+        for name, check in probe_checks(method, prepare=False)
+    ]
     said = replaced(method)
     findings += [] if said is None else [Finding("bfloat16", said)]
     findings += [*_learning_rates(method), *_shards(experiment)]

@@ -4,6 +4,10 @@ to be plain scaled dot product attention.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import TracebackType
 from typing import Any
 
 from crl.errors import BadInput
@@ -25,9 +29,9 @@ def check_attention(model_config: Any, name: str, context: int, role: str | None
             where=_place(role, "context"),
             next_step="Lower the context.",
         )
-    if (original := _longrope(config)) is not None and context > original:
+    if (original := _changing_rope(config)) is not None and context > original:
         raise BadInput(
-            f"The model {name!r} has positions of type longrope, which all rows of a pass change together once one is "
+            f"The model {name!r} has rotary positions that all rows of a pass change together once one is "
             f"longer than {original} tokens: log-probabilities would depend on the rows beside.",
             expected=f"a context of at most {original}",
             where=_place(role, "context"),
@@ -50,12 +54,71 @@ def check_attention(model_config: Any, name: str, context: int, role: str | None
         raise not_plain("limited scores (softcap)", f"The model {name!r}", _place(role, "model"))
 
 
+_NOT_PLAIN = {"softcap": "limited scores", "s_aux": "sinks", "position_bias": "biases by position"}
+"""Arguments that change what attention computes, and are not followed here."""
+
+
+def check_plain(module: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise BadInput where a layer's attention is given what sampling and updates do not follow."""
+    if more := [what for key, what in _NOT_PLAIN.items() if arguments.get(key) is not None]:
+        raise not_plain(" and ".join(more), type(module).__name__, "the `model` of a role")
+
+
+class EveryLayerOnce:
+    """Around a forward pass: every layer attends exactly once, through the attention that the pass is made for, with
+    the mask that the model was handed. Otherwise the pass would compute another model, without a word.
+
+    A decoder layer that drops keyword arguments, an attention of its own, or a bias that is added to the mask ends in
+    BadInput. The attention calls :meth:`attends` in each layer.
+    """
+
+    _inside: ContextVar[EveryLayerOnce | None] = ContextVar("every layer once", default=None)
+
+    def __init__(self, model: Any, mask: Any = None) -> None:
+        """`mask`: what the model is handed, a tensor or None."""
+        self._model, self._mask = model, mask
+        self._layers = int(model.config.get_text_config().num_hidden_layers)
+        self._attended: Counter[int | None] = Counter()
+
+    def __enter__(self) -> None:
+        self._token = self._inside.set(self)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._inside.reset(self._token)
+        if kind is None and self._attended != dict.fromkeys(range(self._layers), 1):
+            times = ", ".join(f"layer {layer}: {self._attended[layer]}" for layer in self._wrong())
+            raise self._refusal(f"not every layer attends exactly once through this project's attention ({times})")
+
+    @classmethod
+    def attends(cls, module: Any, mask: Any, *, told: bool) -> None:
+        """Note that a layer attends. `told`: whether it was given what the pass is about."""
+        guard = cls._inside.get()
+        if guard is None:
+            return
+        if not told:
+            raise guard._refusal("its layers do not hand their attention the arguments of a forward pass")
+        ours = guard._mask
+        if mask is not ours and (mask is None or ours is None or mask.data_ptr() != ours.data_ptr()):
+            raise guard._refusal("its attention is given a mask of the model's own, such as biases by position")
+        guard._attended[getattr(module, "layer_idx", None)] += 1
+
+    def _wrong(self) -> list[int | None]:
+        layers = [*range(self._layers), *(self._attended.keys() - set(range(self._layers)))]
+        return [layer for layer in layers if self._attended[layer] != (layer in range(self._layers))][:4]
+
+    def _refusal(self, what: str) -> BadInput:
+        return _refusal(f"{type(self._model).__name__}: {what}", "the `model` of a role")
+
+
 def not_plain(what: str, whose: str, where: str) -> BadInput:
-    """The error of a model whose attention needs more than sampling and the check of a server's weights compute."""
+    """The error of a model whose attention is more than sampling and updates compute."""
+    return _refusal(f"{whose} has attention with {what}", where)
+
+
+def _refusal(found: str, where: str) -> BadInput:
     return BadInput(
-        f"{whose} has attention with {what}, which sampling does not compute: it would sample from another model than "
-        "the update trains.",
-        expected="plain scaled dot product attention",
+        f"{found}. Sampling and updates would compute another model.",
+        expected="plain scaled dot product attention in every layer",
         where=where,
         next_step="Use another model.",
     )
@@ -65,10 +128,10 @@ def _place(role: str | None, key: str) -> str:
     return f"the `{key}` of a role" if role is None else f"method.roles.{role}.{key}"
 
 
-def _longrope(config: Any) -> int | None:
-    """Tokens up to which a model with rotary positions of type `longrope` uses its short factors; None for others."""
+def _changing_rope(config: Any) -> int | None:
+    """Tokens up to which rotary positions of type `longrope` or `dynamic` stay the same; None for other types."""
     told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = [told, *(each for each in told.values() if isinstance(each, dict))]  # of all layers, or by kind of layer
-    found = [each for each in kinds if "longrope" in (each.get("rope_type"), each.get("type"))]
+    found = [each for each in kinds if {"longrope", "dynamic"} & {each.get("rope_type"), each.get("type")}]
     own = getattr(config, "original_max_position_embeddings", None) or getattr(config, "max_position_embeddings", None)
     return min((int(each.get("original_max_position_embeddings") or own or 0) for each in found), default=None)

@@ -5,7 +5,8 @@ instructions makes four times as fast. No square matrix outlives its block of qu
 probabilities again (Dao et al. 2022, arXiv 2205.14135, section 3.1), from keys and values that are held once for all
 segments that see them.
 
-Shapes: H key-value heads, G query heads for each of them, P positions, N of one segment, S seen by it, D head size.
+Shapes: H key-value heads, G query heads for each of them, P positions, N of one segment, S seen by it, D width
+of a key, E of a value.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _BLOCK = 64
 def attend(
     query_HGPD: torch.Tensor,
     key_HPD: torch.Tensor,
-    value_HPD: torch.Tensor,
+    value_HPE: torch.Tensor,
     seen: torch.Tensor,
     lengths_S: list[int],
     segments_S: list[int],
     scaling: float,
 ) -> torch.Tensor:
-    """Outputs [H, G, P, D] of scaled dot product attention from each position to its path (`tree_attention.Paths`)."""
+    """Outputs [H, G, P, E] of scaled dot product attention from each position to its path (`tree_attention.Paths`)."""
     paths = seen, lengths_S, segments_S
-    found: torch.Tensor = _Attention.apply(query_HGPD, key_HPD, value_HPD, paths, scaling)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _Attention.apply(query_HGPD, key_HPD, value_HPE, paths, scaling)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -43,7 +44,7 @@ class _Attention(torch.autograd.Function):
     ) -> Any:
         ctx.save_for_backward(query, key, value)
         ctx.paths, ctx.scaling = paths, scaling
-        out = torch.empty_like(query)
+        out = query.new_empty(*query.shape[:3], value.shape[2])
         with torch.autocast("cpu", enabled=False):
             scaled = query * scaling
             for path, blocks in _segments(paths):
@@ -57,7 +58,7 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         query, key, value = ctx.saved_tensors
-        dtype, scaled, width = query.dtype, query * ctx.scaling, query.shape[-1]
+        dtype, scaled = query.dtype, query * ctx.scaling
         to_query = torch.empty_like(query)
         to_key, to_value = (torch.zeros_like(each, dtype=torch.float32) for each in (key, value))
         with torch.autocast("cpu", enabled=False):
@@ -68,13 +69,13 @@ class _Attention(torch.autograd.Function):
                 for first, last, reach in blocks:
                     asked = scaled[:, :, first:last]
                     made = _probabilities(asked, keys_float[:, :reach])
-                    given = grad[:, :, first:last].reshape(len(key), -1, width).to(dtype)
+                    given = grad[:, :, first:last].flatten(1, 2).to(dtype)
                     own_value[:, :reach] += torch.bmm(made.to(dtype).mT, given)
                     to_made = torch.bmm(given, values[:, :reach].mT).float()
                     # Of softmax: p (dp - sum p dp), in one pass.
                     to_scores = torch._softmax_backward_data(to_made, made, -1, torch.float32).to(dtype)
                     to_query[:, :, first:last] = torch.bmm(to_scores, keys[:, :reach]).view(asked.shape)
-                    own_key[:, :reach] += torch.bmm(to_scores.mT, asked.reshape(len(key), -1, width))
+                    own_key[:, :reach] += torch.bmm(to_scores.mT, asked.flatten(1, 2))
                 to_key.index_add_(1, path, own_key)
                 to_value.index_add_(1, path, own_value)
         return to_query * ctx.scaling, to_key.to(dtype), to_value.to(dtype), None, None

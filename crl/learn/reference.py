@@ -34,7 +34,7 @@ class Reference:
         self._copy: ScoredModel | None = None
         if role.lora is None:
             base = load_trainable(model_path, None, lora=None, source=role.model, seed=0)
-            self._copy = ScoredModel(base.eval().requires_grad_(False), autocast=trained.autocast).to(device)
+            self._copy = ScoredModel(base.requires_grad_(False), autocast=trained.autocast).to(device)
 
     def logprobs(self, inputs: Sequence[Any]) -> torch.Tensor:
         """Log-probabilities [B, T] of the targets; `inputs` are those of :meth:`ScoredModel.forward`."""

@@ -8,8 +8,9 @@ transformers model takes part, wrapped by peft or not, and ZeRO-3's own hooks ar
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from crl.config import LoraConfig
+from crl.config.attention import EveryLayerOnce
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 
@@ -43,7 +45,11 @@ def head_only_at(model: Any, chosen: torch.Tensor) -> Iterator[None]:
 
 
 class ScoredModel(nn.Module):
-    """A causal language model whose forward pass returns log-probabilities of given targets."""
+    """A causal language model whose forward pass returns log-probabilities of given targets.
+
+    It stays in evaluation mode: a ratio of old and new probabilities means nothing when neurons drop out at random, or
+    experts are chosen with noise.
+    """
 
     def __init__(self, model: Any, *, autocast: Literal["none", "bfloat16"] = "none") -> None:
         super().__init__()
@@ -74,11 +80,13 @@ class ScoredModel(nn.Module):
 
         They are those of the distribution after dividing the logits by the temperature, as when sampling; where a
         target was chosen among a few ids (`choices_NC`) it is renormalized over them. Arguments as in `MicroBatch`;
-        several samples need a model that is `packed`.
+        several samples need a model that is `packed`. Raises BadInput where such a model would compute something else
+        (`EveryLayerOnce`).
         """
         chosen_BT = mask_BT != 0
         more = {KEYWORD: paths} if self.packed else {}
-        with head_only_at(self.model, places_N), self._precision(input_ids_P.device):
+        guard = EveryLayerOnce(self.model) if self.packed else contextlib.nullcontext()
+        with head_only_at(self.model, places_N), self._precision(input_ids_P.device), guard:
             output = self.model(input_ids=input_ids_P[None], position_ids=depths_P[None], use_cache=False, **more)
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
         chosen_N: torch.Tensor = _Chosen.apply(  # type: ignore[no-untyped-call]
@@ -86,6 +94,10 @@ class ScoredModel(nn.Module):
         )
         empty_BT = torch.zeros(mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
         return empty_BT.masked_scatter(chosen_BT, chosen_N)
+
+    def train(self, mode: bool = True) -> ScoredModel:
+        """Nothing changes, whatever the mode; see the class."""
+        return self
 
     def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         if self.autocast == "none":
@@ -152,16 +164,6 @@ def log_normalizer(logits_NV: torch.Tensor, choices_NC: torch.Tensor | None) -> 
     return torch.where(free_N1[:, 0], logits_NV.logsumexp(1), restricted_N)
 
 
-def _without_dropout(model: Any) -> None:
-    """A ratio of old and new probabilities means nothing when neurons drop out at random."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-
-
 def load_trainable(
     model_path: Path,
     checkpoint: Path | None,
@@ -207,13 +209,39 @@ def load_trainable(
             where=str(full),
             next_step="`crl verify` names the damaged file and the command that mends it.",
         )
-    _without_dropout(model)
+    model.eval()
     if gradient_checkpointing:
         if lora is not None:
             # The frozen embeddings give no gradient, and a checkpointed segment needs an input that has one.
             model.enable_input_require_grads()
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
+        _checkpoint_layers(model)
+    return model
+
+
+def _checkpoint_layers(model: Any) -> None:
+    """Have layers keep no activations. Transformers does so in training mode only, in which a layer may draw noise: it
+    is in that mode around its forward pass, and in evaluation mode inside."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.training = True
+            checkpoint = layer._gradient_checkpointing_func
+            layer._gradient_checkpointing_func = functools.partial(_kept_quiet, layer, checkpoint)
+
+
+def _kept_quiet(layer: Any, checkpoint: Callable[..., Any], forward: Callable[..., Any], *inputs: Any) -> Any:
+    """`checkpoint(forward, *inputs)` of a layer, which computes it without noise, now and once more going backward."""
+
+    def computed(*inputs: Any) -> Any:
+        layer.training = False
+        try:
+            return forward(*inputs)
+        finally:
+            layer.training = True
+
+    return checkpoint(computed, *inputs)
 
 
 def _with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from crl.config.attention import EveryLayerOnce, check_plain
 from crl.learn.cpu_attention import attend
 from crl.learn.packing import Tree
 
@@ -70,12 +71,21 @@ def tree_attention(
     crl_paths: Paths | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Outputs [1, P, heads, width] for one row of queries, keys and values [1, heads, P, width]."""
+    """Outputs [1, P, heads, width] for one row of queries, keys and values [1, heads, P, width].
+
+    Values may be narrower than keys. Without paths (a model that is asked outside of an update, with its own mask) it
+    is transformers' scaled dot product attention. Raises BadInput for an argument that changes what attention computes.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if crl_paths is not None and _by_blocks(query):
+    check_plain(module, more)
+    EveryLayerOnce.attends(module, attention_mask, told=crl_paths is not None)
+    if crl_paths is None:
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+        return output, None
+    if _by_blocks(query):
         return _blocks(query[0], key[0], value[0], crl_paths, more.get("scaling")), None
-    if crl_paths is None or len(crl_paths.segments_S) == 1:
+    if len(crl_paths.segments_S) == 1:
         output, _ = sdpa_attention_forward(module, query, key, value, None, **more)
         return output, None
     queries = torch.split(query, crl_paths.segments_S, dim=2)

@@ -8,7 +8,8 @@ slots without holes.
 Transformers' models find this attention under the name :data:`ATTENTION`, and it finds the pass among their keyword
 arguments; calls without one (scoring) get transformers' scaled dot product attention.
 
-Shapes: T tokens of a pass, N of one piece, R rows, Hq query and H key-value heads, G = Hq / H, C slots, D head size.
+Shapes: T tokens of a pass, N of one piece, R rows, Hq query and H key-value heads, G = Hq / H, C slots, D width of a
+key, E of a value.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from crl.config.attention import not_plain
+from crl.config.attention import EveryLayerOnce, check_plain
 from crl.policies.limits import row_slots
 
 ATTENTION = "crl_rows"
@@ -37,8 +38,6 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "l
 _TOGETHER = 0.5
 """Rows of one new token are attended to as one batch while they are at least this share of the rows up to the last of
 them; those between ride along unseen. Fewer are cheaper one by one."""
-_NOT_PLAIN = {"softcap": "limited scores", "s_aux": "sinks", "position_bias": "biases by position"}
-"""Arguments that change what attention computes, and are not followed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Piece:
 
 
 class RowCache:
-    """Keys and values of all layers, [R, H, C, D] each. The caller knows each row's length."""
+    """Keys [R, H, C, D] and values [R, H, C, E] of all layers. The caller knows each row's length."""
 
     def __init__(self, layers: int, rows: int, longest: int) -> None:
         """`longest`: tokens of a row that is full. Keys and values stay where they are, which a graph of a pass needs
@@ -70,13 +69,13 @@ class RowCache:
         self.rows, self.slots = rows, row_slots(longest)
         self._layers: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * layers
 
-    def room(self, index: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer. `like` [H, T, D] says the rest."""
+    def room(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer. Those of some tokens, [H, T, D] each, say the rest; values may be narrower."""
         states = self._layers[index]
         if states is None:
-            shape = self.rows, like.shape[0], self.slots, like.shape[2]
             # Zeros: a hidden slot has weight 0, and 0 times a stray NaN is NaN.
-            self._layers[index] = states = _zeros(shape, like), _zeros(shape, like)
+            shapes = [(self.rows, new.shape[0], self.slots, new.shape[2]) for new in (key, value)]
+            self._layers[index] = states = _zeros(shapes[0], key), _zeros(shapes[1], value)
         return states
 
     def copy(self, source: int, target: int, slots: slice) -> None:
@@ -138,29 +137,29 @@ class Pass:
             index: the layer.
             query: [Hq, T, D].
             key: [H, T, D].
-            value: [H, T, D].
+            value: [H, T, E].
             scaling: factor of the products.
 
         Returns:
-            [T, Hq, D].
+            [T, Hq, E].
         """
-        keys, values = self._cache.room(index, key)
+        keys, values = self._cache.room(index, key, value)
         keys[self._rows_N, :, self._slots_N] = key[:, self._places_N].transpose(0, 1)
         values[self._rows_N, :, self._slots_N] = value[:, self._places_N].transpose(0, 1)
         # Heads that share keys become so many queries of one head: several times as fast on the CPU as copying keys.
         query = query.view(key.shape[0], -1, *query.shape[1:])  # [H, G, T, D]
-        out = query.new_empty(query.shape[2], *query.shape[:2], query.shape[3])  # [T, H, G, D]
+        out = query.new_empty(query.shape[2], *query.shape[:2], value.shape[2])  # [T, H, G, E]
         if len(self._single_rows):
             query_RHGD = query.new_zeros(self._reach, *query.shape[:2], query.shape[3])
             query_RHGD[self._single_rows] = query[:, :, self._single_places].movedim(2, 0)
-            found_RHGD = torch.nn.functional.scaled_dot_product_attention(
+            found_RHGE = torch.nn.functional.scaled_dot_product_attention(
                 query_RHGD,
                 keys[: self._reach, :, : self._span],
                 values[: self._reach, :, : self._span],
                 attn_mask=self._until_length(query_RHGD.shape[2], query.dtype),
                 scale=scaling,
             )
-            out[self._single_places] = found_RHGD[self._single_rows]
+            out[self._single_places] = found_RHGE[self._single_rows]
         for number in self._apart:
             piece, first = self._pieces[number], self._firsts[number]
             row, part = piece.rows[0], query[:, :, first : first + piece.count]
@@ -171,7 +170,7 @@ class Pass:
                 attn_mask=self._causal(piece, part.shape[1], query.dtype),
                 scale=scaling,
             )
-            out[first : first + piece.count] = found.view(part.shape).movedim(2, 0)
+            out[first : first + piece.count] = found.view(*part.shape[:3], -1).movedim(2, 0)
         return out.flatten(1, 2)
 
     def _until_length(self, heads: int, dtype: torch.dtype) -> torch.Tensor:
@@ -210,16 +209,21 @@ def hiding(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def pass_logits(
     model: Any, ids_T: torch.Tensor, positions_T: torch.Tensor, ends_B: torch.Tensor, row_pass: Any
 ) -> torch.Tensor:
-    """The logits [B, V] of a pass after each of its tokens in `ends_B`. `row_pass` attends as :class:`Pass` does."""
-    output = model(
-        input_ids=ids_T[None],
-        position_ids=positions_T[None],
-        # A mask of four dimensions is taken as it is; the attention of a pass makes its own.
-        attention_mask=torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=ids_T.device),
-        use_cache=False,
-        logits_to_keep=ends_B,
-        row_pass=row_pass,
-    )
+    """The logits [B, V] of a pass after each of its tokens in `ends_B`. `row_pass` attends as :class:`Pass` does.
+
+    Raises BadInput for a model that would compute something else (`EveryLayerOnce`).
+    """
+    # A mask of four dimensions is taken as it is; the attention of a pass makes its own.
+    mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=ids_T.device)
+    with EveryLayerOnce(model, mask):
+        output = model(
+            input_ids=ids_T[None],
+            position_ids=positions_T[None],
+            attention_mask=mask,
+            use_cache=False,
+            logits_to_keep=ends_B,
+            row_pass=row_pass,
+        )
     logits_BV: torch.Tensor = output.logits[0]
     return logits_BV
 
@@ -235,10 +239,10 @@ def _attention(
     row_pass: Pass | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers' models call; [1, Hq, T, D] to [1, T, Hq, D] in a pass. Raises BadInput for an
-    argument of :data:`_NOT_PLAIN`."""
-    if more := [what for key, what in _NOT_PLAIN.items() if kwargs.get(key) is not None]:
-        raise not_plain(" and ".join(more), type(module).__name__, "the `model` of a role")
+    """What transformers' models call; [1, Hq, T, D] to [1, T, Hq, E] in a pass. Raises BadInput for an argument that
+    changes what attention computes."""
+    check_plain(module, kwargs)
+    EveryLayerOnce.attends(module, attention_mask, told=row_pass is not None)
     if row_pass is None:
         found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return found, None

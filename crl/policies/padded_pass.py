@@ -3,7 +3,7 @@
 There, each call costs as much as hundreds of padded queries. Rows that would pad the others beyond that attend alone.
 
 Shapes: T tokens of a pass, A rows that attend together, N most new tokens of one of them, R rows, Hq query and H
-key-value heads, G = Hq / H, C slots, D head size.
+key-value heads, G = Hq / H, C slots, D width of a key, E of a value.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class PaddedPass:
     def attend(
         self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """As `cache.Pass.attend`: queries [Hq, T, D], keys and values [H, T, D] of a layer; outputs [T, Hq, D]."""
-        keys, values = self._cache.room(index, key)
+        """As `cache.Pass.attend`: queries [Hq, T, D], keys [H, T, D] and values [H, T, E]; outputs [T, Hq, E]."""
+        keys, values = self._cache.room(index, key, value)
         keys[self._rows_N, :, self._slots_N] = key[:, self._places_N].transpose(0, 1)
         values[self._rows_N, :, self._slots_N] = value[:, self._places_N].transpose(0, 1)
         query = query.view(key.shape[0], -1, *query.shape[1:])  # [H, G, T, D]
@@ -74,7 +74,8 @@ class RowAttention:
         self._masks: dict[int, torch.Tensor] = {}  # by G, in which layers may differ
 
     def found(self, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Outputs, [A, H, G, N, D] as the queries `asked`, for the rows' own keys and values [A, H, C, D]."""
+        """Outputs [A, H, G, N, E] of the queries `asked` [A, H, G, N, D], for the rows' own keys [A, H, C, D] and
+        values [A, H, C, E]."""
         rows, heads, groups, _, width = asked.shape
         if groups not in self._masks:
             hidden = torch.arange(keys.shape[2], device=keys.device) > self._limits_AN[:, None, None, :, None]
@@ -83,7 +84,7 @@ class RowAttention:
         found = torch.nn.functional.scaled_dot_product_attention(
             asked.reshape(rows, heads, -1, width), keys, values, attn_mask=self._masks[groups], scale=scaling
         )
-        return found.view(asked.shape)
+        return found.view(*asked.shape[:4], -1)
 
 
 class _Group:
@@ -106,7 +107,7 @@ class _Group:
     def attend(
         self, query_HGTD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """Outputs [T, H, G, D] of this group's tokens, in their order."""
+        """Outputs [T, H, G, E] of this group's tokens, in their order."""
         span = min(-(-self._reach // _ALIGNED) * _ALIGNED, keys.shape[2])
         asked = query_HGTD[:, :, self._index_AN].permute(2, 0, 1, 3, 4)
         keys, values = keys[self._rows_A, :, :span], values[self._rows_A, :, :span]

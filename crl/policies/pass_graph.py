@@ -4,8 +4,8 @@ A pass of a small model on a GPU is hundreds of calls that each compute less tha
 of them in one. It computes equally many tokens in every row of the batch, over a fixed number of slots: those that a
 row has too many are written to a slot that no row reaches, and nobody reads what they say.
 
-Shapes: R rows of the cache, N tokens of each, T = R N, Hq query and H key-value heads, G = Hq / H, D head size, V
-vocabulary.
+Shapes: R rows of the cache, N tokens of each, T = R N, Hq query and H key-value heads, G = Hq / H, D width of a key, E
+of a value, V vocabulary.
 """
 
 from __future__ import annotations
@@ -159,12 +159,11 @@ class _EveryRow:
     def attend(
         self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """As `cache.Pass.attend`: queries [Hq, T, D], keys and values [H, T, D] of a layer; outputs [T, Hq, D]."""
-        keys, values = self._cache.room(index, key)
-        heads, width = key.shape[0], key.shape[2]
-        by_row = heads, *self._slots_RN.shape, width
+        """As `cache.Pass.attend`: queries [Hq, T, D], keys [H, T, D] and values [H, T, E]; outputs [T, Hq, E]."""
+        keys, values = self._cache.room(index, key, value)
+        by_row = key.shape[0], *self._slots_RN.shape, -1
         keys[self._rows_R1, :, self._slots_RN] = key.reshape(by_row).permute(1, 2, 0, 3)
         values[self._rows_R1, :, self._slots_RN] = value.reshape(by_row).permute(1, 2, 0, 3)
-        asked = query.reshape(heads, -1, *self._slots_RN.shape, width).permute(2, 0, 1, 3, 4)  # [R, H, G, N, D]
+        asked = query.reshape(len(key), -1, *self._slots_RN.shape, query.shape[2]).permute(2, 0, 1, 3, 4)
         found = self._attention.found(asked, keys[:, :, : self._span], values[:, :, : self._span], scaling)
-        return found.permute(0, 3, 1, 2, 4).reshape(query.shape[1], -1, width)
+        return found.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)

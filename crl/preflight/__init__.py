@@ -1,4 +1,7 @@
-"""Checks before any work starts: models, numbers, embedder, environments, prompts, disk. No weights are loaded."""
+"""Checks before any work starts: models, numbers, embedder, environments, prompts, disk.
+
+This process loads no weights; whether models are computed right is measured in another one (`probe`).
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
     from crl.policies.embedder_sources import resolve_embedder
     from crl.preflight.estimate import check_disk
     from crl.preflight.numbers import model_checks
+    from crl.preflight.probe import probe_checks
     from crl.recipes import recipe_of
 
     _raise_first(checks_here(experiment))
@@ -34,12 +38,16 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
     recipe_of(experiment.method).check_ready(experiment.method, run_path)
     _raise_first(model_checks(experiment))  # of models that the recipe's own check has just fetched
     check_disk(experiment, run_path, rounds)
+    _raise_first(probe_checks(experiment.method))
 
 
 def check_run(run: RunDirectory, runtime: Runtime) -> None:
     """As :func:`check_ready`, of a run that goes on with the method that it keeps; its prompts were checked, and what
     is missing on the disk is said when it is written."""
+    from crl.preflight.probe import probe_checks
+
     _raise_first(checks_here(_experiment_of(run, runtime)))
+    _raise_first(probe_checks(run.method))
 
 
 def check_evaluation(run: RunDirectory, runtime: Runtime, method: Method | None = None) -> None:
@@ -47,12 +55,15 @@ def check_evaluation(run: RunDirectory, runtime: Runtime, method: Method | None 
 
     `method` is that of the run with the tasks that are played, where those are not all.
     """
+    from crl.preflight.probe import probe_checks
+
     _check_not_sampled_from(run, runtime)
     alone = Runtime(oversubscribe=runtime.oversubscribe, trackers=(), servers=runtime.servers, overlap_engines=1)
     experiment = _experiment_of(run, alone)
     if method is not None:
         experiment = experiment.model_copy(update={"method": method})
     _raise_first(checks_here(experiment, trains=False))
+    _raise_first(probe_checks(experiment.method, trains=False))
 
 
 def _check_not_sampled_from(run: RunDirectory, runtime: Runtime) -> None:

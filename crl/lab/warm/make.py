@@ -52,6 +52,7 @@ from crl.policies.determinism import settle_torch
 from crl.policies.precision import computed, replaced
 from crl.policies.sources import check_model, directory_digest, name_accelerator, resolve_model, warm_directory
 from crl.preflight.numbers import check_ranks, check_threads
+from crl.preflight.probe import check_computed
 from crl.recipes.complementary.config import ComplementaryConfig
 from crl.recipes.complementary.demonstrations import sample_of
 from crl.recipes.complementary.ready import check_placeholders
@@ -142,6 +143,8 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
     if (said := replaced(method)) is not None:
         say(said)
     with _base(settings) as base:
+        if settings.model != "miniature":
+            check_computed(base, settings.model, settings.context)
         policy = _loaded(method.role("actor"), base, settings)
         say(f"writing {settings.actor.episodes + settings.extractor.episodes} demonstrations")
         generations = _actor_record(policy, method, settings, record)

@@ -19,6 +19,7 @@ from crl.errors import BadInput, FrozenMethodChanged, NotDeepSpeed, RecordDamage
 from crl.learn.terms import objectives
 from crl.learn.trainer import Gradients, Trainer, require_deepspeed
 from crl.records import Sample
+from tests.architectures import write_small
 from tests.marks import sampled
 from tests.windowed import write_windowed
 
@@ -311,6 +312,32 @@ def test_checkpointing_and_autocast_give_nearly_the_same_step(
 
     assert cosine({"gradient_checkpointing": True}) > 1 - 1e-5
     assert cosine({"autocast": "bfloat16"}) > 0.98
+
+
+def test_layers_that_keep_no_activations_draw_no_noise(
+    base_model: Path, random_samples: MakeSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers recomputes layers in training mode only, in which they would drop neurons out."""
+    from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2Attention
+
+    noise = {"attention_dropout": 0.3, "residual_dropout": 0.3, "embedding_dropout": 0.3}
+    write_small("starcoder2", tmp_path, base_model, 512, **noise)
+    attended, forward = list[bool](), Starcoder2Attention.forward
+
+    def counted(self: Any, *args: Any, **more: Any) -> Any:
+        attended.append(self.training)
+        return forward(self, *args, **more)
+
+    monkeypatch.setattr(Starcoder2Attention, "forward", counted)
+    samples, plain = random_samples(2), role()
+    expected = first_gradients(plain, tmp_path, samples)
+    assert attended and not any(attended)
+    once = len(attended)
+    settings = plain.deepspeed.model_copy(update={"gradient_checkpointing": True})
+    found = first_gradients(plain.model_copy(update={"deepspeed": settings}), tmp_path, samples)
+    assert len(attended) == 3 * once and not any(attended)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -91,12 +91,12 @@ def test_keys_and_values_take_memory_only_where_they_are_written() -> None:
     """A gigabyte of room for rows that hold little of it."""
     cache, new = RowCache(layers=1, rows=64, longest=32_768), torch.ones(1, 2, 64)
     before = psutil.Process().memory_info().rss
-    keys, values = cache.room(0, new)
+    keys, values = cache.room(0, new, new)
     keys[:, :, 100:102], values[:, :, 100:102] = new, new
     assert cache.nbytes > 2**30
     assert not keys[0, 0, 99].any() and not values[63, 0, 102].any()
     assert psutil.Process().memory_info().rss - before < 2**26
-    assert cache.room(0, new)[0] is keys, "they stay where they are"
+    assert cache.room(0, new, new)[0] is keys, "they stay where they are"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""What the comparison with transformers finds, in small random models of many architectures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from crl.engine.probe import MOST_NATS, Question, Verdict, answer
+from crl.policies import resolve_model
+from tests.architectures import write_small
+
+LORA = {"rank": 4, "alpha": 32.0, "target_modules": "all-linear"}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Any:
+    tiny = resolve_model("tiny").path
+
+    def written(kind: str, context: int = 128, **more: Any) -> Question:
+        write_small(kind, tmp_path, tiny, 512, **more)
+        return Question(str(tmp_path), context, None, sampled=True, trained=True)
+
+    return written
+
+
+def right(verdict: Verdict) -> bool:
+    return verdict.problem is None and max(verdict.nats.values()) < MOST_NATS / 20 and (verdict.cosine or 0) > 0.999999
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora"),
+    [
+        ("qwen3", None),
+        ("deepseek_v3", LORA),  # values are narrower than keys
+        pytest.param("qwen2_moe", None, marks=pytest.mark.slow),  # makes a mask that no layer uses
+    ],
+)
+def test_what_is_computed_as_transformers_computes_it_is_measured_so(small: Any, kind: str, lora: Any) -> None:
+    verdict = answer(replace(small(kind), lora=lora))
+    assert right(verdict), verdict
+    assert set(verdict.nats) == {"sampling", "update", "repeat"} | ({"adapter"} if lora else set())
+
+
+NOISE = {
+    "attention_dropout": 0.3, "residual_dropout": 0.3, "embedding_dropout": 0.3, "attn_pdrop": 0.3, "resid_pdrop": 0.3,
+    "embd_pdrop": 0.3, "dropout": 0.3, "layerdrop": 0.3, "router_jitter_noise": 0.3, "input_jitter_noise": 0.3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind", ["starcoder2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt2", "opt", "phimoe"))]
+)
+def test_an_update_draws_no_noise(small: Any, kind: str) -> None:
+    verdict = answer(small(kind, **NOISE))
+    assert right(verdict) and verdict.nats["repeat"] == 0, verdict
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("stablelm", {}, "do not hand their attention the arguments"),
+        ("mpt", {}, "not every layer attends exactly once"),
+        ("doge", {}, "a mask of the model's own"),
+        ("diffllama", {}, "layer 0: 2"),
+        ("gpt_oss", {}, "sinks"),
+        ("bert", {}, "the sampler's log-probabilities differ from transformers': by 0."),
+        ("falcon", {}, "fails: KeyError"),
+        ("mistral", {"sliding_window": 64}, "see 64 tokens"),
+        ("modernbert-decoder", {}, "see 64 tokens"),
+        ("mamba", {}, "sampling fails"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_named(small: Any, kind: str, more: Any, said: str) -> None:
+    verdict = answer(small(kind, **more))
+    assert verdict.problem is not None and said in verdict.problem, verdict
+
+
+def test_a_window_that_holds_the_context_is_none(small: Any) -> None:
+    assert right(answer(small("mistral", sliding_window=128, context=128)))
+
+
+@pytest.mark.slow
+def test_an_adapter_that_is_lost_when_it_is_read_is_named(small: Any) -> None:
+    question = small("laguna")
+    assert right(answer(question))
+    verdict = answer(replace(question, lora=LORA))
+    assert verdict.problem is not None and "an adapter that is read back" in verdict.problem
+
+
+def test_what_is_only_updated_or_only_sampled_is_compared_by_itself(small: Any) -> None:
+    question = small("llama")
+    assert set(answer(replace(question, sampled=False)).nats) == {"update", "repeat"}
+    verdict = answer(replace(question, trained=False))
+    assert set(verdict.nats) == {"sampling"} and verdict.cosine is None
+
+
+def test_numbers_that_are_none_are_wrong(small: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    question = small("llama")
+    path = Path(question.path) / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
+    save_file(weights, path, metadata={"format": "pt"})
+    assert answer(question).problem is not None
