@@ -32,6 +32,7 @@ class ChatIds:
     Attributes:
         control: matches a control string.
         control_ids: the id of each.
+        largest_of_texts: the largest id that a text can have.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, template: str) -> None:
@@ -60,6 +61,8 @@ class ChatIds:
             # A token that the vocabulary does not have was numbered anew.
             if (number := self._plain.token_to_id(token.content)) is not None:
                 self._own_ids[number] = index
+        self.largest_of_texts = max(tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+        self.largest_of_texts = max(self.largest_of_texts, *texts, 0)
         control = {token.content: (index, token) for index, token in added.items() if index not in texts}
         self.control_ids: dict[str, int] = {text: index for text, (index, _) in control.items()}
         self._strips_after = {text for text, (_, token) in control.items() if token.rstrip}
