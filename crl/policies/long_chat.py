@@ -21,12 +21,12 @@ _CODE = (
 
 
 def long_texts(number: int, without: Callable[[str], str]) -> list[str]:
-    """So many texts for the turns of a chat, of some 10,000 characters each, without white space around them.
+    """So many texts for the turns of a chat, of some 4,000 characters each, without white space around them.
 
     `without` takes out what would be control tokens.
     """
     parts = [
-        "".join(f"{turn}. {part}" for turn in range(first, first + 12) for part in (_SCREEN, _PAGE, _CODE))
+        "".join(f"{turn}. {part}" for turn in range(first, first + 4) for part in (_SCREEN, _PAGE, _CODE))
         + "-" * 300
         + "aAbB" * 100
         for first in range(number)
