@@ -233,8 +233,8 @@ class ChatFormat:
             expected = self._tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
             if found != expected:
                 raise self._refuse(
-                    "its tokenizer gives a whole chat other ids than its control tokens and its texts, so prompts would "
-                    f"not be those it was trained with ({self._first_difference(found, expected)})",
+                    "its tokenizer gives a whole chat other ids than its control tokens and its texts, so prompts "
+                    f"would not be those it was trained with ({self._first_difference(found, expected)})",
                     "",
                 )
             used.update(found)

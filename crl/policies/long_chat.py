@@ -15,7 +15,8 @@ _PAGE = (
     "“São Paulo”, Ελλάδα, Москва, 北京市の天気, العربية, हिन्दी, 🙂👩‍🚀, x² ≠ ½, naïve café, A\u00a0B, zero\u200bwidth\n"
 )
 _CODE = (
-    "```python\r\ndef f(x):\r\n        return {'a': [x, *range(10)], \"b\": None}  # TODO\r\n```\n$ ls -l | grep '*.py'\n"
+    "```python\r\ndef f(x):\r\n        return {'a': [x, *range(10)], \"b\": None}  # TODO\r\n```\n"
+    "$ ls -l | grep '*.py'\n"
     '{"name": "search", "arguments": {"query": "a\\nb", "k": 5}}\n'
 )
 

@@ -1,5 +1,5 @@
-"""The ids that a tokenizer and a model share: every id that a text gets has a row of the embeddings, and every id that is
-drawn is a token.
+"""The ids that a tokenizer and a model share: every id of a text has a row of the embeddings, and every id drawn is a
+token.
 
 A model often has more rows than its tokenizer has tokens: their number is rounded up, which suits the hardware. Nothing
 ever taught the model about these rows, and their ids have no text. They are **absent**: where a token is drawn their

@@ -56,8 +56,8 @@ def check_writes(chat: Chat, method: Method, role: str, family: str, answers: Ma
         text = chat.decode(chat.answer(answer))
         if parse_action(text, actions, form, thinking=chat.opens_thought) != parse_action(answer, actions, form):
             raise BadInput(
-                f"the tokenizer of the {role} cannot write the action {action!r} of family {family}: {answer!r} becomes "
-                f"{text!r}",
+                f"the tokenizer of the {role} cannot write the action {action!r} of family {family}: {answer!r} "
+                f"becomes {text!r}",
                 expected="a tokenizer that gives the action back",
                 where=f"method.roles.{method.owner(role)}.model",
                 next_step="use another model, or name the action otherwise",
