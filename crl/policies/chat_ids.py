@@ -65,8 +65,8 @@ class ChatIds:
             # A token that the vocabulary does not have was numbered anew.
             if (number := self._plain.token_to_id(token.content)) is not None:
                 self._own_ids[number] = index
-        self.largest_of_texts = max(tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
-        self.largest_of_texts = max(self.largest_of_texts, *texts, 0)
+        words = content["model"]["vocab"]  # of Unigram a list, by id
+        self.largest_of_texts = max([*(words.values() if isinstance(words, dict) else [len(words) - 1]), *texts])
         control = {token.content: (index, token) for index, token in added.items() if index not in texts}
         self.control_ids: dict[str, int] = {text: index for text, (index, _) in control.items()}
         self._strips_after = {text for text, (_, token) in control.items() if token.rstrip}
