@@ -111,6 +111,7 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     from crl.preflight.estimate import check_disk, estimate
     from crl.preflight.models import readiness
     from crl.preflight.probe import probe_checks
+    from crl.recipes import recipe_of
 
     run_path, method = runs_root(experiment) / experiment.name, experiment.method
     findings = [Finding("experiment", f"{experiment.name}, method {method.digest()[:12]}")]
@@ -123,6 +124,9 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
         _checked(f"{name}, computed", check, "as transformers computes it")
         for name, check in probe_checks(method, prepare=False)
     ]
+    if all(finding.ok for finding in findings) and all(readiness(model) == "ready" for model in models.values()):
+        prompts = partial(recipe_of(method).check_ready, method, run_path)
+        findings.append(_checked("prompts and tokenizers", prompts, "the first prompts fit, and are read whole"))
     said = replaced(method)
     findings += [] if said is None else [Finding("bfloat16", said)]
     findings += [*_learning_rates(method), *_shards(experiment)]

@@ -39,9 +39,9 @@ from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.tree_attention import Paths
 from crl.policies.language_model import load_model
-from crl.policies.scoring import sequence_logprobs
 from crl.policies.session import BatchSession
 from crl.policies.turn import StopStrings
+from crl.policies.vocabulary import absent_of, rows_of_model
 from crl.records import Sample
 
 MOST_NATS = 0.002
@@ -112,18 +112,21 @@ class _Probe:
     def __init__(self, question: Question, dtype: torch.dtype, device: torch.device) -> None:
         self._question, self._path, self._device, self._dtype = question, Path(question.path), device, dtype
         self._most = MOST_NATS if dtype == torch.float32 else MOST_NATS_BFLOAT16
+        self._absent: torch.Tensor | None = None
         self.verdict, self.doing = Verdict(), "reading its config"
 
     def run(self) -> None:
         config = AutoConfig.from_pretrained(self._path, local_files_only=True)
         check_attention(config, self._path.name, self._question.context)
-        ids = iter(np.random.default_rng(_SEED).integers(0, config.get_text_config().vocab_size, 1000).tolist())
+        self._absent = absent_of(self._path, config)
+        tokens = np.setdiff1d(np.arange(rows_of_model(config)), [] if self._absent is None else self._absent.numpy())
+        ids = iter(np.random.default_rng(_SEED).choice(tokens, 100).tolist())
         alike, *pieces = ([next(ids) for _ in range(count)] for count in (_ALIKE, *_APART, *_TOLD))
         rows, told = [alike + pieces[0], alike + pieces[1]], pieces[2:]
         sampled = self._sample(rows, told) if self._question.sampled else None
         self.doing = "transformers' own forward pass"
         with _one_model(self._plain_model) as model, _masks_seen(model, self._question.context) as seen:
-            plain = _logprobs(model, rows)
+            plain = self._logprobs(model, rows)
         if (least := min(seen, default=self._question.context)) < self._question.context:
             raise StageFailed(
                 f"it has layers that see {least} tokens of a row",
@@ -142,7 +145,15 @@ class _Probe:
             self.doing = "sampling"
             logprobs = [[float("nan")] * (len(row) - 1) for row in rows]
             longest = len(rows[1]) + len(told[1]) + 2 * _TURN + 1
-            session = BatchSession(model, frozenset(), longest, rows, [1, 2], stops=lambda each: StopStrings(each, str))
+            session = BatchSession(
+                model,
+                frozenset(),
+                longest,
+                rows,
+                [1, 2],
+                stops=lambda each: StopStrings(each, str),
+                absent=self._absent,
+            )
             for pieces in (told, ([], [])):
                 session.begin([0, 1], SamplingConfig(max_new_tokens=_TURN))
                 ended = session.advance()
@@ -184,7 +195,7 @@ class _Probe:
             self.doing = "transformers' own backward pass"
             model.set_attn_implementation(own)
             for row in rows:
-                _row_logprobs(model, row).sum().backward()  # type: ignore[no-untyped-call]
+                self._row_logprobs(model, row).sum().backward()  # type: ignore[no-untyped-call]
             cosine = _cosine(ours, [_taken(parameter) for parameter in model.parameters()])
             self.verdict = replace(self.verdict, cosine=cosine)
             if not cosine >= LEAST_COSINE:
@@ -202,7 +213,7 @@ class _Probe:
                 self.doing = "reading an adapter"
                 with _one_model(lambda: load_model(self._path, Path(folder), dtype=torch.float32)) as merged:
                     merged.eval().requires_grad_(False).to(self._device)
-                    read = _logprobs(merged, rows)
+                    read = self._logprobs(merged, rows)
             self._compare("adapter", "an adapter that is read back gives other log-probabilities", read, again)
 
     def _updated(self, scored: ScoredModel, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
@@ -221,6 +232,20 @@ class _Probe:
                 batch.temperature_B,
             ).unbind()
         return [each[: len(row) - 1] for each, row in zip(found, rows, strict=True)]
+
+    def _logprobs(self, model: Any, rows: Sequence[Sequence[int]]) -> Logprobs:
+        """Each row read whole, alone, by the model as it is."""
+        with torch.no_grad():
+            return _lists([self._row_logprobs(model, row) for row in rows])
+
+    def _row_logprobs(self, model: Any, row: Sequence[int]) -> torch.Tensor:
+        ids = torch.tensor([row], device=model.device)
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0, :-1].float()
+        if self._absent is not None:
+            hidden = torch.zeros_like(logits, dtype=torch.bool)
+            hidden[:, self._absent] = True
+            logits = logits.masked_fill(hidden, float("-inf"))
+        return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]
 
     def _compare(self, name: str, problem: str, one: Logprobs, other: Logprobs) -> None:
         """Note the largest difference; raise where it is too large. NaN in `one` is not compared."""
@@ -246,20 +271,8 @@ def _sample_of(row: Sequence[int]) -> Sample:
     )  # fmt: skip
 
 
-def _logprobs(model: Any, rows: Sequence[Sequence[int]]) -> Logprobs:
-    """Each row read whole, alone, by the model as it is."""
-    return [each[1:].tolist() for each in sequence_logprobs(model, rows, 1.0, batch=1)]
-
-
 def _lists(found: Sequence[torch.Tensor]) -> Logprobs:
     return [each.tolist() for each in found]
-
-
-def _row_logprobs(model: Any, row: Sequence[int]) -> torch.Tensor:
-    """As :func:`_logprobs` of one row, with a gradient."""
-    ids = torch.tensor([row], device=model.device)
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0, :-1]
-    return torch.log_softmax(logits.float(), -1).gather(1, ids[0, 1:, None])[:, 0]
 
 
 def _move(model: Any) -> None:

@@ -30,6 +30,7 @@ from crl.policies.precision import cpu_computes_bfloat16
 from crl.policies.scoring import sequence_logprobs
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
+from crl.policies.vocabulary import absent_ids, load_tokenizer, rows_of_model
 from crl.run.files import disk_error
 
 _PROBE_SEQUENCES, _PROBE_TOKENS = 4, 24
@@ -55,14 +56,16 @@ class VllmPolicy:
         server: ServerConfig,
         weights: str,
     ) -> None:
-        from transformers import AutoConfig, AutoTokenizer
+        from transformers import AutoConfig
 
-        tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-        config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+        tokenizer = load_tokenizer(model_path)
+        config = AutoConfig.from_pretrained(model_path, local_files_only=True, trust_remote_code=False)
+        rows = rows_of_model(config)
         check_attention(config, role.model, role.context)
-        self.chat = ChatFormat(tokenizer, role.model, multi_turn=multi_turn)
+        self.chat = ChatFormat(tokenizer, role.model, multi_turn=multi_turn, rows=rows)
         self.context = role.context
-        self._probe = _probe(config.get_text_config().vocab_size)
+        self._absent = absent_ids(tokenizer, rows)
+        self._probe = _probe(rows)
         self._end_ids = end_ids(generation_config(model_path, config), tokenizer, self.chat)
         self._role, self._model_path, self._threads, self._config = role, model_path, threads, server
         self._checkpoint, self._weights = checkpoint, weights
@@ -90,9 +93,8 @@ class VllmPolicy:
 
         Raises PromptTooLong, EngineDied where there is no server, WrongWeights where it keeps others.
         """
-        client = self._ready()
-        stops = self.chat.stops
-        return ServedSession(client, self._weights, self._end_ids, self.context, prompts, seeds, self._failed, stops)
+        rows = (self._ready(), self._weights, self._end_ids, self.context, prompts, seeds)
+        return ServedSession(*rows, self._failed, self.chat.stops, self._absent)
 
     def hand_over(self, checkpoint: Path | None, weights: str) -> None:
         """From now on other weights, of a checkpoint or (None) of the base model; they go to the server when it is

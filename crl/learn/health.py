@@ -7,7 +7,7 @@ true is known to the environment alone, and no stage that feeds training reads t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from crl.learn.advantages import SMALLEST_STD
@@ -25,6 +25,7 @@ UPDATE_FIGURES = ("ratio_mean", "ratio_max", "logprob_mismatch", "mismatch_kl")
 
 MOST_MISMATCH_KL = 0.015
 """Above this divergence of sampler and trainer there is an alarm; prime-rl requires less of a model it takes up."""
+_MISMATCH = "_mismatch_kl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +184,27 @@ def update_figures(role: str, figures: Mapping[str, float]) -> Figures:
     return found
 
 
-def mismatch_alarms(figures: Mapping[str, float]) -> dict[str, str]:
-    """What to say where a role's sampler and trainer disagree about fresh tokens, by the figure's name."""
-    told = (
-        f"sampler and trainer differ by more than {MOST_MISMATCH_KL}: sample in float32 (dtype of the role), or, with "
-        "optimizer.passes 1, set `correction` where the role's objective has it"
-    )
-    return {name: told for name, value in figures.items() if name.endswith("_mismatch_kl") and value > MOST_MISMATCH_KL}
+def mismatch_alarms(figures: Mapping[str, float], causes: Callable[[str], Sequence[str]]) -> dict[str, str]:
+    """What to say where a role's sampler and trainer disagree about fresh tokens, by the figure's name.
+
+    `causes` of a role, the likeliest first: :func:`crl.learn.causes.mismatch_causes`.
+    """
+    found = {}
+    for name, value in figures.items():
+        role = name.removesuffix(_MISMATCH)
+        if role != name and value > MOST_MISMATCH_KL:
+            also = [
+                f"{said} {figures[f'{role}_{figure}']:.2g}"
+                for figure, said in (("logprob_mismatch", "mean difference in nats"), ("ratio_max", "largest ratio"))
+                if f"{role}_{figure}" in figures
+            ]
+            measured = f" ({', '.join(also)})" if also else ""
+            listed = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes(role), 1))
+            found[name] = (
+                f"sampler and trainer differ by more than {MOST_MISMATCH_KL} about tokens of the same weights"
+                f"{measured}; possible causes, the likeliest first: {listed}"
+            )
+    return found
 
 
 def age_figures(name: str, ages: Sequence[int]) -> Figures:

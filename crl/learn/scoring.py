@@ -21,6 +21,7 @@ from crl.config import LoraConfig
 from crl.config.attention import EveryLayerOnce
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
+from crl.policies.vocabulary import absent_of, hide
 
 _ROWS = 32
 """Rows of logits that are in work at one time, at least."""
@@ -45,11 +46,14 @@ def head_only_at(model: Any, chosen: torch.Tensor) -> Iterator[None]:
 
 
 class ScoredModel(nn.Module):
-    """A causal language model whose forward pass returns log-probabilities of given targets.
+    """A causal language model whose forward pass returns log-probabilities of given targets, among the ids that are
+    tokens: one of :func:`load_trainable` says which are not (`absent`, :mod:`crl.policies.vocabulary`).
 
     It stays in evaluation mode: a ratio of old and new probabilities means nothing when neurons drop out at random, or
     experts are chosen with noise.
     """
+
+    absent: torch.Tensor | None
 
     def __init__(self, model: Any, *, autocast: Literal["none", "bfloat16"] = "none") -> None:
         super().__init__()
@@ -58,6 +62,7 @@ class ScoredModel(nn.Module):
         self.config = model.config
         self.packed = use_tree_attention(model)
         """Whether a pass can hold several samples."""
+        self.register_buffer("absent", getattr(model, "absent", None), persistent=False)
         if model.get_output_embeddings() is None:
             raise BadInput(
                 f"{type(model).__name__} has no output embeddings",
@@ -78,7 +83,8 @@ class ScoredModel(nn.Module):
     ) -> torch.Tensor:
         """Log-probabilities [B, T] (float32) of the targets where the mask is not 0; exactly 0 elsewhere.
 
-        They are those of the distribution after dividing the logits by the temperature, as when sampling; where a
+        They are those of the distribution over the tokens of the vocabulary after dividing the logits by the
+        temperature, as when sampling, so a ratio to the stored ones is that of two policies over the same ids; where a
         target was chosen among a few ids (`choices_NC`) it is renormalized over them. Arguments as in `MicroBatch`;
         several samples need a model that is `packed`. Raises BadInput where such a model would compute something else
         (`EveryLayerOnce`).
@@ -90,7 +96,7 @@ class ScoredModel(nn.Module):
             output = self.model(input_ids=input_ids_P[None], position_ids=depths_P[None], use_cache=False, **more)
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
         chosen_N: torch.Tensor = _Chosen.apply(  # type: ignore[no-untyped-call]
-            output.logits.flatten(0, 1), temperature_N, targets_BT[chosen_BT], choices_NC
+            self.absent, output.logits.flatten(0, 1), temperature_N, targets_BT[chosen_BT], choices_NC
         )
         empty_BT = torch.zeros(mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
         return empty_BT.masked_scatter(chosen_BT, chosen_N)
@@ -110,32 +116,39 @@ class _Chosen(torch.autograd.Function):
     computes each part again; the numbers are those of all rows at once."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
+    def forward(ctx: Any, absent: torch.Tensor | None, *inputs: Any) -> Any:
         ctx.save_for_backward(*inputs)
-        return torch.cat([_chosen(*part) for part in _parts(*inputs)])
+        ctx.absent = absent
+        return torch.cat([_chosen(absent, *part) for part in _parts(*inputs)])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_N: torch.Tensor) -> Any:
         grad_NV = torch.empty_like(ctx.saved_tensors[0])
         for logits_RV, *others, grad_R, out_RV in _parts(*ctx.saved_tensors, grad_N, grad_NV):
-            out_RV.copy_(_chosen_gradient(grad_R, logits_RV, *others))
-        return grad_NV, None, None, None
+            out_RV.copy_(_chosen_gradient(ctx.absent, grad_R, logits_RV, *others))
+        return None, grad_NV, None, None, None
 
 
 def _chosen(
-    logits_NV: torch.Tensor, temperature_N: torch.Tensor, targets_N: torch.Tensor, choices_NC: torch.Tensor | None
+    absent: torch.Tensor | None,
+    logits_NV: torch.Tensor,
+    temperature_N: torch.Tensor,
+    targets_N: torch.Tensor,
+    choices_NC: torch.Tensor | None,
 ) -> torch.Tensor:
     """Log-probabilities [N] of the targets, one of each row; float32."""
-    scaled_NV = logits_NV.float() / temperature_N[:, None]
+    scaled_NV = hide(logits_NV.float() / temperature_N[:, None], absent)
     return scaled_NV.gather(1, targets_N[:, None])[:, 0] - log_normalizer(scaled_NV, choices_NC)
 
 
-def _chosen_gradient(grad_N: torch.Tensor, logits_NV: torch.Tensor, *others: Any) -> torch.Tensor:
+def _chosen_gradient(
+    absent: torch.Tensor | None, grad_N: torch.Tensor, logits_NV: torch.Tensor, *others: Any
+) -> torch.Tensor:
     """The gradient [N, V] of the logits, from that of :func:`_chosen`."""
     with torch.enable_grad():
         logits_NV = logits_NV.detach().requires_grad_()
-        chosen_N = _chosen(logits_NV, *others)
+        chosen_N = _chosen(absent, logits_NV, *others)
     return torch.autograd.grad(chosen_N, logits_NV, grad_N)[0]
 
 
@@ -176,7 +189,8 @@ def load_trainable(
     """A float32 transformers model ready to train, as it is in `checkpoint` (the base model when None).
 
     With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
-    random part comes from `seed` (it changes nothing until it is trained). `source` is the configured name of the
+    random part comes from `seed` (it changes nothing until it is trained). Its `absent` are the ids that are no tokens
+    (:mod:`crl.policies.vocabulary`; None: there are none). `source` is the configured name of the
     model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
     a model, RecordDamaged where weights are missing.
     """
@@ -210,6 +224,7 @@ def load_trainable(
             next_step="`crl verify` names the damaged file and the command that mends it.",
         )
     model.eval()
+    model.absent = absent_of(model_path, model.config)
     if gradient_checkpointing:
         if lora is not None:
             # The frozen embeddings give no gradient, and a checkpointed segment needs an input that has one.

@@ -62,10 +62,13 @@ def load_chat(
 
         return EndpointChat()
     name_accelerator()
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     from crl.policies.chat import ChatFormat
+    from crl.policies.vocabulary import load_tokenizer, rows_of_model
 
+    config = AutoConfig.from_pretrained(source.path, local_files_only=True, trust_remote_code=False)
     if context is not None:
-        check_attention(AutoConfig.from_pretrained(source.path), source.name, context, role)
-    return ChatFormat(AutoTokenizer.from_pretrained(source.path), source.name, multi_turn=multi_turn)
+        check_attention(config, source.name, context, role)
+    tokenizer = load_tokenizer(source.path)
+    return ChatFormat(tokenizer, source.name, multi_turn=multi_turn, rows=rows_of_model(config))

@@ -3,7 +3,10 @@
 A chat template is rendered once with placeholders instead of texts, so its control text (`<|im_start|>user\n`, …) and
 the texts of messages never mix: control text becomes special ids, texts never do, whatever they contain
 (`crl/policies/chat_ids.py`). Ordinary texts get exactly the ids that the template's own rendering would get; a probe
-says so of each model.
+says so of each model, with a short chat and with one of many thousand tokens.
+
+Whoever saved a tokenizer after a call with truncation or padding has it in its `tokenizer.json`, and some have merges
+left out at random (dropout). All of that is switched off: a chat is encoded whole, and in one way.
 
 Where a template knows no system role, or moves the system text about, the system text is the beginning of the first
 user message, as the makers of such models (Gemma, Mistral) advise.
@@ -14,14 +17,15 @@ Leading and trailing white space that a template would strip from a message is k
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from crl.errors import BadInput
 from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
+from crl.policies.long_chat import long_texts
 from crl.policies.turn import StopStrings
 from crl.protocols import Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts
@@ -42,23 +46,27 @@ class ChatFormat:
         opens_thought: whether the template ends a prompt with the beginning of a thought, as thinking models' do.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, name: str, *, multi_turn: bool = True) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, name: str, *, multi_turn: bool = True, rows: int | None = None
+    ) -> None:
         """
         Args:
-            tokenizer: a fast tokenizer with a chat template.
+            tokenizer: a fast tokenizer with a chat template; its truncation, padding and dropout are switched off.
             name: the model, for messages.
             multi_turn: whether `reply` will be used. A template that rewrites history (drops earlier thoughts, say)
                 can serve one-turn chats only, so it is refused unless this is False.
+            rows: of the model's embeddings; None: any id may be used.
 
         Raises:
             BadInput: no template, no fast tokenizer, a template that rewrites history or moves texts about, or one that
-                does not end an assistant's turn with a special token.
+                does not end an assistant's turn with a special token; ids that the embeddings have no row for.
         """
         self._tokenizer, self._name = tokenizer, name
         if not getattr(tokenizer, "chat_template", None):
             raise self._refuse("it has no chat template", "Use an instruction-tuned model.")
         if not getattr(tokenizer, "is_fast", False):
             raise self._refuse("its tokenizer has no tokenizer.json", "Convert the tokenizer to the fast format.")
+        _settle(tokenizer)
         self._template = _NO_CLOCK + tokenizer.get_chat_template()
         try:
             self._ids = ChatIds(tokenizer, tokenizer.get_chat_template())
@@ -75,7 +83,7 @@ class ChatFormat:
         if multi_turn and not self._keeps_history():
             raise self._refuse_history()
         self._folds_system = not self._shows_system()
-        self._check_ids()
+        self._check_ids(rows)
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -210,17 +218,50 @@ class ChatFormat:
                     return False
         return True
 
-    def _check_ids(self) -> None:
-        """Probe: an ordinary chat gets the ids that the tokenizer gives to the template's own rendering."""
-        texts = {"system": "A rule.", "user": "A question.\nIn two lines.", "assistant": "An answer."}
-        roles = ("system", "user", "assistant", "user")
-        messages = self._as_shown([{"role": role, "content": texts[role]} for role in roles])
-        rendered = self._render(messages, ready=True)
-        if self.opening(messages) != self._tokenizer(rendered, add_special_tokens=False)["input_ids"]:
+    def _check_ids(self, rows: int | None) -> None:
+        """Probe: a chat gets the ids that the tokenizer gives to the template's own rendering, however long it is, and
+        all of them have a row in the model."""
+        short = ["A rule.", "A question.\nIn two lines.", "An answer.", "A question.\nIn two lines."]
+        used = set(self.end_ids)
+        for texts in (short, long_texts(len(short), partial(self._ids.control.sub, ""))):
+            roles = ("system", "user", "assistant", "user")
+            messages = self._as_shown(
+                [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+            )
+            rendered = self._render(messages, ready=True)
+            found = self.opening(messages)
+            expected = self._tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
+            if found != expected:
+                raise self._refuse(
+                    "its tokenizer gives a whole chat other ids than its control tokens and its texts, so prompts "
+                    f"would not be those it was trained with ({self._first_difference(found, expected)})",
+                    "",
+                )
+            used.update(found)
+        if rows is not None:
+            self._check_rows(rows, used)
+
+    def _first_difference(self, found: Sequence[int], expected: Sequence[int]) -> str:
+        """Where two encodings of one chat part, in words."""
+        same = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
+        if same is None:
+            return f"{len(found)} ids in place of {len(expected)}"
+        one, other = (self._tokenizer.convert_ids_to_tokens(list(ids[same : same + 5])) for ids in (found, expected))
+        return f"from id {same} of {len(expected)} on: {one} in place of {other}"
+
+    def _check_rows(self, rows: int, used: Set[int]) -> None:
+        """Raise BadInput where the model has no row for an id that a chat can have: torch would end the process, or
+        read what is not there. A token that no chat has (an image's, say) needs none."""
+        template = self._tokenizer.get_chat_template()
+        written = {index for text, index in self._ids.control_ids.items() if text in template}
+        beyond = sorted(index for index in used | written | {self._ids.largest_of_texts} if index >= rows)
+        if beyond:
+            token = self._tokenizer.convert_ids_to_tokens(beyond[0])
             raise self._refuse(
-                "its tokenizer gives a whole chat other ids than its control tokens and its texts, so prompts would "
-                "not be those it was trained with",
-                "",
+                f"its tokenizer has {len(self._tokenizer)} tokens and its embeddings have {rows} rows; {token!r}, the "
+                f"id {beyond[0]}, has none",
+                "Use the tokenizer that the model was saved with; or resize the model, "
+                "model.resize_token_embeddings(len(tokenizer)), teach it the new tokens, and save both.",
             )
 
     def _refuse_history(self) -> BadInput:
@@ -233,7 +274,16 @@ class ChatFormat:
     def _refuse(self, problem: str, next_step: str) -> BadInput:
         return BadInput(
             f"The model {self._name!r} cannot be used for chat: {problem}.",
-            expected="a chat template that only appends",
+            expected="a chat template that only appends, and a tokenizer whose ids are the model's",
             where="the `model` of a role",
             next_step=next_step or "Use another model.",
         )
+
+
+def _settle(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Switch off what would make ids depend on how long a text is, or on chance."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,6 +32,7 @@ class ChatIds:
     Attributes:
         control: matches a control string.
         control_ids: the id of each.
+        largest_of_texts: the largest id that a text can have.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, template: str) -> None:
@@ -53,13 +54,19 @@ class ChatIds:
             for index, token in added.items()
             if not token.special and (_is_blank(token.content) or (index in written and token.content not in template))
         }
+        # What a tokenizer gives to a character that it does not know controls nothing, unless it has another use.
+        unknown = _unknown(content["model"])
+        used = (tokenizer.bos_token_id, tokenizer.eos_token_id)
         for index in sorted(written - texts.keys()):
-            raise ForgeableToken(added[index].content)
+            if index != unknown or index in used or added[index].content in template:
+                raise ForgeableToken(added[index].content)
         self._plain.add_tokens(list(texts.values()))
         for index, token in texts.items():
             # A token that the vocabulary does not have was numbered anew.
             if (number := self._plain.token_to_id(token.content)) is not None:
                 self._own_ids[number] = index
+        words = content["model"]["vocab"]  # of Unigram a list, by id
+        self.largest_of_texts = max([*(words.values() if isinstance(words, dict) else [len(words) - 1]), *texts])
         control = {token.content: (index, token) for index, token in added.items() if index not in texts}
         self.control_ids: dict[str, int] = {text: index for text, (index, _) in control.items()}
         self._strips_after = {text for text, (_, token) in control.items() if token.rstrip}
@@ -106,6 +113,13 @@ class ChatIds:
 def _prepends_at_the_beginning(pre_tokenizer: Any) -> bool:
     """Whether a blank is put before the first word of a chat and of no later part (SentencePiece without `legacy`)."""
     return bool(pre_tokenizer) and pre_tokenizer["type"] == "Metaspace" and pre_tokenizer["prepend_scheme"] == "first"
+
+
+def _unknown(model: Any) -> int | None:
+    """The id that a model of a tokenizer gives to characters that it does not know."""
+    if model["type"] == "Unigram":
+        return cast("int | None", model["unk_id"])
+    return cast("int | None", model["vocab"].get(model.get("unk_token")))
 
 
 def _is_blank(text: str) -> bool:

@@ -20,6 +20,7 @@ from crl.policies.cache import ATTENTION
 from crl.policies.chat import ChatFormat
 from crl.policies.precision import computed
 from crl.policies.session import BatchSession
+from crl.policies.vocabulary import absent_ids, as_indices, load_tokenizer, rows_of_model
 
 
 class LanguagePolicy:
@@ -30,6 +31,7 @@ class LanguagePolicy:
         chat: its chat format.
         context: longest sequence in tokens.
         end_ids: ids that end a turn: the model's own and the template's.
+        absent: ids that are no tokens and are never drawn (`vocabulary`); None: every row of the model has a token.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class LanguagePolicy:
         self._base = base
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
-        self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn)
+        rows = rows_of_model(model.config)
+        self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn, rows=rows)
+        self.absent = as_indices(absent_ids(tokenizer, rows))
         self.context = context
         self.end_ids = end_ids(model.generation_config, tokenizer, self.chat)
 
@@ -63,8 +67,8 @@ class LanguagePolicy:
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
-        stops = self.chat.stops
-        return BatchSession(self.model, self.end_ids, self.context, prompts, seeds, limit, stops=stops)
+        stops, absent = self.chat.stops, self.absent
+        return BatchSession(self.model, self.end_ids, self.context, prompts, seeds, limit, stops=stops, absent=absent)
 
     def take_weights(self, directory: Path) -> bool:
         """Read weights into the living model: the numbers that loading it again would give, without the time.
@@ -130,10 +134,8 @@ def load_policy(
         BadInput: the model cannot be used by this role.
         RecordDamaged: the checkpoint's weights do not fit the model, or are not there.
     """
-    from transformers import AutoTokenizer
-
     torch.set_num_threads(threads)
-    tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    tokenizer = load_tokenizer(model_path)
     model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
     if torch.cuda.is_available():
         model = model.to("cuda")

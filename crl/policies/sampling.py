@@ -11,15 +11,19 @@ from collections.abc import Sequence
 import torch
 
 from crl.config import SamplingConfig
+from crl.policies.vocabulary import hide
 
 
-def scaled_logprobs(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """log softmax(logits / temperature) over the last axis, in float32: the behavior distribution."""
-    return torch.log_softmax(logits.float() / temperature, dim=-1)
+def scaled_logprobs(logits: torch.Tensor, temperature: float, absent: torch.Tensor | None = None) -> torch.Tensor:
+    """log softmax(logits / temperature) over the last axis, in float32: the behavior distribution.
+
+    `absent`: ids that are no tokens, whose probability is 0 (:mod:`crl.policies.vocabulary`).
+    """
+    return torch.log_softmax(hide(logits.float() / temperature, absent), dim=-1)
 
 
 def draw(
-    logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: SamplingConfig
+    logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: SamplingConfig, absent: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one token per row.
 
@@ -27,12 +31,13 @@ def draw(
         logits_BV: the model's last logits.
         uniforms_B: float64 in [0, 1).
         sampling: temperature, top_k and top_p; top_k is applied first, top_p to what it leaves.
+        absent: ids that are no tokens and are never drawn.
 
     Returns:
-        ids [B] (int64) and their log-probabilities [B] (float32) under the temperature-scaled distribution **before**
-        top-k and top-p.
+        ids [B] (int64) and their log-probabilities [B] (float32) under the temperature-scaled distribution over the
+        tokens of the vocabulary, **before** top-k and top-p.
     """
-    logprobs_BV = scaled_logprobs(logits_BV, sampling.temperature)
+    logprobs_BV = scaled_logprobs(logits_BV, sampling.temperature, absent)
     # float64: a float32 running sum over 10^5 tokens would lose the rare ones.
     probs_BV = logprobs_BV.double().exp()
     if 0 < sampling.top_k < probs_BV.shape[1]:

@@ -2,8 +2,10 @@
 
 A row is sent whole with every turn; the server's prefix cache, salted with the digest of the weights, keeps what it has
 read. Each request has a seed of its own, from the row's seed and the number of draws before it, so what is drawn does
-not depend on other rows. Log-probabilities are those of the temperature-scaled distribution: without top-k and top-p
-(refused in the config) vLLM's processed log-probabilities are that.
+not depend on other rows. Log-probabilities are those of the temperature-scaled distribution over the tokens of the
+vocabulary: without top-k and top-p (refused in the config), and with a bias against ids that are no tokens, vLLM's
+processed log-probabilities are that. Where a server draws such an id in spite of the bias, the turn ends before it with
+an error.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ from crl.policies.turn import OwnPace, StopStrings, Turn
 from crl.protocols import Answers, Sampled
 
 GENERATE = "/inference/v1/generate"
+NO_TOKEN = "no_token"
+"""Reason code of a turn in which a server drew an id that is no token."""
+_NEVER = -1e4
+"""A bias that no logit makes up for, at any temperature; minus infinity is no JSON."""
 
 
 class SentWhole(OwnPace):
@@ -115,6 +121,7 @@ class ServedSession(SentWhole):
         seeds: Sequence[int],
         failed: Callable[[EngineDied], EngineDied] = lambda error: error,
         stops: Callable[[Sequence[str]], StopStrings] | None = None,
+        absent: Sequence[int] = (),
     ) -> None:
         """
         Args:
@@ -126,11 +133,14 @@ class ServedSession(SentWhole):
             seeds: seed of each row, from which those of its requests follow.
             failed: told of an answer that did not come or cannot be; the error that is raised in its place.
             stops: what finds stop strings (`ChatFormat.stops`).
+            absent: ids that are no tokens and must not be drawn (:mod:`crl.policies.vocabulary`).
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
         self._weights, self._end_ids, self._context, self._stops = weights, end_ids, context, stops
+        self._absent = frozenset(absent)
+        self._bias = {"logit_bias": {str(index): _NEVER for index in absent}} if absent else {}
         super().__init__(client, prompts, failed)
         self._streams = [np.random.SeedSequence(seed) for seed in seeds]
         self._draws = [0] * len(seeds)
@@ -157,8 +167,10 @@ class ServedSession(SentWhole):
 
     def _free(self, row: int, turn: Turn, temperature: float) -> Sampled:
         """One request. The server looks for no text: what it samples behind a stop string is left out."""
-        ids, logprobs = self._request(row, self._ids[row], temperature, max_tokens=turn.room)
+        ids, logprobs = self._request(row, self._ids[row], temperature, max_tokens=turn.room, **self._bias)
         for index, logprob in zip(ids, logprobs, strict=True):
+            if index in self._absent:
+                return turn.broken(NO_TOKEN)
             turn.draw(index, logprob, self._end_ids)
             if turn.stop_reason is not None:
                 return turn.sampled()
@@ -173,6 +185,12 @@ class ServedSession(SentWhole):
         while turn.stop_reason is None:
             allowed = {"allowed_token_ids": turn.options}
             [index], [logprob] = self._request(row, read, temperature, max_tokens=1, **allowed)
+            if index not in turn.options:
+                raise EngineDied(
+                    f"{self._client.name} drew the id {index}, which it was not allowed",
+                    expected=f"one of {turn.options}",
+                    where=self._client.address,
+                )
             read += turn.draw(index, logprob, self._end_ids)
         return turn.sampled()
 

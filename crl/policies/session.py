@@ -46,6 +46,7 @@ class BatchSession(OwnPace):
         limit: int | None = None,
         *,
         stops: Callable[[Sequence[str]], StopStrings],
+        absent: torch.Tensor | None = None,
     ) -> None:
         """
         Args:
@@ -56,6 +57,7 @@ class BatchSession(OwnPace):
             seeds: seed of each row's random stream, from which one number is taken per token drawn.
             limit: most rows that hold keys and values at one time; others wait, in the order of the rows. None: all.
             stops: what finds stop strings (`ChatFormat.stops`).
+            absent: ids that are no tokens and are never drawn.
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
@@ -71,6 +73,7 @@ class BatchSession(OwnPace):
                 next_step="Shorten the prompt (examples, experience) or raise the role's context.",
             )
         self._model, self._end_ids, self._context, self._stops = model, end_ids, context, stops
+        self._absent = None if absent is None else absent.to(model.device)
         self._prompts = [list(prompt) for prompt in prompts]
         self._streams = [np.random.default_rng(seed) for seed in seeds]
         self._lengths = {row: len(prompt) for row, prompt in enumerate(prompts)}
@@ -271,7 +274,7 @@ class BatchSession(OwnPace):
                 options = [self._turns[row].options for row in chosen]
                 drawn_B, logprobs_B = draw_among(own_BV, options, uniforms_B, self._sampling)
             else:
-                drawn_B, logprobs_B = draw(own_BV, uniforms_B, self._sampling)
+                drawn_B, logprobs_B = draw(own_BV, uniforms_B, self._sampling, self._absent)
             for row, index, logprob in zip(chosen, drawn_B.tolist(), logprobs_B.tolist(), strict=True):
                 self.extend({row: self._turns[row].draw(index, logprob, self._end_ids)})
 

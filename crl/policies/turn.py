@@ -90,6 +90,10 @@ class Turn:
         drawn = self._drawn if self.constrained else None
         return Sampled(self._ids, self._logprobs, self.stop_reason, drawn, self._choices)
 
+    def broken(self, error: str) -> Sampled:
+        """The free turn as far as it came, with the reason code of what broke it."""
+        return Sampled(self._ids, self._logprobs, StopReason.length, error=error)
+
     def _append(self, index: int, logprob: float, *, drawn: int) -> None:
         self._ids.append(index)
         self._logprobs.append(logprob)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Set
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from crl.learn.causes import mismatch_causes
 from crl.learn.collapse import counters, health_metrics
+from crl.learn.health import mismatch_alarms
 from crl.recipes.context import StageContext
 from crl.recipes.forked import method_of_round
 from crl.recipes.stage import BEFORE
@@ -18,6 +21,18 @@ def tokens_of(written: pa.Table) -> tuple[int, int]:
     """Tokens of token records (`Generation`) that were read, and that were sampled."""
     sampled = pc.sum(pc.list_flatten(written["loss_mask"])).as_py() or 0
     return (pc.sum(pc.list_value_length(written["token_ids"])).as_py() or 0) - sampled, sampled
+
+
+def mismatch_alarms_of(ctx: StageContext, figures: Mapping[str, float]) -> dict[str, str]:
+    """Alarms where sampler and trainer of a role disagree, with what is known here of the causes."""
+
+    def causes(owner: str) -> list[str]:
+        from crl.policies.precision import computed
+
+        config = ctx.services.model_path(owner) / "config.json"
+        return mismatch_causes(computed(ctx.method.role(owner)), json.loads(config.read_text(encoding="utf-8")))
+
+    return mismatch_alarms(figures, causes)
 
 
 def write_health(

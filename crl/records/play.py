@@ -94,7 +94,8 @@ class Episode(Row):
     last_observation: A[str | None, "what the last action did, as the environment showed it; null where it broke"]
     error: A[
         str | None,
-        "reason code where the environment broke, or prompt_too_long: the first prompt did not fit, nothing was shown",
+        "reason code where the environment broke; prompt_too_long: the first prompt did not fit, nothing was shown; "
+        "no_token: a server drew an id that is no token",
     ]
     generation_id: A[str, "token record of the episode"]
 

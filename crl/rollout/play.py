@@ -177,16 +177,17 @@ def _act(
     """Act on turns that have ended."""
     texts = {index: valid_text(policy.chat.decode(sampled[index].token_ids)) for index in sorted(sampled)}
     rollout, thinking = method.rollout, policy.chat.opens_thought
-    inquiries = questions_of(rows, texts, rollout, thinking=thinking)
+    errors = {index: rows[index].start.error or sampled[index].error for index in texts}
+    whole = {index: text for index, text in texts.items() if errors[index] is None}
+    inquiries = questions_of(rows, whole, rollout, thinking=thinking)
     actions = {
         index: None
         if index in inquiries
         else parse_action(text, rows[index].actions, rollout.action_format, thinking=thinking)
         for index, text in texts.items()
     }
-    begun = {index: action for index, action in actions.items() if rows[index].start.error is None}
-    failed = {index: broke(rows[index].start.error or "") for index in actions if index not in begun}
-    stepping.begin(begun, failed)
+    failed = {index: broke(error) for index, error in errors.items() if error is not None}
+    stepping.begin({index: actions[index] for index in whole}, failed)
     return {index: _Acted(sampled[index], text, actions[index], inquiries.get(index)) for index, text in texts.items()}
 
 

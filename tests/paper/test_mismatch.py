@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crl.config import ActorObjective, ClippedObjective, CorrectionConfig, ExtractorObjective
+from crl.config import (
+    ActorObjective,
+    ClippedObjective,
+    CorrectionConfig,
+    DeepSpeedConfig,
+    ExtractorObjective,
+    LoraConfig,
+    RoleConfig,
+)
+from crl.config.engines import VllmEngine
+from crl.learn.causes import mismatch_causes
 from crl.learn.clipped import clipped_objective
 from crl.learn.health import MOST_MISMATCH_KL, mismatch_alarms, update_figures
 from crl.learn.objectives import cispo_objective, grpo_objective
@@ -139,10 +149,31 @@ def test_tokens_of_the_round_that_older_weights_sampled_are_not_fresh(model: Pat
 
 def test_a_divergence_above_the_bound_is_an_alarm() -> None:
     figures = {"ratio_mean": 1.0, "mismatch_kl": MOST_MISMATCH_KL * 1.01}
-    assert list(mismatch_alarms(update_figures("actor", figures))) == ["actor_mismatch_kl"]
-    assert mismatch_alarms(update_figures("actor", {**figures, "mismatch_kl": MOST_MISMATCH_KL})) == {}
-    [told] = mismatch_alarms({"actor_mismatch_kl": 1.0}).values()
+    assert list(mismatch_alarms(update_figures("actor", figures), lambda role: [])) == ["actor_mismatch_kl"]
+    assert mismatch_alarms(update_figures("actor", {**figures, "mismatch_kl": MOST_MISMATCH_KL}), lambda role: []) == {}
+    [told] = mismatch_alarms(
+        {"actor_mismatch_kl": 1.0, "actor_ratio_max": 21.0}, lambda role: [role, "rounding"]
+    ).values()
+    assert "largest ratio 21" in told and told.index("(1) actor") < told.index("(2) rounding")
+
+
+def _causes(model: dict[str, Any], **settings: Any) -> str:
+    return " | ".join(mismatch_causes(RoleConfig(model="m", **settings), model))
+
+
+def test_what_can_be_known_of_a_divergence_is_named_the_likeliest_first() -> None:
+    """Another engine, noise, the model's code, files; precision last, and only where it is rounded at all."""
+    exact = _causes({"model_type": "llama", "attention_dropout": 0.0})
+    assert exact.startswith("the code of this model (llama)") and "crl verify" in exact
+    for absent in ("noise", "engine", "rounding", "experts"):
+        assert absent not in exact
+    settings = {"dtype": "bfloat16", "engine": VllmEngine(), "lora": LoraConfig()}
+    told = _causes({"text_config": {"attn_pdrop": 0.1, "num_experts": 8, "model_type": "phimoe"}}, **settings)
+    order = ["the engine vllm", "attn_pdrop 0.1", "(phimoe)", "its 8 experts", "or its adapter", "rounding: it"]
+    places = [told.index(each) for each in order]
+    assert places == sorted(places) and "samples in bfloat16, the adapter merged before it is rounded" in told
     assert "optimizer.passes 1" in told, "a correction is refused beside more"
+    assert "learns in bfloat16" in _causes({}, deepspeed=DeepSpeedConfig(autocast="bfloat16"))
 
 
 def test_without_a_correction_a_method_is_the_one_it_was() -> None:

@@ -41,8 +41,12 @@ NEIGHBORS = {
     "crl.lab": {"crl.trackers"},
     "crl": {"crl.api"},
 }
-# The one module that may reach across its floor: an environment searches with the embedders and the index of banks.
-DOORS = {"crl.envs.hotpotqa.search": {"crl.bank.index", "crl.policies.embedders"}}
+# The modules that may reach across their floor: an environment searches with the embedders and the index of banks; what
+# scores ids must leave out the same ones as what draws them.
+DOORS = {
+    "crl.envs.hotpotqa.search": {"crl.bank.index", "crl.policies.embedders"},
+    "crl.learn.scoring": {"crl.policies.vocabulary"},
+}
 Graph = dict[str, set[str]]
 
 

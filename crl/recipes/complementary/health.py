@@ -24,7 +24,6 @@ from crl.learn.health import (
     cut_alarm,
     cut_figures,
     group_figures,
-    mismatch_alarms,
     one_text_share,
     output_shares,
     play_figures,
@@ -39,7 +38,7 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.complementary.judge import JUDGE
 from crl.recipes.context import StageContext
-from crl.recipes.health import tokens_of, write_health
+from crl.recipes.health import mismatch_alarms_of, tokens_of, write_health
 from crl.recipes.stage import BEFORE
 from crl.recipes.update import update_name
 from crl.records import (
@@ -99,7 +98,7 @@ def health(ctx: StageContext) -> None:
         figures |= _training(ctx, trained)
     for role in sorted(ctx.recipe.trains):
         figures |= update_figures(role, ctx.figures(update_name(role)))
-    alarms |= cut_alarm(figures) | mismatch_alarms(figures)
+    alarms |= cut_alarm(figures) | mismatch_alarms_of(ctx, figures)
     write_health(ctx, figures, trained, alarms)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from crl.config import Method, PromptConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.protocols import Chat, Start
-from crl.recipes.chats import chat_of
+from crl.recipes.chats import chat_of, check_reads, check_writes
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
 from crl.run.manifest import key_of
 
@@ -83,8 +84,8 @@ def check_room(method: Method) -> None:
 
     config = config_of(method)
     actor = chat_of(method, ACTOR)
-    check_actor_room(actor, method)
     extractor = chat_of(method, EXTRACTOR) if config.has_bank else None
+    check_actor_room(actor, method, readers={} if extractor is None else {EXTRACTOR: extractor})
 
     def check(prompts: Mapping[str, PromptConfig]) -> None:
         if config.actor_critic is not None:
@@ -113,12 +114,21 @@ def _told_of(family: str) -> Iterator[None]:
         raise type(error)(error.found, expected=error.expected, where=where, next_step=error.next_step) from None
 
 
-def check_actor_room(chat: Chat, method: Method, *, instructions: int | None = None) -> None:
-    """Raise PromptTooLong where the first prompt of a family's first held-out task does not fit.
+def check_actor_room(
+    chat: Chat, method: Method, *, instructions: int | None = None, readers: Mapping[str, Chat] = MappingProxyType({})
+) -> None:
+    """Raise PromptTooLong where the first prompt of a family's first held-out task does not fit, BadInput where the
+    tokenizer loses some of it, or of an action.
 
-    `instructions`: nor with a reflection of so many tokens in place of the system text.
+    Args:
+        chat: of the actor.
+        method: what is played.
+        instructions: also with a reflection of so many tokens in place of the system text.
+        readers: chats of other roles that read what environments show.
     """
     from crl.envs import make_environment
+    from crl.recipes.complementary.demonstrations import as_answer
+    from crl.rollout.actions import named_actions
     from crl.rollout.prompts import opened
     from crl.rollout.readable import Readable
 
@@ -133,7 +143,13 @@ def check_actor_room(chat: Chat, method: Method, *, instructions: int | None = N
         finally:
             environment.close()
         _check_actions(method, family.name, start)
-        _, token_ids = opened(chat, prompt, start, experience=None, placement=method.rollout.placement)
+        messages, token_ids = opened(chat, prompt, start, experience=None, placement=method.rollout.placement)
+        if start.error is None:
+            check_reads(chat, method, ACTOR, family.name, [message["content"] for message in messages])
+            answers = {action: as_answer(method, action) for action in named_actions(start.actions)}
+            check_writes(chat, method, ACTOR, family.name, answers)
+            for name, reader in readers.items():
+                check_reads(reader, method, name, family.name, [start.goal, start.observation])
         prompts = [(len(token_ids), "", f"{place}.prompts.actor", "shorten the prompt or its examples")]
         if instructions is not None:
             _, token_ids = opened(chat, prompt, start, experience="", placement="instructions")

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from crl.learn.credit import usable
 from crl.learn.form import turn_figures
-from crl.learn.health import Figures, group_figures, mismatch_alarms, play_figures, update_figures
+from crl.learn.health import Figures, group_figures, play_figures, update_figures
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.annotate import ANNOTATE_STAGE
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
@@ -21,7 +21,7 @@ from crl.recipes.dreamgym.rows import ENDINGS, REAL, SYNTHETIC, DreamTask, PoolI
 from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.truth import FLOORED, UNSEEN
 from crl.recipes.dreamgym.validate import DRIFT, VALIDATE
-from crl.recipes.health import tokens_of, write_health
+from crl.recipes.health import mismatch_alarms_of, tokens_of, write_health
 from crl.recipes.stage import BEFORE
 from crl.recipes.update import update_name
 from crl.records import Episode, Generation, Turn, rows_with
@@ -96,7 +96,7 @@ def health(ctx: StageContext) -> None:
     experience = ctx.figures(update_name(EXPERIENCE))
     if "loss" in experience:
         figures["experience_loss"] = experience["loss"]
-    alarms |= mismatch_alarms(figures)
+    alarms |= mismatch_alarms_of(ctx, figures)
     write_health(ctx, figures, {ACTOR}, alarms)
 
 

@@ -34,13 +34,11 @@ def check_ready(method: Method, run_path: Path) -> None:
     if run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
         return
     check_environments(method)
-    actor = chat_of(method, ACTOR)
-    check_actor_room(actor, method)
+    readers = {role: chat_of(method, role) for role in sorted(set(asked.values()))}
+    check_actor_room(chat_of(method, ACTOR), method, readers=readers)
     for name, owner in asked.items():
-        role = method.role(owner)
-        chat = chat_of(method, owner)
         for family in method.families:
-            check_room(chat, role, name, method.prompts_of(family.name)[name], owner)
+            check_room(readers[owner], method.role(owner), name, method.prompts_of(family.name)[name], owner)
 
 
 def check_environments(method: Method) -> None:

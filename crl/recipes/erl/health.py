@@ -8,7 +8,6 @@ from crl.learn.health import (
     cut_alarm,
     cut_figures,
     group_figures,
-    mismatch_alarms,
     play_figures,
     update_figures,
 )
@@ -19,7 +18,7 @@ from crl.recipes.erl.attempts import attempt_id, attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.figures import attempt_figures, carried, memory_figures, reflection_figures
 from crl.recipes.erl.rows import Reflection
-from crl.recipes.health import write_health
+from crl.recipes.health import mismatch_alarms_of, write_health
 from crl.recipes.update import update_name
 from crl.records import BankEvent, Episode, Generation, Operation, Turn
 
@@ -67,7 +66,7 @@ def health(ctx: StageContext) -> None:
             alarms |= cut_alarm(figures, "memory.embedder", "reflect.max_characters")
     for owner in sorted(ctx.recipe.trains):
         figures |= update_figures(owner, ctx.figures(update_name(owner)))
-    alarms |= mismatch_alarms(figures)
+    alarms |= mismatch_alarms_of(ctx, figures)
     write_health(ctx, figures, {ACTOR}, alarms)
 
 

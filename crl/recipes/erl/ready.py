@@ -30,7 +30,7 @@ def check_ready(method: Method, run_path: Path) -> None:
         return
     role = method.role(REFLECTOR)
     # A token is a character at least, but for rare ones.
-    check_actor_room(actor, method, instructions=min(role.sampling.max_new_tokens, config.reflect.max_characters))
-    reflector = chat_of(method, REFLECTOR)
+    longest, reflector = min(role.sampling.max_new_tokens, config.reflect.max_characters), chat_of(method, REFLECTOR)
+    check_actor_room(actor, method, instructions=longest, readers={REFLECTOR: reflector})
     for family in method.families:
         check_reflect_room(reflector, role, method.prompts_of(family.name)[REFLECT])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crl.learn.form import turn_figures
-from crl.learn.health import Figures, age_figures, group_figures, mismatch_alarms, play_figures, update_figures
+from crl.learn.health import Figures, age_figures, group_figures, play_figures, update_figures
 from crl.recipes.context import StageContext
-from crl.recipes.health import write_health
+from crl.recipes.health import mismatch_alarms_of, write_health
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.credit import COLLECT
 from crl.recipes.importance_replay.measure import CREDIT, MEASURE
@@ -53,7 +53,7 @@ def health(ctx: StageContext) -> None:
             "probe_tokens_sampled": float(sum(row.tokens_sampled for row in probes)),
             **improvement_figures(ctx.rows(Improvement, MEASURE)),
         }
-    write_health(ctx, figures, {ACTOR}, mismatch_alarms(figures))
+    write_health(ctx, figures, {ACTOR}, mismatch_alarms_of(ctx, figures))
 
 
 def buffer_figures(held: Sequence[ReplayItem]) -> Figures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,26 @@ def test_an_experiment_that_cannot_run_is_not_ready(crl: Crl, tiny: Path, tmp_pa
     (tmp_path / "prompts").symlink_to(tiny.parent.resolve() / "prompts")
     outcome = crl("doctor", broken)
     assert outcome.code == 2 and "tinny" in outcome.out and "method.roles.actor.model" in outcome.err
+
+
+def test_a_tokenizer_that_the_model_has_no_rows_for_is_not_ready(crl: Crl, tiny: Path, tmp_path: Path) -> None:
+    """Somebody added the token that ends a turn, and forgot to resize the model."""
+    from transformers import AddedToken, AutoTokenizer
+
+    from crl.policies.sources import resolve_model
+
+    source, model = resolve_model("tiny").path, tmp_path / "model"
+    shutil.copytree(source, model)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.add_tokens([AddedToken("<|turn_end|>", special=True)])
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|end|>", "<|turn_end|>")
+    tokenizer.save_pretrained(model)
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(tiny.read_text().replace("model: tiny", f"model: {model}"))
+    (tmp_path / "prompts").symlink_to(tiny.parent.resolve() / "prompts")
+    outcome = crl("doctor", changed)
+    assert outcome.code == 2 and "not ready: prompts and tokenizers" in outcome.err
+    assert "513 tokens and its embeddings have 512 rows" in " ".join(outcome.out.split())
 
 
 def test_adapters_at_the_default_learning_rate_are_named(crl: Crl, tiny: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_parts_give_the_numbers_of_all_rows_at_once(choices: bool, dtype: torch.
     scaled_NV = logits_NV.float() / temperature_N[:, None]
     expected_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - log_normalizer(scaled_NV, choices_NC)
     [gradient] = torch.autograd.grad(expected_N @ weights_N, logits_NV)
-    found_N = _Chosen.apply(logits_NV, temperature_N, targets_N, choices_NC)  # type: ignore[no-untyped-call]
+    found_N = _Chosen.apply(None, logits_NV, temperature_N, targets_N, choices_NC)  # type: ignore[no-untyped-call]
     assert torch.equal(found_N, expected_N)
     assert torch.equal(torch.autograd.grad(found_N @ weights_N, logits_NV)[0], gradient)
 
@@ -54,7 +54,7 @@ def test_parts_give_the_numbers_of_all_rows_at_once(choices: bool, dtype: torch.
 def test_only_the_gradient_is_as_large_as_the_logits() -> None:
     inputs = _inputs(False, torch.float32)
     with Large() as large:
-        found_N = _Chosen.apply(*inputs)  # type: ignore[no-untyped-call]
+        found_N = _Chosen.apply(None, *inputs)  # type: ignore[no-untyped-call]
         assert large.made == []
         torch.autograd.grad(found_N.sum(), inputs[0])
     assert large.made == ["aten.empty_like.default"]

@@ -223,3 +223,32 @@ def test_a_failed_answer_is_told_to_whoever_owns_the_server(fake: FakeVllm) -> N
     rows = ServedSession(client(fake), WEIGHTS, END, 40, [[7]], [1], lambda error: EngineDied(f"told: {error.found}"))
     with pytest.raises(EngineDied, match=r"told: the server answered .* 503"):
         rows.sample([0], SAMPLING)
+
+
+def test_ids_that_are_no_tokens_are_biased_away_and_break_a_turn_that_has_one_in_spite_of_it(fake: FakeVllm) -> None:
+    absent = [*range(30, 40), 51]
+
+    def rows() -> ServedSession:
+        return ServedSession(client(fake), WEIGHTS, END, 400, [[7], [8]], [1, 2], absent=absent)
+
+    tree = {10: {4: {}}, 20: {4: {}}}
+    rows().sample([0, 1], SAMPLING, dict.fromkeys((0, 1), tree))
+    assert all("logit_bias" not in body["sampling_params"] for body in fake.asked(GENERATE)), "among few ids none is"
+    found = rows().sample([0, 1], SAMPLING.model_copy(update={"max_new_tokens": 100}))
+    bias = fake.asked(GENERATE)[-1]["sampling_params"]["logit_bias"]
+    assert {int(index) for index in bias} == set(absent) and max(bias.values()) <= -1e4
+    plain = ServedSession(client(fake), WEIGHTS, END, 400, [[7], [8]], [1, 2])
+    whole = plain.sample([0, 1], SAMPLING.model_copy(update={"max_new_tokens": 100}))
+    assert "logit_bias" not in fake.asked(GENERATE)[-1]["sampling_params"], "a server that need not know is not told"
+    for row, turn in found.items():
+        length = next((i for i, index in enumerate(whole[row].token_ids) if index in absent), None)
+        assert turn.token_ids == whole[row].token_ids[:length] and turn.logprobs == whole[row].logprobs[:length]
+        assert turn.error == (None if length is None else "no_token")
+    assert any(turn.error for turn in found.values())
+
+
+def test_an_id_that_was_not_allowed_is_an_engine_that_died(fake: FakeVllm) -> None:
+    answer = {**GOOD, "weight_versions": SPANS}
+    fake.faults[GENERATE] = lambda body: (200, {"choices": [answer]})
+    with pytest.raises(EngineDied, match="drew the id 7, which it was not allowed"):
+        session(fake).sample([0], SAMPLING, {0: {10: {4: {}}, 20: {4: {}}}})

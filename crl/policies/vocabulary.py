@@ -1,0 +1,53 @@
+"""The ids that a tokenizer and a model share: every id of a text has a row of the embeddings, and every id drawn is a
+token.
+
+A model often has more rows than its tokenizer has tokens: their number is rounded up, which suits the hardware. Nothing
+ever taught the model about these rows, and their ids have no text. They are **absent**: where a token is drawn their
+logits are minus infinity, and where an update computes its probability, too. So the policy is a distribution over the
+tokens of the vocabulary, and so is every log-probability of the record: of the sampler, of the trainer before its step,
+of the current weights and of the base model. A ratio of two of them is that of the policies that were sampled from.
+With the mask in the sampler alone, every ratio would be too small by the probability that the trainer gives to absent
+ids, and the gradient would raise their logits for tokens that went badly. vLLM is told the same with each request.
+Where a tokenizer has a token for every row nothing is hidden, and no bit changes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The tokenizer of a model's directory; nothing is downloaded, and no code of the directory is run."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def rows_of_model(config: Any) -> int:
+    """Rows of the embeddings by a model's config, and ids that it can draw."""
+    return int(config.get_text_config().vocab_size)
+
+
+def absent_ids(tokenizer: Any, rows: int) -> list[int]:
+    """Ids below `rows` that are no token of the tokenizer."""
+    return sorted(set(range(rows)).difference(tokenizer.get_vocab().values()))
+
+
+def absent_of(directory: Path, config: Any) -> torch.Tensor | None:
+    """Absent ids of a model by its directory; None where there are none, or no tokenizer beside the weights."""
+    if not (directory / "tokenizer.json").is_file():
+        return None
+    return as_indices(absent_ids(load_tokenizer(directory), rows_of_model(config)))
+
+
+def as_indices(ids: list[int]) -> torch.Tensor | None:
+    """Absent ids as :func:`hide` takes them; None for none."""
+    return torch.tensor(ids, dtype=torch.long) if ids else None
+
+
+def hide(logits_NV: torch.Tensor, absent: torch.Tensor | None) -> torch.Tensor:
+    """Logits of which those of absent ids are minus infinity, in place: they must not be needed otherwise."""
+    return logits_NV if absent is None else logits_NV.index_fill_(-1, absent, float("-inf"))
