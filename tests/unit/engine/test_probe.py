@@ -20,8 +20,8 @@ LORA = {"rank": 4, "alpha": 32.0, "target_modules": "all-linear"}
 def small(tmp_path: Path) -> Any:
     tiny = resolve_model("tiny").path
 
-    def written(kind: str, context: int = 128, **more: Any) -> Question:
-        write_small(kind, tmp_path, tiny, 512, **more)
+    def written(kind: str, context: int = 128, rows: int = 512, **more: Any) -> Question:
+        write_small(kind, tmp_path, tiny, rows, **more)
         return Question(str(tmp_path), context, None, sampled=True, trained=True)
 
     return written
@@ -69,7 +69,7 @@ def test_an_update_draws_no_noise(small: Any, kind: str) -> None:
         ("gpt_oss", {}, "sinks"),
         ("bert", {}, "the sampler's log-probabilities differ from transformers': by 0."),
         ("falcon", {}, "fails: KeyError"),
-        ("mistral", {"sliding_window": 64}, "see 64 tokens"),
+        ("mistral", {"sliding_window": 64}, "do not see the whole context"),
         ("modernbert-decoder", {}, "see 64 tokens"),
         ("mamba", {}, "sampling fails"),
     ],
@@ -81,6 +81,10 @@ def test_what_would_be_computed_wrongly_is_named(small: Any, kind: str, more: An
 
 def test_a_window_that_holds_the_context_is_none(small: Any) -> None:
     assert right(answer(small("mistral", sliding_window=128, context=128)))
+
+
+def test_rows_without_a_token_are_left_out_of_all(small: Any) -> None:
+    assert right(answer(small("llama", rows=640)))
 
 
 @pytest.mark.slow
