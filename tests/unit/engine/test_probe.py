@@ -70,13 +70,21 @@ def test_an_update_draws_no_noise(small: Any, kind: str) -> None:
         ("bert", {}, "the sampler's log-probabilities differ from transformers': by 0."),
         ("falcon", {}, "fails: KeyError"),
         ("mistral", {"sliding_window": 64}, "do not see the whole context"),
-        ("modernbert-decoder", {}, "see 64 tokens"),
+        ("modernbert-decoder", {}, "do not see the whole context"),
         ("mamba", {}, "sampling fails"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_named(small: Any, kind: str, more: Any, said: str) -> None:
     verdict = answer(small(kind, **more))
     assert verdict.problem is not None and said in verdict.problem, verdict
+
+
+@pytest.mark.parametrize("kind", ["mistral", "modernbert-decoder"])
+def test_a_window_is_seen_whatever_the_config_calls_it(small: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    question = small(kind, sliding_window=64)
+    monkeypatch.setattr("crl.engine.probe.check_attention", lambda *about: None)
+    verdict = answer(question)
+    assert verdict.problem is not None and "see 64 tokens" in verdict.problem
 
 
 def test_a_window_that_holds_the_context_is_none(small: Any) -> None:
