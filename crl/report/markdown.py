@@ -55,6 +55,8 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
     lines = [f"# Rounds of {plain(name)}", ""]
     if newest is not None and newest.alarms:
         lines += [f"**Alarms of round {newest.label}**", "", *(f"- {plain(alarm)}" for alarm in newest.alarms), ""]
+    if newest is not None and newest.broken:
+        lines += broken_markdown(newest)
     # Two narrow tables: beside the column of details that the UI shows, a wide one would be cut off.
     lines += [
         "## Success",
@@ -82,6 +84,19 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
         command = code(f"crl verify {name} --head {head}")
         lines += ["## Head", "", f"Kept elsewhere, it shows a forged record: {command}"]
     return "\n".join(lines) + "\n"
+
+
+def broken_markdown(summary: RoundSummary) -> list[str]:
+    """Games of a round that broke: how many, where, and the first traceback of each kind."""
+    lines = [f"**Games of round {summary.label} that broke**", ""]
+    for each in summary.broken:
+        told = (
+            f"{_words(each['stage'])}: {each['games']} of {each['played']} games of {each['family']}: {each['error']}"
+        )
+        lines.append(f"- {plain(told)}, first in the game of seed {each['environment_seed']}")
+        # A block by its indent: whatever a text holds, it cannot end it.
+        lines += ["", *(f"      {escaped(line)}" for line in (each["details"] or "").splitlines()), ""]
+    return lines
 
 
 def tasks_markdown(summaries: Sequence[RoundSummary]) -> list[str]:
