@@ -18,7 +18,7 @@ from crl.report.checks import StageChecks
 from crl.report.curves import success_charts
 from crl.report.diff import KINDS, BankDiff, Change
 from crl.report.rates import NOTHING
-from crl.report.round_tables import recipe_tables, success_rows, training_rows
+from crl.report.round_tables import broken_words, recipe_tables, success_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.tasks import newest_tasks, task_rows
 from crl.text.unicode import escaped
@@ -90,10 +90,7 @@ def broken_markdown(summary: RoundSummary) -> list[str]:
     """Games of a round that broke: how many, where, and the first traceback of each kind."""
     lines = [f"**Games of round {summary.label} that broke**", ""]
     for each in summary.broken:
-        told = (
-            f"{_words(each['stage'])}: {each['games']} of {each['played']} games of {each['family']}: {each['error']}"
-        )
-        lines.append(f"- {plain(told)}, first in the game of seed {each['environment_seed']}")
+        lines.append(f"- {plain(broken_words(each))}")
         # A block by its indent: whatever a text holds, it cannot end it.
         lines += ["", *(f"      {escaped(line)}" for line in (each["details"] or "").splitlines()), ""]
     return lines

@@ -17,6 +17,7 @@ from crl.recipes.broken import BROKEN, Game, joined, note_games, require_games
 from crl.recipes.evaluate_again import evaluate_again
 from crl.records import Episode, Evaluation
 from crl.report.markdown import rounds_markdown
+from crl.report.round_tables import notes
 from crl.report.summary import summarize
 from crl.report.views import query
 from crl.run.directory import RunDirectory
@@ -202,11 +203,12 @@ def test_below_the_limit_the_first_of_each_kind_is_in_the_record_the_log_and_the
     assert {error: row["games"] for error, row in found.items()} == {
         "environment_TimeoutError": 4, "environment_KeyError": 2
     }  # fmt: skip
-    [text] = [rounds_markdown("x", summarize(stages.run.path))]
+    text, told = rounds_markdown("x", summarize(stages.run.path)), notes(summarize(stages.run.path))
     for error, row in found.items():
         assert row["details"].startswith("Traceback") and row["place"].startswith("test_broken.py line ")
         assert log.count(f"broke: {error}") == 1 and row["details"].splitlines()[-1] in log
         assert row["details"].splitlines()[-1] in text and f"{row['games']} of 8 games of sim" in text
+        assert any(f"{row['games']} of 8 games of sim: {error}" in line and row["place"] in line for line in told)
     digests = stages.run.manifest(1, "collect").digest
     again = Stages(tmp_path / "again", family("sim", rough=(0, 1, 2)))
     again.to(1, "collect")
