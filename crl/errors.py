@@ -142,6 +142,14 @@ class StageFailed(CrlError):
     """A stage raised something that is not one of our own errors; `found` carries its last line, `where` the stage."""
 
 
+class EnvironmentBroken(CrlError):
+    """An environment is out of order: it cannot be made or started, or nearly all of its episodes broke. The stage was
+    not committed; it is tried again with environments that are made anew."""
+
+    transient = True
+    ADVICE = "mend the environment, or wait until it can be reached, and try again: what is complete is kept"
+
+
 class EngineDied(CrlError):
     """The engine process ended (killed, out of memory); the stage can be retried in a new one."""
 

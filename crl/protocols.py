@@ -37,7 +37,7 @@ class FreeText:
     """The environment parses what the actor writes: `search[words]`, a shell command, an answer."""
 
     form: str
-    """What may be written, in words or by example. A prompt shows it where it asks for `{actions}`."""
+    """What may be written, in words or by example, as a prompt's `{actions}` shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,13 @@ class Start:
     actions: Actions
     error: str | None = None
     """Reason code where the episode could not start in this slot. Its first turn ends it; the slot is never stepped."""
+    details: str | None = field(default=None, compare=False)
+    """Beside `error`, for people: the traceback, or what was wrong. Neither a model nor a row sees it."""
 
     @classmethod
-    def failed(cls, error: str) -> Start:
+    def failed(cls, error: str, details: str | None = None) -> Start:
         """The start of an episode that has none."""
-        return cls("The episode did not start.", "", ("wait",), error)
+        return cls("The episode did not start.", "", ("wait",), error, details)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,10 @@ class Step:
     """What the episode is worth if it ends here: any finite number. An episode that stops at the context limit gets
     the reward of its last step; one that broke gets 0."""
     stop_reason: StopReason | None = None
-    """Why the episode is over without success: failure, turn_limit or error. None while it runs, and where `success`
-    says enough."""
+    """Why it is over without success: failure, turn_limit or error. None while it runs, and where `success` says it."""
     error: str | None = None
     """Reason code where the environment broke in this slot; the episode is then done without success."""
+    details: str | None = field(default=None, compare=False)  # as of a start
 
 
 class Environment(Protocol):
@@ -112,7 +114,6 @@ class Environment(Protocol):
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given: a legal action's name, free text, or a tool call as JSON; None is an
         answer that names nothing of the kind. Stepping after done raises.
-
         It is called for one slot at a time, so that what raises costs its own episode, unless an attribute
         `steps_together` is true: all slots at once are faster. `steps_apart`: in several threads, a slot in each.
         """
@@ -201,8 +202,7 @@ class Session(Protocol):
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
     ) -> None:
         """Begin a turn in each row given. What is drawn follows from the row's own seed and what it drew before, never
-        from the rows beside it. With `answers`: one of the row's own, from the distribution renormalized over them.
-        """
+        from the rows beside it. With `answers`: one of the row's own, from the distribution renormalized over them."""
 
     def advance(self) -> dict[int, Sampled]:
         """Sample until a turn ends; the turns that have, by row. Their ids have joined the rows.

@@ -1,9 +1,9 @@
-"""What the README shows of runs, made from them: `python -m crl.cli.readme runs/quickstart [A_LONGER_RUN]`.
+"""What the README shows of a run, made from it: `python -m crl.cli.readme runs/quickstart`.
 
-Writes docs/quickstart.svg (the tables), of the longer run docs/learning.svg (held-out success by round), and replaces
-in README.md the code block behind each line `<!-- from a run: NAME -->`; a name that the README does not have is
-printed, to be put there. Names: `ending` (the words that `crl train` ends with) and `why` (the story of the experience
-that did best when it was used, its lines cut at their right).
+Writes docs/quickstart.svg (the tables), and replaces in README.md the code block behind each line
+`<!-- from a run: NAME -->`; a name that the README does not have is printed, to be put there. Names: `ending` (the
+words that `crl train` ends with) and `why` (the story of the experience that did best when it was used, its lines cut
+at their right).
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import sys
 from pathlib import Path
 
 from crl.cli.shared import an_entry, ending
-from crl.report.curves import success_charts
 from crl.report.picture import picture
 from crl.report.story_view import story_tree
 from crl.report.summary import summarize
 from crl.report.why import why
 from crl.run.directory import RunDirectory
 
-PICTURE, CURVE, README = Path("docs/quickstart.svg"), Path("docs/learning.svg"), Path("README.md")
+PICTURE, README = Path("docs/quickstart.svg"), Path("README.md")
 COLUMNS = 108
 """Longest line of a block."""
 _WIDE = 100_000
@@ -59,13 +58,10 @@ def _story(run_path: Path, entry: str) -> str:
     return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 2].rstrip()} …" for line in lines)
 
 
-def main(run_path: Path, folder: Path, longer: Path | None = None) -> None:
-    """Write the pictures and the README below `folder`; print what has no place."""
+def main(run_path: Path, folder: Path) -> None:
+    """Write the picture and the README below `folder`; print what has no place."""
     found = blocks(run_path)
     (folder / PICTURE).write_text(picture(run_path) + "\n", encoding="utf-8")
-    if longer is not None:
-        _, held_out, *_ = success_charts(summarize(longer))  # of a mixture there is an average, too
-        (folder / CURVE).write_text(held_out.picture() + "\n", encoding="utf-8")
     text, missing = inserted((folder / README).read_text(encoding="utf-8"), found)
     (folder / README).write_text(text, encoding="utf-8")
     for name in missing:
@@ -73,4 +69,4 @@ def main(run_path: Path, folder: Path, longer: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path.cwd(), *map(Path, sys.argv[2:]))
+    main(Path(sys.argv[1]), Path.cwd())

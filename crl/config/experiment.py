@@ -75,6 +75,12 @@ class Runtime(Model):
     stage_time_limit_seconds: float = Field(
         3600, ge=1, le=LONGEST_SECONDS, description="A stage past it is ended with its engine."
     )
+    broken_episodes_limit: float = Field(
+        0.9,
+        ge=0,
+        le=1,
+        description="A stage fails where a larger share of its games, or of one task family's, broke; 1: never.",
+    )
     lease_seconds: float = Field(
         60, ge=2, le=3600, description="Seconds without a heartbeat after which an owner elsewhere counts as dead."
     )

@@ -300,6 +300,7 @@ class Driver:
             attempt=self._attempts[place],
             command=" ".join(sys.argv),
             expectations=self.runtime.expectations,
+            broken_episodes_limit=self.runtime.broken_episodes_limit,
         )
 
     def _track_of(self, stage: Stage) -> Track:

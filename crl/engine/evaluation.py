@@ -53,13 +53,23 @@ def evaluate_round(
         )
     _require_weights(directory, recipe, chosen)
     from crl.engine.services import EngineServices, prepare_environment
+    from crl.engine.targets import last_runtime
     from crl.recipes.evaluate_again import evaluate_again
 
     # Before torch is imported: this process is the engine here.
     os.environ.update(prepare_environment(directory.method.threads))
     services = EngineServices(directory)
     try:
-        return evaluate_again(directory, directory.method, recipe, chosen, services, choice=choice, progress=progress)
+        return evaluate_again(
+            directory,
+            directory.method,
+            recipe,
+            chosen,
+            services,
+            choice=choice,
+            progress=progress,
+            broken_episodes_limit=last_runtime(directory.path).broken_episodes_limit,
+        )
     finally:
         services.close()
 

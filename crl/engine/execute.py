@@ -22,8 +22,9 @@ import pyarrow as pa
 
 from crl.engine.jobs import StageOutcome
 from crl.engine.parts import PartProgress
-from crl.errors import DataCheckFailed
+from crl.errors import DataCheckFailed, EnvironmentBroken
 from crl.protocols import Services
+from crl.recipes.broken import has_broken
 from crl.recipes.context import Progress, StageContext, Writer
 from crl.recipes.memory import MemoryWriter
 from crl.recipes.stage import Recipe, Stage
@@ -54,6 +55,8 @@ class Attempt:
     """Command line behind the attempt; provenance only."""
     expectations: Mapping[str, Any] = field(default_factory=dict)
     """A user's own suites of data checks by table. They may fail the stage and change nothing that it writes."""
+    broken_episodes_limit: float = 0.9
+    """Largest share of the games of a stage, or of one of its task families, that may break."""
     begun: Callable[[Path], None] = lambda directory: None
     """Called with the stage's temporary directory before it runs: it is sent to further ranks."""
     before_commit: Callable[[], None] = lambda: None
@@ -77,7 +80,9 @@ def execute_stage(
     if not one_part:
         _run_missing_parts(run, recipe, stage, round_number, *counted, attempt, services)
     with run.begin(round_number, stage_name, token=attempt.token) as writer:
-        context = _context(run, recipe, stage, round_number, writer, services, attempt.progress)
+        context = _context(
+            run, recipe, stage, round_number, writer, services, attempt.progress, attempt.broken_episodes_limit
+        )
         attempt.begun(context.directory)
         if stage.run is not None:
             stage.run(context)
@@ -86,6 +91,11 @@ def execute_stage(
             inputs = _run_as_one(stage, context, writer)
         elif stage.parts is not None:
             inputs = _concatenate(run, stage, round_number, stage.parts(context), context)
+        try:
+            context.require_games()
+        except EnvironmentBroken:
+            run.discard_parts(round_number, stage_name, lambda kept: has_broken(kept.get(_NOTES, {})))
+            raise
         try:
             checked = _check(writer.tables(), f"round {round_number}, stage {stage_name}", attempt.expectations)
         except DataCheckFailed:
@@ -230,6 +240,7 @@ def _context(
     writer: Writer,
     services: Services,
     progress: Progress,
+    broken_episodes_limit: float = 1.0,
 ) -> StageContext:
     return StageContext(
         method=run.method,
@@ -241,6 +252,7 @@ def _context(
         services=services,
         progress=progress,
         unfinished=run.unfinished_path(round_number, stage.name),
+        broken_episodes_limit=broken_episodes_limit,
     )
 
 

@@ -42,6 +42,8 @@ class Job:
     """Command line of the process that asked; provenance only."""
     expectations: dict[str, Any] = field(default_factory=dict)
     """A user's own suites of data checks by table (`runtime.expectations`)."""
+    broken_episodes_limit: float = 0.9
+    """Largest share of the games of a stage, or of one of its task families, that may break (`runtime`)."""
     directory: str | None = None
     """Where the stage is written; sent to the ranks above 0, which do not write the record themselves."""
 

@@ -25,6 +25,7 @@ from crl.config import EmbedderUse, RoleConfig
 from crl.config.servers import ServerConfig
 from crl.engine.targets import last_runtime
 from crl.errors import BadInput, RecordDamaged
+from crl.faults import close
 from crl.protocols import Embedder, Environment, LoadedPolicy, Policy, Served
 from crl.records import Weights, rows_of
 from crl.run.seeds import seed_for
@@ -50,6 +51,8 @@ class EngineServices:
         """(weights digest, trainer) by role; an empty digest while a stage trains it."""
         self._stage_seed = 0
         self._torch_ready = False
+        self._tried_again: tuple[int, str, int] | None = None
+        """Round, stage and number of the further attempt that environments were made anew for."""
 
     # -- what stages ask for ---------------------------------------------------------------------------------------
 
@@ -170,8 +173,14 @@ class EngineServices:
 
     # -- what the worker asks for ----------------------------------------------------------------------------------
 
-    def begin(self, round_number: int, stage: str, part: int | None) -> None:
-        """Before each job: a trainer left by a failed stage goes, and torch's generators start from the job's seed."""
+    def begin(self, round_number: int, stage: str, part: int | None, *, attempt: int = 1) -> None:
+        """Before each job: a trainer left by a failed stage goes, and torch's generators start from the job's seed.
+
+        A stage that is tried again gets environments that are made anew: what is broken may be one of them.
+        """
+        if attempt > 1 and self._tried_again != (round_number, stage, attempt):
+            self._tried_again = (round_number, stage, attempt)
+            self._close_environments()
         self._drop_trainers([role for role, (digest, _) in self._trainers.items() if not digest])
         _give_back()
         place: tuple[str | int, ...] = ("torch", round_number, stage, -1 if part is None else part)
@@ -195,11 +204,14 @@ class EngineServices:
     def close(self) -> None:
         """Free everything."""
         self.release()
-        for environment in self._environments.values():
-            environment.close()
-        self._environments.clear()
+        self._close_environments()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _close_environments(self) -> None:
+        for (family, _), environment in self._environments.items():
+            close(f"the environment of family {family}", environment.close)
+        self._environments.clear()
 
     def _new_trainer(self, role: str, weights: Weights) -> Trainer:
         from crl.learn.trainer import Trainer

@@ -82,7 +82,7 @@ class Worker:
                 return {"count": 0, "missing": []}
             count, missing = missing_parts(run, recipe, job.round, job.stage, services)
             return {"count": count, "missing": missing}
-        services.begin(job.round, job.stage, job.part)
+        services.begin(job.round, job.stage, job.part, attempt=job.attempt)
         self._last_progress = 0.0  # the beginning of a stage is reported
         if self._rank > 0:
             execute_rank(run, recipe, job.round, job.stage, Path(cast(str, job.directory)), services)
@@ -93,6 +93,7 @@ class Worker:
             number=job.attempt,
             command=job.command,
             expectations=job.expectations,
+            broken_episodes_limit=job.broken_episodes_limit,
             begun=lambda directory: self._send(type="begun", directory=str(directory)),
             before_commit=self._wait_for_ranks,
         )

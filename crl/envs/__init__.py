@@ -14,7 +14,8 @@ from contextlib import closing, contextmanager
 
 from crl.config import EnvironmentConfig, FamilyConfig
 from crl.errors import BadInput
-from crl.protocols import Environment
+from crl.faults import EXPECTED_ACTIONS, Fault, attempt, flaw_of_actions
+from crl.protocols import Environment, Start
 
 
 def make_environment(family: FamilyConfig) -> Environment:
@@ -56,17 +57,24 @@ def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> No
     happens in another process."""
     seeds = [0] if config.held_out_from is None else [0, config.held_out_from]
     where = f"environment {config.kind}"
-    try:
+
+    def begun() -> tuple[list[Start], list[Start]]:
         with _made(config, isolate=isolate) as environment:
-            first, second = environment.reset_many(seeds), environment.reset_many(seeds)
-    except BadInput:
-        raise
-    except Exception as error:
+            return environment.reset_many(seeds), environment.reset_many(seeds)
+
+    tried = attempt(begun)
+    if isinstance(tried, Fault):
         raise BadInput(
-            f"the environment cannot be started: {type(error).__name__}: {error}",
+            f"the environment cannot be started: {type(tried.error).__name__}: {tried.error}",
             where=where,
             next_step="correct its settings, or install what the message names",
-        ) from error
+        ) from tried.error
+    first, second = tried
+    for start in first:
+        if start.error is None and (flaw := flaw_of_actions(start.actions)) is not None:
+            raise BadInput(
+                flaw, expected=EXPECTED_ACTIONS, where=where, next_step="have the environment give them as such"
+            )
     if first != second:
         raise BadInput(
             "the environment starts differently when it is reset with the same seed",

@@ -38,10 +38,11 @@ _ALSO = ("truth", "lesson", "content", "why", "difficulty")
 
 
 class EnvironmentLost(Exception):
-    """An instance raised, died or was killed; `code` is the reason code of its episode."""
+    """An instance raised, died or was killed; `code` is the reason code of its episode, `details` the traceback from
+    there, or what is known."""
 
-    def __init__(self, code: str, said: str) -> None:
-        self.code = code
+    def __init__(self, code: str, said: str, details: str | None = None) -> None:
+        self.code, self.details = code, details or said
         super().__init__(said)
 
 
@@ -200,10 +201,10 @@ class Isolated:
             return value
         if kind == "long":
             raise EnvironmentLost("environment_observation_limit", f"an answer of {value:,} bytes after {when}")
-        name, text, payload = value
+        name, text, payload, details = value
         if payload is not None:
             raise from_payload(payload)
-        raise EnvironmentLost(f"environment_{name}", f"{name}: {text}")
+        raise EnvironmentLost(f"environment_{name}", f"{name}: {text}", details)
 
     def _kill(self) -> None:
         if self.pid:

@@ -116,16 +116,19 @@ def _serve(connection: Connection, told: dict[str, Any], config: Any) -> None:
 
 
 def _answer(connection: Connection, work: Any) -> None:
-    """Send what a call returns, or what it raised: its name, its text, and the payload of the project's own errors."""
+    """Send what a call returns, or what it raised: its name, its text, the payload of the project's own errors, and the
+    traceback."""
     try:
         answer = pickle.dumps(("ok", work()))
         if len(answer) > LARGEST_ANSWER:
             answer = pickle.dumps(("long", len(answer)))
     except BaseException as error:
         from crl.errors import CrlError
+        from crl.faults import details_of
 
         payload = error.payload() if isinstance(error, CrlError) else None
-        answer = pickle.dumps(("error", (type(error).__name__, str(error)[:2000], payload)))
+        details = details_of(error)
+        answer = pickle.dumps(("error", (type(error).__name__, str(error)[:2000], payload, details)))
     with contextlib.suppress(OSError):
         connection.send_bytes(answer)
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from crl.envs.isolated import EnvironmentLost
 from crl.errors import CrlError
+from crl.faults import Fault, close
 from crl.protocols import Environment, Start, Step, StopReason
 
 _OF_ALL = ("truth", "lesson", "practice")
@@ -78,7 +78,7 @@ class SideBySide:
         for result in (results[slot] for slot in calls):
             if isinstance(result, CrlError | MemoryError):
                 raise result
-            starts.append(Start.failed(_code(result)) if isinstance(result, BaseException) else result[0])
+            starts.append(Start.failed(*_told(result)) if isinstance(result, BaseException) else result[0])
         return starts
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
@@ -97,7 +97,7 @@ class SideBySide:
             elif isinstance(result, BaseException):
                 if isinstance(result, _Late):
                     self._abandoned.add(slot)
-                yield slot, Step("", (), False, "", True, False, 0.0, StopReason.error, _code(result))
+                yield slot, Step("", (), False, "", True, False, 0.0, StopReason.error, *_told(result))
             else:
                 yield slot, result[0]
         if raised is not None:
@@ -111,7 +111,7 @@ class SideBySide:
         """Close every instance but those whose step has not returned yet: their threads do."""
         for slot, instance in enumerate(self._instances):
             if slot not in self._abandoned:
-                instance.close()
+                close("an instance of the environment", instance.close)
         self._instances, self._abandoned = [], set()
         self._closing()
 
@@ -122,11 +122,17 @@ class SideBySide:
 class _Late(Exception):
     """A call took longer than its limit."""
 
+    code = "environment_time_limit"
 
-def _code(error: BaseException) -> str:
-    if isinstance(error, EnvironmentLost):
-        return error.code
-    return "environment_time_limit" if isinstance(error, _Late) else f"environment_{type(error).__name__}"
+    def __init__(self, limit: float) -> None:
+        self.details = f"no answer within {limit:g} s"
+        super().__init__(self.details)
+
+
+def _told(error: BaseException) -> tuple[str, str]:
+    """The reason code of an episode that ended so, and what is known about it."""
+    fault = Fault(error)
+    return fault.code, fault.details
 
 
 class _Call:
@@ -187,7 +193,7 @@ def _side_by_side(
                     if time.monotonic() - call.began >= limit and call.give_up():
                         del running[slot]
                         places.release()
-                        yield slot, _Late()
+                        yield slot, _Late(limit)
             else:
                 found = running.pop(slot).result
                 places.release()

@@ -14,8 +14,11 @@ import pyarrow as pa
 from crl.bank.changes import TableOf, open_snapshot
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
+from crl.errors import EnvironmentBroken
+from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
 from crl.recipes.banks import tables_of
+from crl.recipes.broken import Game, note_games, require_games
 from crl.recipes.stage import Recipe, Stage
 from crl.recipes.timing import note_time
 from crl.records import Metric, Row, rows_of, schema_of, table_of
@@ -66,6 +69,7 @@ class StageContext:
         arms: frozenset[str] | None = None,
         families: frozenset[str] | None = None,
         unfinished: Path | None = None,
+        broken_episodes_limit: float = 0.9,
     ) -> None:
         self.method, self.recipe, self.stage, self.round = method, recipe, stage, round_number
         self.services = services
@@ -75,6 +79,7 @@ class StageContext:
         self.unfinished = unfinished
         """Folder whose files outlive an attempt that ends early and go when the stage is committed; None: there is
         none. What is in it may save work and nothing else."""
+        self._broken_limit = broken_episodes_limit
         self._reader, self._writer, self._progress = reader, writer, progress
         self.inputs: set[tuple[int, str]] = set()
         self._bank_rows: dict[tuple[int, str, type[Row]], pa.Table] = {}
@@ -92,8 +97,15 @@ class StageContext:
         return self._writer.directory
 
     def environment(self, family: str) -> Environment:
-        """The environment of a task family, as it is in this round."""
-        return self.services.environment(family, self.round)
+        """The environment of a task family, as it is in this round. Raises EnvironmentBroken where there is none."""
+        made = attempt(lambda: self.services.environment(family, self.round))
+        if isinstance(made, Fault):
+            raise EnvironmentBroken(
+                f"the environment cannot be made: {made.code}\n{made.details}",
+                where=f"environment of family {family}",
+                next_step=EnvironmentBroken.ADVICE,
+            ) from made.error
+        return made
 
     def rows(self, row_type: type[R], name: str) -> list[R]:
         """Rows of a declared read, by its name; none where that round has no such stage. Undeclared reads are
@@ -184,6 +196,14 @@ class StageContext:
         began = time.monotonic()
         yield
         note_time(self.notes, work, items=items, seconds=time.monotonic() - began)
+
+    def note_games(self, games: Iterable[Game]) -> None:
+        """Count games that were played, or starts of games that a later stage plays (`broken.py`)."""
+        note_games(self.notes, games, of=(self.round, self.stage.name))
+
+    def require_games(self) -> None:
+        """Raise EnvironmentBroken where too many of the games that were noted broke."""
+        require_games(self.notes, self._broken_limit, f"round {self.round}, stage {self.stage.name}")
 
     def progress(self, done: int, total: int, **figures: Any) -> None:
         """Tell whoever watches; never part of the record."""

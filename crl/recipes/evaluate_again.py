@@ -74,11 +74,13 @@ def evaluate_again(
     *,
     choice: Choice | None = None,
     progress: Callable[[dict[str, Any]], None] = lambda figures: None,
+    broken_episodes_limit: float = 0.9,
 ) -> Evaluated:
     """An evaluation of a round, with and without its bank, or what `choice` leaves of it.
 
     Raises BadInput for a choice that cannot be (seeds that training knows, a task that is not there), where the round
-    has no evaluation stage to stand in for, or where none of the chosen arms can be played in it.
+    has no evaluation stage to stand in for, or where none of the chosen arms can be played in it; EnvironmentBroken
+    where a larger share of its games broke than `broken_episodes_limit`.
     """
     choice = choice or Choice()
     chosen = {family.name: family for family in chosen_method(method, choice).families}
@@ -101,12 +103,14 @@ def evaluate_again(
         progress=progress,
         arms=arms,
         families=frozenset(chosen),
+        broken_episodes_limit=broken_episodes_limit,
     )
     parts = stage.parts(context)
     if not parts and arms is not None:
         raise _no_arm(round_number, choice.arms or ())
     for part in range(parts):
         stage.run_part(context, part)
+    context.require_games()
     # A recipe of another package may play every arm and family whatever was asked for.
     rows = [row for row in writer.rows(Evaluation) if row.family in chosen and (arms is None or row.arm in arms)]
     return Evaluated(round_number, rows, context.digests())

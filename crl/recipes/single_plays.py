@@ -38,5 +38,5 @@ def tasks_at(
             environment_seed=seed,
             stream=stream,
         )
-        for index, ((family, seed), start) in enumerate(zip(wave, starts_of(ctx, wave), strict=True))
+        for index, ((family, seed), start) in enumerate(zip(wave, starts_of(ctx, wave, played_here=True), strict=True))
     ]

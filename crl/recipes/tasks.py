@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from crl.config import FamilyConfig, SeedRange
 from crl.protocols import Start
+from crl.recipes.broken import games_from, naming
 from crl.recipes.context import StageContext
 from crl.records import FREE, Task
 from crl.rollout.readable import Readable
@@ -68,7 +69,9 @@ def _family_tasks(
     drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)
     environment_seeds = [seeds.start + int(value) for value in drawn]
     longest = ctx.method.rollout.longest_observation
-    starts = Readable(ctx.environment(family.name), longest).reset_many(environment_seeds)
+    with naming(family.name):
+        starts = Readable(ctx.environment(family.name), longest).reset_many(environment_seeds)
+    ctx.note_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))
     return [
         task_of(
             ctx,

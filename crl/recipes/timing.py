@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from crl.recipes import broken
+
 TIMINGS = "timings"
 """Their place among the notes of a stage, by kind of work."""
 
@@ -23,11 +25,15 @@ def note_time(notes: dict[str, Any], work: str, *, items: int, seconds: float) -
 
 
 def joined(notes: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes of several parts of a stage as those of the stage: timings are added up, else the first is kept."""
+    """The notes of several parts of a stage as those of the stage: timings and games that broke are added up, else the
+    first is kept."""
     timings = dict(notes.get(TIMINGS, {}))
     for work, found in more.get(TIMINGS, {}).items():
         timings[work] = _added(timings[work], found) if work in timings else found
-    return {**more, **notes, **({TIMINGS: timings} if timings else {})}
+    games = broken.joined(notes.get(broken.BROKEN, {}), more.get(broken.BROKEN, {}))
+    return {
+        **more, **notes, **({TIMINGS: timings} if timings else {}), **({broken.BROKEN: games} if games else {})
+    }  # fmt: skip
 
 
 def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

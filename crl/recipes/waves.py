@@ -10,6 +10,7 @@ import numpy as np
 
 from crl.config import Method, SamplingConfig
 from crl.protocols import Advisor, Environment, Policy, Start
+from crl.recipes.broken import games_from, games_of, naming
 from crl.recipes.context import StageContext
 from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Retrieval, Task, Turn
@@ -50,24 +51,29 @@ def play(
     environment: Environment | None = None,
     advisor: Advisor | None = None,
     progress: Progress | None = None,
+    predicted: bool = False,
 ) -> list[PlayedEpisode]:
     """Play one wave, in the environment of its family (or of its families) unless another is given.
 
     `advisor` answers the questions of guided episodes; without one they are offered none. `progress` takes the figures
-    of the wave where it is not a part of the stage.
+    of the wave where it is not a part of the stage. `predicted`: the environment is a model, whose breaks are no fault.
     """
-    return play_wave(
-        policy,
-        environment or kept_environment(ctx, slots, weights_digest),
-        slots,
-        method=ctx.method,
-        seed_of=seed_of or (lambda episode_id: ctx.seed(episode_id)),
-        sampling=sampling,
-        weights_digest=weights_digest,
-        stage=ctx.stage.name,
-        advisor=advisor,
-        progress=progress or (lambda figures: ctx.progress(**figures)),
-    )
+    with naming(slots[0].task.family if slots else ""):
+        played = play_wave(
+            policy,
+            environment or kept_environment(ctx, slots, weights_digest),
+            slots,
+            method=ctx.method,
+            seed_of=seed_of or (lambda episode_id: ctx.seed(episode_id)),
+            sampling=sampling,
+            weights_digest=weights_digest,
+            stage=ctx.stage.name,
+            advisor=advisor,
+            progress=progress or (lambda figures: ctx.progress(**figures)),
+        )
+    if not predicted:
+        ctx.note_games(games_of(played))
+    return played
 
 
 def kept_environment(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_digest: str) -> Environment:
@@ -137,10 +143,18 @@ def of_all(ctx: StageContext, before: int, total: int) -> Progress:
     return lambda figures: ctx.progress(before + figures["done"], total)
 
 
-def starts_of(ctx: StageContext, places: Sequence[tuple[str, int]]) -> list[Start]:
-    """What an actor is shown first at each place: a task family and an environment seed."""
-    environment = environment_of(ctx, [family for family, _ in places])
-    return Readable(environment, ctx.method.rollout.longest_observation).reset_many([seed for _, seed in places])
+def starts_of(ctx: StageContext, places: Sequence[tuple[str, int]], *, played_here: bool = False) -> list[Start]:
+    """What an actor is shown first at each place: a task family and an environment seed.
+
+    `played_here`: this stage plays them too, and counts them there; those that do not start are counted here.
+    """
+    with naming(places[0][0] if places else ""):
+        environment = environment_of(ctx, [family for family, _ in places])
+        readable = Readable(environment, ctx.method.rollout.longest_observation)
+        starts = readable.reset_many([seed for _, seed in places])
+    games = games_from(starts, places)
+    ctx.note_games([game for game in games if game.error is not None] if played_here else games)
+    return starts
 
 
 def environment_of(ctx: StageContext, families: Sequence[str]) -> Environment:

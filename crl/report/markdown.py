@@ -18,7 +18,7 @@ from crl.report.checks import StageChecks
 from crl.report.curves import success_charts
 from crl.report.diff import KINDS, BankDiff, Change
 from crl.report.rates import NOTHING
-from crl.report.round_tables import recipe_tables, success_rows, training_rows
+from crl.report.round_tables import broken_words, recipe_tables, success_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.tasks import newest_tasks, task_rows
 from crl.text.unicode import escaped
@@ -55,6 +55,8 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
     lines = [f"# Rounds of {plain(name)}", ""]
     if newest is not None and newest.alarms:
         lines += [f"**Alarms of round {newest.label}**", "", *(f"- {plain(alarm)}" for alarm in newest.alarms), ""]
+    if newest is not None and newest.broken:
+        lines += broken_markdown(newest)
     # Two narrow tables: beside the column of details that the UI shows, a wide one would be cut off.
     lines += [
         "## Success",
@@ -82,6 +84,16 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
         command = code(f"crl verify {name} --head {head}")
         lines += ["## Head", "", f"Kept elsewhere, it shows a forged record: {command}"]
     return "\n".join(lines) + "\n"
+
+
+def broken_markdown(summary: RoundSummary) -> list[str]:
+    """Games of a round that broke: how many, where, and the first traceback of each kind."""
+    lines = [f"**Games of round {summary.label} that broke**", ""]
+    for each in summary.broken:
+        lines.append(f"- {plain(broken_words(each))}")
+        # A block by its indent: whatever a text holds, it cannot end it.
+        lines += ["", *(f"      {escaped(line)}" for line in (each["details"] or "").splitlines()), ""]
+    return lines
 
 
 def tasks_markdown(summaries: Sequence[RoundSummary]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The SQL of the results and the cost of playing: the views `success_by_arm`, `success_by_task` and
+"""The SQL of the results and the cost of playing: the views `success_by_arm`, `success_by_task`, `broken_games` and
 `timings`, and the interval macros."""
 
 from __future__ import annotations
@@ -23,6 +23,26 @@ TIMING_COLUMNS = (
     ("longest", "DOUBLE", "seconds of the longest batch"),
 )  # fmt: skip
 """Columns of the view `timings`, one row per stage and kind of work: name, type, meaning."""
+
+BROKEN_GAMES = """
+SELECT
+    round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.place' AS place,
+    CAST(kind.value ->> '$.games' AS BIGINT) AS games, CAST(family.value ->> '$.games' AS BIGINT) AS played,
+    CAST(kind.value ->> '$.seed' AS BIGINT) AS environment_seed, kind.value ->> '$.details' AS details
+FROM stages, json_each(manifest, '$.provenance.broken') AS family, json_each(family.value, '$.kinds') AS kind
+"""
+BROKEN_COLUMNS = (
+    ("round", "BIGINT", "round of the stage"),
+    ("stage", "VARCHAR", "stage that played, or planned"),
+    ("family", "VARCHAR", "task family"),
+    ("error", "VARCHAR", "reason code, as in `episodes`"),
+    ("place", "VARCHAR", "where the traceback ends, as `game.py line 31 in act`; null without a traceback"),
+    ("games", "BIGINT", "games of the family that broke so"),
+    ("played", "BIGINT", "all games of the family in the stage"),
+    ("environment_seed", "BIGINT", "seed of the first of them"),
+    ("details", "VARCHAR", "the traceback of the first of them, or in words what was wrong"),
+)
+"""Columns of the view `broken_games`, one row per stage, task family and kind of break: name, type, meaning."""
 
 _SUCCESS = """
 SELECT

@@ -5,8 +5,8 @@ The terminal shows them as the tables that are made here, Prefect's UI as Markdo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from crl.report.attempts import attempt_rows
 from crl.report.cells import percent
@@ -108,7 +108,8 @@ def _by_task(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:
 
 
 def notes(summaries: Sequence[RoundSummary]) -> list[str]:
-    """What follows the tables: the seconds of the preparation, alarms of the newest round that has any."""
+    """What follows the tables: the seconds of the preparation, and of the newest round that has any, alarms and games
+    that broke."""
     lines = []
     for each in summaries:
         if each.round == 0 and each.seconds:
@@ -117,7 +118,20 @@ def notes(summaries: Sequence[RoundSummary]) -> list[str]:
     alarmed = [each for each in summaries if each.alarms]
     if alarmed:
         lines += [f"alarm in round {alarmed[-1].round}, {alarm}" for alarm in alarmed[-1].alarms]
+    broke = [each for each in summaries if each.broken]
+    if broke:
+        lines += [f"broken in round {broke[-1].round}, {broken_words(row)}" for row in broke[-1].broken]
+        lines.append("the view broken_games of `crl sql` has the tracebacks")
     return lines
+
+
+def broken_words(row: Mapping[str, Any]) -> str:
+    """A row of the view `broken_games`: how many games broke, how and where."""
+    place = f", {row['place']}" if row["place"] else ""
+    told = (
+        f"{row['stage'].replace('_', ' ')}: {row['games']} of {row['played']} games of {row['family']}: {row['error']}"
+    )
+    return f"{told} (first seed {row['environment_seed']}{place})"
 
 
 def _table(title: str, rows: Rows, left: Collection[str]) -> Table:

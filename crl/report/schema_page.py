@@ -11,7 +11,7 @@ from crl.config.load import load_experiment
 from crl.recipes import recipe_of
 from crl.recipes.stage import Recipe
 from crl.records import ROW_TYPES, BankEntry, Row
-from crl.report.play_sql import SUCCESS_COLUMNS, TASK_COLUMNS, TIMING_COLUMNS
+from crl.report.play_sql import BROKEN_COLUMNS, SUCCESS_COLUMNS, TASK_COLUMNS, TIMING_COLUMNS
 from crl.report.view_sql import STAGE_COLUMNS, columns_of
 
 _HEAD = """# The views of a run
@@ -35,6 +35,7 @@ Put together from these are
 | `rounds` | one per round: `round`, `stages` (how many are complete), `complete` (their names) |
 | `success_by_arm` | one per round and arm: success with its interval, actions and tokens per game (below) |
 | `success_by_task` | the same by task family (below) |
+| `broken_games` | one per stage, task family and kind of break: how many games broke, and the first traceback (below) |
 | `timings` | one per stage and kind of work: how long retrieval, answers and playing took (below) |
 | `lineage` | one per use of an experience, with all that led to it: [sql.md](sql.md) shows the query |
 
@@ -55,6 +56,12 @@ base up to that round, or its last row of `bank_changes` since. So there is one 
 `WHERE round = …` gives one bank.
 """,
 }
+_BROKEN = """
+## broken_games
+
+Games of one task family that broke in the same way in one stage. Tracebacks differ from machine to machine, so this
+comes from the manifests' provenance; `episodes` has the reason code of each game.
+"""
 _TIMINGS = """
 ## timings
 
@@ -126,6 +133,8 @@ def page() -> str:
     parts.append(_table(list(SUCCESS_COLUMNS)))
     parts.append("\n## success_by_task\n\nSuccess of one arm in one round on one task, and what its games took.\n")
     parts.append(_table(list(TASK_COLUMNS)))
+    parts.append(_BROKEN)
+    parts.append(_table(list(BROKEN_COLUMNS)))
     parts.append(_TIMINGS)
     parts.append(_table(list(TIMING_COLUMNS)))
     parts.append(_OTHER_TABLES)

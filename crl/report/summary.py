@@ -101,6 +101,8 @@ class RoundSummary:
     """Held-out results by task and arm, in order of their names."""
     timings: Mapping[tuple[str, str], Timing] = field(default_factory=dict)
     """By stage and kind of work, as in the view `timings`."""
+    broken: tuple[Mapping[str, Any], ...] = ()
+    """Rows of the view `broken_games`."""
     clipped: Mapping[str, float] = field(default_factory=dict)
     """Share of the trained tokens whose ratio the objective clipped, by role; a role that was not updated is absent."""
     health: Mapping[str, float] = field(default_factory=dict)
@@ -168,6 +170,9 @@ class _FiguresByRound:
             "ORDER BY ALL"
         ):
             self._tasks.setdefault(number, {}).setdefault(str(arm), {})[str(family)] = Rate(*map(_whole, counts))
+        self._broken: dict[Any, list[dict[str, Any]]] = {}
+        for row in connection.sql("SELECT * FROM broken_games ORDER BY ALL").to_arrow_table().to_pylist():
+            self._broken.setdefault(row["round"], []).append(row)
         self._timings: dict[Any, dict[tuple[str, str], Timing]] = {}
         for number, stage, work, batches, items, seconds in fetch(
             "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"
@@ -258,6 +263,7 @@ class _FiguresByRound:
             costs=self._costs.get(number, {}),
             evaluations=tuple(self._evaluations.get((number, "evaluate"), ())),
             timings=self._timings.get(number, {}),
+            broken=tuple(self._broken.get(number, ())),
             clipped=self._clipped.get(number, {}),
             health=self._health.get(number, {}),
             seconds=self._seconds.get(number, {}),

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from crl.records import ROW_TYPES, Approval, BankChange, BankEntry, BankSnapshot, BankText, Row, schema_of
 from crl.report.lineage import LINEAGE
-from crl.report.play_sql import SUCCESS_BY_ARM, SUCCESS_BY_TASK, TIMINGS
+from crl.report.play_sql import BROKEN_GAMES, SUCCESS_BY_ARM, SUCCESS_BY_TASK, TIMINGS
 from crl.report.view_files import MANIFEST, Source
 
 _SQL_TYPES = {
@@ -153,6 +153,7 @@ _MADE_OF = {
     "bank_texts": _STORED_BANK,
     "bank_text": _BANK_TEXT,
     "rounds": _ROUNDS,
+    "broken_games": "stages",
     "timings": "stages",
     "success_by_arm": SUCCESS_BY_ARM,
     "success_by_task": SUCCESS_BY_TASK,
@@ -210,6 +211,7 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies["rounds"] = _ROUNDS
     bodies["bank_text"] = _BANK_TEXT
     bodies["lineage"] = LINEAGE
+    bodies["broken_games"] = BROKEN_GAMES
     bodies["timings"] = TIMINGS
     bodies["success_by_arm"] = SUCCESS_BY_ARM
     bodies["success_by_task"] = SUCCESS_BY_TASK

@@ -7,6 +7,7 @@ One view per row type of `crl/records/`, over every round and stage that wrote i
 - `stages`: one row per committed stage, from its manifest; `rounds`: one row per round;
 - `success_by_arm`: success of each round and arm, with its interval, actions and tokens per game;
 - `success_by_task`: the same by task family;
+- `broken_games`: games that broke, by kind, with the first traceback, from the manifests;
 - `timings`: how long retrieval, answers and playing took, from the manifests;
 - `lineage`: one row per use of an experience, with all that led to it (`lineage.py`);
 - the table macros `bank_at(round)` and `bank_diff(earlier, later)`, and `wilson_low(won, games)`, `wilson_high(…)`.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from crl.errors import CrlError
+from crl.errors import EnvironmentBroken
+from crl.faults import Fault, attempt
 from crl.protocols import Environment, Start, Step, StopReason
 
 
@@ -39,7 +40,7 @@ class MixedEnvironment:
             raise ValueError(f"a wave of {len(self._families)} slots was given {len(seeds)} seeds")
         starts: dict[int, Start] = {}
         for family, slots in self._slots.items():
-            begun = starts_or_errors(self._environments[family], [seeds[slot] for slot in slots])
+            begun = starts_or_errors(self._environments[family], [seeds[slot] for slot in slots], family)
             starts.update(zip(slots, begun, strict=True))
         return [starts[slot] for slot in range(len(seeds))]
 
@@ -65,40 +66,42 @@ class MixedEnvironment:
         """Nothing: the environments belong to who lent them."""
 
 
-def starts_or_errors(environment: Environment, seeds: Sequence[int]) -> list[Start]:
+def starts_or_errors(environment: Environment, seeds: Sequence[int], family: str = "") -> list[Start]:
     """`reset_many`; a slot whose seed cannot be started has no start but its reason.
 
     Where a reset of all seeds raises, each is tried alone, and those that raise again give their place to one that does
-    not. Raises what the reset raised where several seeds were tried and none can be started: then it is the environment
-    that is out of order, for now perhaps. Raises the project's own errors.
+    not. Raises EnvironmentBroken where several seeds were tried and none can be started: then it is the environment
+    that is out of order, for now perhaps; `family` names it. Raises the project's own errors.
     """
+    starts = _starts(environment, seeds)
+    tried = len(set(seeds))
+    if tried > 1 and all(start.error is not None for start in starts):
+        raise EnvironmentBroken(
+            f"none of {tried} episodes could be started: {starts[0].error}\n{starts[0].details or ''}".rstrip(),
+            where=f"environment of family {family}" if family else None,
+            next_step=EnvironmentBroken.ADVICE,
+        )
+    return starts
+
+
+def _starts(environment: Environment, seeds: Sequence[int]) -> list[Start]:
     begun = _begun(environment, seeds)
-    if not isinstance(begun, Exception):
+    if not isinstance(begun, Fault):
         return begun
     alone = {seed: _begun(environment, [seed]) for seed in dict.fromkeys(seeds)}
     failed = {
-        seed: Start.failed(f"environment_{type(error).__name__}")
-        for seed, error in alone.items()
-        if isinstance(error, Exception)
+        seed: Start.failed(fault.code, fault.details) for seed, fault in alone.items() if isinstance(fault, Fault)
     }
     sound = next((seed for seed in seeds if seed not in failed), None)
-    if sound is None and len(failed) == 1:
-        return [failed[seed] for seed in seeds]
     if sound is not None:
         begun = _begun(environment, [sound if seed in failed else seed for seed in seeds])
-    if isinstance(begun, Exception):
-        raise begun
-    return [failed.get(seed, start) for seed, start in zip(seeds, begun, strict=True)]
+        if not isinstance(begun, Fault):
+            return [failed.get(seed, start) for seed, start in zip(seeds, begun, strict=True)]
+    return [failed.get(seed, Start.failed(begun.code, begun.details)) for seed in seeds]
 
 
-def _begun(environment: Environment, seeds: Sequence[int]) -> list[Start] | Exception:
-    """The starts of all seeds, or what their reset raised. Raises the project's own errors."""
-    try:
-        return environment.reset_many(seeds)
-    except (CrlError, MemoryError):
-        raise
-    except Exception as error:
-        return error
+def _begun(environment: Environment, seeds: Sequence[int]) -> list[Start] | Fault:
+    return attempt(lambda: environment.reset_many(seeds))
 
 
 def step_or_error(environment: Environment, actions: Mapping[int, str | None]) -> dict[int, Step]:
@@ -124,17 +127,23 @@ def _stepped(
     step: Callable[[Mapping[int, str | None]], Iterable[tuple[int, Step]]], actions: Mapping[int, str | None]
 ) -> Iterator[tuple[int, Step]]:
     left = dict(actions)
-    try:
-        for slot, done in step(actions):
-            checked = done if _is_finite(done) else broken("reward")
-            del left[slot]
-            yield slot, checked
-    except (CrlError, MemoryError):
-        raise
-    except Exception as error:
-        yield from dict.fromkeys(left, broken(type(error).__name__)).items()
-    else:
-        yield from dict.fromkeys(left, broken("no_step")).items()
+    steps = attempt(lambda: iter(step(actions)))
+
+    def following() -> tuple[int, Step] | None:
+        found = next(steps, None)  # type: ignore[arg-type]
+        if found is None:
+            return None
+        slot, done = found
+        del left[slot]
+        return slot, done if _is_finite(done) else broke("environment_reward", f"no step with a finite reward: {done}")
+
+    # Around the calls alone: what is thrown into this generator where it waits is nothing of the environment's.
+    given = steps if isinstance(steps, Fault) else attempt(following)
+    while given is not None and not isinstance(given, Fault):
+        yield given
+        given = attempt(following)
+    missing = broke("environment_no_step") if given is None else broke(given.code, given.details)
+    yield from dict.fromkeys(left, missing).items()
 
 
 def _is_finite(step: Step) -> bool:
@@ -145,11 +154,6 @@ def _is_finite(step: Step) -> bool:
         return False
 
 
-def broken(what: str) -> Step:
-    """The last step of a slot whose environment broke; `what` is the end of its reason code."""
-    return broke(f"environment_{what}")
-
-
-def broke(code: str) -> Step:
-    """The last step of a slot whose environment broke, with its reason code."""
-    return Step("", (), False, "", True, False, 0.0, StopReason.error, code)
+def broke(code: str, details: str | None = None) -> Step:
+    """The last step of a slot whose environment broke, with its reason code and what is known about it."""
+    return Step("", (), False, "", True, False, 0.0, StopReason.error, code, details)

@@ -66,6 +66,7 @@ class LiveEpisode:
     stop_reason: StopReason | None = None
     last_observation: str | None = None
     error: str | None = None
+    details: str | None = None
 
     def __post_init__(self) -> None:
         self.loss_mask = [0] * len(self.token_ids)

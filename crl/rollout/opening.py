@@ -54,7 +54,7 @@ def opened_row(
     allowed = policy.context - sampling.max_new_tokens
     if len(token_ids) > allowed:
         # One long observation or note must not stop the round, in which it would be met again by every retry.
-        start = Start.failed(PROMPT_TOO_LONG)
+        start = Start.failed(PROMPT_TOO_LONG, f"the first prompt has {len(token_ids)} tokens; at most {allowed} fit")
         messages, token_ids = opened(policy.chat, prompts["actor"], start, experience=None, placement=placement)
     if len(token_ids) > allowed:
         raise PromptTooLong(
@@ -79,7 +79,12 @@ def _as_planned(task: Task, start: Start) -> Start:
     """The start to open; an episode that could not be started when it was planned, or cannot now, is over at its first
     turn."""
     failed = Start.failed("environment_start")
-    planned_failed = (task.goal, task.first_observation) == (failed.goal, failed.observation)
-    if start.error is None and not planned_failed:
+    if start.error is None and not without_start(task.goal, task.first_observation):
         return start
-    return Start(task.goal, task.first_observation, failed.actions, start.error or failed.error)
+    return Start(task.goal, task.first_observation, failed.actions, start.error or failed.error, start.details)
+
+
+def without_start(goal: str, first_observation: str) -> bool:
+    """Whether an episode of this goal could not be started when it was planned."""
+    failed = Start.failed("")
+    return (goal, first_observation) == (failed.goal, failed.observation)

@@ -49,6 +49,8 @@ class PlayedEpisode:
     """Token records of the answers that it got."""
     raw_reward: float
     """What the environment gave; `episode.reward` is by the convention of the family."""
+    details: str | None = None
+    """Beside `episode.error`: the traceback, or in words what was wrong."""
 
     @property
     def feedback(self) -> str:
@@ -121,12 +123,14 @@ def play_wave(
         raise ValueError("a wave of several task families needs an environment of them all")
     environment = Readable(environment, method.rollout.longest_observation)
     starts = environment.reset_many([slot.task.environment_seed for slot in slots])
+    trees = AnswerTrees(policy.chat, sampling.max_new_tokens) if sampling.constrain == "actions" else None
+    if trees is not None:
+        starts = [_answerable(trees, start) for start in starts]
     rows = [
         opened_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling, answered=advisor is not None)
         for slot, start in zip(slots, starts, strict=True)
     ]
     session = policy.open([row.token_ids for row in rows], [row.seed for row in rows], method.rollout.batch)
-    trees = AnswerTrees(policy.chat, sampling.max_new_tokens) if sampling.constrain == "actions" else None
 
     def begin(indices: Sequence[int]) -> None:
         answers = None if trees is None else {index: trees.of(rows[index].actions) for index in indices}
@@ -140,6 +144,8 @@ def play_wave(
             acted |= _act(policy, stepping, rows, sampled, method)
             if not (steps := stepping.due(more=bool(sampled))):
                 continue
+            if trees is not None:
+                steps = {index: _answered_next(trees, step) for index, step in steps.items()}
             turns = {index: acted.pop(index) for index in steps}
             pieces = _take(policy, rows, turns, steps, method=method, sampling=sampling, advisor=advisor)
             over = [index for index in turns if rows[index].stop_reason is not None]
@@ -152,6 +158,18 @@ def play_wave(
             begin(list(pieces))
             _tell(progress, rows)
     return [_played(row, method, sampling, weights_digest, stage) for row in rows]
+
+
+def _answerable(trees: AnswerTrees, start: Start) -> Start:
+    """The start of an episode whose actor can only give the environment's actions as its answers."""
+    flaw = None if start.error is not None else trees.flaw(start.actions)
+    return start if flaw is None else Start.failed(*flaw)
+
+
+def _answered_next(trees: AnswerTrees, step: Step) -> Step:
+    """A step behind which there is an answer to give, or the end of its episode."""
+    flaw = None if step.done else trees.flaw(step.actions)
+    return step if flaw is None else broke(*flaw)
 
 
 def _tell(progress: Progress | None, rows: Sequence[LiveEpisode]) -> None:
@@ -186,7 +204,7 @@ def _act(
         else parse_action(text, rows[index].actions, rollout.action_format, thinking=thinking)
         for index, text in texts.items()
     }
-    failed = {index: broke(error) for index, error in errors.items() if error is not None}
+    failed = {index: broke(error, rows[index].start.details) for index, error in errors.items() if error is not None}
     stepping.begin({index: actions[index] for index in whole}, failed)
     return {index: _Acted(sampled[index], text, actions[index], inquiries.get(index)) for index, text in texts.items()}
 
@@ -248,7 +266,7 @@ def _take(
 
 
 def _finish(row: LiveEpisode, step: Step) -> None:
-    row.error = step.error
+    row.error, row.details = step.error, step.details
     if step.error is not None:
         row.stop_reason = StopReason.error
         return
@@ -322,4 +340,4 @@ def _played(
         output="\n".join(turn.output for turn in row.turns),
         stop_reason=stop_reason,
     )
-    return PlayedEpisode(episode, row.turns, generation, row.start, row.questions, row.answers, row.reward)
+    return PlayedEpisode(episode, row.turns, generation, row.start, row.questions, row.answers, row.reward, row.details)

@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from crl.config.mechanisms import LONGEST_OBSERVATION
+from crl.faults import EXPECTED_ACTIONS, flaw_of_actions
 from crl.protocols import Actions, Environment, FreeText, Start, Step, ToolCalls
 from crl.rollout.environments import broke, starts_or_errors
 from crl.text.unicode import valid_text, with_texts
 
 TOO_LONG = "environment_observation_limit"
 """Reason code of an episode that is shown more."""
+ODD_ACTIONS = "environment_actions"
+"""Reason code of an episode whose actions are of no kind that there is."""
 
 
 class Readable:
@@ -63,15 +66,19 @@ class Readable:
 
     def _start(self, slot: int, start: Start) -> Start:
         if start.error is not None:
-            return Start.failed(_valid(start.error))
-        if _length(start.goal, start.observation, start.actions) > self._longest:
-            return Start.failed(TOO_LONG)
+            return Start.failed(_valid(start.error), start.details)
+        if (flaw := flaw_of_actions(start.actions)) is not None:
+            return Start.failed(ODD_ACTIONS, f"{flaw}; expected {EXPECTED_ACTIONS}")
+        if (shown := _length(start.goal, start.observation, start.actions)) > self._longest:
+            return Start.failed(TOO_LONG, self._too_long(shown))
         actions = self._actions(slot, start.actions)
         return Start(_valid(start.goal), _valid(start.observation), actions)
 
     def _step(self, slot: int, step: Step) -> Step:
-        if _length(step.observation, step.feedback, step.actions) > self._longest:
-            return broke(TOO_LONG)
+        if not step.done and (flaw := flaw_of_actions(step.actions)) is not None:
+            return broke(ODD_ACTIONS, f"{flaw}; expected {EXPECTED_ACTIONS}")
+        if (shown := _length(step.observation, step.feedback, step.actions)) > self._longest:
+            return broke(TOO_LONG, self._too_long(shown))
         return dataclasses.replace(
             step,
             observation=_valid(step.observation),
@@ -79,6 +86,9 @@ class Readable:
             feedback=_valid(step.feedback),
             error=_valid(step.error),
         )
+
+    def _too_long(self, shown: int) -> str:
+        return f"{shown:,} characters are shown at once; at most {self._longest:,} are read"
 
     def _actions(self, slot: int, actions: Actions) -> Actions:
         """The actions to show; the names that the environment has for them are kept."""

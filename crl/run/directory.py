@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from crl.records import Row, schema_of
 from crl.run import experiment_file
 from crl.run import files as files_
 from crl.run.lineage import Lineage, load_lineage, method_in
-from crl.run.manifest import Manifest, key_of, parse_key
+from crl.run.manifest import MANIFEST, Manifest, key_of, parse_key
 from crl.run.writer import StageWriter
 
 _ROUND = re.compile(r"^[0-9]{4,}$")
@@ -161,6 +161,16 @@ class RunDirectory:
     def part_provenance(self, round_number: int, stage: str, part: int) -> dict[str, Any]:
         """What is in the manifest of a complete part beside its digest. Raises RecordDamaged."""
         return Manifest.load(self.unfinished_path(round_number, stage) / f"{part:04d}").provenance
+
+    def discard_parts(self, round_number: int, stage: str, unwanted: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Remove finished parts of an unfinished stage whose provenance is `unwanted`, and what environments answered:
+        both are made again."""
+        unfinished = self.unfinished_path(round_number, stage)
+        for manifest in unfinished.glob(f"[0-9]*/{MANIFEST}"):
+            if unwanted(Manifest.load(manifest.parent).provenance):
+                files_.remove(manifest.parent)
+        for answers in unfinished.glob("steps-*"):
+            files_.remove(answers)
 
     def sweep(self, token: int) -> list[Path]:
         """Remove what attempts before `token` left unfinished; taking a lease does this."""

@@ -192,23 +192,6 @@ def test_beside_the_table_of_the_paper(column, name):
                 agree(cell, interval_of(found) if (found := raw.final(arms[method], bank)) else None)
 
 
-def test_the_readme_repeats_the_study_of_a_pretrained_model():
-    raw, readme = Raw("smollm2"), (ROOT / "README.md").read_text()
-    table = readme[readme.index("| seed | round 0 |") :].split("\n\n", 1)[0].splitlines()[2:]
-    assert len(table) == len(raw.final("recommended", True))
-
-    def won(arm, bank, number, seed):
-        return [round(64 * p["success"]) for p in raw.curves[arm, bank][seed] if p["round"] == number]
-
-    for line in table:
-        seed, before, *by_round, without, alone = (int(cell) for cell in line.strip("|").split("|"))
-        assert [before] == won("recommended", False, 0, seed)
-        for number, told in zip((3, 6, 9, 12), by_round, strict=True):
-            assert [told] == won("recommended", True, number, seed)
-        assert [without] == won("recommended", False, 12, seed)
-        assert [alone] == won("baseline", False, 12, seed)
-
-
 def test_what_self_distillation_adds():
     raw = Raw("recipes")
     for title, minus, *cells in table_under(PAPER, "What self-distillation adds")[1:]:

@@ -20,7 +20,16 @@ HELP = "from crl.cli import main\ntry:\n    main({})\nexcept SystemExit as end:\
 FRONT_DOOR = "crl/cli/train.py"
 # The house, from the ground up. An import stays in its room or goes to a lower floor.
 FLOORS = (
-    ("crl.errors", "crl.paths", "crl.records", "crl.config", "crl.protocols", "crl.abilities", "crl.text"),
+    (
+        "crl.errors",
+        "crl.paths",
+        "crl.records",
+        "crl.config",
+        "crl.protocols",
+        "crl.abilities",
+        "crl.text",
+        "crl.faults",
+    ),
     ("crl.run", "crl.checks"),
     ("crl.envs", "crl.policies", "crl.rollout", "crl.extractor", "crl.bank", "crl.learn"),
     ("crl.recipes",),
@@ -38,6 +47,7 @@ NEIGHBORS = {
     "crl.config": {"crl.errors", "crl.paths", "crl.records"},
     "crl.protocols": {"crl.config", "crl.records"},
     "crl.text": {"crl.errors", "crl.config", "crl.records", "crl.protocols"},
+    "crl.faults": {"crl.errors", "crl.protocols", "crl.text"},
     "crl.lab": {"crl.trackers"},
     "crl": {"crl.api"},
 }

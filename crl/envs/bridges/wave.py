@@ -17,7 +17,7 @@ import numpy as np
 
 from crl.envs.bridges.streams import GlobalStreams
 from crl.envs.endings import ENDINGS, check_running
-from crl.errors import CrlError
+from crl.faults import Fault, attempt, close
 from crl.protocols import Actions, FreeText, Start, Step, StopReason
 
 _FULL_LIST = 12
@@ -142,22 +142,23 @@ class Wave:
     def _step(self, slot: _Slot, action: str | None) -> Step:
         slot.turns += 1
         named = action is not None and (not isinstance(slot.actions, tuple) or action in slot.actions)
-        outcome = Outcome(legal=False, reward=slot.reward)
-        feedback, observation = "", ""
-        try:
+
+        def acted() -> tuple[Outcome, str, str]:
+            outcome = Outcome(legal=False, reward=slot.reward)
             with slot.random():
                 if action is not None and named:
                     outcome = slot.episode.act(action)
                 feedback = outcome.feedback or ("" if outcome.legal else refusal(slot.actions))
                 observation = slot.episode.observation()
                 slot.actions = () if outcome.over else slot.episode.actions()
-        except (CrlError, MemoryError):
-            raise
-        except Exception as error:
+            return outcome, feedback, observation
+
+        done = attempt(acted)
+        if isinstance(done, Fault):
             # The game is in an unknown state: this slot ends with a reason, the others play on.
             slot.done = True
-            code = f"environment_{type(error).__name__}"
-            return Step("", (), True, "", True, False, 0.0, StopReason.error, code)
+            return Step("", (), True, "", True, False, 0.0, StopReason.error, done.code, done.details)
+        outcome, feedback, observation = done
         slot.reward = outcome.reward
         reason = None
         if outcome.success:
@@ -181,9 +182,9 @@ class Wave:
             return state.episode.oracle()
 
     def _close_episodes(self) -> None:
-        for slot in self._slots:
-            slot.episode.close()
-        self._slots = []
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            close("a game", slot.episode.close)  # one that cannot be closed keeps no other from starting
 
     def close(self) -> None:
         """Close all games."""

@@ -17,6 +17,7 @@ from crl.bank.segments import text_digest
 from crl.extractor.distill import items_of
 from crl.extractor.outputs import Distilled
 from crl.protocols import Environment, Instructive, Lesson
+from crl.recipes.broken import games_of
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrations import (
     WAVE,
@@ -63,6 +64,7 @@ def played_by_script(
             weights_digest=weights_digest,
             progress=of_all(ctx, len(played), sum(map(len, waves))),
         )
+    ctx.note_games(games_of(played))
     return played
 
 
@@ -76,7 +78,7 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
         width = min(WAVE, max(1, -(-count // 2)))
         for at in range(0, count, width):
             part = seeds[at : at + width]
-            starts = starts_of(ctx, [(family.name, seed) for seed in part])
+            starts = starts_of(ctx, [(family.name, seed) for seed in part], played_here=True)
             waves.append(
                 [
                     EpisodeSlot(

@@ -18,6 +18,7 @@ from crl.bank.snapshot import Snapshot
 from crl.config import FamilyConfig, Method
 from crl.learn.credit import shown_by_episode
 from crl.protocols import Step, StopReason
+from crl.recipes.broken import Game, naming
 from crl.recipes.complementary.asking import advisor_of
 from crl.recipes.complementary.bank_access import open_retriever, retrieve_all, texts_of
 from crl.recipes.complementary.judge import judged_in_evaluation
@@ -173,7 +174,8 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     )
     rows = []
     for play_number in range(RANDOM_PLAYS):
-        starts = environment.reset_many([seed for _, seed in wave.tasks])
+        with naming(wave.tasks[0][0]):
+            starts = environment.reset_many([seed for _, seed in wave.tasks])
         legal = {slot: listed for slot, start in enumerate(starts) if (listed := named_actions(start.actions))}
         for slot, (family, _) in enumerate(wave.tasks):
             if slot not in legal:
@@ -187,13 +189,15 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
             chosen = {slot: str(streams[slot].choice(listed)) if listed else None for slot, listed in legal.items()}
             begun = {slot: action for slot, action in chosen.items() if starts[slot].error is None}
             steps = step_or_error(environment, begun)
-            steps |= {slot: broke(starts[slot].error or "") for slot in chosen if slot not in begun}
+            unbegun = {slot: starts[slot] for slot in chosen if slot not in begun}
+            steps |= {slot: broke(start.error or "", start.details) for slot, start in unbegun.items()}
             for slot, step in steps.items():
                 actions[slot].append(chosen[slot] or "")
                 if not step.done and len(actions[slot]) >= limits.get(wave.tasks[slot][0], np.inf):
                     steps[slot] = step = replace(step, done=True, stop_reason=StopReason.turn_limit)
                 if step.done:
                     rows.append(_random_row(ctx, wave.tasks[slot], play_number, actions[slot], step))
+                    ctx.note_games([Game(*wave.tasks[slot], step.error, step.details)])
             legal = {slot: named_actions(step.actions) for slot, step in steps.items() if not step.done}
     return rows
 

@@ -15,6 +15,7 @@ import numpy as np
 from crl.extractor.distill import DistillItem
 from crl.extractor.outputs import Distilled
 from crl.protocols import Teacher, TeachingEnvironment
+from crl.recipes.broken import games_of
 from crl.recipes.complementary.demonstrations import (
     WAVE,
     ScriptedRole,
@@ -113,7 +114,7 @@ def _play(
     weights_digest: str,
     progress: Progress,
 ) -> list[PlayedEpisode]:
-    return play_script(
+    played = play_script(
         ctx.method,
         actor,
         practice,
@@ -123,3 +124,5 @@ def _play(
         weights_digest=weights_digest,
         progress=progress,
     )
+    ctx.note_games(games_of(played))
+    return played

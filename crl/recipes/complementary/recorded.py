@@ -15,6 +15,7 @@ from crl.config import FamilyConfig, Method
 from crl.config.recorded import RecordedGame, start_digest
 from crl.errors import BadInput, CrlError, PromptTooLong, StageFailed
 from crl.protocols import Environment, Start
+from crl.recipes.broken import games_of
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrations import WAVE, ScriptedRole, Watched, as_answer, play_script
 from crl.recipes.context import StageContext
@@ -99,6 +100,7 @@ def played_again(ctx: StageContext, actor: ScriptedRole, *, weights_digest: str)
             weights_digest=weights_digest,
             progress=of_all(ctx, len(played), total),
         )
+        ctx.note_games(games_of(finished))
         for game, each in zip(games, finished, strict=True):
             if each.episode.error == PROMPT_TOO_LONG:
                 raise PromptTooLong(

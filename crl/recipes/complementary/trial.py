@@ -152,7 +152,7 @@ class _Bin:
         else:
             drawn = generator.choice(seeds.count, size=wanted, replace=wanted > seeds.count)
             chosen = [seeds.start + int(value) for value in drawn]
-        return list(zip(chosen, starts_of(ctx, [(family, seed) for seed in chosen]), strict=True))
+        return list(zip(chosen, starts_of(ctx, [(family, seed) for seed in chosen], played_here=True), strict=True))
 
     def _slots(self, notes: dict[str, list[Asked]], first: int, last: int) -> Iterator[EpisodeSlot]:
         """Of each family with notes: every layout without a note, and with each of them."""

@@ -42,6 +42,7 @@ def warm_start_actor(ctx: StageContext) -> None:
     else:
         by_oracle = start.demonstrations == "oracle"
         played = played_by_script(ctx, actor, start.actor_episodes, by_oracle=by_oracle, weights_digest=digest)
+    ctx.require_games()  # before minutes of training on what is left
     won = [each for each in played if each.episode.success]
     _write_episodes(ctx, played)
     learned = won if start.demonstrations == "oracle" and won else [each for each in played if usable(each.episode)]
@@ -61,6 +62,7 @@ def warm_start_extractor(ctx: StageContext) -> None:
         played, results = written_well(ctx, actor, extractor, start.extractor_episodes, weights_digest=digest)
     else:
         played, results = written_by_template(ctx, extractor, start.extractor_episodes, weights_digest=digest)
+    ctx.require_games()
     outputs = [dataclasses.replace(each.generation, stage=ctx.stage.name) for each in results]
     sound = [row for row, each in zip(outputs, results, strict=True) if each.distillation.reason_code == "ok"]
     _write_episodes(ctx, played, outputs)

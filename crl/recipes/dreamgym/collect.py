@@ -103,4 +103,5 @@ def _played(
             sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
             weights_digest=weights.weights_digest,
             environment=environment,
+            predicted=isinstance(environment, DreamEnvironment),
         )

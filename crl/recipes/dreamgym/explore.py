@@ -13,6 +13,7 @@ import numpy as np
 from crl.abilities import Explains
 from crl.config import FamilyConfig, Method
 from crl.protocols import Environment
+from crl.recipes.broken import games_of
 from crl.recipes.complementary.demonstrations import ScriptedRole, as_answer, play_script, shares
 from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import ACTOR, config_of
@@ -111,7 +112,7 @@ def transitions_of(ctx: StageContext, tasks: Sequence[Task], watched: Watched, p
 
 
 def _tasks(ctx: StageContext, family: FamilyConfig, numbered: Sequence[tuple[int, int]]) -> list[Task]:
-    starts = starts_of(ctx, [(family.name, seed) for _, seed in numbered])
+    starts = starts_of(ctx, [(family.name, seed) for _, seed in numbered], played_here=True)
     return [
         task_of(
             ctx, start, episode_id=f"r{ctx.round:04d}-{family.name}-x{group:05d}", family=family.name, group=group,
@@ -143,7 +144,9 @@ def _by_chance(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot]
         legal = watched.shown(row)
         return as_answer(ctx.method, str(random.choice(legal)) if legal else "")
 
-    return play_script(
+    played = play_script(
         ctx.method, ScriptedRole(policy.chat, policy.context), watched, slots, move, stage=ctx.stage.name,
         weights_digest=weights.weights_digest,
     )  # fmt: skip
+    ctx.note_games(games_of(played))
+    return played

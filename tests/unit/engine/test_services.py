@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 
 import pytest
 
@@ -233,6 +234,19 @@ def test_an_environment_is_made_once_and_an_unknown_family_is_named(services):
     assert services.environment("lake", 1) is services.environment("lake", 2)
     with pytest.raises(BadInput, match="no task family 'sea'"):
         services.environment("sea", 1)
+
+
+def test_a_stage_that_is_tried_again_has_new_environments_also_where_an_old_one_cannot_be_closed(services, capfd):
+    services.begin(1, "collect", 0)
+    broken = services.environment("lake", 1)
+    broken.close = lambda: sys.exit(3)
+    services.begin(1, "collect", 1)
+    assert services.environment("lake", 1) is broken
+    services.begin(1, "collect", None, attempt=2)
+    anew = services.environment("lake", 1)
+    assert anew is not broken and "family lake could not be closed" in capfd.readouterr().err
+    services.begin(1, "collect", 0, attempt=2)
+    assert services.environment("lake", 1) is anew, "once for each attempt"
 
 
 def test_a_family_that_changes_has_an_environment_before_and_one_after(tmp_path):

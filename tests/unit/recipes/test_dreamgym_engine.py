@@ -94,8 +94,8 @@ def test_what_fails_in_the_experience_model_fails_the_stage(
     }  # fmt: skip
 
 
-class Stopped(BaseException):
-    """As a process ends that is killed: nothing catches it on the way."""
+class Stopped(MemoryError):
+    """The memory is exhausted: that is no fault of a game, and nothing catches it on the way."""
 
 
 class Silent:

@@ -167,8 +167,8 @@ def test_a_resumed_wave_replays_no_call_of_an_episode_that_was_over(tmp_path: Pa
         each.environment("repairs", 1).close()
 
 
-class Stopped(BaseException):
-    """As a process ends that is killed: nothing catches it on the way."""
+class Stopped(MemoryError):
+    """The memory is exhausted: that is no fault of a game, and nothing catches it on the way."""
 
 
 def _waves(episodes: list[Episode]) -> list[set[str]]:

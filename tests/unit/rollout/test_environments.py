@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crl.errors import EnvironmentBroken
 from crl.protocols import Start
 from crl.rollout.environments import MixedEnvironment, starts_or_errors, step_or_error
 from tests.unit.envs.misbehaving import Misbehaving
@@ -56,11 +57,13 @@ def test_seeds_that_do_not_start_cost_their_own_episodes_even_where_no_other_is_
     rough, failed = Misbehaving(["reset_raise", "reset_raise", "well"]), Start.failed("environment_KeyError")
     assert starts_or_errors(rough, [0]) == starts_or_errors(rough, [1]) == [failed]
     assert starts_or_errors(rough, [0, 0]) == [failed] * 2
-    with pytest.raises(KeyError):  # several seeds: the environment itself is out of order, and the stage is tried again
+    with pytest.raises(
+        EnvironmentBroken, match="KeyError"
+    ):  # several seeds: the environment itself is out of order, and the stage is tried again
         starts_or_errors(rough, [0, 1, 0])
     assert [start.error for start in starts_or_errors(rough, [0, 2, 1])] == [failed.error, None, failed.error]
     mixed = MixedEnvironment(["rough", "sound"], {"rough": rough, "sound": Corridor()}.__getitem__)
     assert [start.error for start in starts_or_errors(mixed, [0, 3])] == [failed.error, None]
     both = MixedEnvironment(["rough", "rough"], {"rough": rough}.__getitem__)
-    with pytest.raises(KeyError):
+    with pytest.raises(EnvironmentBroken, match="none of 2 episodes"):
         starts_or_errors(both, [0, 1])

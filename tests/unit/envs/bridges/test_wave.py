@@ -105,6 +105,20 @@ def test_a_game_that_raises_costs_its_own_episode():
         refused.step_many({0: "one"})
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("no")])
+def test_whatever_a_game_raises_costs_its_own_episode_and_one_that_cannot_be_closed_none(error, capfd):
+    def give_up(*given):
+        raise error
+
+    played = wave()
+    played._slots[0].episode.act = played._slots[0].episode.close = give_up
+    steps = played.step_many({0: "one", 1: "one"})
+    assert (steps[0].error, steps[1].error) == (f"environment_{type(error).__name__}", None)
+    assert "in give_up" in steps[0].details
+    assert [start.error for start in played.reset_many([10, 11])] == [None, None]
+    assert "a game could not be closed" in capfd.readouterr().err
+
+
 def test_games_are_closed_with_the_next_wave_and_at_the_end():
     closed: list[int] = []
     freed: list[int] = []

@@ -1,0 +1,143 @@
+"""Games that broke: counted by task family while a stage plays, told in its log, kept in its manifest, and too many of
+them are an environment that is out of order.
+
+The share is counted over the whole stage, however its games were spread over parts, and for each task family: one dead
+family of a mixture is found among many that live. A family is judged once :data:`FEWEST` of its games broke, as one
+level that breaks costs all members of a group; where the games of the whole stage broke, there is no such minimum.
+
+A game counts as broken where it has an error: the environment raised, died, was too slow, gave what cannot be played,
+or its first prompt did not fit. What an experience model cannot predict is not counted: that is a model at work.
+
+Tracebacks differ from machine to machine, so they are no rows: they are provenance, beside the digest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from crl.errors import EnvironmentBroken
+from crl.faults import place_in
+from crl.protocols import Start
+from crl.rollout.opening import without_start
+from crl.rollout.play import PlayedEpisode
+from crl.text.unicode import escaped
+
+BROKEN = "broken"
+"""Their place among the notes of a stage: by task family what was played and what broke."""
+FEWEST = 4
+"""Broken games from which on a task family is judged alone."""
+
+
+class Game(NamedTuple):
+    """One game, or one start of a game that is played in a later stage."""
+
+    family: str
+    seed: int
+    error: str | None = None
+    details: str | None = None
+
+
+_told: tuple[tuple[int, str], set[tuple[str, str, str | None]]] = ((-1, ""), set())
+"""Of the stage that this process is in: which kinds of break are in its log."""
+
+
+def note_games(notes: dict[str, Any], games: Iterable[Game], *, of: tuple[int, str]) -> None:
+    """Count games in the notes of a stage; `of` is its round and name. The first of each kind of break is written to
+    the log at once."""
+    for game in games:
+        family = notes.setdefault(BROKEN, {}).setdefault(game.family, {"games": 0, "broken": 0, "kinds": []})
+        family["games"] += 1
+        if game.error is None:
+            continue
+        family["broken"] += 1
+        place = place_in(game.details)
+        kind = _kind_in(family["kinds"], game.error, place)
+        if kind is not None:
+            kind["games"] += 1
+            continue
+        family["kinds"].append(
+            {"error": game.error, "place": place, "games": 1, "seed": game.seed, "details": game.details}
+        )
+        _tell(game, place, of)
+
+
+def _tell(game: Game, place: str | None, of: tuple[int, str]) -> None:
+    global _told
+    if _told[0] != of:
+        _told = (of, set())
+    kind = (game.family, game.error or "", place)
+    if kind in _told[1]:  # another part of the stage had one
+        return
+    _told[1].add(kind)
+    told = f"a game of family {game.family}, seed {game.seed}, broke: {game.error}"
+    print(escaped(told), *map(escaped, (game.details or "").splitlines()), sep="\n  ", file=sys.stderr, flush=True)
+
+
+def games_of(played: Sequence[PlayedEpisode]) -> list[Game]:
+    """Played episodes as games. One that could not be started when it was planned was counted there."""
+    return [
+        Game(each.episode.family, each.episode.environment_seed, each.episode.error, each.details)
+        for each in played
+        if not without_start(each.episode.goal, each.turns[0].observation if each.turns else "")
+    ]
+
+
+def games_from(starts: Sequence[Start], places: Sequence[tuple[str, int]]) -> list[Game]:
+    """Starts that cannot be played, as games; `places` are the family and the seed of each."""
+    return [Game(*place, start.error, start.details) for start, place in zip(starts, places, strict=True)]
+
+
+def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The counts of two parts of a stage as those of both."""
+    found = {family: {**counted, "kinds": [dict(kind) for kind in counted["kinds"]]} for family, counted in one.items()}
+    for family, counted in other.items():
+        mine = found.setdefault(family, {"games": 0, "broken": 0, "kinds": []})
+        mine["games"] += counted["games"]
+        mine["broken"] += counted["broken"]
+        for kind in counted["kinds"]:
+            known = _kind_in(mine["kinds"], kind["error"], kind["place"])
+            if known is None:
+                mine["kinds"].append(dict(kind))
+            else:
+                known["games"] += kind["games"]
+    return found
+
+
+def require_games(notes: Mapping[str, Any], limit: float, where: str) -> None:
+    """Raise EnvironmentBroken where more than `limit` of the games of a stage, or of one of its families, broke."""
+    counted: Mapping[str, Any] = notes.get(BROKEN, {})
+    games, broken = (sum(each[name] for each in counted.values()) for name in ("games", "broken"))
+    all_of_it = broken > limit * games
+    for family, each in counted.items():
+        if each["broken"] > limit * each["games"] and (all_of_it or each["broken"] >= FEWEST):
+            first = max(each["kinds"], key=lambda kind: kind["games"])
+            raise EnvironmentBroken(
+                f"{each['broken']} of {each['games']} games of family {family} broke. "
+                f"{first['games']} of them: {first['error']}; the first, seed {first['seed']}:\n"
+                f"{first['details'] or 'the environment gave no reason'}",
+                expected=f"at most {limit:.0%} broken games (runtime.broken_episodes_limit)",
+                where=f"{where}, environment of family {family}",
+                next_step=f"{EnvironmentBroken.ADVICE}. runtime.broken_episodes_limit: 1 goes on without these games",
+            )
+
+
+def has_broken(notes: Mapping[str, Any]) -> bool:
+    """Whether any game broke."""
+    return any(each["broken"] for each in notes.get(BROKEN, {}).values())
+
+
+@contextmanager
+def naming(family: str) -> Iterator[None]:
+    """An environment that is out of order inside is that of this family."""
+    try:
+        yield
+    except EnvironmentBroken as error:
+        error.where = error.where or f"environment of family {family}"
+        raise
+
+
+def _kind_in(kinds: Sequence[dict[str, Any]], error: str, place: str | None) -> dict[str, Any] | None:
+    return next((kind for kind in kinds if (kind["error"], kind["place"]) == (error, place)), None)
