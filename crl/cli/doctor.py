@@ -110,7 +110,7 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     from crl.preflight import EMBEDDER, checks_here
     from crl.preflight.estimate import check_disk, estimate
     from crl.preflight.models import readiness
-    from crl.preflight.probe import probe_checks
+    from crl.preflight.probe import Comparison
     from crl.recipes import recipe_of
 
     run_path, method = runs_root(experiment) / experiment.name, experiment.method
@@ -118,15 +118,14 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     models = {f"method.roles.{owner}.model": method.role(owner).model for owner in method.owners()}
     if (embedder := method.recipe.embedder()) is not None:
         models[EMBEDDER] = embedder.name
-    for name, check in checks_here(experiment):
-        findings.append(_checked(name, check, readiness(models[name]) if name in models else "ready"))
-    findings += [
-        _checked(f"{name}, computed", check, "as transformers computes it")
-        for name, check in probe_checks(method, prepare=False)
-    ]
-    if all(finding.ok for finding in findings) and all(readiness(model) == "ready" for model in models.values()):
-        prompts = partial(recipe_of(method).check_ready, method, run_path)
-        findings.append(_checked("prompts and tokenizers", prompts, "the first prompts fit, and are read whole"))
+    with Comparison(method) as compared:
+        for name, check in checks_here(experiment):
+            findings.append(_checked(name, check, readiness(models[name]) if name in models else "ready"))
+        if all(finding.ok for finding in findings) and all(readiness(model) == "ready" for model in models.values()):
+            prompts = partial(recipe_of(method).check_ready, method, run_path)
+            findings.append(_checked("prompts and tokenizers", prompts, "the first prompts fit, and are read whole"))
+        for name, check in compared.checks(prepare=False):
+            findings.append(_checked(f"{name}, computed", check, "as transformers computes it"))
     said = replaced(method)
     findings += [] if said is None else [Finding("bfloat16", said)]
     findings += [*_learning_rates(method), *_shards(experiment)]

@@ -59,8 +59,7 @@ def train(
         console().print("preparing the language model (once; about a quarter of a minute)")
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
     runtime = loaded.runtime if prefect else loaded.runtime.without_prefect()
-    _say_comparison(loaded.method)
-    check_ready(loaded.model_copy(update={"runtime": runtime}), path, rounds)
+    check_ready(loaded.model_copy(update={"runtime": runtime}), path, rounds, say=console().print)
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
     _say_precision(loaded.method)
     console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
@@ -93,8 +92,7 @@ def resume(
     directory, runtime = RunDirectory.open(path), last_runtime(path)
     if shards is not None:
         runtime = runtime.model_copy(update={"shards": shards})
-    _say_comparison(directory.method)
-    check_run(directory, runtime.without_prefect())
+    check_run(directory, runtime.without_prefect(), say=console().print)
     _say_precision(directory.method)
     options = {"rounds": rounds, "shards": shards}
     again = f"crl resume {shown(path)}" + "".join(f" --{name} {value}" for name, value in options.items() if value)
@@ -109,13 +107,6 @@ def resume(
     if not live.ran:
         console().print(f"nothing to do: every requested round of {shown(path)} is done")
     _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
-
-
-def _say_comparison(method: Method) -> None:
-    from crl.preflight.probe import is_known
-
-    if not is_known(method):
-        console().print("comparing the models with transformers (once; seconds, longer for a large model)")
 
 
 def _say_precision(method: Method) -> None:

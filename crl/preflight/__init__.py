@@ -18,36 +18,42 @@ from crl.run.directory import RunDirectory
 from crl.run.lease import lease_state
 
 Check = Callable[[], None]
+Say = Callable[[str], None]
 EMBEDDER = "the embedder of the recipe"
 """The name of its check."""
 
 
-def check_ready(experiment: Experiment, run_path: Path, rounds: int) -> None:
-    """Raise the first reason why an experiment cannot run here (BadInput and its kinds, exit code 2)."""
+def check_ready(experiment: Experiment, run_path: Path, rounds: int, *, say: Say | None = None) -> None:
+    """Raise the first reason why an experiment cannot run here (BadInput and its kinds, exit code 2).
+
+    `say` is called with a line for a person where models are compared, which takes time.
+    """
     possible_path(run_path, "the run directory", where="runtime.runs, --runs or CRL_RUNS")
     from crl.policies.embedder_sources import resolve_embedder
     from crl.preflight.estimate import check_disk
     from crl.preflight.numbers import model_checks
-    from crl.preflight.probe import probe_checks
+    from crl.preflight.probe import Comparison
     from crl.recipes import recipe_of
 
-    _raise_first(checks_here(experiment))
-    embedder = experiment.method.recipe.embedder()
-    if embedder is not None:
-        resolve_embedder(embedder.name)
-    recipe_of(experiment.method).check_ready(experiment.method, run_path)
-    _raise_first(model_checks(experiment))  # of models that the recipe's own check has just fetched
-    check_disk(experiment, run_path, rounds)
-    _raise_first(probe_checks(experiment.method))
+    with Comparison(experiment.method, say=say) as models:
+        _raise_first(checks_here(experiment))
+        embedder = experiment.method.recipe.embedder()
+        if embedder is not None:
+            resolve_embedder(embedder.name)
+        recipe_of(experiment.method).check_ready(experiment.method, run_path)
+        _raise_first(model_checks(experiment))  # of models that the recipe's own check has just fetched
+        check_disk(experiment, run_path, rounds)
+        _raise_first(models.checks())
 
 
-def check_run(run: RunDirectory, runtime: Runtime) -> None:
+def check_run(run: RunDirectory, runtime: Runtime, *, say: Say | None = None) -> None:
     """As :func:`check_ready`, of a run that goes on with the method that it keeps; its prompts were checked, and what
     is missing on the disk is said when it is written."""
-    from crl.preflight.probe import probe_checks
+    from crl.preflight.probe import Comparison
 
-    _raise_first(checks_here(_experiment_of(run, runtime)))
-    _raise_first(probe_checks(run.method))
+    with Comparison(run.method, say=say) as models:
+        _raise_first(checks_here(_experiment_of(run, runtime)))
+        _raise_first(models.checks())
 
 
 def check_evaluation(run: RunDirectory, runtime: Runtime, method: Method | None = None) -> None:
@@ -55,15 +61,16 @@ def check_evaluation(run: RunDirectory, runtime: Runtime, method: Method | None 
 
     `method` is that of the run with the tasks that are played, where those are not all.
     """
-    from crl.preflight.probe import probe_checks
+    from crl.preflight.probe import Comparison
 
     _check_not_sampled_from(run, runtime)
     alone = Runtime(oversubscribe=runtime.oversubscribe, trackers=(), servers=runtime.servers, overlap_engines=1)
     experiment = _experiment_of(run, alone)
     if method is not None:
         experiment = experiment.model_copy(update={"method": method})
-    _raise_first(checks_here(experiment, trains=False))
-    _raise_first(probe_checks(experiment.method, trains=False))
+    with Comparison(experiment.method, trains=False) as models:
+        _raise_first(checks_here(experiment, trains=False))
+        _raise_first(models.checks())
 
 
 def _check_not_sampled_from(run: RunDirectory, runtime: Runtime) -> None:

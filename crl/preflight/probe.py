@@ -33,7 +33,10 @@ _LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy")
 _CODE = ("config/attention.py", "engine/probe.py", "learn", "policies")
 """Files and folders of this package that the numbers follow from."""
 _DRIVER = Path("/proc/driver/nvidia/version")
+_PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Beside other work, threads that wait for each other awake take ten times as long."""
 
+Say = Callable[[str], None]
 Verdict = Mapping[str, Any]
 """See `crl.engine.probe.Verdict`."""
 
@@ -63,41 +66,55 @@ class _Asked:
         return {"path": str(self.source.path), **told}
 
 
-def is_known(method: Method, *, trains: bool = True) -> bool:
-    """Whether a verdict on each of the models that are here is kept, so that nothing has to be measured."""
-    return all(_read(_asked(method, owner, trains=trains).key) is not None for owner in _owners(method, here=True))
+class Comparison:
+    """The models of a method, compared with transformers. Inside, a process measures those that are on this machine and
+    have no verdict yet, beside whatever else is checked; :meth:`checks` waits for it."""
 
+    def __init__(self, method: Method, *, trains: bool = True, say: Say | None = None) -> None:
+        """`trains` False: no weights are updated. `say` is called with a line for a person where it takes time."""
+        self._method, self._trains, self._say = method, trains, say
+        self._measuring: _Measuring | None = None
 
-def probe_checks(method: Method, *, trains: bool = True, prepare: bool = True) -> list[tuple[str, Callable[[], None]]]:
-    """Checks of the models, by the place in the config that names each; the first one asks about all.
+    def __enter__(self) -> Comparison:
+        with suppress(CrlError, OSError):  # other checks say better what is wrong
+            asked = [_asked(self._method, owner, trains=self._trains) for owner in self._owners(here=True)]
+            unknown = [each for each in asked if _read(each.key) is None]
+            self._measuring = _Measuring(unknown) if unknown else None
+        if self._measuring is not None and self._say is not None:
+            self._say("comparing the models with transformers (once; seconds, longer for a large model)")
+        return self
 
-    Args:
-        method: whose models they are.
-        trains: False where no weights are updated.
-        prepare: whether models may be prepared or downloaded; without it those that are not here are not asked about.
-    """
-    owners = _owners(method, here=not prepare)
+    def __exit__(self, *error: object) -> None:
+        if self._measuring is not None:
+            self._measuring.stop()
 
-    @cache
-    def found() -> dict[str, Verdict]:
-        return dict(zip(owners, _verdicts([_asked(method, owner, trains=trains) for owner in owners]), strict=True))
+    def checks(self, *, prepare: bool = True) -> list[tuple[str, Callable[[], None]]]:
+        """Checks by the place in the config that names a model. With `prepare` models are prepared or downloaded;
+        without it those that are not here are not asked about."""
+        owners = self._owners(here=not prepare)
 
-    def check(owner: str) -> None:
-        _refuse(found()[owner], method.role(owner).model, f"method.roles.{owner}.model")
+        @cache
+        def found() -> dict[str, Verdict]:
+            if self._measuring is not None:
+                self._measuring.keep()
+            asked = [_asked(self._method, owner, trains=self._trains) for owner in owners]
+            return dict(zip(owners, _verdicts(asked), strict=True))
 
-    return [(f"method.roles.{owner}.model", partial(check, owner)) for owner in owners]
+        def check(owner: str) -> None:
+            _refuse(found()[owner], self._method.role(owner).model, f"method.roles.{owner}.model")
+
+        return [(f"method.roles.{owner}.model", partial(check, owner)) for owner in owners]
+
+    def _owners(self, *, here: bool) -> list[str]:
+        """Sets of weights that this project computes; with `here`, those on this machine only."""
+        owners = [owner for owner in self._method.owners() if not self._method.role(owner).engine.REMOTE]
+        return [owner for owner in owners if not here or config_file(self._method.role(owner).model) is not None]
 
 
 def check_computed(path: Path, name: str, context: int) -> None:
     """Raise BadInput where a model that is sampled from, and trained with full weights, is computed in another way."""
     asked = _Asked(ModelSource(path, name, directory_digest(path)), context, lora=None, sampled=True, trained=True)
     _refuse(_verdicts([asked])[0], name, "model")
-
-
-def _owners(method: Method, *, here: bool) -> list[str]:
-    """Sets of weights that are computed by this project; with `here`, those on this machine only."""
-    owners = [owner for owner in method.owners() if not method.role(owner).engine.REMOTE]
-    return [owner for owner in owners if not here or config_file(method.role(owner).model) is not None]
 
 
 def _asked(method: Method, owner: str, *, trains: bool) -> _Asked:
@@ -120,47 +137,60 @@ def _refuse(verdict: Verdict, name: str, where: str) -> None:
 
 
 def _verdicts(asked: Sequence[_Asked]) -> list[Verdict]:
-    """Of each; what is not kept is measured, equal questions once."""
-    keys = [each.key for each in asked]
-    known = {key: _read(key) for key in keys}
-    open_ = {key: each.question for key, each in zip(keys, asked, strict=True) if known[key] is None}
-    for key, verdict in zip(open_, _measured(list(open_.values())), strict=True):
-        known[key] = verdict
-        if not verdict.get("skipped") and not verdict.get("ended"):
-            _keep(key, verdict)
-    return [known[key] or {} for key in keys]
+    """Of each; what is not kept is measured."""
+    known = {each.key: _read(each.key) for each in asked}
+    unknown = [each for each in asked if known[each.key] is None]
+    if unknown:
+        measuring = _Measuring(unknown)
+        try:
+            known |= measuring.keep()
+        finally:
+            measuring.stop()
+    return [known[each.key] or {} for each in asked]
 
 
-def _measured(questions: Sequence[dict[str, Any]]) -> list[Verdict]:
-    """What a process of its own found; where a model ends it, another one goes on with the next."""
-    if not questions:
-        return []
-    with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder) / "verdicts", Path(folder) / "log"
-        out.touch()
+class _Measuring:
+    """A process that compares models, equal ones once."""
+
+    def __init__(self, asked: Sequence[_Asked]) -> None:
+        self._asked = {each.key: each for each in asked}
+        self._folder = tempfile.TemporaryDirectory()
+        self._out, self._log = (Path(self._folder.name) / name for name in ("verdicts", "log"))
+        self._out.touch()
+        questions = Path(self._folder.name) / "questions"
+        questions.write_text(json.dumps([each.question for each in self._asked.values()]), encoding="utf-8")
         # DeepSpeed, which transformers imports, would warn where there is no accelerator.
-        environment = {**({} if _DRIVER.exists() else {"DS_ACCELERATOR": "cpu"}), **os.environ, "HF_HUB_OFFLINE": "1"}
-        with log.open("wb") as stream:
-            ended = subprocess.run(
-                [sys.executable, "-m", "crl.engine.probe", str(out)],
-                input=json.dumps(questions).encode(),
-                stdout=stream,
-                stderr=stream,
-                env=environment,
-                check=False,
-            )
-        found: list[Verdict] = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-        if ended.returncode > 0:
+        environment = {**({} if _DRIVER.exists() else {"DS_ACCELERATOR": "cpu"}), **_PASSIVE, **os.environ}
+        with questions.open("rb") as told, self._log.open("wb") as log:
+            command = [sys.executable, "-m", "crl.engine.probe", str(self._out)]
+            self._process = subprocess.Popen(command, stdin=told, stdout=log, stderr=log, env=environment)
+
+    def keep(self) -> dict[str, Verdict]:
+        """Wait for the verdicts, by key, and keep them. Where a model ends the process another one goes on."""
+        self._process.wait()
+        lines = self._out.read_text(encoding="utf-8").splitlines()
+        found: dict[str, Verdict] = dict(zip(self._asked, map(json.loads, lines), strict=False))
+        for key, verdict in found.items():
+            if not verdict.get("skipped"):
+                _keep(key, verdict)
+        if self._process.returncode > 0:
             raise StageFailed(
-                f"models could not be compared with transformers: {_last_line(log)}",
+                f"models could not be compared with transformers: {_last_line(self._log)}",
                 expected="an environment with torch, transformers and peft",
                 next_step="`crl doctor` names what is missing",
             )
-    if len(found) < len(questions):
-        how = f"signal {-ended.returncode}; was memory not enough?"
-        found.append({"problem": f"the process that compares it with transformers ended with {how}", "ended": True})
-        found += _measured(questions[len(found) :])
-    return found
+        left = [each for key, each in self._asked.items() if key not in found]
+        if left:
+            how = f"signal {-self._process.returncode}; was memory not enough?"
+            found[left[0].key] = {"problem": f"the process that compares it with transformers ended with {how}"}
+            found |= dict(zip((each.key for each in left[1:]), _verdicts(left[1:]), strict=True))
+        return found
+
+    def stop(self) -> None:
+        """End the process, where it still runs."""
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
 
 
 def _last_line(log: Path) -> str:

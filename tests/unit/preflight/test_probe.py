@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from crl.config import Method
 from crl.errors import BadInput
 from crl.policies import resolve_model
-from crl.preflight.probe import probe_checks
+from crl.preflight.probe import Comparison
 from tests.architectures import write_small
 from tests.unit.engine.harness import make_experiment
 
@@ -22,49 +23,51 @@ from tests.unit.engine.harness import make_experiment
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The processes that are started; models and verdicts are kept in a folder of the test's own."""
     monkeypatch.setenv("CRL_MODELS", str(tmp_path / "models"))
-    started, run = list[Any](), subprocess.run
+    started = list[Any]()
 
-    def counted(*args: Any, **more: Any) -> Any:
-        started.append(args)
-        return run(*args, **more)
+    class Counted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            started.append(args)
+            super().__init__(*args, **more)
 
-    monkeypatch.setattr(subprocess, "run", counted)
+    monkeypatch.setattr(subprocess, "Popen", Counted)
     yield started
 
 
-def of(model: str | Path) -> Method:
+def of(actor: str | Path, extractor: str | Path = "tiny") -> Method:
     method = make_experiment(recipe={"kind": "complementary"}).method
-    roles = {name: role.model_copy(update={"model": str(model)}) for name, role in method.roles.items()}
+    models = {"actor": str(actor), "extractor": str(extractor)}
+    roles = {name: role.model_copy(update={"model": models[name]}) for name, role in method.roles.items()}
     return method.model_copy(update={"roles": roles})
 
 
 def check(method: Method, **more: Any) -> None:
-    for _, each in probe_checks(method, **more):
-        each()
+    with Comparison(method) as models:
+        for _, each in models.checks(**more):
+            each()
 
 
-def test_a_verdict_is_kept_until_something_changes(asked: list[Any], tmp_path: Path) -> None:
-    check(of("tiny"))
-    assert len(asked) == 1, "both roles are asked about at once"
+def test_a_wrong_model_is_refused_in_words_and_not_measured_again(asked: list[Any], tmp_path: Path) -> None:
+    write_small("stablelm", tmp_path / "stable", resolve_model("tiny").path, 512)
+    for _ in range(2):
+        with pytest.raises(BadInput) as caught:
+            check(of("tiny", tmp_path / "stable"))
+    assert len(asked) == 1, "both models are asked about at once"
+    assert "StableLmForCausalLM" in caught.value.found and str(tmp_path / "stable") in caught.value.found
+    assert caught.value.where == "method.roles.extractor.model" and caught.value.next_step
     begun = time.perf_counter()
     check(of("tiny"))
     assert len(asked) == 1 and time.perf_counter() - begun < 5
-    # Damaged, it is measured again, and whole afterward.
+
+
+@pytest.mark.slow
+def test_a_damaged_verdict_is_measured_again(asked: list[Any], tmp_path: Path) -> None:
+    check(of("tiny"))
     for file in (tmp_path / "models" / "probes").iterdir():
         file.write_bytes(file.read_bytes().replace(b"null", b"true"))
     check(of("tiny"))
     check(of("tiny"))
     assert len(asked) == 2
-
-
-def test_a_wrong_model_is_refused_in_words(asked: list[Any], tmp_path: Path) -> None:
-    write_small("stablelm", tmp_path / "stable", resolve_model("tiny").path, 512)
-    for _ in range(2):
-        with pytest.raises(BadInput) as caught:
-            check(of(tmp_path / "stable"))
-    assert len(asked) == 1 and caught.value.exit_code == 2
-    assert "StableLmForCausalLM" in caught.value.found and "stable" in caught.value.found
-    assert caught.value.where and caught.value.where.startswith("method.roles.") and caught.value.next_step
 
 
 def test_a_model_that_is_not_here_is_not_prepared_to_be_asked_about(asked: list[Any], tmp_path: Path) -> None:
@@ -76,8 +79,9 @@ def test_a_process_that_ends_is_no_verdict_to_keep(
     asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolve_model("tiny")
-    dead = subprocess.CompletedProcess([], -9)
-    monkeypatch.setattr(subprocess, "run", lambda *args, **more: dead)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "killed"))
+    Path(sys.executable).write_text("#!/bin/sh\nkill -9 $$\n", encoding="utf-8")
+    Path(sys.executable).chmod(0o755)
     with pytest.raises(BadInput, match="signal 9"):
         check(of("tiny"))
     assert not any((tmp_path / "models").glob("probes/*"))
