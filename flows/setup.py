@@ -12,18 +12,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import flows  # noqa: F401  (first: it turns telemetry off)
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
 
 ROOT = Path(__file__).resolve().parents[1]
 POOL = "crl"
 TIDY = "tidy/tidy"
 PAGES = "http://127.0.0.1:4201"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 30.0, 300.0
+WORKER_ENVIRONMENT = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    # Without heartbeats nobody would notice that a run died together with its worker.
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+}
+"""What a worker of the pool has in its environment, which its runs inherit: they bring none of their own."""
 DEPLOYMENTS = ("train/train", "train/nightly", "resume/resume", "evaluate/evaluate", "compare/compare", TIDY)
 
 
@@ -37,13 +40,16 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
     from flows.automations import SILENCE_SECONDS, dead_runs, ensure, ensure_block, notification, tidying
     from flows.choices import deployed, keep_choices
     from flows.limits import ensure_limit, limit_name
+    from flows.pool import clear_job_variables, ensure_pool
     from flows.tidy import tidy_up
     from flows.watch import watch_unfinished
 
     address = require_server()
     yield f"server        {address}"
     with get_client(sync_client=True) as client:
-        yield f"work pool     {POOL}: {_ensure_pool(client)}"
+        yield f"work pool     {POOL}: {ensure_pool(client)}"
+        if cleared := clear_job_variables(client):
+            yield f"              job variables were removed from deployments: {', '.join(cleared)}"
         names = experiments()
         made = [name for name in names if ensure_limit(name)]
         yield f"limits        one run at a time for {len(names)} experiments; made {len(made)}" + (
@@ -107,25 +113,6 @@ def experiments() -> list[str]:
     if root.is_dir():
         found |= {path.name for path in root.iterdir() if NAME.fullmatch(path.name) and is_run(path)}
     return sorted(found)
-
-
-def _ensure_pool(client: SyncPrefectClient) -> str:
-    """Make the pool unless it exists; says which."""
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectAlreadyExists
-    from prefect.workers.process import ProcessWorker
-
-    pool = WorkPoolCreate(
-        name=POOL,
-        type="process",
-        description="Training on this machine: each flow run is a process of its own.",
-        base_job_template=ProcessWorker.get_default_base_job_template(),
-    )
-    try:
-        client.create_work_pool(pool)
-    except ObjectAlreadyExists:
-        return "found"
-    return "made"
 
 
 def _deploy() -> None:

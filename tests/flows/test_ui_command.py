@@ -26,7 +26,7 @@ from prefect.exceptions import ObjectNotFound
 from flows import ending
 from flows.pages import Pages
 from flows.ui import DevServer, SetupFailed, Stop, main
-from tests.operate import FLOW_RUN, MARK, as_parameter, ask_patiently
+from tests.operate import FLOW_RUN, MARK, as_parameter, ask_patiently, open_pool
 from tests.processes import (
     PATIENCE_SECONDS,
     as_in_a_terminal,
@@ -100,8 +100,10 @@ class Ui:
 
     def begin(self, parameters: dict, **variables: str) -> str:
         """Custom run of train/train."""
+        if variables:
+            open_pool(self.http)
         deployment = self.ask("GET", "/deployments/name/train/train")["id"]
-        body = {"parameters": parameters, "job_variables": {"env": variables}}
+        body = {"parameters": parameters, **({"job_variables": {"env": variables}} if variables else {})}
         return self.ask("POST", f"/deployments/{deployment}/create_flow_run", body)["id"]
 
     def ask(self, method: str, path: str, body: dict | None = None) -> Any:
@@ -243,8 +245,10 @@ def test_what_was_deleted_in_the_ui_or_is_busy_ends_nothing(
     def gone(*arguments: object) -> None:
         raise ObjectNotFound(Exception())
 
-    busy = httpx.Response(503, json={"exception_message": "busy"}, request=httpx.Request("POST", "http://x"))
-    monkeypatch.setattr(httpx, "post", lambda *arguments, **options: busy)
+    def busy(*arguments: object) -> None:
+        raise httpx.HTTPStatusError("busy", request=httpx.Request("POST", "http://x"), response=httpx.Response(503))
+
+    monkeypatch.setattr(SyncPrefectClient, "read_workers_for_work_pool", busy)
     monkeypatch.setattr(SyncPrefectClient, "read_deployment_by_name", gone)
     monkeypatch.setattr(SyncPrefectClient, "read_flow_run", gone)
     ui = DevServer(free_port(), free_port())
@@ -252,7 +256,7 @@ def test_what_was_deleted_in_the_ui_or_is_busy_ends_nothing(
     assert ui._worker_online() is False
     ui._look_after_runs()
     assert "there is no deployment tidy/tidy" in capsys.readouterr().out
-    ending._mark(f"{ui.url}/api", [str(uuid4())])
+    ending._mark(ui._client, [str(uuid4())])
 
 
 def test_a_worker_that_cannot_start_is_not_started_forever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,8 +267,7 @@ def test_a_worker_that_cannot_start_is_not_started_forever(monkeypatch: pytest.M
         running=False, exit_code=1, log="worker.log", start=lambda: started.append(1),
         last_lines=lambda count: ["ModuleNotFoundError: nothing to work with"],
     )  # fmt: skip
-    none = httpx.Response(200, json=[], request=httpx.Request("POST", "http://x"))
-    monkeypatch.setattr(httpx, "post", lambda *arguments, **options: none)
+    monkeypatch.setattr(SyncPrefectClient, "read_workers_for_work_pool", lambda *arguments: [])
     with pytest.raises(SetupFailed, match=r"5 times.*exit code 1.*\n.*nothing to work with"):
         ui._until(ui._worker_online, "not in time")
     assert len(started) == 5
@@ -303,7 +306,7 @@ def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:
                 answer = raw.makefile("rb").read()
             assert b" 404 " in answer.splitlines()[0] and b"secret" not in answer, path
         # A name that somebody else made resolve to this machine gets nothing.
-        assert ask.get(f"{pages.url}/first/report.html", headers={"Host": "evil.example"}).status_code == 400
+        assert ask.get(f"{pages.url}/first/report.html", headers={"Host": "evil.example"}).status_code == 403
         # What the example notification sends is said.
         message = {"subject": "train run x: Failed", "body": "why"}
         assert ask.post(f"{pages.url}/notification", json=message).status_code == 200

@@ -1,0 +1,58 @@
+"""The work pool, and what a flow run may choose of how its worker starts it: nothing.
+
+Prefect's own template takes a command line, a working directory and variables of the environment from whoever starts a
+run. What runs need of the environment, the worker has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
+from prefect.exceptions import ObjectAlreadyExists
+
+from flows.setup import POOL
+
+TYPE = "process"
+# Neither part may be empty. No `env` in the first: Prefect would merge that of a run into it.
+TEMPLATE: dict[str, Any] = {
+    "job_configuration": {"stream_output": True},
+    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+_PAGE = 200
+
+
+def ensure_pool(client: SyncPrefectClient) -> str:
+    """Make the pool, or bring the one that exists to our template; says which."""
+    wanted = WorkPoolCreate(
+        name=POOL,
+        type=TYPE,
+        description="Training on this machine: each flow run is a process of its own.",
+        base_job_template=TEMPLATE,
+    )
+    try:
+        client.create_work_pool(wanted)
+    except ObjectAlreadyExists:
+        found = client.read_work_pool(POOL)
+        if found.type != TYPE:
+            return f"found, of type {found.type}: its template is yours to close"
+        if found.base_job_template == TEMPLATE:
+            return "found"
+        client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=TEMPLATE))
+        return "closed: from now on a run chooses no command, folder or environment"
+    return "made"
+
+
+def clear_job_variables(client: SyncPrefectClient) -> list[str]:
+    """Take job variables off the deployments of the pool; with them no run could be started. Their names."""
+    if client.read_work_pool(POOL).type != TYPE:
+        return []
+    ours, found = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])), []
+    while page := client.read_deployments(work_pool_filter=ours, limit=_PAGE, offset=len(found)):
+        found += page
+    cleared = [each for each in found if each.job_variables]
+    for each in cleared:
+        client.update_deployment(each.id, DeploymentUpdate(job_variables={}))
+    return sorted(each.name for each in cleared)
