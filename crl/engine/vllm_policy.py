@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from crl.config import RoleConfig
 from crl.config.attention import check_attention
 from crl.config.servers import ServerConfig
-from crl.engine.vllm_server import VllmServer, own_folder, paused, wrong_logprobs
+from crl.engine.folder import own_folder
+from crl.engine.vllm_server import VllmServer, paused, wrong_logprobs
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model, untie
