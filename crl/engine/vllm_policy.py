@@ -28,6 +28,7 @@ from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model, untie
 from crl.policies.precision import cpu_computes_bfloat16
+from crl.policies.pretrained import read_config, read_tokenizer
 from crl.policies.scoring import sequence_logprobs
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
@@ -56,10 +57,8 @@ class VllmPolicy:
         server: ServerConfig,
         weights: str,
     ) -> None:
-        from transformers import AutoConfig, AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-        config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+        tokenizer = read_tokenizer(model_path, role.model)
+        config = read_config(model_path, role.model)
         check_attention(config, role.model, role.context)
         self.chat = ChatFormat(tokenizer, role.model, multi_turn=multi_turn)
         self.context = role.context

@@ -62,10 +62,9 @@ def load_chat(
 
         return EndpointChat()
     name_accelerator()
-    from transformers import AutoConfig, AutoTokenizer
-
     from crl.policies.chat import ChatFormat
+    from crl.policies.pretrained import read_config, read_tokenizer
 
     if context is not None:
-        check_attention(AutoConfig.from_pretrained(source.path), source.name, context, role)
-    return ChatFormat(AutoTokenizer.from_pretrained(source.path), source.name, multi_turn=multi_turn)
+        check_attention(read_config(source.path, source.name), source.name, context, role)
+    return ChatFormat(read_tokenizer(source.path, source.name), source.name, multi_turn=multi_turn)

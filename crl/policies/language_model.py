@@ -19,6 +19,7 @@ from crl.policies.adapters import additions
 from crl.policies.cache import ATTENTION
 from crl.policies.chat import ChatFormat
 from crl.policies.precision import computed
+from crl.policies.pretrained import read_config, read_model, read_tokenizer
 from crl.policies.session import BatchSession
 
 
@@ -130,10 +131,8 @@ def load_policy(
         BadInput: the model cannot be used by this role.
         RecordDamaged: the checkpoint's weights do not fit the model, or are not there.
     """
-    from transformers import AutoTokenizer
-
     torch.set_num_threads(threads)
-    tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    tokenizer = read_tokenizer(model_path, role.model)
     model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
     if torch.cuda.is_available():
         model = model.to("cuda")
@@ -175,8 +174,6 @@ def untie(model: Any) -> None:
 
 
 def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     if not any(weights.glob("*.safetensors")):
         raise RecordDamaged(
             "A checkpoint holds neither weights nor an adapter.",
@@ -184,14 +181,13 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             where=str(weights),
             next_step="`crl verify` names what is missing and the command that mends it.",
         )
-    config = AutoConfig.from_pretrained(config_from, local_files_only=True)
-    model, report = AutoModelForCausalLM.from_pretrained(
+    config = read_config(config_from)
+    model, report = read_model(
         weights,
         config=config,
         generation_config=generation_config(config_from, config),
         dtype=dtype,
         attn_implementation=ATTENTION,
-        local_files_only=True,
         output_loading_info=True,
     )
     kinds = ("missing_keys", "mismatched_keys")

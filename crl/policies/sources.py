@@ -253,7 +253,9 @@ def _smollm2_gguf() -> Path:
 
 def _write_smollm2(directory: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    from crl.policies.pretrained import read_tokenizer
 
     gguf = _smollm2_gguf()
     model = AutoModelForCausalLM.from_pretrained(
@@ -261,9 +263,11 @@ def _write_smollm2(directory: Path) -> None:
         gguf_file=gguf.name,
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.float32,
+        trust_remote_code=False,
+        local_files_only=True,
     )
     model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
+    read_tokenizer(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
 
 
 def takes_preparing(name: str) -> bool:

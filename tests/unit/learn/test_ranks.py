@@ -65,7 +65,11 @@ def run(base: Path, samples: list[Sample], directory: Path, stage: int, ranks: i
         launcher = ["-m", "crl.engine.ranks", "--ranks", str(ranks), "--"]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {key: value for key, value in os.environ.items() if key not in names}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1", STORE_VARIABLE: str(directory / "store")}
+    environment |= {
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "OMP_NUM_THREADS": "1",
+        STORE_VARIABLE: str(directory / "store"),
+    }
     environment |= on_loopback()
     arguments = ["worker.py", str(base), "samples.pickle", ".", str(stage), str(ranks)]
     done = subprocess.run(
