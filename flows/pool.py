@@ -6,16 +6,20 @@ run. What runs need of the environment, the worker has.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
-from prefect.exceptions import ObjectAlreadyExists
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
-from flows.setup import POOL
-
+POOL = "crl"
 TYPE = "process"
+WORKER_ENVIRONMENT = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    # Without heartbeats nobody would notice that a run died together with its worker.
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+}
+"""What a worker of the pool has in its environment, which its runs inherit: they bring none of their own."""
 # Neither part may be empty. No `env` in the first: Prefect would merge that of a run into it.
 TEMPLATE: dict[str, Any] = {
     "job_configuration": {"stream_output": True},
@@ -26,6 +30,9 @@ _PAGE = 200
 
 def ensure_pool(client: SyncPrefectClient) -> str:
     """Make the pool, or bring the one that exists to our template; says which."""
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+    from prefect.exceptions import ObjectAlreadyExists
+
     wanted = WorkPoolCreate(
         name=POOL,
         type=TYPE,
@@ -47,6 +54,9 @@ def ensure_pool(client: SyncPrefectClient) -> str:
 
 def clear_job_variables(client: SyncPrefectClient) -> list[str]:
     """Take job variables off the deployments of the pool; with them no run could be started. Their names."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+    from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
+
     if client.read_work_pool(POOL).type != TYPE:
         return []
     ours, found = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])), []

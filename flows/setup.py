@@ -14,19 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import flows  # noqa: F401  (first: it turns telemetry off)
+from flows.pool import POOL, clear_job_variables, ensure_pool
 
 ROOT = Path(__file__).resolve().parents[1]
-POOL = "crl"
 TIDY = "tidy/tidy"
 PAGES = "http://127.0.0.1:4201"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 30.0, 300.0
-WORKER_ENVIRONMENT = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-    # Without heartbeats nobody would notice that a run died together with its worker.
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-}
-"""What a worker of the pool has in its environment, which its runs inherit: they bring none of their own."""
 DEPLOYMENTS = ("train/train", "train/nightly", "resume/resume", "evaluate/evaluate", "compare/compare", TIDY)
 
 
@@ -40,7 +33,6 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
     from flows.automations import SILENCE_SECONDS, dead_runs, ensure, ensure_block, notification, tidying
     from flows.choices import deployed, keep_choices
     from flows.limits import ensure_limit, limit_name
-    from flows.pool import clear_job_variables, ensure_pool
     from flows.tidy import tidy_up
     from flows.watch import watch_unfinished
 

@@ -28,8 +28,9 @@ from crl.run.files import disk_error
 from crl.run.guardian import guard
 from flows.ending import end_flow_runs
 from flows.pages import HOST, Pages
+from flows.pool import POOL, WORKER_ENVIRONMENT
 from flows.server import close_to_others, prefect_home
-from flows.setup import POOL, ROOT, TIDY, WORKER_ENVIRONMENT
+from flows.setup import ROOT, TIDY
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

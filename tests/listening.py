@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import secrets
 import threading
 import time
@@ -70,7 +69,7 @@ class Listening:
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 for descriptor in (process / "fd").iterdir():
                     with contextlib.suppress(OSError):
-                        target = os.readlink(descriptor)
+                        target = str(descriptor.readlink())
                         if target.startswith("socket:["):
                             found[target[8:-1]] = command[:200]
         return found

@@ -22,6 +22,7 @@ from crl.policies.endpoint_chat import EndpointChat, messages_of
 from crl.policies.served import SentWhole
 from crl.policies.serving import Client, key_of
 from crl.protocols import Answers, Sampled, StopReason
+from crl.run.shell import quoted
 from crl.text.unicode import valid_text
 
 _TRIES = 5
@@ -46,7 +47,7 @@ def _check(who: str, where: str, server: ServerConfig) -> None:
             f"the variable {server.key_variable} is not set, or empty",
             expected="the endpoint's key",
             where=f"{where}.key_variable",
-            next_step=f"export {server.key_variable}=…",
+            next_step=f"export {quoted(server.key_variable)}=…",
         )
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
 from crl.paths import possible_path
+from crl.run.shell import quoted
 
 BUILT_IN = ("tiny", "smollm2-135m-instruct")
 """Models that can be prepared without network."""
@@ -144,7 +145,7 @@ def _check_warm(name: str, checkpoint: Path) -> None:
             f"The warm start {start!r} has not been made on this machine.",
             expected=f"a checkpoint in {checkpoint}",
             where="the `model` of a role",
-            next_step=f"Make it: crl warm-start conf/warm/{start}.yaml (`crl compare` does so by itself).",
+            next_step=f"Make it: crl warm-start conf/warm/{quoted(start)}.yaml (`crl compare` does so by itself).",
         )
 
 

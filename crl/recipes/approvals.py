@@ -17,7 +17,7 @@ from crl.recipes.reading import recorded_rows, stages_behind
 from crl.recipes.stage import Recipe
 from crl.run.decisions import Decision, load_decision, now, shown_digest, write_decision
 from crl.run.directory import RunDirectory
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 from crl.text.unicode import valid_text
 
 

@@ -20,7 +20,7 @@ from crl.recipes.kept_rollouts import kept_rollouts
 from crl.recipes.stage import Recipe
 from crl.run.branch import Branch, check_name_is_free, make_branch
 from crl.run.directory import RunDirectory
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 from crl.run.verify import require_intact
 
 

@@ -25,7 +25,7 @@ from crl.records import Episode
 from crl.run.directory import RunDirectory
 from crl.run.experiment_file import differences
 from crl.run.manifest import key_of, parse_key
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 
 _OPTION = "--keep-rollouts"
 OF_UPDATES = ("optimizer", "deepspeed")

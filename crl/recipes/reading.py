@@ -16,7 +16,7 @@ from crl.recipes.stage import Recipe, RowsOf, Stage
 from crl.records import Row, rows_of
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 
 R = TypeVar("R", bound=Row)
 

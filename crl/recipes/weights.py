@@ -9,7 +9,7 @@ from crl.errors import RecordDamaged
 from crl.recipes.context import StageContext
 from crl.records import Weights
 from crl.run.files import sha256_once
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 
 CHECKPOINT = "checkpoint"
 """Directory of the weights inside the stage that wrote them."""

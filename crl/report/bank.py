@@ -27,7 +27,7 @@ from crl.recipes.stage import Recipe
 from crl.records import EntryScore, RetrievalCount, Row, rows_of
 from crl.report.sorting import Sort
 from crl.run.directory import RunDirectory
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 
 R = TypeVar("R", bound=Row)
 

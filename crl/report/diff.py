@@ -27,7 +27,7 @@ from crl.report.story import told_reason
 from crl.report.tables import Tables
 from crl.report.views import query
 from crl.run.directory import RunDirectory
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 
 _KINDS = {
     "import": "imported",

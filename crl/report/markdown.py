@@ -21,6 +21,7 @@ from crl.report.rates import NOTHING
 from crl.report.round_tables import recipe_tables, success_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.tasks import newest_tasks, task_rows
+from crl.run.shell import quoted
 from crl.text.unicode import escaped
 
 SHOWN_CHANGES = 60
@@ -74,12 +75,12 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
     ]
     lines += ["## Form, bank and training", "", *_table(training)]
     if len(summaries) > len(shown):
-        lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {name}')}", ""]
+        lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {quoted(name)}')}", ""]
     if newest is not None:
         stages = [{"stage": plain(_words(stage)), "seconds": f"{taken:.1f}"} for stage, taken in newest.seconds.items()]
         lines += [f"## Seconds of round {newest.label}", "", *_table(stages)]
     if head is not None:
-        command = code(f"crl verify {name} --head {head}")
+        command = code(f"crl verify {quoted(name)} --head {quoted(head)}")
         lines += ["## Head", "", f"Kept elsewhere, it shows a forged record: {command}"]
     return "\n".join(lines) + "\n"
 
@@ -137,7 +138,9 @@ def diff_markdown(diff: BankDiff, name: str, most: int = SHOWN_CHANGES) -> str:
             lines.append("")
     hidden = max(0, len(diff.changes) - most)
     if hidden:
-        command = f"crl approve {name} --show" if diff.proposed else f"crl bank diff {name} {diff.round}"
+        command = (
+            f"crl approve {quoted(name)} --show" if diff.proposed else f"crl bank diff {quoted(name)} {diff.round}"
+        )
         lines += [f"**{hidden} further changes are not shown**; all of them: {code(command)}", ""]
     return "\n".join(lines)
 

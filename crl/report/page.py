@@ -41,6 +41,7 @@ from crl.report.tasks import newest_tasks
 from crl.report.usefulness import Usefulness, usefulness
 from crl.run.files import unwritable, write_atomically
 from crl.run.journal import Journal
+from crl.run.shell import quoted
 from crl.text.unicode import escaped
 
 if TYPE_CHECKING:
@@ -262,6 +263,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
+        "quoted": quoted,
         "words": _words, "duration": seconds_text, "percent": percent, "cut": _cut, "signed": _signed,
         "escaped": escaped,
     }  # fmt: skip

@@ -39,7 +39,7 @@ from crl.report.view_sql import MACROS, MARKED, columns_of, identifier, place_of
 from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import disk_error, mending, remove, temporary, unwritable
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 
 __all__ = ["CATALOG", "columns_of", "connect", "query", "reading", "relation", "write_catalog"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +39,7 @@ from crl.report.tables import Tables
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
 from crl.run.prunelog import pruned
+from crl.run.shell import quoted
 
 _CHANGES_NOTHING = ("rejected", "keep")
 _INDEX = re.compile(r"(\d+)$")
@@ -326,5 +326,5 @@ def _unknown(run_path: Path, entry_id: str, until: int | None) -> BadInput:
         f"no experience {entry_id!r} was ever in the bank of {run_path}"
         + ("" if until is None else f" up to round {until}"),
         expected=f"an entry id, such as {', '.join(close)}" if close else "the bank has had no entry so far",
-        next_step=f"`crl bank show {shlex.quote(str(run_path))}{round_option}` lists them",
+        next_step=f"`crl bank show {quoted(run_path)}{round_option}` lists them",
     )

@@ -35,7 +35,7 @@ from crl.run.files import (
     temporary,
 )
 from crl.run.manifest import MANIFEST, Digested, FileDigest, Manifest, parse_key
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 from crl.run.writer import conforming, parquet_bytes
 
 EVALUATIONS = "evaluations"

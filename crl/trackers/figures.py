@@ -13,7 +13,7 @@ from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
 from crl.run.head import head_after
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 from crl.trackers.base import RoundFigures
 
 

@@ -25,7 +25,7 @@ from crl.report.bank import BankAfter, banked_round, banked_rounds
 from crl.report.why import stories
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 from crl.transfer.rows import TABLES, ExportedEntry, LineageRow, UseRow, lineage_of, story_json, with_embeddings
 
 FORMAT = "complementary-rl bank"

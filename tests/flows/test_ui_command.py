@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import secrets
 import signal
 import socket
+import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,7 @@ from prefect.exceptions import ObjectNotFound
 from flows import ending
 from flows.pages import Pages
 from flows.ui import DevServer, SetupFailed, Stop, main
+from tests.listening import Listening
 from tests.operate import FLOW_RUN, MARK, as_parameter, ask_patiently, open_pool
 from tests.processes import (
     PATIENCE_SECONDS,
@@ -45,7 +48,9 @@ from tests.unit.engine.harness import make_experiment
 class Ui:
     """A running `python -m flows.ui` on ports and a home of its own."""
 
-    def __init__(self, folder: Path, *arguments: str, background: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, background: bool = False, extra: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.mark = secrets.token_hex(8)
         inherited = {
@@ -58,7 +63,7 @@ class Ui:
         with self.output.open("ab") as screen, as_in_the_background() if background else as_in_a_terminal():
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flows.ui", "--port", str(self.port), *arguments],
-                cwd=ROOT, env={**inherited, **variables, MARK: self.mark}, stdin=subprocess.DEVNULL,
+                cwd=ROOT, env={**inherited, **variables, **(extra or {}), MARK: self.mark}, stdin=subprocess.DEVNULL,
                 stdout=screen, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.http = client_of(self.url)
@@ -155,6 +160,50 @@ def test_ready_a_part_that_dies_and_ctrl_c(start, tmp_path: Path) -> None:
     assert "the worker ended" in ui.screen()
     assert ui.interrupt() == 0
     ui.nothing_is_left()
+
+
+@pytest.mark.slow
+def test_with_a_password_everything_works_and_other_users_of_the_machine_see_nothing(start, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o755)
+    (home / "prefect.db").touch(0o644)
+    auth = "Ada:it's a $ecret"
+    with Listening() as listening:
+        ui = start(extra={"CRL_UI_AUTH": auth, **listening.environment})
+        ui.wait_ready()
+        assert "PREFECT_API_AUTH_STRING" in ui.screen() and "$ecret" not in ui.screen()
+        for address in (f"{ui.url}/api/flows/filter", f"http://127.0.0.1:{ui.port + 1}/"):
+            method = "POST" if "api" in address else "GET"
+            ask = functools.partial(httpx.request, method, address, timeout=PATIENCE_SECONDS)
+            assert ask().status_code == 401 and ask(auth=("Ada", "wrong")).status_code == 401
+            assert ask(auth=tuple(auth.split(":"))).status_code == 200
+        # The worker runs what is asked for, and what it runs reports.
+        ui.http.auth = httpx.BasicAuth(*auth.split(":"))
+        deployment = ui.ask("GET", "/deployments/name/tidy/tidy")["id"]
+        run = ui.ask("POST", f"/deployments/{deployment}/create_flow_run", {})["id"]
+        wait_until(lambda: ui.state(run)["type"] == "COMPLETED", lambda: str(ui.state(run)))
+        # A command line can be read by everybody; the folder by nobody else.
+        assert not any("$ecret" in word for each in ui.processes() for word in command_line(each))
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        written = [each for each in home.rglob("*") if each.is_file() and each.parent.name != "crl-ui"]
+        assert [
+            each for each in written if stat.S_IMODE(each.stat().st_mode) & 0o077 and "prefect.db" in each.name
+        ] == []
+        assert ui.interrupt() == 0
+    assert listening.outside == set()
+    assert sum(f" {ui.port}: " in each or f" {ui.port + 1}: " in each for each in listening.inside) >= 2
+
+
+@pytest.mark.parametrize("wrong", ["Ada", "Ada:", ":secret"])
+def test_a_password_without_a_user_is_refused_and_not_shown(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CRL_UI_AUTH", wrong)
+    monkeypatch.setattr(DevServer, "run", lambda self: 0)
+    assert main([]) == 2
+    said = capsys.readouterr().err
+    assert "AUTH=user:password make ui" in said and "secret" not in said
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from crl.report.standing import unfinished
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import Kept, kept_evaluations
 from crl.run.journal import Journal
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 
 EVALUATE = "evaluate"
 ARMS = (WITH_BANK, WITHOUT_BANK)

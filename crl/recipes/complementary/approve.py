@@ -16,7 +16,7 @@ from crl.recipes.context import StageContext
 from crl.recipes.stage import RowsOf
 from crl.records import Approval
 from crl.run.decisions import Decision, load_decision, shown_digest
-from crl.run.problem import quoted
+from crl.run.shell import quoted
 
 APPROVED, PARTLY, REJECTED = "approved", "partly", "rejected"
 DECISION_NOTE = "decision"
