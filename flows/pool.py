@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.responses import DeploymentResponse
 
 POOL = "crl"
 TYPE = "process"
@@ -59,7 +60,8 @@ def clear_job_variables(client: SyncPrefectClient) -> list[str]:
 
     if client.read_work_pool(POOL).type != TYPE:
         return []
-    ours, found = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])), []
+    ours = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+    found: list[DeploymentResponse] = []
     while page := client.read_deployments(work_pool_filter=ours, limit=_PAGE, offset=len(found)):
         found += page
     cleared = [each for each in found if each.job_variables]

@@ -25,14 +25,13 @@ from crl.run.directory import RunDirectory
 from flows.automations import SILENT
 from flows.pool import WORKER_ENVIRONMENT
 from flows.ui import server_command
+from tests.asking import POOL, ask_patiently, open_pool
 from tests.processes import PATIENCE_SECONDS, client_of, command_line, environ, free_port, kill, reap, wait_until
 from tests.tiny_run import ROOT, cut_back, environment
 
-CLOSED = (httpx.ReadError, httpx.RemoteProtocolError)
 MARK = "CRL_TEST_MARK"
 ROLE = "CRL_TEST_ROLE"
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
-POOL = "crl"
 LIVING = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
 """Types of states that a run must leave in the end."""
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -358,29 +357,6 @@ class Operation:
         while page := self._post(path, {"sort": sort, "limit": 200, "offset": len(found)}):
             found += page
         return found
-
-
-def ask_patiently(http: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
-    """One request to a Prefect server, asked again while it is busy (503) or, where that is safe, hangs up."""
-    answers: list[httpx.Response] = []
-
-    def answered() -> bool:
-        answers.clear()
-        with contextlib.suppress(*CLOSED if method == "GET" or path.endswith(("/filter", "/create_flow_run")) else ()):
-            answers[:] = [http.request(method, path, json=body)]
-        return bool(answers) and answers[0].status_code != 503
-
-    wait_until(answered, lambda: f"{method} {path} is answered: {[each.text[:1000] for each in answers]}", every=0.5)
-    return answers[0]
-
-
-def open_pool(http: httpx.Client) -> None:
-    """Have the pool take variables from flow runs, as Prefect's own template does: so tests order mishaps."""
-    from prefect.workers.process import ProcessWorker
-
-    body = {"base_job_template": ProcessWorker.get_default_base_job_template()}
-    answer = ask_patiently(http, "PATCH", f"/work_pools/{POOL}", body)
-    assert answer.is_success, answer.text
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ import typer
 from crl.cli.bank_transfer import export_bank, import_bank
 from crl.cli.escaping import say_json
 from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, show_diff, shown
+from crl.paths import quoted
 from crl.report.sorting import Sort
 from crl.run.find import find_run
-from crl.run.shell import quoted
 from crl.text.unicode import escaped
 
 if TYPE_CHECKING:

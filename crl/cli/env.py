@@ -10,7 +10,7 @@ import typer
 from crl.cli.escaping import say_json
 from crl.cli.shared import console, parse_overrides, print_listing
 from crl.errors import BadInput
-from crl.run.shell import quoted
+from crl.paths import quoted
 
 if TYPE_CHECKING:
     from crl.config import EnvironmentConfig, FamilyConfig

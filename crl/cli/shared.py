@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.errors import ApprovalPending, BadInput
-from crl.paths import short
+from crl.paths import quoted, short
 from crl.report.durations import seconds_text
-from crl.run.shell import quoted
 
 if TYPE_CHECKING:
     from rich.console import Console

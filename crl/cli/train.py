@@ -16,8 +16,8 @@ from crl.cli.interrupts import interruptible
 from crl.cli.live import LiveProgress
 from crl.cli.shared import RunArgument, an_entry, console, ending, parse_overrides, print_rounds, say_pending, shown
 from crl.errors import ApprovalPending, BadInput
+from crl.paths import quoted
 from crl.run.find import find_run
-from crl.run.shell import quoted
 
 if TYPE_CHECKING:
     from crl.config import Experiment, Method, Runtime

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import BadInput
+from crl.paths import quoted
 from crl.records import ROW_TYPE_BY_TABLE
-from crl.run.shell import quoted
 
 FOLDER = "expectations"
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from crl.config import RoleConfig
 from crl.config.attention import check_attention
+from crl.config.pretrained import pretrained
 from crl.config.servers import ServerConfig
 from crl.engine.folder import own_folder
 from crl.engine.vllm_server import VllmServer, paused, wrong_logprobs
@@ -28,7 +29,6 @@ from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model, untie
 from crl.policies.precision import cpu_computes_bfloat16
-from crl.policies.pretrained import read_config, read_tokenizer
 from crl.policies.scoring import sequence_logprobs
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
@@ -57,8 +57,10 @@ class VllmPolicy:
         server: ServerConfig,
         weights: str,
     ) -> None:
-        tokenizer = read_tokenizer(model_path, role.model)
-        config = read_config(model_path, role.model)
+        from transformers import AutoConfig, AutoTokenizer
+
+        tokenizer = pretrained(AutoTokenizer, model_path, role.model)
+        config = pretrained(AutoConfig, model_path, role.model)
         check_attention(config, role.model, role.context)
         self.chat = ChatFormat(tokenizer, role.model, multi_turn=multi_turn)
         self.context = role.context

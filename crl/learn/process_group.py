@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
 
 from crl.errors import BadInput, NotDeepSpeed
 from crl.run.loopback import STORE_VARIABLE, on_loopback
@@ -79,7 +79,7 @@ def _store(rank: int, size: int) -> Any:
     if size == 1:
         return HashStore()
     if (file := os.environ.get(STORE_VARIABLE)) is not None:
-        return dist.FileStore(file, size)
+        return FileStore(file, size)
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise NotDeepSpeed(
@@ -89,8 +89,8 @@ def _store(rank: int, size: int) -> Any:
         )
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     alone = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
-    own = {} if rank else {"master_listen_fd": listen(address, port, alone=alone).detach()}
-    return dist.TCPStore(
+    own: dict[str, Any] = {} if rank else {"master_listen_fd": listen(address, port, alone=alone).detach()}
+    return TCPStore(
         address,
         port,
         size,

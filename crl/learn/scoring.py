@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from crl.config import LoraConfig
+from crl.config.pretrained import pretrained
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
-from crl.policies.pretrained import read_model
 
 _ROWS = 32
 """Rows of logits that are in work at one time, at least."""
@@ -179,6 +179,7 @@ def load_trainable(
     model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
     a model, RecordDamaged where weights are missing.
     """
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -187,7 +188,7 @@ def load_trainable(
         torch.manual_seed(seed)
         try:
             model: Any
-            model, report = read_model(full, dtype=torch.float32, output_loading_info=True)
+            model, report = pretrained(AutoModelForCausalLM, full, dtype=torch.float32, output_loading_info=True)
             if lora is not None:
                 model = _with_adapter(model, checkpoint, lora, source)
         except (OSError, ValueError) as error:

@@ -62,9 +62,11 @@ def load_chat(
 
         return EndpointChat()
     name_accelerator()
+    from transformers import AutoConfig, AutoTokenizer
+
+    from crl.config.pretrained import pretrained
     from crl.policies.chat import ChatFormat
-    from crl.policies.pretrained import read_config, read_tokenizer
 
     if context is not None:
-        check_attention(read_config(source.path, source.name), source.name, context, role)
-    return ChatFormat(read_tokenizer(source.path, source.name), source.name, multi_turn=multi_turn)
+        check_attention(pretrained(AutoConfig, source.path, source.name), source.name, context, role)
+    return ChatFormat(pretrained(AutoTokenizer, source.path, source.name), source.name, multi_turn=multi_turn)

@@ -18,11 +18,11 @@ from crl.config import RoleConfig, SamplingConfig
 from crl.config.roles import ENDPOINT
 from crl.config.servers import ServerConfig
 from crl.errors import BadInput, EngineDied, PromptTooLong
+from crl.paths import quoted
 from crl.policies.endpoint_chat import EndpointChat, messages_of
 from crl.policies.served import SentWhole
 from crl.policies.serving import Client, key_of
 from crl.protocols import Answers, Sampled, StopReason
-from crl.run.shell import quoted
 from crl.text.unicode import valid_text
 
 _TRIES = 5

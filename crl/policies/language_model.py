@@ -14,12 +14,12 @@ import torch
 
 from crl.config import RoleConfig
 from crl.config.attention import check_attention
+from crl.config.pretrained import pretrained
 from crl.errors import RecordDamaged
 from crl.policies.adapters import additions
 from crl.policies.cache import ATTENTION
 from crl.policies.chat import ChatFormat
 from crl.policies.precision import computed
-from crl.policies.pretrained import read_config, read_model, read_tokenizer
 from crl.policies.session import BatchSession
 
 
@@ -131,8 +131,10 @@ def load_policy(
         BadInput: the model cannot be used by this role.
         RecordDamaged: the checkpoint's weights do not fit the model, or are not there.
     """
+    from transformers import AutoTokenizer
+
     torch.set_num_threads(threads)
-    tokenizer = read_tokenizer(model_path, role.model)
+    tokenizer = pretrained(AutoTokenizer, model_path, role.model)
     model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
     if torch.cuda.is_available():
         model = model.to("cuda")
@@ -174,6 +176,8 @@ def untie(model: Any) -> None:
 
 
 def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     if not any(weights.glob("*.safetensors")):
         raise RecordDamaged(
             "A checkpoint holds neither weights nor an adapter.",
@@ -181,8 +185,9 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             where=str(weights),
             next_step="`crl verify` names what is missing and the command that mends it.",
         )
-    config = read_config(config_from)
-    model, report = read_model(
+    config = pretrained(AutoConfig, config_from)
+    model, report = pretrained(
+        AutoModelForCausalLM,
         weights,
         config=config,
         generation_config=generation_config(config_from, config),

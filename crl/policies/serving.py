@@ -17,7 +17,7 @@ import httpx
 
 from crl.config.servers import ServerConfig
 from crl.errors import BadInput, EngineDied
-from crl.run.shell import quoted
+from crl.paths import quoted
 
 T = TypeVar("T")
 R = TypeVar("R")

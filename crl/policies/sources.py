@@ -27,8 +27,7 @@ from pathlib import Path
 
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
-from crl.paths import possible_path
-from crl.run.shell import quoted
+from crl.paths import possible_path, quoted
 
 BUILT_IN = ("tiny", "smollm2-135m-instruct")
 """Models that can be prepared without network."""
@@ -254,9 +253,9 @@ def _smollm2_gguf() -> Path:
 
 def _write_smollm2(directory: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    from crl.policies.pretrained import read_tokenizer
+    from crl.config.pretrained import pretrained
 
     gguf = _smollm2_gguf()
     model = AutoModelForCausalLM.from_pretrained(
@@ -268,7 +267,7 @@ def _write_smollm2(directory: Path) -> None:
         local_files_only=True,
     )
     model.save_pretrained(directory)
-    read_tokenizer(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
+    pretrained(AutoTokenizer, gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
 
 
 def takes_preparing(name: str) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from crl.bank.changes import summary_of
 from crl.bank.replay import Replayed, replayed_bank
 from crl.errors import RecordDamaged
+from crl.paths import quoted
 from crl.recipes.banks import publishing_stage, tables_of
 from crl.recipes.stage import Recipe
 from crl.records import BankChange, BankEvent, Operation, Row, rows_of
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
-from crl.run.shell import quoted
 from crl.run.verify import Problem
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from crl.checks.suites import sentences
 from crl.errors import CrlError
+from crl.paths import quoted
 from crl.report.checks import StageChecks
 from crl.report.curves import success_charts
 from crl.report.diff import KINDS, BankDiff, Change
@@ -21,7 +22,6 @@ from crl.report.rates import NOTHING
 from crl.report.round_tables import recipe_tables, success_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.tasks import newest_tasks, task_rows
-from crl.run.shell import quoted
 from crl.text.unicode import escaped
 
 SHOWN_CHANGES = 60

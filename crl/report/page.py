@@ -23,6 +23,7 @@ from urllib.parse import quote
 from crl.checks.suites import sentences
 from crl.config import Method
 from crl.errors import CrlError
+from crl.paths import quoted
 from crl.recipes import recipe_of
 from crl.recipes.approvals import awaited
 from crl.report.branches import tree_lines, tree_of
@@ -41,7 +42,6 @@ from crl.report.tasks import newest_tasks
 from crl.report.usefulness import Usefulness, usefulness
 from crl.run.files import unwritable, write_atomically
 from crl.run.journal import Journal
-from crl.run.shell import quoted
 from crl.text.unicode import escaped
 
 if TYPE_CHECKING:

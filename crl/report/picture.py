@@ -6,9 +6,9 @@ import io
 import re
 from pathlib import Path
 
+from crl.paths import quoted
 from crl.report.round_tables import round_tables
 from crl.report.summary import summarize
-from crl.run.shell import quoted
 
 WIDTH = 132
 """Columns of the picture: the widest table fits."""

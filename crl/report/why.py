@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from crl.bank.segments import load_texts
 from crl.errors import BadInput, RecordDamaged
+from crl.paths import quoted
 from crl.recipes import recipe_in
 from crl.records import (
     TRIAL,
@@ -39,7 +40,6 @@ from crl.report.tables import Tables
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
 from crl.run.prunelog import pruned
-from crl.run.shell import quoted
 
 _CHANGES_NOTHING = ("rejected", "keep")
 _INDEX = re.compile(r"(\d+)$")

@@ -19,8 +19,8 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crl.errors import DecisionMade, RecordDamaged, RunDirectoryUnusable
+from crl.paths import quoted
 from crl.run.files import aside, canonical_json, disk_errors, fsync, making, move, sha256_bytes, temporary
-from crl.run.shell import quoted
 
 DECISIONS = "decisions"
 _FILE = re.compile(r"^(\d{4,})\.json$")

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import CrlError, DiskFull, RecordDamaged, RunDirectoryUnusable
+from crl.paths import quoted
 from crl.run.owner import machine_digest
-from crl.run.shell import quoted
 
 _TEMPORARY = re.compile(r"^\.tmp-.*?(?:-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+))?-(?P<token>\d+)$")
 _DAY = 86_400.0

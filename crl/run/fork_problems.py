@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crl.errors import RecordDamaged
+from crl.paths import quoted
 from crl.run.branch import FORKED
 from crl.run.head import heads
 from crl.run.journal import Journal
 from crl.run.lineage import LINEAGE, Lineage, load_lineage
 from crl.run.problem import NO_FILE, Problem, Record, fork_again
-from crl.run.shell import quoted
 
 
 def readable_lineage(run_path: Path) -> Lineage:

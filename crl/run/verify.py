@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crl.errors import RecordDamaged, RunDirectoryUnusable
+from crl.paths import quoted
 from crl.run import cache, experiment_file
 from crl.run.chain import chain_problems, stale
 from crl.run.committed import committed, newest_attempt
@@ -35,7 +36,6 @@ from crl.run.problem import Problem as Problem
 from crl.run.problem import Severity as Severity
 from crl.run.prunelog import pruned
 from crl.run.retention import CHECKPOINT, is_pruned
-from crl.run.shell import quoted
 
 _SHOWN = 5
 

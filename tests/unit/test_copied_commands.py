@@ -15,6 +15,7 @@ from crl.config.load import load_experiment
 from crl.errors import BadInput, CrlError
 from crl.lab.study.runs import incomplete
 from crl.lab.table.read import _chosen
+from crl.paths import quoted
 from crl.recipes import recipe_in
 from crl.recipes.approvals import PendingApproval
 from crl.recipes.fork import check_round
@@ -25,7 +26,6 @@ from crl.report.diff import bank_diff, net_diff
 from crl.run.decisions import Decision, write_decision
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import _check_current
-from crl.run.shell import quoted
 from crl.trackers.figures import record_of
 from crl.transfer.take import _allowed
 

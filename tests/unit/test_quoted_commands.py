@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from crl.cli.shared import shown
-from crl.run.shell import quoted
+from crl.paths import quoted
 
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(
@@ -121,7 +121,7 @@ def test_what_is_filled_into_a_command_is_quoted() -> None:
     for room in ("crl", "flows", "tasks"):
         for path in sorted((ROOT / room).rglob("*.py")):
             found += unquoted(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
-    assert found == [], "put it into quoted(), of crl.run.shell"
+    assert found == [], "put it into quoted(), of crl.paths"
 
 
 def test_the_pages_quote_as_well() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from crl.envs.hotpotqa.questions import Paragraph, Question, malformed, question_of
 from crl.envs.json_files import array
 from crl.errors import BadInput
-from crl.paths import possible_path
-from crl.run.shell import quoted
+from crl.paths import possible_path, quoted
 
 VARIABLE = "HOTPOTQA_DATA"
 _DEFAULT = "~/.cache/hotpotqa"

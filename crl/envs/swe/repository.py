@@ -25,8 +25,7 @@ from pathlib import Path
 from crl.envs.swe.patches import apply, git_environment
 from crl.envs.swe.rows import Row
 from crl.errors import BadInput
-from crl.paths import short
-from crl.run.shell import quoted
+from crl.paths import quoted, short
 
 WHERE = "method.families[].environment.repositories"
 _SECONDS = 600

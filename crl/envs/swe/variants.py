@@ -25,7 +25,7 @@ from crl.envs.swe.statements import report_of, statement
 from crl.envs.swe.trials import Observation
 from crl.envs.swe.variant_index import Known, digest_of, index_file
 from crl.errors import BadInput
-from crl.run.shell import quoted
+from crl.paths import quoted
 
 _MARK = "-v"
 

@@ -19,8 +19,7 @@ from crl.envs.webshop.goals import Instruction
 from crl.envs.webshop.products import Product, asin_of, malformed, product_of, text_of, texts_of
 from crl.envs.webshop.reward import GoalOption
 from crl.errors import BadInput
-from crl.paths import possible_path
-from crl.run.shell import quoted
+from crl.paths import possible_path, quoted
 
 Source = Literal["small", "full"]
 PRODUCTS: Mapping[Source, str] = {"small": "items_shuffle_1000.json", "full": "items_shuffle.json"}
