@@ -1,6 +1,6 @@
 # `make train` and `make test` are all a newcomer needs; both set up .venv first. `make help` lists the rest.
 # Variables: ROUNDS, EXPERIMENT, CRL_GPU_MODEL (directory of a model, for `make gpu`), PYTHON (interpreter to build .venv with), PIP_FLAGS (for every pip call), TEST_JOBS;
-# of `make ui`: PORT, and PAGES_PORT (report pages; the one after PORT).
+# of `make ui`: PORT, PAGES_PORT (report pages; the one after PORT), AUTH (user:password; nobody is asked by default).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -77,6 +77,8 @@ $(VLLM_INSTALLED): constraints-vllm.txt | $(INSTALLED)
 train: setup ## run EXPERIMENT (conf/quickstart.yaml) for ROUNDS (3) rounds; typed again it continues
 	@$(BIN)/crl train "$(EXPERIMENT)" --rounds $(ROUNDS)
 
+# As it is, with its dollar signs, and through the environment: other users of the machine may read a command line.
+ui: export CRL_UI_AUTH := $(value AUTH)
 ui: setup ## Prefect's UI on PORT (4200), worker, schedules, report pages; Ctrl-C stops all of it
 	@exec $(BIN)/python -m flows.ui --port $(PORT) $(if $(PAGES_PORT),--pages-port $(PAGES_PORT)) --with-parent
 

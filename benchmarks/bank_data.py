@@ -124,7 +124,7 @@ def _embed(texts: list[str]) -> NDArray[np.float32]:
 
     source = resolve_embedder("minilm")
     assert source is not None
-    model = SentenceTransformer(str(source.path), device="cpu", local_files_only=True)
+    model = SentenceTransformer(str(source.path), device="cpu", local_files_only=True, trust_remote_code=False)
     by_length = sorted(range(len(texts)), key=lambda place: len(texts[place]))  # little padding in a batch
     vectors_ND = np.empty((len(texts), model.get_embedding_dimension() or 0), dtype=np.float32)
     for at in range(0, len(texts), 10_000):

@@ -58,7 +58,9 @@ def make_model(directory: Path, *, hidden: int, layers: int, intermediate: int) 
 
     from crl.policies.sources import resolve_model
 
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model("smollm2-135m-instruct").path, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        resolve_model("smollm2-135m-instruct").path, local_files_only=True, trust_remote_code=False
+    )
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,

@@ -1,13 +1,16 @@
-"""Names that a person gave and that are used as paths: whether the system can look for them at all."""
+"""Names that a person gave: whether the system can look for them at all, and how a shell takes them."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 from crl.errors import BadInput
 
 _SHOWN = 60
 """Characters of a name that a message shows: one may be longer than the screen."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def short(name: object) -> str:
@@ -36,3 +39,17 @@ def possible_path(name: str | Path, what: str, *, where: str | None = None, home
             next_step="correct the name",
         ) from None
     return path
+
+
+def quoted(word: str | Path) -> str:
+    """One word of a command line that is printed, as a shell takes it, whatever is in it; on one line.
+
+    A path that begins with a dash is no option: it gets a `./`.
+    """
+    text = str(word)
+    if isinstance(word, Path) and text.startswith("-"):
+        text = f"./{text}"
+    if _CONTROL.search(text) is None:
+        return shlex.quote(text)
+    escaped = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\\", "\\\\").replace("'", "\\'"))
+    return f"$'{escaped}'"

@@ -7,13 +7,17 @@ that is asked itself ends its engines and reports that it crashed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import httpx
 import psutil
 
 from crl.run.guardian import guard, marked
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 _PATIENCE_SECONDS = 30.0
@@ -23,10 +27,10 @@ _MESSAGE = (
 )
 
 
-def end_flow_runs(api: str) -> list[str]:
+def end_flow_runs(client_of: Callable[[], SyncPrefectClient]) -> list[str]:
     """SIGTERM to every flow run that this process's guardian looks after; returns their ids when they have ended.
 
-    `api` is the server's address. Whatever does not end in time is left to the guardian.
+    `client_of` makes a client of the server. Whatever does not end in time is left to the guardian.
     """
     found = _flow_runs()
     for process in found.values():
@@ -34,17 +38,16 @@ def end_flow_runs(api: str) -> list[str]:
             process.terminate()
     psutil.wait_procs(found.values(), timeout=_PATIENCE_SECONDS)
     if found:
-        _mark(api, found)
+        _mark(client_of, found)
     return list(found)
 
 
-def _mark(api: str, identifiers: Iterable[str]) -> None:
+def _mark(client_of: Callable[[], SyncPrefectClient], identifiers: Iterable[str]) -> None:
     """Give each its state with our message: also those that could not report, because they had hardly begun."""
-    from prefect.client.orchestration import SyncPrefectClient
     from prefect.exceptions import ObjectNotFound
     from prefect.states import Crashed
 
-    with SyncPrefectClient(api) as client:
+    with client_of() as client:
         for identifier in identifiers:
             # A server that does not answer is about to end anyway: the next start finds these runs silent. A run that
             # was deleted in the UI needs no mark.

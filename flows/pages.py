@@ -18,12 +18,12 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from crl.config.base import NAME_PATTERN
+from flows.origin import OwnOrigin, Password
 
 PAGE, STUDY = "report.html", "study.html"
 DATA_DOCS = ["cache", "data_docs"]
@@ -32,7 +32,8 @@ NOTIFICATION = "/notification"
 HOST = "127.0.0.1"
 NAME = re.compile(NAME_PATTERN)
 # The page brings everything with it; a browser asked to fetch or run more than that refuses.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; font-src data:"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; font-src data:; "
+_POLICY += "frame-ancestors 'none'"
 _HEADERS = [
     ("Content-Security-Policy", _POLICY),
     ("X-Content-Type-Options", "nosniff"),
@@ -47,9 +48,10 @@ class Pages:
         runs: the runs directory.
         port: where to listen, on loopback only.
         say: called with a line for each notification that arrives.
+        auth: `user:password` that a reader has to know, if any.
     """
 
-    def __init__(self, runs: Path, port: int, say: Callable[[str], None]) -> None:
+    def __init__(self, runs: Path, port: int, say: Callable[[str], None], auth: str | None = None) -> None:
         self.runs, self.say = runs, say
         self.url = f"http://{HOST}:{port}"
         application = Starlette(
@@ -58,8 +60,9 @@ class Pages:
                 Route(NOTIFICATION, self._notification, methods=["POST"]),
                 Route("/{path:path}", self._page),
             ],
-            # Another name that resolves to this machine belongs to somebody's web page.
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])],
+            middleware=[Middleware(OwnOrigin)]
+            # A notification is sent by Prefect's server, which is told no password; it is only printed.
+            + ([Middleware(Password, auth=auth, open=(NOTIFICATION,))] if auth else []),
         )
         config = uvicorn.Config(
             application, HOST, port, headers=_HEADERS, log_level="critical", timeout_graceful_shutdown=1

@@ -12,15 +12,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import flows  # noqa: F401  (first: it turns telemetry off)
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
+from flows.pool import POOL, clear_job_variables, ensure_pool
 
 ROOT = Path(__file__).resolve().parents[1]
-POOL = "crl"
 TIDY = "tidy/tidy"
 PAGES = "http://127.0.0.1:4201"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 30.0, 300.0
@@ -43,7 +39,9 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
     address = require_server()
     yield f"server        {address}"
     with get_client(sync_client=True) as client:
-        yield f"work pool     {POOL}: {_ensure_pool(client)}"
+        yield f"work pool     {POOL}: {ensure_pool(client)}"
+        if cleared := clear_job_variables(client):
+            yield f"              job variables were removed from deployments: {', '.join(cleared)}"
         names = experiments()
         made = [name for name in names if ensure_limit(name)]
         yield f"limits        one run at a time for {len(names)} experiments; made {len(made)}" + (
@@ -107,25 +105,6 @@ def experiments() -> list[str]:
     if root.is_dir():
         found |= {path.name for path in root.iterdir() if NAME.fullmatch(path.name) and is_run(path)}
     return sorted(found)
-
-
-def _ensure_pool(client: SyncPrefectClient) -> str:
-    """Make the pool unless it exists; says which."""
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectAlreadyExists
-    from prefect.workers.process import ProcessWorker
-
-    pool = WorkPoolCreate(
-        name=POOL,
-        type="process",
-        description="Training on this machine: each flow run is a process of its own.",
-        base_job_template=ProcessWorker.get_default_base_job_template(),
-    )
-    try:
-        client.create_work_pool(pool)
-    except ObjectAlreadyExists:
-        return "found"
-    return "made"
 
 
 def _deploy() -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import flows  # noqa: F401  (first: it turns telemetry off)
 from crl.cli.escaping import say
@@ -27,19 +28,18 @@ from crl.run.files import disk_error
 from crl.run.guardian import guard
 from flows.ending import end_flow_runs
 from flows.pages import HOST, Pages
-from flows.setup import POOL, ROOT, TIDY
+from flows.pool import POOL, WORKER_ENVIRONMENT
+from flows.server import close_to_others, prefect_home
+from flows.setup import ROOT, TIDY
 
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+AUTH_VARIABLE = "CRL_UI_AUTH"
+"""`user:password` that the server asks for. Not on the command line, which every user of the machine may read."""
 PORT, LAST_PORT = 4200, 65535
 
-ONLY_THIS_MACHINE = (
-    "Content-Security-Policy:default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
-    f"connect-src 'self' data: blob: http://{HOST}:* ws://{HOST}:*"
-)
-"""Header of every response: browsers then refuse to send a request to any other host.
-
-Without it, Prefect's second UI calls Amplitude, an analytics service, at every page load, even where
-PREFECT_SERVER_ANALYTICS_ENABLED is false."""
-
+_AUTH_SETTINGS = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING")
 _HEALTHY_SECONDS = 600.0
 """A server that ends is noticed at once: this is for machines on which much else runs."""
 _TICK_SECONDS = 0.5
@@ -64,14 +64,16 @@ class DevServer:
         port: of the Prefect server.
         pages_port: of the report pages.
         with_parent: end when the process that started this one does.
+        auth: `user:password` that the server and the pages ask for; None: that of Prefect's settings, if any.
     """
 
-    def __init__(self, port: int, pages_port: int, *, with_parent: bool = False) -> None:
+    def __init__(self, port: int, pages_port: int, *, with_parent: bool = False, auth: str | None = None) -> None:
         self.port, self.pages_port = port, pages_port
         self.url = f"http://{HOST}:{port}"
         self.runs = runs_root().absolute()
         self._asked = threading.Event()
         self._with_parent = with_parent
+        self._auth = auth or _configured_auth()
         self.environment: dict[str, str] = {}
         self._server: ProcessGroup | None = None
         self._worker: ProcessGroup | None = None
@@ -80,8 +82,8 @@ class DevServer:
     def _settings(self) -> dict[str, str]:
         return {
             "PREFECT_API_URL": f"{self.url}/api",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "DO_NOT_TRACK": "1",
+            **WORKER_ENVIRONMENT,
+            **({} if self._auth is None else dict.fromkeys(_AUTH_SETTINGS, self._auth)),
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
             # In memory, the default, a slot that was taken when the server ended would never be free again.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
@@ -105,10 +107,11 @@ class DevServer:
             # Ignored where it was started by nohup or in the background of a script: then it is not meant for us.
             if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._ask)
+        close_to_others(prefect_home())
         logs = prefect_home() / "crl-ui"
-        logs.mkdir(parents=True, exist_ok=True)
+        close_to_others(logs)
         try:
-            with Pages(self.runs, self.pages_port, say) as pages:
+            with Pages(self.runs, self.pages_port, say, self._auth) as pages:
                 self._start(logs)
                 self._announce(pages, logs, time.monotonic() - began)
                 self._watch()
@@ -173,8 +176,14 @@ class DevServer:
         except httpx.HTTPError:
             return False
 
+    def _client(self) -> SyncPrefectClient:
+        from prefect.client.orchestration import SyncPrefectClient
+
+        return SyncPrefectClient(f"{self.url}/api", auth_string=self._auth)
+
     def _worker_online(self) -> bool:
         import httpx
+        from prefect.exceptions import ObjectNotFound
 
         assert self._worker is not None
         if not self._worker.running:
@@ -187,20 +196,21 @@ class DevServer:
                 )
             self._worker.start()
         try:
-            answer = httpx.post(f"{self.url}/api/work_pools/{POOL}/workers/filter", json={}, timeout=5.0)
-            found = answer.raise_for_status().json()
-        except (httpx.HTTPError, ValueError):
+            with self._client() as client:
+                found = client.read_workers_for_work_pool(POOL)
+        except (httpx.HTTPError, ObjectNotFound):  # busy
             return False
-        return any(each["name"] == f"worker-{self.port}" and each["status"] == "ONLINE" for each in found)
+        return any(each.name == f"worker-{self.port}" and each.status == "ONLINE" for each in found)
 
     def _announce(self, pages: Pages, logs: Path, seconds: float) -> None:
+        more = " PREFECT_API_AUTH_STRING=… (the user:password of AUTH)" if self._auth else ""
         say(
             f"\nReady after {seconds:.0f} s.\n"
             f"  Prefect UI     {self.url}\n"
             f"  report pages   {pages.url}   (runs: {self.runs})\n"
             f"  logs           {logs}\n\n"
             f"Train: open {self.url}/deployments, choose train/train, Run > Custom run, fill in the form.\n"
-            f"In other terminals: export PREFECT_API_URL={self.url}/api\n"
+            f"In other terminals: export PREFECT_API_URL={self.url}/api{more}\n"
             "Ctrl-C stops all of it; training that runs then continues with Retry, resume or `crl resume`."
         )
 
@@ -228,11 +238,10 @@ class DevServer:
     def _look_after_runs(self) -> None:
         """Have `tidy` put every unfinished run under watch: some may have died with the worker, before they began."""
         import httpx
-        from prefect.client.orchestration import SyncPrefectClient
         from prefect.exceptions import ObjectNotFound
 
         try:
-            with SyncPrefectClient(f"{self.url}/api") as client:
+            with self._client() as client:
                 client.create_flow_run_from_deployment(client.read_deployment_by_name(TIDY).id)
         except ObjectNotFound:  # deleted in the UI
             say(f"  there is no deployment {TIDY}: the next `make ui` makes it again")
@@ -263,17 +272,15 @@ class DevServer:
     def _end(self) -> None:
         """Flow runs, worker, server. Flow runs first and by a signal of their own: the worker would kill theirs."""
         if self._server is not None and self._server.running:
-            end_flow_runs(f"{self.url}/api")
+            end_flow_runs(self._client)
         for child, patience in ((self._worker, _WORKER_PATIENCE_SECONDS), (self._server, _SERVER_PATIENCE_SECONDS)):
             if child is not None:
                 child.stop(patience)
 
 
 def server_command(port: int) -> list[str]:
-    """Arguments of `python -m` for Prefect's server: what `prefect server start` runs, with one header added, and with
-    its garbage collected elsewhere (`flows/server.py`)."""
-    where = ["--host", HOST, "--port", str(port)]
-    return ["uvicorn", "--factory", "flows.server:create_app", *where, "--header", ONLY_THIS_MACHINE]
+    """Arguments of `python -m` for Prefect's server."""
+    return ["flows.server", "--host", HOST, "--port", str(port)]
 
 
 def _end_of_log(process: ProcessGroup) -> str:
@@ -301,11 +308,12 @@ def require_free(port: int, variable: str) -> None:
             ) from None
 
 
-def prefect_home() -> Path:
-    """Where Prefect keeps its database: $PREFECT_HOME, or what its profile says."""
+def _configured_auth() -> str | None:
+    """The `user:password` that Prefect's settings have for a server."""
     from prefect.settings import get_current_settings
 
-    return get_current_settings().home
+    auth = get_current_settings().server.api.auth_string
+    return None if auth is None else str(auth.get_secret_value())
 
 
 def database() -> str:
@@ -317,6 +325,20 @@ def database() -> str:
         return str(prefect_home() / "prefect.db")
     text = str(address.get_secret_value())
     return text.split(":///")[-1] if text.startswith("sqlite") else text.rpartition("@")[2]
+
+
+def _auth() -> str | None:
+    """What $CRL_UI_AUTH holds; None where nobody wants a password. Raises BadInput where it is no user:password."""
+    auth = os.environ.pop(AUTH_VARIABLE, "")
+    user, _, password = auth.partition(":")
+    if auth and not (user and password):
+        raise BadInput(
+            "AUTH is no user and password",
+            expected="user:password",
+            where=f"the variable AUTH of make, or {AUTH_VARIABLE}",
+            next_step="AUTH=user:password make ui",
+        )
+    return auth or None
 
 
 def _port(text: str) -> int:
@@ -337,7 +359,7 @@ def main(arguments: list[str] | None = None) -> int:
     if pages_port > LAST_PORT:
         parser.error(f"no port comes after {chosen.port}: give the pages one with --pages-port (make ui PAGES_PORT=…)")
     try:
-        return DevServer(chosen.port, pages_port, with_parent=chosen.with_parent).run()
+        return DevServer(chosen.port, pages_port, with_parent=chosen.with_parent, auth=_auth()).run()
     except (CrlError, OSError) as error:
         known = error if isinstance(error, CrlError) else disk_error(error)
         if known is None:

@@ -23,15 +23,15 @@ from crl.config import Experiment
 from crl.run import experiment_file, guardian
 from crl.run.directory import RunDirectory
 from flows.automations import SILENT
+from flows.pool import WORKER_ENVIRONMENT
 from flows.ui import server_command
+from tests.asking import POOL, ask_patiently, open_pool
 from tests.processes import PATIENCE_SECONDS, client_of, command_line, environ, free_port, kill, reap, wait_until
 from tests.tiny_run import ROOT, cut_back, environment
 
-CLOSED = (httpx.ReadError, httpx.RemoteProtocolError)
 MARK = "CRL_TEST_MARK"
 ROLE = "CRL_TEST_ROLE"
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
-POOL = "crl"
 LIVING = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
 """Types of states that a run must leave in the end."""
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
@@ -62,16 +62,17 @@ class Operation:
             **inherited,
             "PREFECT_HOME": str(home),
             "PREFECT_API_URL": f"{self.url}/api",
-            # As the product's own server is started.
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "DO_NOT_TRACK": "1",
+            # As the product's own server and worker are started.
+            **WORKER_ENVIRONMENT,
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
             # For tests only: a run that is due starts after a second and not after fifteen.
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             MARK: self.mark,
             **(extra or {}),
         }
+        self.server_words = server_command(self.port)
+        """Arguments of `python -m` for the server."""
+        self._open_pool = False
         self._http = client_of(self.url)
         self._server: subprocess.Popen[bytes] | None = None
         self._worker: subprocess.Popen[bytes] | None = None
@@ -80,7 +81,7 @@ class Operation:
 
     def start_server(self) -> None:
         """Start it, and wait until it answers."""
-        self._server = self._start("server", [sys.executable, "-m", *server_command(self.port)])
+        self._server = self._start("server", [sys.executable, "-m", *self.server_words])
         wait_until(self.server_answers, "the server answers")
 
     def server_answers(self) -> bool:
@@ -101,6 +102,8 @@ class Operation:
     def set_up(self) -> None:
         """Everything that must exist before it is safe: what the product's own set-up makes. The server runs."""
         self.command([sys.executable, "-m", "flows.setup"])
+        if self._open_pool:
+            open_pool(self._http)
 
     def add_limit(self, experiment: str) -> None:
         """The concurrency limit of an experiment, as set-up makes it for every experiment it finds."""
@@ -190,6 +193,9 @@ class Operation:
         body: Run = {"parameters": dict(parameters), "idempotency_key": secrets.token_hex()}
         body["state"] = {"type": "SCHEDULED"}
         if variables:
+            if not self._open_pool:
+                self._open_pool = True
+                open_pool(self._http)
             body["job_variables"] = {"env": dict(variables)}
         if name is not None:
             body["name"] = name
@@ -351,20 +357,6 @@ class Operation:
         while page := self._post(path, {"sort": sort, "limit": 200, "offset": len(found)}):
             found += page
         return found
-
-
-def ask_patiently(http: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
-    """One request to a Prefect server, asked again while it is busy (503) or, where that is safe, hangs up."""
-    answers: list[httpx.Response] = []
-
-    def answered() -> bool:
-        answers.clear()
-        with contextlib.suppress(*CLOSED if method == "GET" or path.endswith(("/filter", "/create_flow_run")) else ()):
-            answers[:] = [http.request(method, path, json=body)]
-        return bool(answers) and answers[0].status_code != 503
-
-    wait_until(answered, lambda: f"{method} {path} is answered: {[each.text[:1000] for each in answers]}", every=0.5)
-    return answers[0]
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ def main() -> None:
     groups, members, turns, dtype = arguments()
     method = method_of(turns, dtype, wave_groups=groups, group_size=members)
     path = resolve_model(MODEL).path
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     tokenizer.chat_template, tokenizer.response_template = TEMPLATE, {}
     over = tokenizer.encode(OVER)
 
@@ -93,7 +93,7 @@ def main() -> None:
     Room = environment_class(method)
     from crl.policies.chat import ChatFormat
 
-    chat = ChatFormat(AutoTokenizer.from_pretrained(path), MODEL)
+    chat = ChatFormat(AutoTokenizer.from_pretrained(path, trust_remote_code=False), MODEL)
     rows = []
     for slot in slots_of(method, groups, members):
         start = game(method).reset_many([slot.task.environment_seed])[0]
@@ -104,7 +104,7 @@ def main() -> None:
         assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False) == list(ids)
         rows.append({"prompt": messages, "seed": slot.task.environment_seed})
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)),
+        model=AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), trust_remote_code=False),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(),

@@ -83,7 +83,7 @@ def trl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
                 disable_tqdm=True, dataloader_pin_memory=False,
             ),
             train_dataset=Dataset.from_list([{"prompt": "recorded"}] * len(samples)),
-            processing_class=AutoTokenizer.from_pretrained(path),
+            processing_class=AutoTokenizer.from_pretrained(path, trust_remote_code=False),
             callbacks=[Steps()],
         )  # fmt: skip
         trainer.train()

@@ -15,6 +15,7 @@ import typer
 from crl.cli.bank_transfer import export_bank, import_bank
 from crl.cli.escaping import say_json
 from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, show_diff, shown
+from crl.paths import quoted
 from crl.report.sorting import Sort
 from crl.run.find import find_run
 from crl.text.unicode import escaped
@@ -80,7 +81,9 @@ def show(
         return
     of = f"{len(entries)} entries" if len(entries) == len(rows) else f"{len(entries)} of {len(rows):,} entries"
     how = "" if len(entries) == len(rows) else f" ({_TOLD[order.value]}; all: --limit 0)"
-    out.print(f"{of}{how}; where one comes from: crl bank why {shown(path)} {entries[0].entry_id}", soft_wrap=True)
+    out.print(
+        f"{of}{how}; where one comes from: crl bank why {shown(path)} {quoted(entries[0].entry_id)}", soft_wrap=True
+    )
 
 
 @app.command("diff")

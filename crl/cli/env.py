@@ -10,6 +10,7 @@ import typer
 from crl.cli.escaping import say_json
 from crl.cli.shared import console, parse_overrides, print_listing
 from crl.errors import BadInput
+from crl.paths import quoted
 
 if TYPE_CHECKING:
     from crl.config import EnvironmentConfig, FamilyConfig
@@ -170,6 +171,6 @@ def _require_importable(name: str) -> None:
                 error.found,
                 expected=error.expected,
                 where=f"{module} is in this folder, which may not be on the path that Python imports from",
-                next_step=f"PYTHONPATH=. crl env … {name}",
+                next_step=f"PYTHONPATH=. crl env … {quoted(name)}",
             ) from None
         raise

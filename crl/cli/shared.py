@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.errors import ApprovalPending, BadInput
-from crl.paths import short
+from crl.paths import quoted, short
 from crl.report.durations import seconds_text
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def shown(path: Path) -> str:
     """A path as a user would type it: relative to the working directory when it is below it."""
     absolute = path.absolute()
     here = Path.cwd()
-    return shlex.quote(str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute))
+    return quoted(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from crl.cli.interrupts import interruptible
 from crl.cli.live import LiveProgress
 from crl.cli.shared import RunArgument, an_entry, console, ending, parse_overrides, print_rounds, say_pending, shown
 from crl.errors import ApprovalPending, BadInput
+from crl.paths import quoted
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     steps = [(again, "further rounds")]
     if entry is not None:
         steps.append((f"crl bank show {where}", "what was learned"))
-        steps.append((f"crl bank why {where} {entry}", "where one experience comes from and what became of it"))
+        steps.append((f"crl bank why {where} {quoted(entry)}", "where one experience comes from and what became of it"))
     question = "SELECT round, arm, won, games, low, high FROM success_by_arm"
     steps.append((f'crl sql {where} "{question}"', "success by round and arm; docs/queries.md has more questions"))
     steps.append((f"crl verify {where}", "check every file against its manifest"))

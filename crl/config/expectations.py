@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import BadInput
+from crl.paths import quoted
 from crl.records import ROW_TYPE_BY_TABLE
 
 FOLDER = "expectations"
@@ -48,7 +49,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path.name} is not a suite of expectations",
             expected=_EXPECTED,
             where=str(path),
-            next_step=f"`crl checks show {path.stem} --format json` prints one to start from",
+            next_step=f"`crl checks show {quoted(path.stem)} --format json` prints one to start from",
         )
     return {str(name): value for name, value in data.items()}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from crl.config import NodesConfig
 from crl.engine.nodes import VARIABLE, orders
 from crl.run.guardian import PARENT
+from crl.run.loopback import on_loopback
 
 _WORKER = "crl.engine.worker"
 
@@ -29,21 +30,19 @@ def start_of(
 
 
 def command_line(world_size: int) -> list[str]:
-    """One process runs the worker itself; several run it under torch's launcher, meeting on the loopback interface."""
+    """One process runs the worker itself; several are started by a launcher."""
     if world_size == 1:
         return [sys.executable, "-m", _WORKER]
-    launcher = ["crl.engine.ranks", "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
-    return [sys.executable, "-m", *launcher, "--nproc-per-node", str(world_size), "-m", _WORKER]
+    return [sys.executable, "-m", "crl.engine.ranks", "--ranks", str(world_size), "--", "-m", _WORKER]
 
 
 def launch_environment() -> dict[str, str]:
-    """The import path of this process, what ends the engine with it, and where ranks meet: on this machine only."""
+    """The import path of this process, what ends the engine with it, and where its ranks meet: on this machine only."""
     return {
         PARENT: str(os.getpid()),
         "PYTHONPATH": os.pathsep.join(_import_path()),
         "PYTHONUNBUFFERED": "1",
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),
-        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", _loopback()),
+        **on_loopback(),
     }
 
 
@@ -55,7 +54,3 @@ def _import_path() -> list[str]:
     places = [Path(entry or ".").resolve() for entry in sys.path]
     kept = [str(place) for place in places if place not in installed and place.suffix != ".zip"]
     return list(dict.fromkeys(kept))
-
-
-def _loopback() -> str:
-    return "lo" if sys.platform == "linux" else "lo0"

@@ -36,7 +36,8 @@ _SILENCE_SECONDS = 60.0
 
 
 def orders(nodes: NodesConfig, ranks: int, environment: Mapping[str, str], worker: str) -> list[dict[str, Any]]:
-    """What each machine is to run: torch's launcher, meeting at the endpoint. Raises BadInput where there is no room.
+    """What each machine is to run: a launcher of its ranks, which meet at the endpoint. Raises BadInput where there is
+    no room.
 
     `environment` is that of the workers.
     """
@@ -46,16 +47,18 @@ def orders(nodes: NodesConfig, ranks: int, environment: Mapping[str, str], worke
     network = (
         {} if nodes.interface is None else dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), nodes.interface)
     )
-    made = []
-    for number, host in enumerate(placed):
-        meeting = ["--nnodes", str(len(placed)), "--node-rank", str(number), "--nproc-per-node", str(host.slots)]
-        meeting += ["--master-addr", address, "--master-port", port, "--max-restarts", "0"]
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": port}
+    made: list[dict[str, Any]] = []
+    first = 0
+    for host in placed:
+        part = ["--ranks", str(ranks), "--first", str(first), "--here", str(host.slots)]
+        first += host.slots
         made.append(
             {
                 "shell": nodes.shell_for(host),
                 "directory": str(Path.cwd()),
-                "command": [sys.executable, "-m", "crl.engine.ranks", *meeting, "-m", worker],
-                "environment": {**shared, **environment, **network},
+                "command": [sys.executable, "-m", "crl.engine.ranks", *part, "--", "-m", worker],
+                "environment": {**shared, **environment, **network, **meeting},
             }
         )
     return made

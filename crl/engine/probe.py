@@ -33,6 +33,7 @@ from transformers.utils import logging
 
 from crl.config import LoraConfig, SamplingConfig
 from crl.config.attention import check_attention
+from crl.config.pretrained import pretrained
 from crl.errors import CrlError, StageFailed
 from crl.learn.batches import collate
 from crl.learn.checkpoint import save_weights
@@ -116,7 +117,7 @@ class _Probe:
         self.verdict, self.doing = Verdict(), "reading its config"
 
     def run(self) -> None:
-        config = AutoConfig.from_pretrained(self._path, local_files_only=True)
+        config = pretrained(AutoConfig, self._path)
         check_attention(config, self._path.name, self._question.context)
         self._absent = absent_of(self._path, config)
         tokens = np.setdiff1d(np.arange(rows_of_model(config)), [] if self._absent is None else self._absent.numpy())
@@ -167,7 +168,7 @@ class _Probe:
         return logprobs
 
     def _plain_model(self) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(self._path, dtype=self._dtype, local_files_only=True)
+        model = pretrained(AutoModelForCausalLM, self._path, dtype=self._dtype)
         return model.eval().requires_grad_(False).to(self._device)
 
     def _update(self, rows: Sequence[Sequence[int]], plain: Logprobs) -> None:

@@ -16,8 +16,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from crl.engine.output import OnLine, ProcessOutput
 from crl.run.guardian import MARK, guard
 
@@ -53,7 +51,6 @@ class ProcessGroup:
         self._command, self._environment = list(command), dict(environment or {})
         self._folder, self._on_line = folder, on_line
         self._process: subprocess.Popen[bytes] | None = None
-        self._members: list[psutil.Process] = []
         self._left = False
         self._began = 0.0
         if log is not None:
@@ -97,12 +94,7 @@ class ProcessGroup:
             )
         if self._process.stdout is not None:
             self.output = ProcessOutput(self._process.stdout, self._on_line)
-        self._members, self._left, self._began = [], False, time.monotonic()
-
-    def add_member(self, pid: int) -> None:
-        """Have a process that it started in a session of its own ended with it."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._members.append(psutil.Process(pid))
+        self._left, self._began = False, time.monotonic()
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Until it has ended and its output was read; its exit code, or None where so many seconds passed before."""
@@ -129,10 +121,6 @@ class ProcessGroup:
         # Also where it has ended: a child of it may have stayed behind.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        for member in self._members:
-            with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
-                if member.is_running():
-                    os.killpg(member.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill the whole group; returns when it has ended."""

@@ -1,6 +1,6 @@
 """The flow's side of an engine: start it, give it jobs, notice its death, end it on time limit or cancel.
 
-An :class:`Engine` is one worker process, or several ranks under torch's launcher on one machine or more. It starts with
+An :class:`Engine` is one worker process, or several ranks under a launcher on one machine or more. It starts with
 its first job, stays warm, and is started again after it died. It may be used from any thread, one job at a time. The
 worker's output is read line by line and handed on.
 """
@@ -8,20 +8,24 @@ worker's output is read line by line and handed on.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from crl.config import NodesConfig
+from crl.engine.folder import own_folder
 from crl.engine.jobs import Job, JobKind, decode, encode
 from crl.engine.launch import start_of
 from crl.engine.listener import WorkerListener
 from crl.engine.output import LINE_LENGTH, OnLine, ProcessOutput
 from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import EngineDied, StageTimedOut, from_payload
+from crl.run.loopback import STORE_VARIABLE
 
 _TICK_SECONDS = 0.2
 _START_SECONDS = 600.0
@@ -57,6 +61,8 @@ class Engine:
         self._process: ProcessGroup | None = None
         self._connections: list[Connection] = []
         self._pids: list[int] = []
+        self._folder: Path | None = None
+        """Where ranks on this machine meet."""
         self._cancelled = threading.Event()
 
     @property
@@ -123,7 +129,9 @@ class Engine:
             self._process.kill()
         for connection in self._connections:
             connection.close()
-        self._process, self._connections, self._pids = None, [], []
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._process, self._connections, self._pids, self._folder = None, [], [], None
 
     # -- starting --------------------------------------------------------------------------------------------------
 
@@ -134,6 +142,9 @@ class Engine:
         nodes = self._nodes
         with WorkerListener(self.world_size, None if nodes is None else nodes.address_here()) as listener:
             workers = {**self._environment, **listener.environment()}
+            if self.world_size > 1 and nodes is None:
+                self._folder = own_folder()
+                workers[STORE_VARIABLE] = str(self._folder / "store")
             command, environment = start_of(self.world_size, nodes, workers)
             self._process = ProcessGroup(
                 command,
@@ -155,9 +166,6 @@ class Engine:
                     except (EOFError, OSError):
                         raise self._died(job) from None
                     ranks[hello["rank"]] = (connection, hello["pid"])
-                    if nodes is None:  # elsewhere the number may be another process's here
-                        # The launcher puts each rank in a session of its own.
-                        self._process.add_member(hello["pid"])
             self._connections = [ranks[rank][0] for rank in sorted(ranks)]
             self._pids = [ranks[rank][1] for rank in sorted(ranks)]
 

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 
 from crl.config import RoleConfig
 from crl.config.attention import check_attention
+from crl.config.pretrained import pretrained
 from crl.config.servers import ServerConfig
-from crl.engine.vllm_server import VllmServer, own_folder, paused, wrong_logprobs
+from crl.engine.folder import own_folder
+from crl.engine.vllm_server import VllmServer, paused, wrong_logprobs
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model, untie
@@ -58,8 +60,8 @@ class VllmPolicy:
     ) -> None:
         from transformers import AutoConfig
 
-        tokenizer = load_tokenizer(model_path)
-        config = AutoConfig.from_pretrained(model_path, local_files_only=True, trust_remote_code=False)
+        tokenizer = load_tokenizer(model_path, role.model)
+        config = pretrained(AutoConfig, model_path, role.model)
         rows = rows_of_model(config)
         check_attention(config, role.model, role.context)
         self.chat = ChatFormat(tokenizer, role.model, multi_turn=multi_turn, rows=rows)

@@ -7,33 +7,28 @@ messages; nothing is logged.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 from crl.config import RoleConfig
 from crl.config.servers import ServerConfig, interpreter
+from crl.engine.folder import own_folder
 from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import BadInput, EngineDied
 from crl.policies.determinism import gpu_count
 from crl.policies.served import GENERATE
 from crl.policies.serving import Client
-from crl.run.owner import machine_digest
+from crl.run.loopback import on_loopback
 
 _TICK_SECONDS = 0.1
 _STOP_SECONDS = 2.0
 _LINES = 5
 _ERROR = re.compile(r"\b\w*(Error|Exception): .+")
-_FOLDER = re.compile(r"crl-vllm-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-")
-_DAY = 86_400.0
 _PROBE_SECONDS = 60.0
 _TOKENS_OF_A_PASS = 4096
 _LOGPROBS_MODE = "processed_logprobs"
@@ -220,29 +215,6 @@ class VllmServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def own_folder(parent: Path | None = None) -> Path:
-    """A new folder that only this user may enter. Those of processes that were killed are removed: exported weights are
-    as large as the model. Another machine's process (or container's, in a `parent` that they share) counts as gone once
-    its folder has not been touched for a day; elsewhere, what is older than this machine's start has no process."""
-    root = parent or Path(tempfile.gettempdir())
-    for left in root.glob("crl-vllm-*"):
-        if _left_behind(left, shared=parent is not None):
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"crl-vllm-{machine_digest()}-{os.getpid()}-", dir=root))
-
-
-def _left_behind(folder: Path, *, shared: bool) -> bool:
-    match = _FOLDER.match(folder.name)
-    if match is None:
-        return False
-    if match["machine"] == machine_digest():
-        return not psutil.pid_exists(int(match["pid"]))
-    with contextlib.suppress(OSError):  # removed meanwhile
-        touched = folder.lstat().st_mtime
-        return time.time() - touched > _DAY if shared else touched < psutil.boot_time()
-    return False
-
-
 def command_line(python: Path, weights: Path, socket: Path, role: RoleConfig, server: ServerConfig) -> list[str]:
     """How a server is started. `vllm serve` is not used: the CPU build of 0.32 has no metadata under that name."""
     words = [
@@ -273,6 +245,9 @@ def environment(server: ServerConfig, threads: int) -> dict[str, str]:
     """What is added to the environment of a server."""
     return {
         **_overrides(),
+        # Its processes meet here; by default at the address that the machine would reach the world from.
+        **on_loopback(),
+        "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_SERVER_DEV_MODE": "1",  # the endpoints that take weights; the socket's folder keeps others out
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",

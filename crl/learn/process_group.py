@@ -1,21 +1,28 @@
-"""The process group that DeepSpeed needs, from the launcher or inside this one process.
+"""The process group that DeepSpeed needs: of this one process, of ranks on this machine, or on several.
 
-A single rank gets a group that lives in memory: no port is opened, so any number of runs on one machine stay clear of
-each other, and no launcher is needed.
+Ranks meet in a store. That of a single rank is in memory, so that any number of runs on one machine stay clear of each
+other. On one machine it is a file in a folder that only this user may enter. On several it is a server of rank 0, which
+unpickles what it is sent: it listens on one address, that of the endpoint. torch's own would listen on all of them.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
 
-from crl.errors import NotDeepSpeed
+from crl.errors import BadInput, NotDeepSpeed
+from crl.run.loopback import STORE_VARIABLE, on_loopback
+
+_BACKLOG = 1024
 
 
 @dataclass(frozen=True)
@@ -45,31 +52,73 @@ def import_deepspeed() -> Any:
 
 
 def join() -> Ranks:
-    """Join the launcher's process group (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or make one of this process.
+    """Join the other ranks (RANK, WORLD_SIZE and where they meet), or make a group of this process alone.
 
     May be called again: a process has one group. Raises NotDeepSpeed where the environment names several ranks but not
-    where they meet.
+    where they meet, BadInput where rank 0 has no address that the others reach.
     """
     deepspeed = import_deepspeed()
     cuda = torch.cuda.is_available()
     backend = "nccl" if cuda else "gloo"
     if not dist.is_initialized():
         size = int(os.environ.get("WORLD_SIZE", "1"))
-        if size > 1:
-            missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-            if missing:
-                raise NotDeepSpeed(
-                    f"WORLD_SIZE is {size} but {', '.join(missing)} is not set",
-                    expected="the environment of a launcher",
-                    next_step="start the ranks with `python -m torch.distributed.run` or the deepspeed launcher",
-                )
-            dist.init_process_group(backend)
-        else:
-            os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        if size == 1:
+            os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", **on_loopback())
+        rank = int(os.environ["RANK"])
+        dist.init_process_group(backend, store=_store(rank, size), rank=rank, world_size=size)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     return Ranks(dist.get_rank(), dist.get_world_size(), device)
+
+
+def _store(rank: int, size: int) -> Any:
+    """Where the ranks meet."""
+    if size == 1:
+        return HashStore()
+    if (file := os.environ.get(STORE_VARIABLE)) is not None:
+        return FileStore(file, size)
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise NotDeepSpeed(
+            f"WORLD_SIZE is {size} but {', '.join(missing)} is not set",
+            expected=f"{STORE_VARIABLE} for ranks on one machine, or an endpoint for several",
+            next_step="start the ranks as an engine does (crl/engine/ranks.py)",
+        )
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    alone = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
+    own: dict[str, Any] = {} if rank else {"master_listen_fd": listen(address, port, alone=alone).detach()}
+    return TCPStore(
+        address,
+        port,
+        size,
+        is_master=rank == 0,
+        timeout=dist.constants.default_pg_timeout,
+        **own,
+    )
+
+
+def listen(address: str, port: int, *, alone: bool = False) -> socket.socket:
+    """A listening socket at the endpoint's address; where that is not one of this machine's, at that of the interface
+    of the ranks ($GLOO_SOCKET_IFNAME). Loopback is an address only where this machine is `alone`.
+
+    Raises BadInput where there is neither, OSError for a taken port.
+    """
+    found = socket.gethostbyname(address)
+    places = [] if found.startswith("127.") and not alone else [found]
+    named = psutil.net_if_addrs().get(os.environ.get("GLOO_SOCKET_IFNAME", ""), ())
+    places += [each.address for each in named if each.family == socket.AF_INET]
+    for place in places:
+        try:
+            return socket.create_server((place, port), backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    raise BadInput(
+        f"the endpoint {address}:{port} ({found}) is no address of the first machine that others reach",
+        expected="one of its addresses, or the name of a network interface",
+        where="runtime.nodes.endpoint",
+        next_step="give it as an IP address, or name the interface: runtime.nodes.interface",
+    )

@@ -19,6 +19,7 @@ from torch import nn
 
 from crl.config import LoraConfig
 from crl.config.attention import EveryLayerOnce
+from crl.config.pretrained import pretrained
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 from crl.policies.vocabulary import absent_of, hide
@@ -203,9 +204,7 @@ def load_trainable(
         torch.manual_seed(seed)
         try:
             model: Any
-            model, report = AutoModelForCausalLM.from_pretrained(
-                full, dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
+            model, report = pretrained(AutoModelForCausalLM, full, dtype=torch.float32, output_loading_info=True)
             if lora is not None:
                 model = _with_adapter(model, checkpoint, lora, source)
         except (OSError, ValueError) as error:

@@ -64,11 +64,12 @@ def load_chat(
     name_accelerator()
     from transformers import AutoConfig
 
+    from crl.config.pretrained import pretrained
     from crl.policies.chat import ChatFormat
     from crl.policies.vocabulary import load_tokenizer, rows_of_model
 
-    config = AutoConfig.from_pretrained(source.path, local_files_only=True, trust_remote_code=False)
+    config = pretrained(AutoConfig, source.path, source.name)
     if context is not None:
         check_attention(config, source.name, context, role)
-    tokenizer = load_tokenizer(source.path)
+    tokenizer = load_tokenizer(source.path, source.name)
     return ChatFormat(tokenizer, source.name, multi_turn=multi_turn, rows=rows_of_model(config))

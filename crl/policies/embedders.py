@@ -85,7 +85,11 @@ class ModelEmbedder:
         self.name = name
         # Weights may be in bfloat16, which rounds too much for ranks that go into digests.
         self._model = SentenceTransformer(
-            str(path), device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"}
+            str(path),
+            device="cpu",
+            local_files_only=True,
+            trust_remote_code=False,
+            model_kwargs={"dtype": "float32", "use_safetensors": True},
         ).eval()
         prompts: dict[str, str] = self._model.prompts
         named = next((prompts[each] for each in ("document", "passage", "corpus") if prompts.get(each)), "")

@@ -18,6 +18,7 @@ from crl.config import RoleConfig, SamplingConfig
 from crl.config.roles import ENDPOINT
 from crl.config.servers import ServerConfig
 from crl.errors import BadInput, EngineDied, PromptTooLong
+from crl.paths import quoted
 from crl.policies.endpoint_chat import EndpointChat, messages_of
 from crl.policies.served import SentWhole
 from crl.policies.serving import Client, key_of
@@ -46,7 +47,7 @@ def _check(who: str, where: str, server: ServerConfig) -> None:
             f"the variable {server.key_variable} is not set, or empty",
             expected="the endpoint's key",
             where=f"{where}.key_variable",
-            next_step=f"export {server.key_variable}=…",
+            next_step=f"export {quoted(server.key_variable)}=…",
         )
 
 

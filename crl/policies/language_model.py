@@ -14,6 +14,7 @@ import torch
 
 from crl.config import RoleConfig
 from crl.config.attention import check_attention
+from crl.config.pretrained import pretrained
 from crl.errors import RecordDamaged
 from crl.policies.adapters import additions
 from crl.policies.cache import ATTENTION
@@ -135,7 +136,7 @@ def load_policy(
         RecordDamaged: the checkpoint's weights do not fit the model, or are not there.
     """
     torch.set_num_threads(threads)
-    tokenizer = load_tokenizer(model_path)
+    tokenizer = load_tokenizer(model_path, role.model)
     model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
     if torch.cuda.is_available():
         model = model.to("cuda")
@@ -186,14 +187,14 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             where=str(weights),
             next_step="`crl verify` names what is missing and the command that mends it.",
         )
-    config = AutoConfig.from_pretrained(config_from, local_files_only=True)
-    model, report = AutoModelForCausalLM.from_pretrained(
+    config = pretrained(AutoConfig, config_from)
+    model, report = pretrained(
+        AutoModelForCausalLM,
         weights,
         config=config,
         generation_config=generation_config(config_from, config),
         dtype=dtype,
         attn_implementation=ATTENTION,
-        local_files_only=True,
         output_loading_info=True,
     )
     kinds = ("missing_keys", "mismatched_keys")

@@ -17,6 +17,7 @@ import httpx
 
 from crl.config.servers import ServerConfig
 from crl.errors import BadInput, EngineDied
+from crl.paths import quoted
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,7 +47,7 @@ def key_of(server: ServerConfig) -> str | None:
             "character in it, or one that is not ASCII",
             expected="one line of printable ASCII",
             where=f"the variable {server.key_variable}",
-            next_step=f"export {server.key_variable}=… with the key alone",
+            next_step=f"export {quoted(server.key_variable)}=… with the key alone",
         )
     return key or None
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
-from crl.paths import possible_path
+from crl.paths import possible_path, quoted
 
 BUILT_IN = ("tiny", "smollm2-135m-instruct")
 """Models that can be prepared without network."""
@@ -144,7 +144,7 @@ def _check_warm(name: str, checkpoint: Path) -> None:
             f"The warm start {start!r} has not been made on this machine.",
             expected=f"a checkpoint in {checkpoint}",
             where="the `model` of a role",
-            next_step=f"Make it: crl warm-start conf/warm/{start}.yaml (`crl compare` does so by itself).",
+            next_step=f"Make it: crl warm-start conf/warm/{quoted(start)}.yaml (`crl compare` does so by itself).",
         )
 
 
@@ -255,15 +255,19 @@ def _write_smollm2(directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    from crl.config.pretrained import pretrained
+
     gguf = _smollm2_gguf()
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent,
         gguf_file=gguf.name,
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.float32,
+        trust_remote_code=False,
+        local_files_only=True,
     )
     model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
+    pretrained(AutoTokenizer, gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
 
 
 def takes_preparing(name: str) -> bool:

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
+from crl.config.pretrained import pretrained
 
-def load_tokenizer(directory: Path) -> Any:
-    """The tokenizer of a model's directory; nothing is downloaded, and no code of the directory is run."""
+
+def load_tokenizer(directory: Path, name: str | None = None) -> Any:
+    """The tokenizer of a model's directory. `name`: what people call the model."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    return pretrained(AutoTokenizer, directory, name)
 
 
 def rows_of_model(config: Any) -> int:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crl.errors import ApprovalPending, BadInput
+from crl.paths import quoted
 from crl.recipes import recipe_in
 from crl.recipes.reading import recorded_rows, stages_behind
 from crl.recipes.stage import Recipe
 from crl.run.decisions import Decision, load_decision, now, shown_digest, write_decision
 from crl.run.directory import RunDirectory
-from crl.run.problem import quoted
 from crl.text.unicode import valid_text
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from crl.config import Experiment
 from crl.errors import BadInput
+from crl.paths import quoted
 from crl.recipes import recipe_in, recipe_of
 from crl.recipes.fork_fit import check_fits
 from crl.recipes.forked import forked
@@ -20,7 +21,6 @@ from crl.recipes.kept_rollouts import kept_rollouts
 from crl.recipes.stage import Recipe
 from crl.run.branch import Branch, check_name_is_free, make_branch
 from crl.run.directory import RunDirectory
-from crl.run.problem import quoted
 from crl.run.verify import require_intact
 
 

@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 
 from crl.config import Method
 from crl.errors import BadInput
+from crl.paths import quoted
 from crl.recipes.fork_fit import check_weights
 from crl.recipes.forked import ForkedRecipe
 from crl.recipes.stage import Recipe, Stage
@@ -25,7 +26,6 @@ from crl.records import Episode
 from crl.run.directory import RunDirectory
 from crl.run.experiment_file import differences
 from crl.run.manifest import key_of, parse_key
-from crl.run.problem import quoted
 
 _OPTION = "--keep-rollouts"
 OF_UPDATES = ("optimizer", "deepspeed")

@@ -11,12 +11,12 @@ from typing import TypeVar
 from crl.bank.changes import open_snapshot
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput
+from crl.paths import quoted
 from crl.recipes.banks import publishing_stage, tables_of
 from crl.recipes.stage import Recipe, RowsOf, Stage
 from crl.records import Row, rows_of
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
-from crl.run.problem import quoted
 
 R = TypeVar("R", bound=Row)
 

@@ -6,11 +6,10 @@ the wrong operation. Replaying finds it; the round is named, and no later one, s
 
 from __future__ import annotations
 
-import shlex
-
 from crl.bank.changes import summary_of
 from crl.bank.replay import Replayed, replayed_bank
 from crl.errors import RecordDamaged
+from crl.paths import quoted
 from crl.recipes.banks import publishing_stage, tables_of
 from crl.recipes.stage import Recipe
 from crl.records import BankChange, BankEvent, Operation, Row, rows_of
@@ -46,7 +45,7 @@ def bank_problem(run: RunDirectory, place: tuple[int, str], row_type: type[Row],
     """A table of a publishing stage that does not fit the rest of the record: the stage is to be taken back."""
     key = key_of(*place)
     file = f"rounds/{key}/{row_type.table}.parquet"
-    return Problem(file, place[1], place[0], expected, found, f"crl redo {shlex.quote(str(run.path))} --from {key}")
+    return Problem(file, place[1], place[0], expected, found, f"crl redo {quoted(run.path)} --from {key}")
 
 
 def _operations(run: RunDirectory, recipe: Recipe, number: int) -> list[Operation]:

@@ -6,10 +6,10 @@ import hashlib
 from pathlib import Path
 
 from crl.errors import RecordDamaged
+from crl.paths import quoted
 from crl.recipes.context import StageContext
 from crl.records import Weights
 from crl.run.files import sha256_once
-from crl.run.problem import quoted
 
 CHECKPOINT = "checkpoint"
 """Directory of the weights inside the stage that wrote them."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput
+from crl.paths import quoted
 from crl.recipes import recipe_in
 from crl.recipes.banks import PUBLISHES, publishing_stage
 from crl.recipes.reading import recorded_bank
@@ -27,7 +28,6 @@ from crl.recipes.stage import Recipe
 from crl.records import EntryScore, RetrievalCount, Row, rows_of
 from crl.report.sorting import Sort
 from crl.run.directory import RunDirectory
-from crl.run.problem import quoted
 
 R = TypeVar("R", bound=Row)
 

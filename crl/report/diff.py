@@ -15,6 +15,7 @@ from crl.bank.changes import summary_of
 from crl.bank.segments import load_texts, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput, RecordDamaged
+from crl.paths import quoted
 from crl.recipes import recipe_in
 from crl.recipes.banks import PUBLISHES, publishing_stage, tables_of
 from crl.recipes.complementary.proposal import Proposal, proposal_of
@@ -27,7 +28,6 @@ from crl.report.story import told_reason
 from crl.report.tables import Tables
 from crl.report.views import query
 from crl.run.directory import RunDirectory
-from crl.run.problem import quoted
 
 _KINDS = {
     "import": "imported",

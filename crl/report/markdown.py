@@ -14,6 +14,7 @@ from typing import Any
 
 from crl.checks.suites import sentences
 from crl.errors import CrlError
+from crl.paths import quoted
 from crl.report.checks import StageChecks
 from crl.report.curves import success_charts
 from crl.report.diff import KINDS, BankDiff, Change
@@ -76,12 +77,12 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
     ]
     lines += ["## Form, bank and training", "", *_table(training)]
     if len(summaries) > len(shown):
-        lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {name}')}", ""]
+        lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {quoted(name)}')}", ""]
     if newest is not None:
         stages = [{"stage": plain(_words(stage)), "seconds": f"{taken:.1f}"} for stage, taken in newest.seconds.items()]
         lines += [f"## Seconds of round {newest.label}", "", *_table(stages)]
     if head is not None:
-        command = code(f"crl verify {name} --head {head}")
+        command = code(f"crl verify {quoted(name)} --head {quoted(head)}")
         lines += ["## Head", "", f"Kept elsewhere, it shows a forged record: {command}"]
     return "\n".join(lines) + "\n"
 
@@ -149,7 +150,9 @@ def diff_markdown(diff: BankDiff, name: str, most: int = SHOWN_CHANGES) -> str:
             lines.append("")
     hidden = max(0, len(diff.changes) - most)
     if hidden:
-        command = f"crl approve {name} --show" if diff.proposed else f"crl bank diff {name} {diff.round}"
+        command = (
+            f"crl approve {quoted(name)} --show" if diff.proposed else f"crl bank diff {quoted(name)} {diff.round}"
+        )
         lines += [f"**{hidden} further changes are not shown**; all of them: {code(command)}", ""]
     return "\n".join(lines)
 

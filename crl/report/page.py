@@ -23,6 +23,7 @@ from urllib.parse import quote
 from crl.checks.suites import sentences
 from crl.config import Method
 from crl.errors import CrlError
+from crl.paths import quoted
 from crl.recipes import recipe_of
 from crl.recipes.approvals import awaited
 from crl.report.branches import tree_lines, tree_of
@@ -262,6 +263,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
+        "quoted": quoted,
         "words": _words, "duration": seconds_text, "percent": percent, "cut": _cut, "signed": _signed,
         "escaped": escaped,
     }  # fmt: skip

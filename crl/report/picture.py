@@ -6,6 +6,7 @@ import io
 import re
 from pathlib import Path
 
+from crl.paths import quoted
 from crl.report.round_tables import round_tables
 from crl.report.summary import summarize
 
@@ -21,6 +22,6 @@ def picture(run_path: Path) -> str:
     for table in round_tables(summarize(run_path)):
         console.print(table)
         console.print()
-    svg = console.export_svg(title=f"crl train {run_path.name}", unique_id="crl")
+    svg = console.export_svg(title=f"crl train {quoted(run_path.name)}", unique_id="crl")
     # Rich asks a web server for its font; a picture in the documentation asks nobody.
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)

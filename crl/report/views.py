@@ -32,6 +32,7 @@ from typing import Any
 import duckdb
 
 from crl.errors import BadInput, CrlError, RecordDamaged
+from crl.paths import quoted
 from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
 from crl.report.play_sql import SCALARS
@@ -40,7 +41,6 @@ from crl.report.view_sql import MACROS, MARKED, columns_of, identifier, place_of
 from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import disk_error, mending, remove, temporary, unwritable
-from crl.run.problem import quoted
 
 __all__ = ["CATALOG", "columns_of", "connect", "query", "reading", "relation", "write_catalog"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from crl.bank.segments import load_texts
 from crl.errors import BadInput, RecordDamaged
+from crl.paths import quoted
 from crl.recipes import recipe_in
 from crl.records import (
     TRIAL,
@@ -326,5 +326,5 @@ def _unknown(run_path: Path, entry_id: str, until: int | None) -> BadInput:
         f"no experience {entry_id!r} was ever in the bank of {run_path}"
         + ("" if until is None else f" up to round {until}"),
         expected=f"an entry id, such as {', '.join(close)}" if close else "the bank has had no entry so far",
-        next_step=f"`crl bank show {shlex.quote(str(run_path))}{round_option}` lists them",
+        next_step=f"`crl bank show {quoted(run_path)}{round_option}` lists them",
     )

@@ -19,8 +19,8 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crl.errors import DecisionMade, RecordDamaged, RunDirectoryUnusable
+from crl.paths import quoted
 from crl.run.files import aside, canonical_json, disk_errors, fsync, making, move, sha256_bytes, temporary
-from crl.run.problem import quoted
 
 DECISIONS = "decisions"
 _FILE = re.compile(r"^(\d{4,})\.json$")
@@ -132,7 +132,7 @@ def write_decision(run_path: Path, decision: Decision) -> Decision:
             f"round {holds.round} was already decided: {holds.told()}" + (f" ({holds.reason})" if holds.reason else ""),
             expected="one decision per round; the first holds",
             where=str(path),
-            next_step=f"to take it back: crl redo {quoted(run_path)} --from {holds.round:04d}/{holds.stage}",
+            next_step=f"to take it back: crl redo {quoted(run_path)} --from {holds.round:04d}/{quoted(holds.stage)}",
         )
     return holds
 

@@ -20,6 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 from crl.errors import RecordDamaged
+from crl.paths import quoted
 from crl.records import Evaluation, rows_of, table_of
 from crl.run.directory import RunDirectory
 from crl.run.files import (
@@ -35,7 +36,6 @@ from crl.run.files import (
     temporary,
 )
 from crl.run.manifest import MANIFEST, Digested, FileDigest, Manifest, parse_key
-from crl.run.problem import quoted
 from crl.run.writer import conforming, parquet_bytes
 
 EVALUATIONS = "evaluations"

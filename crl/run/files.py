@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import CrlError, DiskFull, RecordDamaged, RunDirectoryUnusable
+from crl.paths import quoted
 from crl.run.owner import machine_digest
 
 _TEMPORARY = re.compile(r"^\.tmp-.*?(?:-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+))?-(?P<token>\d+)$")
@@ -74,7 +74,7 @@ def sha256_once(path: Path) -> str:
 def mending(run_path: Path) -> str:
     """What to do about damage that a reader came upon."""
     return (
-        f"`crl mend {shlex.quote(str(run_path))}` makes it again, or names the stage that `crl redo` takes back; "
+        f"`crl mend {quoted(run_path)}` makes it again, or names the stage that `crl redo` takes back; "
         "`crl verify` lists everything that is damaged"
     )
 

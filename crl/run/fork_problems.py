@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from crl.errors import RecordDamaged
+from crl.paths import quoted
 from crl.run.branch import FORKED
 from crl.run.head import heads
 from crl.run.journal import Journal
@@ -59,6 +59,6 @@ def _forked(run_path: Path) -> dict[str, object] | None:
 def _again(record: Record) -> str:
     """The command that makes the fork again, as far as the journal knows of what it was forked."""
     told = _forked(record.run_path) or {}
-    parent, number = shlex.quote(str(told.get("parent", "PARENT"))), told.get("round", "N")
-    name = shlex.quote(f"{record.run_path.absolute().name}-again")
+    parent, number = quoted(str(told.get("parent", "PARENT"))), quoted(str(told.get("round", "N")))
+    name = quoted(f"{record.run_path.absolute().name}-again")
     return f"crl fork {parent} --round {number} --name {name}{' --keep-rollouts' if told.get('kept') else ''}"

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from crl.paths import quoted
 from crl.run.directory import is_round
 from crl.run.experiment_file import EXPERIMENT
 from crl.run.lineage import LINEAGE
-from crl.run.problem import Problem, Record, move_away, quoted
+from crl.run.problem import Problem, Record, move_away
 
 _RECORD = (EXPERIMENT, LINEAGE, "rounds", "bank", "decisions", "imports")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from crl.errors import RecordDamaged
+from crl.paths import quoted
 from crl.run.committed import Committed
 from crl.run.files import sha256_file
 from crl.run.lineage import Ancestor, Lineage
@@ -99,7 +99,7 @@ class Record:
 def fork_again(run_path: Path, parent: Ancestor) -> str:
     """The command that makes a fork again, under another name: its first rounds are another run's to make."""
     name, kept = f"{run_path.absolute().name}-again", " --keep-rollouts" if parent.kept else ""
-    return f"crl fork {shlex.quote(parent.experiment)} --round {parent.round} --name {shlex.quote(name)}{kept}"
+    return f"crl fork {quoted(parent.experiment)} --round {parent.round} --name {quoted(name)}{kept}"
 
 
 def on_one_line(text: str) -> str:
@@ -111,8 +111,3 @@ def move_away(run_path: Path, path: Path) -> str:
     """The command that keeps a file under `damaged/` of the run."""
     aside = run_path / "damaged"
     return f"mkdir -p {quoted(aside)} && mv {quoted(path)} {quoted(aside)}/"
-
-
-def quoted(path: Path) -> str:
-    """A path as a shell takes it."""
-    return shlex.quote(str(path))

@@ -11,12 +11,12 @@ running or killed attempt has not committed is no problem.
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from crl.errors import RecordDamaged, RunDirectoryUnusable
+from crl.paths import quoted
 from crl.run import cache, experiment_file
 from crl.run.chain import chain_problems, stale
 from crl.run.committed import committed, newest_attempt
@@ -31,7 +31,7 @@ from crl.run.lease import LEASE, LOCK, LeaseFile
 from crl.run.links import links
 from crl.run.lost import lost_stages
 from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of
-from crl.run.problem import NO_FILE, FromRows, Record, move_away, no_recipe, quoted
+from crl.run.problem import NO_FILE, FromRows, Record, move_away, no_recipe
 from crl.run.problem import Problem as Problem
 from crl.run.problem import Severity as Severity
 from crl.run.prunelog import pruned
@@ -106,7 +106,7 @@ def _experiment(record: Record) -> Iterator[Problem]:
     own = [manifest for place, manifest in record.manifests.items() if made[place] is None]
     methods = Counter(manifest.digested.method for manifest in own)
     recorded = methods.most_common(1)[0][0] if methods else "a method"
-    mend = f"crl train conf/{shlex.quote(path.absolute().name)}.yaml"
+    mend = f"crl train conf/{quoted(path.absolute().name)}.yaml"
     try:
         _, method = experiment_file.load(path)
     except RunDirectoryUnusable:

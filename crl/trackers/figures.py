@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from crl.paths import quoted
 from crl.report.history import History
 from crl.report.markdown import code, rounds_markdown
 from crl.report.summary import RoundSummary, random_policy
@@ -13,7 +14,6 @@ from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
 from crl.run.head import head_after
-from crl.run.problem import quoted
 from crl.trackers.base import RoundFigures
 
 

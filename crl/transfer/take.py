@@ -17,6 +17,7 @@ from typing import Any
 from crl.bank.segments import text_digest
 from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
+from crl.paths import quoted
 from crl.policies import load_embedder
 from crl.policies.embedder_sources import embedder_digest
 from crl.recipes.complementary.partitions import capacities_of
@@ -28,7 +29,6 @@ from crl.run.files import sha256_file
 from crl.run.imports import EMBEDDING, BankImport, bank_import, imported_files, load_import, write_import
 from crl.run.journal import Journal
 from crl.run.lease import Lease
-from crl.run.problem import quoted
 from crl.transfer.gather import Gathered
 from crl.transfer.rows import ExportedEntry
 

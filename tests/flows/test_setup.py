@@ -90,7 +90,7 @@ def test_what_is_deployed(server: Operation) -> None:
         deployment = server._get(f"/deployments/name/{name}")
         assert deployment["work_pool_name"] == "crl"
         assert deployment["description"]
-        assert deployment["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+        assert deployment["job_variables"] == {}
         assert deployment["pull_steps"] == [
             {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
         ]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import secrets
 import signal
 import socket
+import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +26,10 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
 
 from flows import ending
-from flows.pages import Pages
 from flows.ui import DevServer, SetupFailed, Stop, main
-from tests.operate import FLOW_RUN, MARK, as_parameter, ask_patiently
+from tests.asking import ask_patiently, open_pool
+from tests.listening import Listening
+from tests.operate import FLOW_RUN, MARK, as_parameter
 from tests.processes import (
     PATIENCE_SECONDS,
     as_in_a_terminal,
@@ -45,7 +48,9 @@ from tests.unit.engine.harness import make_experiment
 class Ui:
     """A running `python -m flows.ui` on ports and a home of its own."""
 
-    def __init__(self, folder: Path, *arguments: str, background: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, background: bool = False, extra: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.mark = secrets.token_hex(8)
         inherited = {
@@ -58,7 +63,7 @@ class Ui:
         with self.output.open("ab") as screen, as_in_the_background() if background else as_in_a_terminal():
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flows.ui", "--port", str(self.port), *arguments],
-                cwd=ROOT, env={**inherited, **variables, MARK: self.mark}, stdin=subprocess.DEVNULL,
+                cwd=ROOT, env={**inherited, **variables, **(extra or {}), MARK: self.mark}, stdin=subprocess.DEVNULL,
                 stdout=screen, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.http = client_of(self.url)
@@ -100,8 +105,10 @@ class Ui:
 
     def begin(self, parameters: dict, **variables: str) -> str:
         """Custom run of train/train."""
+        if variables:
+            open_pool(self.http)
         deployment = self.ask("GET", "/deployments/name/train/train")["id"]
-        body = {"parameters": parameters, "job_variables": {"env": variables}}
+        body = {"parameters": parameters, **({"job_variables": {"env": variables}} if variables else {})}
         return self.ask("POST", f"/deployments/{deployment}/create_flow_run", body)["id"]
 
     def ask(self, method: str, path: str, body: dict | None = None) -> Any:
@@ -153,6 +160,50 @@ def test_ready_a_part_that_dies_and_ctrl_c(start, tmp_path: Path) -> None:
     assert "the worker ended" in ui.screen()
     assert ui.interrupt() == 0
     ui.nothing_is_left()
+
+
+@pytest.mark.slow
+def test_with_a_password_everything_works_and_other_users_of_the_machine_see_nothing(start, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o755)
+    (home / "prefect.db").touch(0o644)
+    auth = "Ada:it's a $ecret"
+    with Listening() as listening:
+        ui = start(extra={"CRL_UI_AUTH": auth, **listening.environment})
+        ui.wait_ready()
+        assert "PREFECT_API_AUTH_STRING" in ui.screen() and "$ecret" not in ui.screen()
+        for address in (f"{ui.url}/api/flows/filter", f"http://127.0.0.1:{ui.port + 1}/"):
+            method = "POST" if "api" in address else "GET"
+            ask = functools.partial(httpx.request, method, address, timeout=PATIENCE_SECONDS)
+            assert ask().status_code == 401 and ask(auth=("Ada", "wrong")).status_code == 401
+            assert ask(auth=tuple(auth.split(":"))).status_code == 200
+        # The worker runs what is asked for, and what it runs reports.
+        ui.http.auth = httpx.BasicAuth(*auth.split(":"))
+        deployment = ui.ask("GET", "/deployments/name/tidy/tidy")["id"]
+        run = ui.ask("POST", f"/deployments/{deployment}/create_flow_run", {})["id"]
+        wait_until(lambda: ui.state(run)["type"] == "COMPLETED", lambda: str(ui.state(run)))
+        # A command line can be read by everybody; the folder by nobody else.
+        assert not any("$ecret" in word for each in ui.processes() for word in command_line(each))
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        written = [each for each in home.rglob("*") if each.is_file() and each.parent.name != "crl-ui"]
+        assert [
+            each for each in written if stat.S_IMODE(each.stat().st_mode) & 0o077 and "prefect.db" in each.name
+        ] == []
+        assert ui.interrupt() == 0
+    assert listening.outside == set()
+    assert sum(f" {ui.port}: " in each or f" {ui.port + 1}: " in each for each in listening.inside) >= 2
+
+
+@pytest.mark.parametrize("wrong", ["Ada", "Ada:", ":secret"])
+def test_a_password_without_a_user_is_refused_and_not_shown(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CRL_UI_AUTH", wrong)
+    monkeypatch.setattr(DevServer, "run", lambda self: 0)
+    assert main([]) == 2
+    said = capsys.readouterr().err
+    assert "AUTH=user:password make ui" in said and "secret" not in said
 
 
 @pytest.mark.slow
@@ -243,8 +294,10 @@ def test_what_was_deleted_in_the_ui_or_is_busy_ends_nothing(
     def gone(*arguments: object) -> None:
         raise ObjectNotFound(Exception())
 
-    busy = httpx.Response(503, json={"exception_message": "busy"}, request=httpx.Request("POST", "http://x"))
-    monkeypatch.setattr(httpx, "post", lambda *arguments, **options: busy)
+    def busy(*arguments: object) -> None:
+        raise httpx.HTTPStatusError("busy", request=httpx.Request("POST", "http://x"), response=httpx.Response(503))
+
+    monkeypatch.setattr(SyncPrefectClient, "read_workers_for_work_pool", busy)
     monkeypatch.setattr(SyncPrefectClient, "read_deployment_by_name", gone)
     monkeypatch.setattr(SyncPrefectClient, "read_flow_run", gone)
     ui = DevServer(free_port(), free_port())
@@ -252,7 +305,7 @@ def test_what_was_deleted_in_the_ui_or_is_busy_ends_nothing(
     assert ui._worker_online() is False
     ui._look_after_runs()
     assert "there is no deployment tidy/tidy" in capsys.readouterr().out
-    ending._mark(f"{ui.url}/api", [str(uuid4())])
+    ending._mark(ui._client, [str(uuid4())])
 
 
 def test_a_worker_that_cannot_start_is_not_started_forever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,8 +316,7 @@ def test_a_worker_that_cannot_start_is_not_started_forever(monkeypatch: pytest.M
         running=False, exit_code=1, log="worker.log", start=lambda: started.append(1),
         last_lines=lambda count: ["ModuleNotFoundError: nothing to work with"],
     )  # fmt: skip
-    none = httpx.Response(200, json=[], request=httpx.Request("POST", "http://x"))
-    monkeypatch.setattr(httpx, "post", lambda *arguments, **options: none)
+    monkeypatch.setattr(SyncPrefectClient, "read_workers_for_work_pool", lambda *arguments: [])
     with pytest.raises(SetupFailed, match=r"5 times.*exit code 1.*\n.*nothing to work with"):
         ui._until(ui._worker_online, "not in time")
     assert len(started) == 5
@@ -279,74 +331,6 @@ def test_a_terminal_that_is_gone_does_not_keep_it_from_ending(monkeypatch: pytes
     ui._ask(signal.SIGHUP, None)
     with pytest.raises(Stop):
         ui._check()
-
-
-def test_pages_serve_reports_and_nothing_else(tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    for name in ("first", "second"):
-        (runs / name).mkdir(parents=True)
-        (runs / name / "experiment.yaml").write_text("secret")
-    (runs / "first" / "report.html").write_text("<p>the report</p>")
-    (runs / "linked").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "report.html").write_text("secret")
-    (tmp_path / "report.html").write_text("secret")
-    said: list[str] = []
-    with Pages(runs, free_port(), said.append) as pages, httpx.Client(timeout=PATIENCE_SECONDS) as ask:
-        assert ask.get(f"{pages.url}/first/report.html").text == "<p>the report</p>"
-        listed = ask.get(pages.url).text
-        assert "/first/report.html" in listed and "second" not in listed
-        outside = ("/first/experiment.yaml", "/second/report.html", "/linked/report.html", "/first", "/report.html")
-        for path in (*outside, "/../report.html", "/%2e%2e/report.html", "/first/../../report.html", "//report.html"):
-            with socket.create_connection(("127.0.0.1", int(pages.url.rpartition(":")[2]))) as raw:
-                raw.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:1\r\n\r\n".encode())
-                answer = raw.makefile("rb").read()
-            assert b" 404 " in answer.splitlines()[0] and b"secret" not in answer, path
-        # A name that somebody else made resolve to this machine gets nothing.
-        assert ask.get(f"{pages.url}/first/report.html", headers={"Host": "evil.example"}).status_code == 400
-        # What the example notification sends is said.
-        message = {"subject": "train run x: Failed", "body": "why"}
-        assert ask.post(f"{pages.url}/notification", json=message).status_code == 200
-        assert ask.post(f"{pages.url}/notification", content="subject=x").status_code == 415
-        assert said == ["train run x: Failed\nwhy"]
-
-
-def test_a_folder_that_may_not_be_entered_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_file = Path.is_file
-    for name in ("closed", "open"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "report.html").write_text("<p>the report</p>")
-
-    def refused(path: Path) -> bool:
-        if path.parent.name == "closed":
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return is_file(path)
-
-    monkeypatch.setattr(Path, "is_file", refused)
-    with Pages(tmp_path, free_port(), lambda line: None) as pages, httpx.Client(timeout=PATIENCE_SECONDS) as ask:
-        listed = ask.get(pages.url).text
-        assert "/open/report.html" in listed and "closed" not in listed
-        assert ask.get(f"{pages.url}/closed/report.html").status_code == 404
-
-
-@pytest.mark.slow
-def test_pages_serve_studies_with_the_reports_of_their_runs(tmp_path: Path) -> None:
-    run = tmp_path / "runs" / "lab" / "lab-baseline-s1"
-    run.mkdir(parents=True)
-    (run / "report.html").write_text("<p>a run</p>")
-    (run.parent / "study.html").write_text("<p>the study</p>")
-    (run.parent / "study.json").write_text("{}")
-    with Pages(tmp_path / "runs", free_port(), lambda line: None) as pages:
-        assert httpx.get(f"{pages.url}/lab/study.html").text == "<p>the study</p>"
-        assert httpx.get(f"{pages.url}/lab/lab-baseline-s1/report.html").text == "<p>a run</p>"
-        assert 'href="/lab/study.html"' in httpx.get(pages.url).text
-        for path in (
-            "/lab/study.json",
-            "/lab/lab-baseline-s1/study.html",
-            "/lab/lab-baseline-s1/x/report.html",
-            "/study.html",
-        ):
-            assert httpx.get(pages.url + path).status_code == 404, path
 
 
 @pytest.mark.slow

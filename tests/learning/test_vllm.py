@@ -36,6 +36,7 @@ from crl.run.verify import require_intact
 from tests.faults.killing import MARK, marked
 from tests.learning.harness import rows
 from tests.learning.test_token_exactness import EXPERIMENT, compare, weights_by_digest
+from tests.listening import Listening
 from tests.processes import command_line, free_port, kill, wait_until
 
 pytestmark = [
@@ -122,6 +123,19 @@ def largest_gap(weights: Path, model: Path, prompts: list[list[int]], found: Map
 def prompts_of(count: int) -> list[list[int]]:
     random = np.random.default_rng(3)
     return [random.integers(5, 500, 8 + row % 9).tolist() for row in range(count)]
+
+
+def test_its_processes_listen_on_this_machine_only(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    role = RoleConfig(model=str(model), engine=VllmEngine(), context=256)
+    with Listening() as listening:
+        for name, value in listening.environment.items():
+            monkeypatch.setenv(name, value)
+        made = VllmPolicy(role, model, None, threads=1, multi_turn=True, server=ServerConfig(), weights="a" * 64)
+        try:
+            made.open(prompts_of(2), [0, 1]).sample([0, 1], SAMPLING)
+        finally:
+            made.close()
+    assert listening.outside == set()
 
 
 def test_tokens_are_exact_and_the_same_for_every_batch_limit(policy: VllmPolicy, model: Path) -> None:

@@ -15,6 +15,7 @@ from crl.config.load import load_experiment
 from crl.errors import BadInput, CrlError
 from crl.lab.study.runs import incomplete
 from crl.lab.table.read import _chosen
+from crl.paths import quoted
 from crl.recipes import recipe_in
 from crl.recipes.approvals import PendingApproval
 from crl.recipes.fork import check_round
@@ -25,7 +26,6 @@ from crl.report.diff import bank_diff, net_diff
 from crl.run.decisions import Decision, write_decision
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import _check_current
-from crl.run.problem import quoted
 from crl.trackers.figures import record_of
 from crl.transfer.take import _allowed
 
@@ -36,8 +36,9 @@ def fail(error: CrlError) -> None:
     raise error
 
 
-def test_a_path_with_a_space_is_quoted(tmp_path: Path) -> None:
-    run: Any = RunDirectory.create_or_open(load_experiment(TINY), tmp_path / "my runs")
+@pytest.mark.parametrize("folder", ["my runs", "$(touch ran)", "it's; touch ran", "-x\ny"])
+def test_a_path_is_one_word(tmp_path: Path, folder: str) -> None:
+    run: Any = RunDirectory.create_or_open(load_experiment(TINY), tmp_path / folder)
     recipe = recipe_in(run)
     stage = next(each for each in recipe.stages if each.name == "distill")
     kept = SimpleNamespace(path=run.path / "x", round=1, inputs={"0001/plan": "a digest"})
@@ -76,4 +77,4 @@ def test_a_path_with_a_space_is_quoted(tmp_path: Path) -> None:
         assert found, text
         for path in found:
             text = text.replace(path, "")
-        assert "my runs" not in text
+        assert folder not in text

@@ -14,6 +14,8 @@ import yaml
 from crl.config import RoleConfig
 from crl.config.servers import ServerConfig
 from crl.engine.vllm_server import command_line, environment
+from flows.pool import WORKER_ENVIRONMENT
+from flows.ui import server_command
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -21,12 +23,11 @@ COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text(encoding="utf-
 GPU = yaml.safe_load((ROOT / "deploy/compose.gpu.yaml").read_text(encoding="utf-8"))
 ENGINES, OPERATIONS = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("engines", "operations"))
 PREFECT = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
-POOL = PREFECT["definitions"]["work_pool"]
+WORK_POOL = PREFECT["definitions"]["work_pool"]
 PINNED, TRACKERS = (
     dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE))
     for name in ("constraints.txt", "constraints-trackers.txt")
 )
-IMAGE = f"prefecthq/prefect:{PINNED['prefect']}-python3.11"
 
 
 def manifests() -> dict[str, dict[str, Any]]:
@@ -68,21 +69,42 @@ def test_what_the_image_copies_is_there_and_not_ignored() -> None:
             assert (ROOT / source).exists() and source in kept, source
 
 
-def test_prefects_server_is_the_pinned_one_everywhere() -> None:
-    assert COMPOSE["services"]["server"]["image"] == IMAGE
-    server = manifests()["Deployment/prefect-server"]["spec"]["template"]["spec"]["containers"][0]
-    assert server["image"] == IMAGE
+def test_prefects_server_is_ours_and_goes_by_the_name_that_workers_call() -> None:
+    """`flows.server`, which keeps web pages out, in the image of the project."""
+    ours = COMPOSE["services"]["server"]
+    assert ours["image"] == COMPOSE["services"]["worker"]["image"]
+    container = manifests()["Deployment/prefect-server"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "complementary-rl:cpu"
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    (named,) = [each["value"] for each in worker_container()["env"] if each["name"] == "PREFECT_API_URL"]
+    for words, hosts, address in (
+        (ours["entrypoint"], ours["environment"]["CRL_HOSTS"], COMPOSE["x-environment"]["PREFECT_API_URL"]),
+        (container["command"], variables["CRL_HOSTS"], named),
+    ):
+        assert words == ["python", "-m", *server_command(4200)[:1], "--host", "0.0.0.0"]
+        assert address == f"http://{hosts}:4200/api"
+    (header,) = container["readinessProbe"]["httpGet"]["httpHeaders"]
+    assert header == {"name": "Host", "value": "localhost"}, "a probe goes by the pod's address"
     assert PREFECT["prefect-version"] == PINNED["prefect"]
 
 
-def test_workers_serve_the_work_pool_with_its_heartbeat() -> None:
-    worker = manifests()["Deployment/worker"]["spec"]["template"]["spec"]["containers"][0]
-    variables = {each["name"]: each["value"] for each in worker["env"]}
+def worker_container() -> dict[str, Any]:
+    container: dict[str, Any] = manifests()["Deployment/worker"]["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+def test_workers_serve_the_work_pool_with_its_environment() -> None:
+    worker = worker_container()
+    # The image sets the others.
+    image = dict(re.findall(r"^ +(?:ENV )?(\w+)=(\S+)", DOCKERFILE, re.MULTILINE))
+    variables = image | {each["name"]: each["value"] for each in worker["env"]}
     ours = COMPOSE["services"]["worker"]
-    beat = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
-    assert variables[beat] == ours["environment"][beat] == POOL["job_variables"]["env"][beat]
+    exported = dict(re.findall(r"(\w+)=(\S+)", "\n".join(re.findall(r"^export .+$", OPERATIONS, re.MULTILINE))))
+    for name, value in WORKER_ENVIRONMENT.items():
+        assert variables[name] == ours["environment"][name] == exported[name] == value, name
+    assert "job_variables" not in str(PREFECT), "the pool takes none"
     for command in (worker["command"], ours["entrypoint"]):
-        assert command[-1] == f"python -m flows.setup && exec prefect worker start --pool {POOL['name']}"
+        assert command[-1] == f"python -m flows.setup && exec prefect worker start --pool {WORK_POOL['name']}"
 
 
 def test_process_1_of_a_worker_waits_for_orphans() -> None:
@@ -130,13 +152,6 @@ def test_leases_of_prefects_server_outlive_it() -> None:
     assert mount == {"name": kept["name"], "mountPath": variables["PREFECT_HOME"]}
     assert f"PersistentVolumeClaim/{kept['persistentVolumeClaim']['claimName']}" in found
     assert found["Deployment/prefect-server"]["spec"]["strategy"] == {"type": "Recreate"}
-
-
-def test_the_ui_asks_the_host_that_it_was_loaded_from() -> None:
-    name = "PREFECT_UI_API_URL"
-    container = manifests()["Deployment/prefect-server"]["spec"]["template"]["spec"]["containers"][0]
-    assert COMPOSE["services"]["server"]["environment"][name] == "/api"
-    assert {"name": name, "value": "/api"} in container["env"] and f"\nexport {name}=/api\n" in OPERATIONS
 
 
 def test_any_password_reaches_the_database(monkeypatch: pytest.MonkeyPatch) -> None:

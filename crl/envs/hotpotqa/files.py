@@ -9,7 +9,7 @@ from pathlib import Path
 from crl.envs.hotpotqa.questions import Paragraph, Question, malformed, question_of
 from crl.envs.json_files import array
 from crl.errors import BadInput
-from crl.paths import possible_path
+from crl.paths import possible_path, quoted
 
 VARIABLE = "HOTPOTQA_DATA"
 _DEFAULT = "~/.cache/hotpotqa"
@@ -46,7 +46,7 @@ def find(directory: str | None, names: Sequence[str]) -> list[Path]:
         if known
         else "files of questions in one of the forms that docs/hotpotqa.md lists",
         where=f"{folder} (named by {source}; environment.directory comes first, then ${VARIABLE}, then {_DEFAULT})",
-        next_step=f"mkdir -p '{folder}' && cd '{folder}' && {get}\nOr {own}"
+        next_step=f"mkdir -p {quoted(folder)} && cd {quoted(folder)} && {get}\nOr {own}"
         if known
         else f"correct the names, or {own}",
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -26,7 +25,7 @@ from pathlib import Path
 from crl.envs.swe.patches import apply, git_environment
 from crl.envs.swe.rows import Row
 from crl.errors import BadInput
-from crl.paths import short
+from crl.paths import quoted, short
 
 WHERE = "method.families[].environment.repositories"
 _SECONDS = 600
@@ -55,7 +54,7 @@ class Clones:
             f"there is no git repository {short(row.repo)} in {short(self.folder)}",
             expected="a clone, bare or not, in a folder " + ", ".join(dict.fromkeys(names)),
             where=f"row {row.instance_id}; {WHERE}",
-            next_step=f"git clone <address of {row.repo}> {shlex.quote(str(self.folder / names[1]))}",
+            next_step=f"git clone ADDRESS {quoted(self.folder / names[1])}, with the address of {short(row.repo)}",
         )
 
     def check(self, rows: Iterable[Row]) -> list[Path]:
@@ -72,7 +71,7 @@ class Clones:
                         f"the repository {short(repository)} has no commit {short(row.base_commit)}",
                         expected="the base_commit of the row",
                         where=f"row {row.instance_id}, column base_commit",
-                        next_step=f"git -C {shlex.quote(str(repository))} fetch --all, or correct the row",
+                        next_step=f"git -C {quoted(repository)} fetch --all, or correct the row",
                     )
         return list(by_repository)
 

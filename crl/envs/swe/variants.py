@@ -25,6 +25,7 @@ from crl.envs.swe.statements import report_of, statement
 from crl.envs.swe.trials import Observation
 from crl.envs.swe.variant_index import Known, digest_of, index_file
 from crl.errors import BadInput
+from crl.paths import quoted
 
 _MARK = "-v"
 
@@ -108,7 +109,7 @@ def _task(name: str, number: int, dress: int) -> Task:
             f"the list of bugs of {name} is older than its code: {bug.path} differs",
             expected="a list made from the library as it is",
             where=str(index_file(plain)),
-            next_step=f"python -m crl.envs.swe.variant_index {name}",
+            next_step=f"python -m crl.envs.swe.variant_index {quoted(name)}",
         )
     instance_id = f"{name}{_MARK}{number:04d}-{dress}"
     renamed = renamer(plain, dress)

@@ -19,7 +19,7 @@ from crl.envs.webshop.goals import Instruction
 from crl.envs.webshop.products import Product, asin_of, malformed, product_of, text_of, texts_of
 from crl.envs.webshop.reward import GoalOption
 from crl.errors import BadInput
-from crl.paths import possible_path
+from crl.paths import possible_path, quoted
 
 Source = Literal["small", "full"]
 PRODUCTS: Mapping[Source, str] = {"small": "items_shuffle_1000.json", "full": "items_shuffle.json"}
@@ -51,14 +51,16 @@ def find(directory: str | None, names: list[str]) -> list[Path]:
     folder, source = data_directory(directory)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        get = " && ".join(f"gdown -O {name} 'https://drive.google.com/uc?id={_DRIVE[name]}'" for name in missing)
+        get = " && ".join(
+            f"gdown -O {quoted(name)} 'https://drive.google.com/uc?id={_DRIVE[name]}'" for name in missing
+        )
         raise BadInput(
             f"WebShop's data is missing: {', '.join(missing)}",
             expected="the authors' files, unchanged. They come from github.com/princeton-nlp/WebShop (`setup.sh` there "
             "downloads them). License: MIT; the texts of products are scraped from a shop, for research",
             where=f"{folder} (named by {source}; environment.directory comes first, then $WEBSHOP_DATA, then "
             "~/.cache/webshop)",
-            next_step=f"pip install gdown && mkdir -p '{folder}' && cd '{folder}' && {get}\n"
+            next_step=f"pip install gdown && mkdir -p {quoted(folder)} && cd {quoted(folder)} && {get}\n"
             "Or play the catalog of this project, which needs no data: environment.catalog: own",
         )
     return [folder / name for name in names]

@@ -21,7 +21,7 @@ from typing import Any
 from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import BadInput, CrlError, EngineDied, LeaseHeld, StageFailed, StudyIncomplete, from_payload
 from crl.lab.study.plan import PlannedRun
-from crl.run.problem import quoted
+from crl.paths import quoted
 
 LOCK = ".lock"
 _CHILD = "crl.lab.study.child"

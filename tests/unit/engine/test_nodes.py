@@ -76,12 +76,12 @@ def test_each_machine_gets_its_part_and_the_key_on_no_command_line(
     assert command == [sys.executable, "-m", "crl.engine.nodes"]
     first, second = json.loads(environment[VARIABLE])
     assert first["shell"] == ["env", "CRL_MACHINE=one"]
-    words = " ".join(second["command"])
-    assert "--nnodes 2 --node-rank 1 --nproc-per-node 1" in words and "--master-addr 127.0.0.1" in words
+    assert "--ranks 3 --first 2 --here 1" in " ".join(second["command"])
     for order in (first, second):
         assert "secret" not in " ".join([*order["shell"], *order["command"]])
         there = order["environment"]
         assert (there[KEY_VARIABLE], there["OMP_NUM_THREADS"], there["HF_HOME"]) == ("secret", "4", "/shared/hub")
+        assert f"{there['MASTER_ADDR']}:{there['MASTER_PORT']}" == nodes.endpoint
         assert there["GLOO_SOCKET_IFNAME"] == there["NCCL_SOCKET_IFNAME"] == "eth1"
         assert "CRL_STARTED_BY" not in there, "a number of a process of this machine"
 

@@ -1,4 +1,4 @@
-"""An engine of several ranks under torch's launcher: who writes, who waits for whom, and what a death leaves."""
+"""An engine of several ranks under a launcher: who writes, who waits for whom, and what a death leaves."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ import pytest
 
 from crl.config import RoleConfig
 from crl.config.servers import INTERPRETER, ServerConfig, interpreter
-from crl.engine.vllm_server import VllmServer, check_server, command_line, own_folder
+from crl.engine.folder import own_folder
+from crl.engine.vllm_server import VllmServer, check_server, command_line
 from crl.errors import BadInput, EngineDied
 from crl.policies.served import GENERATE
 from tests.fake_vllm import serving
@@ -140,11 +141,11 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
     left = tmp_path / own.name.replace(str(os.getpid()), str(ended.pid))
-    elsewhere = tmp_path / f"crl-vllm-00000000-{ended.pid}-a"
-    for each in (left, elsewhere, tmp_path / "crl-vllm-mine"):
+    elsewhere = tmp_path / f"crl-engine-00000000-{ended.pid}-a"
+    for each in (left, elsewhere, tmp_path / "crl-engine-mine"):
         each.mkdir()
     again = own_folder(tmp_path)
-    assert {each.name for each in tmp_path.iterdir()} == {own.name, again.name, elsewhere.name, "crl-vllm-mine"}
+    assert {each.name for each in tmp_path.iterdir()} == {own.name, again.name, elsewhere.name, "crl-engine-mine"}
     assert again.stat().st_mode & 0o077 == 0
 
 
@@ -153,7 +154,7 @@ def test_what_another_machine_left_in_a_shared_folder_is_removed_after_a_day(
 ) -> None:
     """A machine that was started again, or a pod of another name, is another one; its folders were never removed."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    old, new = (tmp_path / f"crl-vllm-00000000-1-{name}" for name in ("old", "new"))
+    old, new = (tmp_path / f"crl-engine-00000000-1-{name}" for name in ("old", "new"))
     for each, age in ((old, 90_000), (new, 80_000)):
         each.mkdir()
         (each / "model.safetensors").touch()

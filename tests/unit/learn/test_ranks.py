@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from crl.records import Sample
+from crl.run.loopback import STORE_VARIABLE, on_loopback
 from tests.processes import PATIENCE_SECONDS
 
 WORKER = """
@@ -61,10 +62,15 @@ def run(base: Path, samples: list[Sample], directory: Path, stage: int, ranks: i
     (directory / "samples.pickle").write_bytes(pickle.dumps(samples))
     launcher = []
     if ranks > 1:
-        launcher = ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}", "--standalone"]
+        launcher = ["-m", "crl.engine.ranks", "--ranks", str(ranks), "--"]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {key: value for key, value in os.environ.items() if key not in names}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment |= {
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "OMP_NUM_THREADS": "1",
+        STORE_VARIABLE: str(directory / "store"),
+    }
+    environment |= on_loopback()
     arguments = ["worker.py", str(base), "samples.pickle", ".", str(stage), str(ranks)]
     done = subprocess.run(
         [sys.executable, *launcher, *arguments],
