@@ -26,7 +26,7 @@ CONF = ROOT / "conf"
 SETTINGS, OVERRIDES = "settings", "overrides"
 """Parameters that hold dotted keys of an experiment."""
 AS_IN_FILE = "as in the file"
-"""As the value of a key: what the file says, whatever the deployment of a schedule has set."""
+"""Value of a key that is to be what the file says, whatever the deployment of a schedule sets."""
 
 
 def experiment_files() -> list[str]:

@@ -38,7 +38,7 @@ Parameters = dict[str, Any]
 FILL_IN: dict[str, Any] = {"render_workspace_variables": True, "render_jinja": True, "raise_on_error": True}
 """As the server fills in the form of a run that a person starts."""
 _NOT_WORKING = [StateType.CANCELLED, StateType.CANCELLING, StateType.FAILED, StateType.CRASHED]
-_SETTLED = {"crl.parameters": "settled"}
+_SETTLED: dict[str, bool | int | float | str] = {"crl.parameters": "settled"}
 """Label of a scheduled run whose parameters are on the server as it uses them: a Retry uses the same."""
 
 
@@ -52,7 +52,7 @@ def deployable(function: Callable[P, Any]) -> Callable[P, Any]:
     @wraps(function)
     def begin(*args: P.args, **kwargs: P.kwargs) -> Any:
         context = FlowRunContext.get()
-        if context is None:
+        if context is None or context.flow is None:
             return function(*args, **kwargs)
         parameters = signature.bind(*args, **kwargs).arguments
         try:

@@ -51,8 +51,8 @@ def train(
         settings: What people change first. Empty: as the file has it; in a schedule, as the deployment has it.
         overrides: Any other key that differs from the file, by its dotted name, such as
             `{"method.recipe.merge.every": 2, "runtime.shards": 4}`. All keys: docs/config.md. A schedule keeps the
-            deployment's keys and changes those it names; the value `"as in the file"` takes a key back, also one of
-            the settings.
+            deployment's keys and changes those it names; the value `"as in the file"` drops a key that the deployment
+            sets, here or in its settings.
     """
     try:
         chosen = experiment_from(experiment, settings, overrides)
