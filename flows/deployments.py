@@ -1,12 +1,15 @@
 """The deployments of `prefect.yaml` on a server.
 
-`prefect deploy` writes schedules, parameters and the pause of the file over those that people have set in the UI. Here
-a deployment that is missing is made as the file has it; of one that is there only what belongs to the code is changed,
-in one request, so that nothing is lost where this is killed.
+`prefect deploy` makes those that are missing. On one that is there it would write the file's parameters, schedules and
+pause over what people have set in the UI: of such a deployment only what belongs to the code is changed, where it
+differs, in one request. So nothing is lost, even where this is killed.
 """
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -16,11 +19,12 @@ import yaml
 from httpx import HTTPStatusError, codes
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
-from prefect.client.schemas.objects import ConcurrencyOptions
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.templating import apply_values
+
+from crl.errors import SetupFailed
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "prefect.yaml"
@@ -28,21 +32,23 @@ Fields = dict[str, Any]
 
 
 def deploy(client: SyncPrefectClient) -> Iterator[tuple[str, str]]:
-    """Make or update each deployment; yields its full name and what was done."""
+    """Make or update each deployment; yields its full name and what was done. Raises SetupFailed."""
     file = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     # What the build step of the file finds out for `prefect deploy`.
-    pull_steps = apply_values(file["pull"], {"checkout": {"stdout": str(ROOT)}})
+    file["pull"] = apply_values(file["pull"], {"checkout": {"stdout": str(ROOT)}})
+    missing = []
     for wanted in file["deployments"]:
         flow = _flow(wanted["entrypoint"])
         name = f"{flow.name}/{wanted['name']}"
-        code = _code(wanted, flow, pull_steps)
         try:
             found = client.read_deployment_by_name(name)
         except ObjectNotFound:
-            _create(client, wanted, flow, code)
-            yield name, "made"
+            missing.append(name)
         else:
-            yield name, _update(client, found, code, flow)
+            yield name, _update(client, found, _code(wanted, flow, file["pull"]), flow)
+    if missing:
+        _make(missing)
+        yield from ((name, "made") for name in missing)
 
 
 def _flow(entrypoint: str) -> Flow[..., Any]:
@@ -51,44 +57,41 @@ def _flow(entrypoint: str) -> Flow[..., Any]:
     return flow
 
 
+def _make(names: list[str]) -> None:
+    """`prefect deploy`, as anybody would type it."""
+    words = ["prefect", "--no-prompt", "deploy", *(word for name in names for word in ("--name", name))]
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SetupFailed(
+            f"`{shlex.join(words)}` ended with exit code {done.returncode}:\n{done.stdout.strip()[-2000:]}",
+            where=str(FILE),
+        )
+
+
 def _code(wanted: Fields, flow: Flow[..., Any], pull_steps: list[Fields]) -> Fields:
-    """What of a deployment belongs to the code, and not to people."""
+    """What of a deployment belongs to the code, and not to people, as `prefect deploy` writes it."""
     pool = wanted["work_pool"]
     queue = {"work_queue_name": pool["work_queue_name"]} if "work_queue_name" in pool else {}
     return {
         "version": flow.version,
-        "description": wanted["description"],
-        "tags": wanted["tags"],
+        "description": wanted.get("description") or flow.description,
+        "tags": wanted.get("tags") or [],
         "path": None,
         "entrypoint": wanted["entrypoint"],
-        "pull_steps": pull_steps,
+        "pull_steps": wanted.get("pull", pull_steps),
         "parameter_openapi_schema": flow.parameters.model_dump(mode="json", exclude_unset=True),
         "work_pool_name": pool["name"],
-        "job_variables": pool.get("job_variables", {}),
+        "job_variables": pool.get("job_variables") or {},
         **queue,
     }
-
-
-def _create(client: SyncPrefectClient, wanted: Fields, flow: Flow[..., Any], code: Fields) -> None:
-    limit = wanted.get("concurrency_limit") or {}
-    strategy = {"collision_strategy": limit["collision_strategy"]} if limit else None
-    client.create_deployment(
-        client.create_flow_from_name(flow.name),
-        wanted["name"],
-        parameters=wanted.get("parameters"),
-        schedules=[_schedule(each) for each in wanted["schedules"]],
-        concurrency_limit=limit.get("limit"),
-        concurrency_options=None if strategy is None else ConcurrencyOptions.model_validate(strategy),
-        enforce_parameter_schema=True,
-        **code,
-    )
-
-
-def _schedule(wanted: Fields) -> DeploymentScheduleCreate:
-    """A schedule as the file writes it: when, and beside that what Prefect keeps of any schedule."""
-    beside = {name: value for name, value in wanted.items() if name in DeploymentScheduleCreate.model_fields}
-    when = {name: value for name, value in wanted.items() if name not in beside}
-    return DeploymentScheduleCreate.model_validate({**beside, "schedule": when})
 
 
 def _update(client: SyncPrefectClient, found: DeploymentResponse, code: Fields, flow: Flow[..., Any]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -14,24 +13,16 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.settings import PREFECT_API_URL
 
-from flows.deployments import FILE, deploy
+from flows.deployments import FILE, _update, deploy
 from flows.setup import _ensure_pool
-from tests.tiny_run import ROOT
+from flows.train import train
 
 Json = dict[str, Any]
 
 NIGHTLY = "train/nightly"
-OWN = (
-    "id",
-    "created",
-    "updated",
-    "created_by",
-    "updated_by",
-    "flow_id",
-    "work_queue_id",
-    "deployment_id",
-    "last_polled",
-)
+OWN = {"id", "created", "updated", "created_by", "updated_by", "flow_id", "work_queue_id", "deployment_id"} | {
+    "last_polled"
+}
 """What differs from one deployment to the next that is made of the same file."""
 CRON = {"cron": "0 14 * * *", "timezone": "UTC", "day_or": True}
 DIALOG = {"overrides": {"__prefect_kind": "json"}, "settings": {"method.families": None}}
@@ -89,8 +80,11 @@ class Server:
 
 
 @pytest.fixture
-def server(prefect_server: None) -> Iterator[Server]:
+def server(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """One on which nothing is deployed."""
+    address = PREFECT_API_URL.value()
+    assert address is not None
+    monkeypatch.setenv("PREFECT_API_URL", address)  # of `prefect deploy`
     with get_client(sync_client=True) as client:
         _ensure_pool(client)
         made = Server(client)
@@ -99,8 +93,10 @@ def server(prefect_server: None) -> Iterator[Server]:
         made.clear()
 
 
+@pytest.mark.slow
 def test_what_people_set_stays(server: Server) -> None:
     assert {done for _, done in deploy(server.client)} == {"made"}
+    assert [*server.made()] == sorted(each["name"] for each in yaml.safe_load(FILE.read_text())["deployments"])
     nightly = server.deployment()
     schedules, (own,) = f"/deployments/{nightly['id']}/schedules", nightly["schedules"]
     # Edit, the switch, + Schedule in the dialog of today (no slug) and in that of before (a slug), Pause, a deletion.
@@ -115,10 +111,11 @@ def test_what_people_set_stays(server: Server) -> None:
     assert {done for _, done in deploy(server.client)} == {"found"}
     assert server.choices() == chosen and len(chosen["nightly"]["schedules"]) == 3
 
-    # A schedule of the file that was deleted stays away, be it the only one or not.
+    # A schedule of the file that was deleted stays away, be it the only one or not; a deployment is made again.
     server.ask("DELETE", f"{schedules}/{own['id']}")
     chosen = server.choices()
-    list(deploy(server.client))
+    server.ask("DELETE", f"/deployments/{server.deployment('compare/compare')['id']}")
+    assert [name for name, done in deploy(server.client) if done == "made"] == ["compare/compare"]
     assert server.choices() == chosen
     for each in server.deployment()["schedules"]:
         server.ask("DELETE", f"{schedules}/{each['id']}")
@@ -126,6 +123,7 @@ def test_what_people_set_stays(server: Server) -> None:
     assert server.deployment()["schedules"] == [] and server.deployment()["parameters"] == CHOSEN
 
 
+@pytest.mark.slow
 def test_other_code_updates_what_is_the_codes_and_no_more(server: Server) -> None:
     list(deploy(server.client))
     new = server.made()
@@ -137,7 +135,7 @@ def test_other_code_updates_what_is_the_codes_and_no_more(server: Server) -> Non
         server.change(
             name, description="of before", tags=["old", "mine"], entrypoint="old/train.py:train", path="/old",
             pull_steps=[], parameter_openapi_schema={"type": "object", "properties": {}}, version="0",
-            work_pool_name=None, job_variables={},
+            work_pool_name=None, job_variables={"env": {"OLD": "1"}},
         )  # fmt: skip
     server.change(parameters={**CHOSEN, "gone": 1})  # which the flow has not any more
     server.change(paused=True)
@@ -160,6 +158,7 @@ def test_other_code_updates_what_is_the_codes_and_no_more(server: Server) -> Non
             assert now[name][key] == new[name][key], (name, key)
 
 
+@pytest.mark.slow
 def test_parameters_that_the_new_form_refuses_are_kept_and_named(server: Server) -> None:
     list(deploy(server.client))
     chosen = {**CHOSEN, "settings": {"method.gone": 1}}
@@ -171,14 +170,16 @@ def test_parameters_that_the_new_form_refuses_are_kept_and_named(server: Server)
     assert dict(deploy(server.client))[NIGHTLY] == "found"
 
 
-@pytest.mark.slow
-def test_a_first_start_makes_what_prefect_deploy_makes(server: Server) -> None:
-    list(deploy(server.client))
-    ours = server.made()
-    server.clear()
-    subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], cwd=ROOT, check=True, capture_output=True,
-        env={**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value()},
-    )  # fmt: skip
-    assert server.made() == ours
-    assert [*ours] == sorted(each["name"] for each in yaml.safe_load(FILE.read_text())["deployments"])
+def test_an_update_sends_what_differs_and_nothing_that_people_set() -> None:
+    """No server: what is sent, where the code is another."""
+    sent: list[Json] = []
+    client: Any = SimpleNamespace(
+        update_deployment=lambda identifier, update: sent.append(update.model_dump(exclude_unset=True))
+    )
+    code = {"description": "new", "tags": ["training"], "entrypoint": "flows/train.py:train", "work_pool_name": "crl"}
+    found: Any = SimpleNamespace(id=uuid4(), parameters=CHOSEN, **{**code, "tags": ["mine"]})
+    assert _update(client, found, dict(code), train) == "updated (tags)"
+    found.tags = ["mine", "training"]
+    assert _update(client, found, dict(code), train) == "found"
+    assert _update(client, found, {**code, "description": "newer"}, train) == "updated (description)"
+    assert sent == [{"tags": ["mine", "training"]}, {"description": "newer"}]
