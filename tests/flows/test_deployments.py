@@ -20,9 +20,7 @@ from flows.train import train
 Json = dict[str, Any]
 
 NIGHTLY = "train/nightly"
-OWN = {"id", "created", "updated", "created_by", "updated_by", "flow_id", "work_queue_id", "deployment_id"} | {
-    "last_polled"
-}
+OWN = {"id", "created", "updated", "created_by", "updated_by", "flow_id", "work_queue_id", "deployment_id"}
 """What differs from one deployment to the next that is made of the same file."""
 CRON = {"cron": "0 14 * * *", "timezone": "UTC", "day_or": True}
 DIALOG = {"overrides": {"__prefect_kind": "json"}, "settings": {"method.families": None}}
