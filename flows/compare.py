@@ -30,7 +30,7 @@ from crl.lab.study.table import study_markdown
 from crl.report.markdown import code, plain
 from flows.parameters import StudyChoice, study_from
 from flows.present import label
-from flows.schedule import superseded
+from flows.schedule import deployable
 from tasks.artifacts import PAGES, artifact_key
 from tasks.failures import failed, log_error, placed
 from tasks.stage import is_transient
@@ -44,7 +44,8 @@ EVERYTHING: Any = []
 """An empty list and not None, for which the form would show no editor."""
 
 
-@flow(name="compare", persist_result=False)
+@flow(name="compare", persist_result=False, validate_parameters=False)
+@deployable
 def compare(study: StudyChoice, jobs: Jobs = 0, arms: list[str] = EVERYTHING, seeds: Seeds = EVERYTHING) -> Any:
     """Run every arm of a study with every seed, then compare them. Returns the files of the result.
 
@@ -57,8 +58,6 @@ def compare(study: StudyChoice, jobs: Jobs = 0, arms: list[str] = EVERYTHING, se
         arms: These arms only; none means every arm.
         seeds: These seeds only; none means every seed.
     """
-    if (state := superseded()) is not None:
-        return state
     try:
         return _compare(study, jobs, arms or None, seeds or None)
     except CrlError as error:

@@ -30,7 +30,7 @@ from crl.report.evaluation import results, with_averages
 from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from
 from flows.present import label, log_precision
-from flows.schedule import superseded
+from flows.schedule import deployable
 from tasks.failures import failed, log_error, placed
 
 ARTIFACT_KEY = "evaluation"
@@ -48,7 +48,8 @@ Episodes = Annotated[int, Field(ge=1, le=MOST_HELD_OUT)]
 Arm = Literal["with", "without", "random"]
 
 
-@flow(name="evaluate", persist_result=False)
+@flow(name="evaluate", persist_result=False, validate_parameters=False)
+@deployable
 def evaluate(
     run_path: RunPath,
     round: Round | None = None,
@@ -69,8 +70,6 @@ def evaluate(
         arms: With the bank, without it, or a random policy (round 0 only); without any, all.
         seeds: Other held-out seeds than those of the experiment, in place of `episodes`.
     """
-    if (state := superseded()) is not None:
-        return state
     choice = Choice(
         tasks=tuple(tasks) if tasks else None, episodes=episodes, seeds=seeds, arms=tuple(arms) if arms else None
     )

@@ -8,6 +8,7 @@ is validated in between: Prefect passes values on as they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,10 @@ from crl.run.find import find_run
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
+SETTINGS, OVERRIDES = "settings", "overrides"
+"""Parameters that hold dotted keys of an experiment."""
+AS_IN_FILE = "as in the file"
+"""Value of a key that is to be what the file says, whatever the deployment of a schedule sets."""
 
 
 def experiment_files() -> list[str]:
@@ -54,9 +59,10 @@ def experiment_from(
 
     `value` is an `Experiment`, a path of a YAML file (from the working directory or the checkout) or the fields of an
     experiment, where `method.prompts` may be the name of a prompt file. `settings` and `overrides` have dotted keys, as
-    `crl train --set` does; a setting that is None leaves the file's value. Raises BadInput naming the field.
+    `crl train --set` does; a setting that is None leaves the file's value, as AS_IN_FILE does for any key. Raises
+    BadInput naming the field.
     """
-    changes = {key: found for key, found in (settings or {}).items() if found is not None} | (overrides or {})
+    changes = changed(settings, overrides)
     if isinstance(value, Experiment):
         if not changes:
             return value
@@ -66,6 +72,43 @@ def experiment_from(
     if not isinstance(value, dict):
         raise BadInput(f"experiment: found {value!r}", expected="a path of a YAML file, or the fields of an experiment")
     return parse_experiment(value, changes, base=CONF, where="the parameter `experiment`")
+
+
+def changed(settings: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keys that differ from the experiment's file, and their values."""
+    both = _keys_over(_given(settings or {}), overrides or {})
+    return {key: value for key, value in both.items() if value != AS_IN_FILE}
+
+
+def laid_over(deployment: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a deployment, and over them those of one of its schedules.
+
+    What is None nobody has set: Prefect's dialog sends it for fields that were not touched. Of `settings` and
+    `overrides` each key is laid over on its own. Raises BadInput where these are no mappings.
+    """
+    keys = {}
+    for name in (SETTINGS, OVERRIDES):
+        for layer in (deployment, schedule):
+            if not isinstance(layer.get(name) or {}, Mapping):
+                raise BadInput(f"{name}: found {layer[name]!r:.200}", expected="keys and their values")
+        keys[name] = [layer.get(name) or {} for layer in (deployment, schedule)]
+    (lower, upper), (beneath, above) = keys[SETTINGS], keys[OVERRIDES]
+    lower, upper = _given(lower), _given(upper)
+    if beneath:  # overrides have the last word: the deployment's must not undo what the schedule sets
+        beneath = _keys_over(beneath, upper)
+    merged = {SETTINGS: _keys_over(lower, upper), OVERRIDES: _keys_over(beneath, above)}
+    found = {**_given(deployment), **_given(schedule), **merged}
+    return {name: value for name, value in found.items() if value or name not in merged}
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _keys_over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys over others: a key also replaces those below it, and is applied after those above it."""
+    kept = {key: value for key, value in lower.items() if not any(f"{key}.".startswith(f"{new}.") for new in upper)}
+    return {**kept, **upper}
 
 
 def study_from(value: str | Path) -> Study:
@@ -106,7 +149,7 @@ def _settings() -> dict[str, Any]:
             description += " An open group replaces that of the file."
             members = schema.get("anyOf", [{**schema, "title": key.rpartition(".")[2]}])
             members = [member for member in members if member.get("type") != "null"]
-            schema = {"anyOf": [*members, {"type": "null", "title": "as in the file"}], "default": None}
+            schema = {"anyOf": [*members, {"type": "null", "title": "not set here"}], "default": None}
         fields[key] = {**schema, "title": key, "description": description, "position": position}
     return {"type": "object", "properties": fields, "additionalProperties": False}
 

@@ -16,11 +16,12 @@ from flows.limits import exclusive
 from flows.parameters import RunPath, run_from
 from flows.present import label, log_precision, rounds_text
 from flows.rounds import run_rounds
-from flows.schedule import superseded
+from flows.schedule import deployable
 from tasks.failures import failed, log_error
 
 
-@flow(name="resume", persist_result=False)
+@flow(name="resume", persist_result=False, validate_parameters=False)
+@deployable
 def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
     """Run what is missing up to the last round that was asked for; says so where nothing is.
 
@@ -31,8 +32,6 @@ def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
             machine.
         runtime: Shards, limits and retention for this time; without, those that the run last set out with.
     """
-    if (state := superseded()) is not None:
-        return state
     try:
         run = RunDirectory.open(run_from(run_path))
         label(run.experiment_name, "resume")

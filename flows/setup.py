@@ -8,7 +8,6 @@ what it found.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TIDY = "tidy/tidy"
 PAGES = "http://127.0.0.1:4201"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 30.0, 300.0
-DEPLOYMENTS = ("train/train", "train/nightly", "resume/resume", "evaluate/evaluate", "compare/compare", TIDY)
 
 
 def set_up(*, pages: str = PAGES) -> Iterator[str]:
@@ -31,7 +29,7 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
     from prefect import get_client
 
     from flows.automations import SILENCE_SECONDS, dead_runs, ensure, ensure_block, notification, tidying
-    from flows.choices import deployed, keep_choices
+    from flows.deployments import deploy
     from flows.limits import ensure_limit, limit_name
     from flows.tidy import tidy_up
     from flows.watch import watch_unfinished
@@ -47,12 +45,8 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
         yield f"limits        one run at a time for {len(names)} experiments; made {len(made)}" + (
             f" ({', '.join(limit_name(name) for name in made)})" if made else ""
         )
-        before = deployed(client, DEPLOYMENTS)
-        _deploy()
-        kept = keep_choices(client, before)
-        yield f"deployments   {', '.join(DEPLOYMENTS)}" + (
-            f"; kept as set by people: {', '.join(kept)}" if kept else ""
-        )
+        for name, outcome in deploy(client):
+            yield f"deployment    {name}: {outcome}"
         tidy_deployment = client.read_deployment_by_name(TIDY).id
         for wanted in (*dead_runs(), *tidying(tidy_deployment), notification(ensure_block(f"{pages}/notification"))):
             result = ensure(client, wanted)
@@ -105,26 +99,6 @@ def experiments() -> list[str]:
     if root.is_dir():
         found |= {path.name for path in root.iterdir() if NAME.fullmatch(path.name) and is_run(path)}
     return sorted(found)
-
-
-def _deploy() -> None:
-    """`prefect deploy --all`, as anybody would type it."""
-    from crl.errors import SetupFailed
-
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SetupFailed(
-            f"`prefect deploy --all` ended with exit code {done.returncode}:\n{done.stdout.strip()[-2000:]}",
-            where=str(ROOT / "prefect.yaml"),
-        )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -23,6 +23,7 @@ from pydantic import Field
 from flows.automations import HEARTBEAT_SECONDS, SILENCE_SECONDS, SILENT
 from flows.present import present_run
 from flows.queries import flow_runs, has_beaten, task_runs
+from flows.schedule import deployable
 from flows.watch import watch_unfinished
 
 # Also what waits: for its retry, for a person. Below a dead parent nobody is left to go on with it.
@@ -46,7 +47,8 @@ class Tidied:
         return "; ".join(parts) or "nothing to tidy"
 
 
-@flow(name="tidy", flow_run_name="tidy", persist_result=False)
+@flow(name="tidy", flow_run_name="tidy", persist_result=False, validate_parameters=False)
+@deployable
 def tidy(flow_run_id: RunId = None) -> None:
     """Mark what the dead run left running; without an id, what any dead run has left, and watch the living anew."""
     with get_client(sync_client=True) as client:

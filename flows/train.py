@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,20 @@ from crl.errors import CrlError
 from crl.preflight import check_ready
 from crl.run.directory import RunDirectory
 from flows.limits import ensure_limit, exclusive
-from flows.parameters import NOTHING, ExperimentChoice, Overrides, Rounds, Settings, experiment_from
+from flows.parameters import NOTHING, ExperimentChoice, Overrides, Rounds, Settings, changed, experiment_from
 from flows.present import label, log_precision, rounds_text
 from flows.rounds import run_rounds
-from flows.schedule import superseded
+from flows.schedule import deployable
 from tasks.failures import failed, log_error
 
 already_checked: ContextVar[bool] = ContextVar("already_checked", default=False)
 """Whether the caller has held the experiment against this machine: that takes seconds."""
+_LONGEST = 200
+"""Characters of a changed value in the log."""
 
 
-@flow(name="train", persist_result=False)
+@flow(name="train", persist_result=False, validate_parameters=False)
+@deployable
 def train(
     experiment: ExperimentChoice = "conf/quickstart.yaml",
     rounds: Rounds = 3,
@@ -41,15 +46,18 @@ def train(
     Args:
         experiment: A file of `conf/`, another YAML file on the worker's machine, or the fields of an experiment.
             Its name decides which run directory is begun or continued; the method of a run cannot change.
+            In a schedule, whatever is left empty is as the deployment has it.
         rounds: Rounds to train beyond those that are complete.
-        settings: What people change first. Empty: as the file has it.
+        settings: What people change first. Empty: as the file has it; in a schedule, as the deployment has it.
         overrides: Any other key that differs from the file, by its dotted name, such as
-            `{"method.recipe.merge.every": 2, "runtime.shards": 4}`. All keys: docs/config.md.
+            `{"method.recipe.merge.every": 2, "runtime.shards": 4}`. All keys: docs/config.md. A schedule keeps the
+            deployment's keys and changes those it names; the value `"as in the file"` drops a key that the deployment
+            sets, here or in its settings.
     """
-    if (state := superseded()) is not None:
-        return state
     try:
-        return _train(experiment_from(experiment, settings, overrides), rounds)
+        chosen = experiment_from(experiment, settings, overrides)
+        _log_choice(chosen.name, experiment, changed(settings, overrides))
+        return _train(chosen, rounds)
     except CrlError as error:
         log_error(error)
         return failed(error)
@@ -75,6 +83,15 @@ def _train(experiment: Experiment, rounds: int) -> dict[str, Any]:
                 rounds,
             )
         return {"run": str(run.path), "rounds": run_rounds(driver, first, last)}
+
+
+def _log_choice(name: str, source: Any, changes: Mapping[str, Any]) -> None:
+    """Which experiment this is: a schedule, its deployment and a file each have a part in that."""
+    if isinstance(source, Experiment):  # a command's, which has said so itself
+        return
+    given = "the fields that were given" if isinstance(source, dict) else str(source)
+    told = "".join(f"\n  {key}: {json.dumps(value, default=str)[:_LONGEST]}" for key, value in changes.items())
+    get_run_logger().info("experiment %s: %s%s", name, given, f", changed:{told}" if told else "")
 
 
 def _begin(name: str, path: Path) -> None:

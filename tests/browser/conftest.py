@@ -32,23 +32,24 @@ class OpenUi(Operation):
         super().__init__(folder / "home", folder / "runs", {"DEEPSPEED_LOG_LEVEL": "info"})
         self.pages_port = free_port()
         self.ready_seconds = -1
+        (self.home / "server.log").touch()
 
     def start(self) -> None:
-        """Start it, and wait until it says that it is ready."""
+        """Start it, once more where it was stopped, and wait until it says that it is ready."""
         ports = ["--port", str(self.port), "--pages-port", str(self.pages_port)]
+        before = len(self._ready())
         self._server = self._start("server", [sys.executable, "-u", "-m", "flows.ui", *ports])
-        wait_until(lambda: self._ready() or self._server_ended(), lambda: f"ready: {self.said()}")
+        wait_until(lambda: len(self._ready()) > before or self._server_ended(), lambda: f"ready: {self.said()}")
         assert not self._server_ended(), self.said()
+        self.ready_seconds = int(self._ready()[-1])
 
     def said(self) -> str:
         """What it has printed."""
         return (self.home / "server.log").read_text(encoding="utf-8", errors="replace")
 
-    def _ready(self) -> bool:
-        found = READY.search(self.said())
-        if found is not None:
-            self.ready_seconds = int(found[1])
-        return found is not None
+    def _ready(self) -> list[str]:
+        """Seconds of each start."""
+        return READY.findall(self.said())
 
     def _server_ended(self) -> bool:
         return self._server is None or self._server.poll() is not None

@@ -88,6 +88,21 @@ class Screen:
             self.page.wait_for_timeout(1000)
         expect(switch).to_have_attribute("aria-checked", str(on).lower())
 
+    def add_schedule(self, cron: str) -> None:
+        """+ Schedule on a deployment's page: Cron, its value, Save; again where a busy server answers 503."""
+        while True:
+            self.page.get_by_role("button", name="Schedule", exact=True).click()
+            dialog = self.page.get_by_role("dialog")
+            dialog.get_by_role("tab", name="Cron").click()
+            dialog.get_by_label("Value").fill(cron)
+            dialog.locator(".cm-content").wait_for()  # of `overrides`, the last field to appear
+            with self.page.expect_response(_of_schedule) as answered:
+                dialog.get_by_role("button", name="Save").click()
+            dialog.wait_for(state="hidden")
+            if answered.value.status != BUSY:
+                break
+        assert answered.value.status == 201, answered.value.text()
+
     # -- a run's form ----------------------------------------------------------------------------------------------
 
     def open_form(self, deployment: str) -> None:
@@ -207,5 +222,5 @@ _STATE = re.compile(
 
 
 def _of_schedule(answer: Response) -> bool:
-    """Whether an answer is about a change of a schedule."""
-    return answer.request.method == "PATCH" and "/schedules/" in answer.url
+    """Whether an answer is about a new schedule, or a change of one."""
+    return answer.request.method in ("POST", "PATCH") and "/schedules" in answer.url

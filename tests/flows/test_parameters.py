@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.utilities.schema_tools.hydration import HydrationContext
 
 import flows  # noqa: F401  (first: it turns Prefect's telemetry off)
 from crl.config import Experiment
-from crl.config.keys import FIRST_KEYS
+from crl.config.keys import FIRST_KEYS, value_at
 from crl.config.load import load_experiment
 from crl.errors import BadInput
 from flows.parameters import experiment_from
+from flows.schedule import FILL_IN, meant
 from tests.tiny_run import ROOT
-
-pytest.importorskip("prefect")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_the_settings_are_the_keys_that_people_change_first_each_empty_or_closed
         assert field["description"] and field["title"] == key
         assert field.get("default") is None, f"{key}: an empty field leaves what the file says"
     for closed in ("method.families",):
-        assert settings[closed]["anyOf"][-1] == {"type": "null", "title": "as in the file"}
+        assert settings[closed]["anyOf"][-1] == {"type": "null", "title": "not set here"}
     # What only some values of the parameter refer to, the pages do not find; and they know no `oneOf`.
     assert "$ref" not in str(settings) and "oneOf" not in str(settings)
     assert settings["method.prompts"]["enum"] == sorted(path.stem for path in (ROOT / "conf/prompts").glob("*.yaml"))
@@ -84,6 +85,108 @@ def test_settings_apply_before_overrides_and_a_group_replaces_that_of_the_file()
     changed = experiment_from("conf/quickstart.yaml", settings, {"method.recipe.bank.capacity": 8})
     assert [each.name for each in changed.method.families] == ["only"]
     assert changed.method.recipe.bank.capacity == 8
+
+
+DEPLOYED: dict[str, Any] = {
+    "experiment": "conf/tiny.yaml",
+    "rounds": 1,
+    "settings": {"name": "mine", "method.seed": 5, "method.families": None},
+    "overrides": {"method.recipe.bank.capacity": 40, "method.families.0.groups": 8, "runtime.retries": 1},
+}
+"""As somebody has filled in the form of a deployment."""
+UNTOUCHED: dict[str, Any] = {"overrides": {"__prefect_kind": "json"}, "settings": {"method.families": None}}
+"""What the dialog of a schedule sends where nothing but the time was filled in."""
+ONLY = {"name": "only", "environment": {"kind": "frozenlake"}, "groups": 3}
+FILE = "as in the file"
+BANK, CAPACITY = "method.recipe.bank", "method.recipe.bank.capacity"
+VARIABLE = {"__prefect_kind": "workspace_variable", "variable_name": "gone"}
+
+
+def as_json(value: Any) -> dict[str, Any]:
+    """A field of the form under "Use JSON Input"."""
+    return {"__prefect_kind": "json", "value": json.dumps(value)}
+
+
+def scheduled(parameters: dict[str, Any], deployed: dict[str, Any] = DEPLOYED) -> dict[str, Any]:
+    """What a run of a schedule with these parameters trains: its experiment as plain data, and the rounds."""
+    found = meant(deployed, {**UNTOUCHED, **parameters}, HydrationContext(**FILL_IN))
+    rounds = found.pop("rounds")
+    return {**experiment_from(found.pop("experiment"), **found).model_dump(mode="json"), "rounds": rounds}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "changed"),
+    [
+        ({}, {}),
+        ({"settings": {}}, {}),
+        ({"settings": None, "overrides": None, "experiment": None, "rounds": None}, {}),
+        ({"settings": {"__prefect_kind": "json"}, "experiment": {"__prefect_kind": "json"}}, {}),
+        ({"settings": {"method.seed": None, "name": None}}, {}),
+        ({"settings": {"method.seed": {"__prefect_kind": "json"}}}, {}),
+        ({"overrides": as_json({})}, {}),
+        ({"rounds": as_json(None)}, {}),
+        ({"rounds": 4}, {"rounds": 4}),
+        ({"rounds": as_json(4)}, {"rounds": 4}),
+        ({"settings": {"method.seed": 9, "method.families": None}}, {"method.seed": 9}),
+        ({"settings": {"method.seed": as_json(9)}}, {"method.seed": 9}),
+        ({"settings": as_json({"method.seed": 9})}, {"method.seed": 9}),
+        ({"settings": {CAPACITY: 8}}, {CAPACITY: 8}),
+        ({"settings": {"method.families": [ONLY]}}, {"method.families.0.name": "only", "method.families.0.groups": 3}),
+        ({"overrides": as_json({"runtime.retries": 6})}, {"runtime.retries": 6}),
+        ({"overrides": as_json({"runtime.retries": None})}, None),
+        ({"overrides": as_json({"method.seed": 6})}, {"method.seed": 6}),
+        ({"overrides": as_json({BANK: {"capacity": 9}})}, {CAPACITY: 9}),
+        ({"overrides": as_json({CAPACITY: FILE})}, {CAPACITY: 64}),
+        ({"overrides": as_json({BANK: FILE})}, {CAPACITY: 64}),
+        ({"overrides": as_json({"method.seed": FILE})}, {"method.seed": 1}),
+        ({"overrides": as_json({"name": FILE})}, {"name": "tiny"}),
+        ({"experiment": "conf/tiny.yaml"}, {}),
+        ({"experiment": as_json("conf/tiny.yaml")}, {}),
+    ],
+)  # fmt: skip
+def test_a_schedule_changes_what_it_sets_and_nothing_else(
+    parameters: dict[str, Any], changed: dict[str, Any] | None
+) -> None:
+    expected = {
+        "name": "mine", "method.seed": 5, CAPACITY: 40, "method.families.0.groups": 8,
+        "method.families.0.name": "lake", "runtime.retries": 1, "rounds": 1,
+    }  # fmt: skip
+    if changed is None:  # null is a value where somebody has typed it; this key takes none
+        with pytest.raises(BadInput, match="retries"):
+            scheduled(parameters)
+        return
+    made = scheduled(parameters)
+    assert {key: value_at(made, key) for key in expected} == {**expected, **changed}
+
+
+def test_a_schedule_may_be_of_another_experiment() -> None:
+    made = scheduled({"experiment": "conf/quickstart.yaml", "settings": {"name": "other"}})
+    assert (made["name"], made["method"]["seed"], made["method"]["recipe"]["bank"]["capacity"]) == ("other", 5, 40)
+    assert [each["name"] for each in made["method"]["families"]][:2] == ["shrine0", "shrine1"]
+
+
+def test_a_setting_of_a_schedule_comes_after_the_group_that_the_deployment_overrides() -> None:
+    deployed = {**DEPLOYED, "overrides": {"method.recipe.bank": {"capacity": 40, "eviction": "least_useful"}}}
+    bank = scheduled({"settings": {"method.recipe.bank.capacity": 8}}, deployed)["method"]["recipe"]["bank"]
+    assert (bank["capacity"], bank["eviction"]) == (8, "least_useful")
+
+
+def test_what_a_deployment_of_another_flow_says_stays_under_a_null() -> None:
+    deployed, nothing = {"run_path": "mine", "round": 3, "arms": ["with"]}, {"round": None, "tasks": None, "arms": None}
+    assert meant(deployed, nothing, HydrationContext(**FILL_IN)) == deployed
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"overrides": {"__prefect_kind": "json", "value": "{"}}, "overrides: Invalid JSON"),
+        ({"overrides": VARIABLE}, "overrides: Variable 'gone'"),
+        ({"settings": as_json([1])}, r"settings: found \[1\]"),
+    ],
+)
+def test_what_a_schedule_may_not_be_is_said(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        scheduled(parameters)
 
 
 def test_the_server_takes_what_is_valid(schema: dict[str, Any]) -> None:

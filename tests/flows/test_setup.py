@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from crl.errors import NoServer
 from flows import command
-from flows.setup import DEPLOYMENTS, experiments, main
+from flows.setup import experiments, main
 from tests.operate import Operation, operation
 from tests.processes import free_port
 from tests.tiny_run import ROOT
@@ -75,7 +75,7 @@ def test_a_second_set_up_finds_everything_and_leaves_peoples_choices(server: Ope
     assert [(each["active"], each["schedule"]["cron"], each["slug"]) for each in now["schedules"]] == [
         (True, "0 4 * * *", "nightly")
     ]
-    assert any(line.endswith("kept as set by people: train/nightly") for line in said)
+    assert [line for line in said if "train/nightly" in line] == ["deployment    train/nightly: found"]
 
     # Back to the file.
     server._ask("PATCH", f"/automations/{before[silent]['id']}", {"enabled": True})
@@ -86,8 +86,7 @@ def test_a_second_set_up_finds_everything_and_leaves_peoples_choices(server: Ope
 
 @pytest.mark.slow
 def test_what_is_deployed(server: Operation) -> None:
-    for name in DEPLOYMENTS:
-        deployment = server._get(f"/deployments/name/{name}")
+    for deployment in server._post("/deployments/filter", {}):
         assert deployment["work_pool_name"] == "crl"
         assert deployment["description"]
         assert deployment["job_variables"] == {}
@@ -120,8 +119,7 @@ def test_plain_deploy_on_a_terminal_asks_nothing(server: Operation) -> None:
                 process.kill()
         assert process.wait() == 0, said.decode(errors="replace")[-3000:]
     os.close(controller)
-    assert said.count(b"successfully created") == len(DEPLOYMENTS)
-    assert (ROOT / "prefect.yaml").read_text().count("- name:") == len(DEPLOYMENTS)
+    assert said.count(b"successfully created") == (ROOT / "prefect.yaml").read_text().count("- name:") > 0
 
 
 def test_a_folder_among_the_runs_that_is_no_experiment_is_left_alone(

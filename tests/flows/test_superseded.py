@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -32,5 +33,6 @@ def test_only_a_newer_run_with_the_same_parameters_supersedes_one(monkeypatch: p
         return [run for run in runs if run.expected_start_time is not None and run.expected_start_time >= after]
 
     monkeypatch.setattr(schedule, "flow_runs", answer)
-    newer = [schedule._newer(None, run) for run in runs]  # type: ignore[arg-type]
+    meaning: Any = SimpleNamespace(of_run=lambda run: run.parameters)
+    newer = [schedule._newer(None, run, meaning) for run in runs]  # type: ignore[arg-type]
     assert [run and run.name for run in newer] == ["lakes 1", "shrines 2", None, None]
