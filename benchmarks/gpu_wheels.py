@@ -44,7 +44,7 @@ def pinned(names: Iterable[str]) -> list[str]:
 
 
 def fetch(requirement: str, folder: Path, python: str) -> Path:
-    """Download a wheel for x86-64 Linux and that Python; where there is none, build one, which must be for any machine."""
+    """Download a wheel for x86-64 Linux and that Python; where there is none, build one that fits any machine."""
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34, 35)] + ["manylinux2014_x86_64"]
     machine = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
     for platform in platforms:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from games import MODEL, arguments, method_of, played, report, slots_of
+from games import Asked, report
 
 from crl.policies import load_policy, resolve_model
 from crl.policies.session import BatchSession
@@ -30,12 +30,11 @@ def tokens_of_passes(policy):
 
 def main() -> None:
     """Load, play once for warming up, play and report."""
-    groups, members, turns, dtype = arguments()
-    method = method_of(turns, dtype, wave_groups=groups, group_size=members)
-    policy = load_policy(method.role("actor"), resolve_model(MODEL).path, None, threads=2)
-    played(policy, method_of(3), slots_of(method, 1, 2))
+    asked = Asked.read()
+    policy = load_policy(asked.method().role("actor"), resolve_model(asked.model).path, None, threads=2)
+    asked.warm_up(policy)
     read = tokens_of_passes(policy)
-    figures = played(policy, method, slots_of(method, groups, members))
+    figures = asked.played(policy)
     report(figures | {"read": sum(read), "passes": len(read)})
 
 
