@@ -5,8 +5,9 @@
 
 The default has 1.0 billion parameters (bfloat16, adapters, one set of weights for actor and extractor) and needs about
 12 GB of memory and 3 GB of disk. The model is made in DIRECTORY (default: one that is removed afterward) as
-benchmarks/made_model.py says; `--model` takes one that is there. Memory is the largest resident size of any process of the
-round; with a GPU it is the GPU's: what its driver says is in use beyond what was before, looked at five times a second.
+benchmarks/made_model.py says; `--model` takes one that is there. Memory is the largest resident size of any process of
+the round; with a GPU it is the GPU's: what its driver says is in use beyond what was before, looked at five times a
+second.
 That includes the context of CUDA and what torch's allocator keeps in reserve. Disk is what the round left. Time is that
 of a round in which the actor alone learns.
 """

@@ -11,13 +11,14 @@ was found, with device, versions and commit; steps may be run on different days.
 without a package index gets what it lacks from benchmarks/gpu_wheels.py.
 
 The model has random weights and the shape of Qwen2.5-1.5B, and is made first; `--model` ($CRL_GPU_MODEL) takes a real
-one. Time that a step leaves is the next one's; `--patience 3` gives each three times as long (nine minutes at most) and
-`--seconds 0` the whole as long as it takes: that is `make gpu`. Nothing below crl/ is called that is not its own door.
+one. Time that a step leaves is the next one's. `--patience 3` gives each three times as long (nine minutes at most) and
+`--seconds 0` the whole as long as it takes: that is `make gpu`. In tiny scale two steps run at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -28,8 +29,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,8 @@ MARK = "FIGURES "
 NEEDED = ("torch", "transformers", "pydantic", "pyarrow")
 """Without these nothing of crl runs."""
 VERSIONS = ("torch", "transformers", "deepspeed", "trl", "peft", "liger-kernel", "vllm", "faiss-gpu", "faiss-cpu")
+RUNNING: set[subprocess.Popen[Any]] = set()
+"""Processes of steps: ended with the suite."""
 _LINES = 25
 _FACTS = """
 import json, torch
@@ -230,7 +235,9 @@ def environment_of(asked: Asked) -> dict[str, str]:
     # Beside several GPUs TRL would not start, and nothing here is for them.
     visible = first_device() if asked.device == "cuda" else ""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": visible, "CRL_MODELS": str(asked.work / "models")}
+    # Bytecode is kept, whatever the environment says: dozens of processes start.
+    own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": ""}
+    own |= {"CUDA_VISIBLE_DEVICES": visible, "CRL_MODELS": str(asked.work / "models")}
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
     return {**os.environ, **own, **quiet, **({"DS_ACCELERATOR": "cpu"} if asked.device == "cpu" else {})}
 
@@ -290,12 +297,14 @@ def run(name: str, step: Step, asked: Asked, limit: float) -> Outcome:
             [sys.executable, *step.command(asked)], cwd=ROOT, env=environment_of(asked), stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+        RUNNING.add(process)
         try:
             code: int | None = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             end(process)  # what it started, too, which would hold memory of the GPU
+            RUNNING.discard(process)
         seconds = round(time.monotonic() - began, 1)
         output.seek(0)
         lines = [line.rstrip() for line in output.read().splitlines() if line.strip()]
@@ -314,6 +323,38 @@ def run(name: str, step: Step, asked: Asked, limit: float) -> Outcome:
     return Outcome(step.what, "done", seconds, figures=figures)
 
 
+class Clock:
+    """How long a step may take: what it is allotted, and what the steps before it left."""
+
+    def __init__(self, seconds: float, patience: float) -> None:
+        """`seconds` of all steps; 0: no limit, and each its own."""
+        self.lock = threading.Lock()
+        self._began, self._allotted = time.monotonic(), 0.0
+        self._seconds, self._patience = seconds, patience
+
+    def limit(self, step: Step, asked: Asked) -> float:
+        """Seconds for a step that begins now."""
+        if not asked.full:
+            return LONGEST
+        own = min(step.limit * self._patience, LONGEST)
+        if not self._seconds:
+            return own
+        with self.lock:
+            self._allotted = min(self._allotted + own, self._seconds)
+            return min(self._allotted - (time.monotonic() - self._began), LONGEST)
+
+
+def outcome_of(name: str, asked: Asked, machine: Mapping[str, Any], clock: Clock) -> Outcome:
+    """Run a step, or say why not."""
+    step, limit = STEPS[name], clock.limit(STEPS[name], asked)
+    reason = unable(step, asked, machine)
+    if reason is None and limit < LEAST:
+        reason = "the time of all steps is used up (--seconds)"
+    outcome = run(name, step, asked, limit) if reason is None else Outcome(step.what, "skipped", why=reason)
+    outcome.machine = {**machine, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    return outcome
+
+
 def end(process: subprocess.Popen[Any]) -> None:
     """Kill a process and all that came from it, also what began a session of its own."""
     families = [process.pid]
@@ -329,10 +370,8 @@ def end(process: subprocess.Popen[Any]) -> None:
                 os.killpg(os.getpgid(pid), signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # a leader that has ended leaves its group
-    except (ProcessLookupError, PermissionError):
-        pass
     process.wait()
 
 
@@ -441,43 +480,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = Path(chosen.model).expanduser().resolve() if chosen.model else None
     if given is not None and not (given / "config.json").is_file():
         parser.error(f"--model: {given} has no config.json; name the directory of a model")
-    began, allotted = time.monotonic(), 0.0
     chosen.folder.mkdir(parents=True, exist_ok=True)
     figures = chosen.folder.resolve() / "figures.json"
     steps = load(figures) if figures.is_file() else {}
-    failed = False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, too
     work = workplace(chosen.scale == "full")
     try:
         asked = Asked(chosen.scale, chosen.device, given or work / "1.5b", work, given is not None)
         machine = machine_of(asked, chosen.commit)
         names = chosen.steps or list(STEPS)
-        if chosen.steps and given is None and "model" not in names:
-            names = ["model", *names]  # made anew each time; where nothing needs it that costs seconds
-        for name in names:
-            step = STEPS[name]
-            allotted += min(step.limit * chosen.patience, LONGEST)
-            left = allotted - (time.monotonic() - began)
-            if chosen.seconds:
-                left = min(left, chosen.seconds - (time.monotonic() - began))
-            reason = unable(step, asked, machine)
-            if reason is None and left < LEAST:
-                reason = f"{chosen.seconds:g} seconds have passed (--seconds)"
-            if reason is not None:
-                outcome = Outcome(step.what, "skipped", why=reason)
-            else:
-                outcome = run(name, step, asked, min(left, LONGEST))
-            outcome.machine = {**machine, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-            steps[name] = outcome
-            save(figures, steps)
-            failed |= outcome.state in ("failed", "cut off")
-            seconds = f" in {outcome.seconds:g} s" if outcome.seconds else ""
-            print(f"{name}: {outcome.state}{seconds}{': ' if outcome.why else ''}{outcome.why}", flush=True)
+        if given is None and "model" not in names:
+            names = ["model", *names]  # where nothing needs it that costs seconds
+        clock = Clock(chosen.seconds if asked.full else 0, chosen.patience)
+
+        def one(name: str) -> Outcome:
+            outcome = outcome_of(name, asked, machine, clock)
+            with clock.lock:
+                steps[name] = outcome
+                save(figures, steps)
+                seconds = f" in {outcome.seconds:g} s" if outcome.seconds else ""
+                print(f"{name}: {outcome.state}{seconds}{': ' if outcome.why else ''}{outcome.why}", flush=True)
+            return outcome
+
+        outcomes = [one(name) for name in names if name == "model"]
+        # Times mean nothing in small: what is seen there is that all of it runs.
+        with ThreadPoolExecutor(1 if asked.full else 2) as pool:
+            try:
+                outcomes += pool.map(one, [name for name in names if name != "model"])
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(RUNNING):
+                    end(process)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     text = table(steps)
     (chosen.folder / "table.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\n{figures} has the figures, {chosen.folder / 'table.md'} this table")
-    return int(failed)
+    return int(any(outcome.state in ("failed", "cut off") for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ sees the prompt and itself. Forms:
 
 - `project`: what updates use today (`crl.learn.tree_attention`).
 - `mask`: torch's fused attention, one call per segment, with a mask.
-- `lower_right`: the same with a causal bias aligned at the lower right, which needs no mask in memory; `lower_right_gqa`
-  without repeating keys and values for the query heads that share them.
+- `lower_right`: the same with a causal bias aligned at the lower right, which needs no mask in memory.
+- `lower_right_gqa`: without repeating keys and values for the query heads that share them.
 - `varlen`: one call of torch's `varlen_attn`: queries packed, keys by path.
 - `padded`: every episode whole in one dense causal batch, as trainers do that share nothing.
 

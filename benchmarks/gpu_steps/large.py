@@ -1,4 +1,4 @@
-"""A 7B model with adapters: made, loaded, one update of 8 × 4,096 tokens, saved, synced, hashed, merged for sampling."""
+"""A 7B model with adapters: made, loaded, updated with 8 × 4,096 tokens, saved, synced, hashed, merged to sample."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def collect(path: Path, model: str = MODEL, experiment: Path = EXPERIMENT, turns
     )  # fmt: skip
     advantages = np.random.default_rng(0).normal(size=len(played))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    partial = path.with_suffix(f".{os.getpid()}")  # two processes may collect the same batch
+    with partial.open("w") as file:
         for each, advantage in zip(played, advantages, strict=True):
             generation = each.generation
             sample = Sample(
@@ -59,6 +61,7 @@ def collect(path: Path, model: str = MODEL, experiment: Path = EXPERIMENT, turns
                 loss_mask=list(generation.loss_mask), logprobs=[float(value) for value in generation.logprobs],
             )  # fmt: skip
             file.write(json.dumps(dataclasses.asdict(sample)) + "\n")
+    partial.replace(path)
 
 
 def read_batch(path: Path) -> list[Any]:
