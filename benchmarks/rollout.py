@@ -46,7 +46,8 @@ class WayFailed(Exception):
 
 def measured(way: str, size: list[str], root: Path) -> dict[str, Any]:
     """The figures of one process."""
-    environment = os.environ | {"PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     command = [sys.executable, str(HERE / "rollout_systems" / SCRIPTS[way]), *size]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FIGURES ")]

@@ -42,6 +42,11 @@ class Ended(Exception):
     """What a process said before it ended."""
 
 
+def environment_of(tree: Path) -> dict[str, str]:
+    """Of a process that runs the code of a work tree; other places to import from stay."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH")]))}
+
+
 class System:
     """A system under measurement: a process that makes one update at a time."""
 
@@ -56,7 +61,7 @@ class System:
             arguments[key] = str(getattr(options, key))
         for key, value in arguments.items():
             command += [f"--{key.replace('_', '-')}", value]
-        environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+        environment = environment_of(tree) | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
         environment["OMP_NUM_THREADS"] = str(options.threads)
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -235,7 +240,7 @@ def recorded(options: argparse.Namespace) -> list[Any]:
         given = [sys.executable, __file__, "--worker", "collect", "--batch", str(options.batch)]
         given += ["--model", options.model, "--experiment", str(options.experiment)]
         given += ["--turns", str(options.turns)] if options.turns else []
-        subprocess.run(given, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+        subprocess.run(given, env=environment_of(ROOT), check=True)
     return read_batch(options.batch)[: options.episodes]
 
 

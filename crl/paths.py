@@ -1,7 +1,8 @@
-"""Names that a person gave and that are used as paths: whether the system can look for them at all."""
+"""Names that a person gave and that are used as paths, and where what is prepared on this machine lies."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from crl.errors import BadInput
@@ -36,3 +37,17 @@ def possible_path(name: str | Path, what: str, *, where: str | None = None, home
             next_step="correct the name",
         ) from None
     return path
+
+
+def models_directory() -> Path:
+    """Where prepared models are: `$CRL_MODELS`, default `~/.cache/crl/models`. Raises BadInput where nothing can be."""
+    name = os.environ.get("CRL_MODELS") or "~/.cache/crl/models"
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise BadInput(
+            f"there is no home directory for {name}",
+            expected="a directory for prepared models",
+            where="the environment variable CRL_MODELS",
+            next_step="set CRL_MODELS to one",
+        ) from None
