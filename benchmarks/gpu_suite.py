@@ -19,11 +19,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
-import importlib.util
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -31,25 +28,28 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a script is found beside itself only
+
+from benchmarks.gpu_steps.common import MARK  # noqa: E402
+from benchmarks.gpu_steps.listed import STEPS, Asked, Step, unable, version  # noqa: E402
+from benchmarks.gpu_steps.outcomes import Outcome, load, read, save, table, why_of  # noqa: E402
+
 MODEL_VARIABLE = "CRL_GPU_MODEL"
 LONGEST = 540
 """Seconds of any step, whatever the patience."""
 LEAST = 5
 """Seconds below which a step is not begun."""
-MARK = "FIGURES "
-NEEDED = ("torch", "transformers", "pydantic", "pyarrow")
-"""Without these nothing of crl runs."""
 VERSIONS = ("torch", "transformers", "deepspeed", "trl", "peft", "liger-kernel", "vllm", "faiss-gpu", "faiss-cpu")
 RUNNING: set[subprocess.Popen[Any]] = set()
 """Processes of steps: ended with the suite."""
 _LINES = 25
+_DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _FACTS = """
 import json, torch
 found = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": None}
@@ -58,176 +58,6 @@ if torch.cuda.is_available():
     found |= {"device": properties.name, "memory_gb": round(properties.total_memory / 1e9, 1)}
 print(json.dumps(found))
 """
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a run of the suite is to do."""
-
-    scale: str
-    device: str
-    model: Path
-    """Of 1.5B shape, made or given."""
-    work: Path
-    """Memory or disk for models; removed afterward."""
-    given: bool = False
-    """Whether the model was there before."""
-
-    @property
-    def full(self) -> bool:
-        """Whether sizes are those of a GPU."""
-        return self.scale == "full"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One measurement: a command in a process of its own."""
-
-    what: str
-    limit: float
-    """Seconds, in full scale."""
-    command: Callable[[Asked], list[str]]
-    """After the interpreter."""
-    needs: tuple[str, ...] = ()
-    """Modules, beside :data:`NEEDED`."""
-    missing: Callable[[Asked], str | None] = lambda _asked: None
-    """Another reason why it cannot run here."""
-
-
-@dataclass
-class Outcome:
-    """What came of a step."""
-
-    what: str
-    state: str
-    """done, skipped, failed, cut off."""
-    seconds: float = 0.0
-    why: str = ""
-    """Of one that is not done."""
-    figures: dict[str, Any] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
-    """Its last lines, where it did not end well."""
-    machine: dict[str, Any] = field(default_factory=dict)
-    """Device, versions, commit, scale, time."""
-
-
-def script(name: str, *more: str) -> list[str]:
-    """A file of benchmarks/."""
-    return [str(ROOT / "benchmarks" / f"{name}.py"), *more]
-
-
-def part(name: str) -> Callable[[Asked], list[str]]:
-    """A module of benchmarks/gpu_steps/."""
-    return lambda asked: [
-        "-m", f"benchmarks.gpu_steps.{name}", "--scale", asked.scale, "--folder", str(asked.work / name),
-        "--model", str(asked.work / "7b" if name == "large" else asked.model),
-    ]  # fmt: skip
-
-
-def games(asked: Asked) -> list[str]:
-    """Model and world of rollouts and of the batch of an update."""
-    return ["--model", str(asked.model), "--experiment", str(ROOT / "conf/gpu/sokoban.yaml"), "--figures"]
-
-
-def rollout(size: tuple[int, int, int], tiny: tuple[int, int, int], *ways: str) -> Callable[[Asked], list[str]]:
-    """Groups, members and turns, against some ways."""
-
-    def command(asked: Asked) -> list[str]:
-        groups, members, turns = map(str, size if asked.full else tiny)
-        sizes = ["--groups", groups, "--members", members, "--turns", turns, "--pairs", "1"]
-        return script("rollout", *sizes, "--ways", *ways, *games(asked))
-
-    return command
-
-
-def update(weights: str) -> Callable[[Asked], list[str]]:
-    """Against TRL, with the cosine of gradients."""
-
-    def command(asked: Asked) -> list[str]:
-        sizes = ["--pairs", "5", "--threads", "8"] if asked.full else ["--pairs", "1", "--threads", "1", "--turns", "3"]
-        compared = ["--gradients", "same", "--gradient-mib", "512", "--micro-batch", "4", "--liger"]
-        batch = ["--batch", str(asked.work / "batch.jsonl")]
-        return script("update", "--weights", weights, *sizes, *compared, *batch, *games(asked))
-
-    return command
-
-
-def bank(asked: Asked) -> list[str]:
-    """Searches of the bank's own index."""
-    return script("bank", "--sizes", "100000" if asked.full else "1000", "--systems", "crl", "--repetitions", "1")
-
-
-def marked(_asked: Asked) -> list[str]:
-    """The tests that need a GPU, by file: the others need not be importable here."""
-    files = sorted(file for file in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in file.read_text("utf-8"))
-    return ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *map(str, files)]
-
-
-def no_model(asked: Asked) -> str | None:
-    """Why nothing can be done with the model."""
-    return None if (asked.model / "config.json").is_file() else "there is no model: the step `model` made none"
-
-
-def no_gpu_index(asked: Asked) -> str | None:
-    """Why searching says nothing of a GPU."""
-    if asked.device == "cpu":
-        return None
-    if any(map(_version, ("faiss-gpu", "faiss-gpu-cu12"))):
-        return None
-    return "this faiss has no GPU support: pip install 'faiss-gpu>=1.15.1' in place of faiss-cpu"
-
-
-def no_vllm(asked: Asked) -> str | None:
-    """Why no server of vLLM can be started."""
-    try:
-        from crl.config.servers import ServerConfig, interpreter
-    except ImportError as error:
-        return str(error)
-    return no_model(asked) if interpreter(ServerConfig()).is_file() else "vLLM is not installed: make vllm"
-
-
-STEPS = {
-    "model": Step(
-        "making the model that the others use", 20,
-        lambda asked: script("made_model", "1.5b" if asked.full else "tiny", str(asked.model)),
-        missing=lambda asked: "a model was given" if asked.given else None,
-    ),
-    "round": Step(
-        "one round of complementary, seconds per stage", 85, part("round"), ("deepspeed", "duckdb"), no_model
-    ),
-    "update-lora": Step("an update with LoRA against TRL", 60, update("lora"), ("deepspeed", "peft"), no_model),
-    "update-full": Step("an update of full weights against TRL", 60, update("full"), ("deepspeed",), no_model),
-    "rollout": Step(
-        "64 games of 15 turns against generate and generate_batch", 90,
-        rollout((8, 8, 15), (2, 2, 3), "reread", "paged"), missing=no_model,
-    ),
-    "rollout-trl": Step(
-        "16 games of 5 turns against TRL's own loop", 35,
-        rollout((2, 8, 5), (2, 2, 3), "trl"), ("trl", "datasets"), no_model,
-    ),
-    "attention": Step("the attention of an update by itself", 35, part("attention")),
-    "ceilings": Step("what copies and matrix products reach", 12, part("ceilings")),
-    "large": Step("7B with LoRA: load, update, save, hash, merge", 88, part("large"), ("deepspeed", "peft")),
-    "handover": Step("15 GB of weights to another process", 20, part("handover")),
-    "repeat": Step("conf/tiny.yaml twice, all digests", 50, part("repeat"), ("deepspeed", "duckdb")),
-    "tests": Step("the tests marked gpu", 35, marked, ("pytest",)),
-    # Beyond the ten minutes of a bare machine, which has none of it.
-    "index": Step("searches per second", 60, bank, ("faiss", "duckdb"), no_gpu_index),
-    "vllm": Step(
-        "64 games of 15 turns against vLLM", 180, rollout((8, 8, 15), (2, 2, 3), "vllm"), missing=no_vllm
-    ),
-    "vllm-tests": Step(
-        "log-probabilities, new weights and kills of a vLLM server", 180,
-        lambda _asked: ["-m", "pytest", "-q", "-m", "slow", "tests/learning/test_vllm.py"], ("pytest",), no_vllm,
-    ),
-}  # fmt: skip
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def environment_of(asked: Asked) -> dict[str, str]:
@@ -253,39 +83,26 @@ def machine_of(asked: Asked, commit: str | None) -> dict[str, Any]:
         [sys.executable, "-c", _FACTS], env=environment_of(asked), capture_output=True, text=True, check=False
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"device": None}
-    with_git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    versions = {name: version for name in VERSIONS if (version := _version(name))}
+    versions = {name: number for name in VERSIONS if (number := version(name))}
     return {
         **found,
-        "driver": _driver() if asked.device == "cuda" else None,
+        "driver": _printed(*_DRIVER).partition("\n")[0] or None if asked.device == "cuda" else None,
         "python": ".".join(map(str, sys.version_info[:3])),
         "cores": os.cpu_count(),
         "versions": versions | ({"torch": found["torch"]} if "torch" in found else {}),
-        "commit": commit or with_git.stdout.strip() or "unknown",
+        "commit": commit or _printed("git", "describe", "--always", "--dirty") or "unknown",
         "scale": asked.scale,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
-def _driver() -> str | None:
+def _printed(*command: str) -> str:
+    """What a command says; nothing where it fails or is not there."""
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=20, check=False,
-        )  # fmt: skip
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.SubprocessError):
-        return None
-    return next(iter(done.stdout.split()), None)
-
-
-def unable(step: Step, asked: Asked, machine: Mapping[str, Any]) -> str | None:
-    """Why a step cannot run here; None where it can."""
-    if asked.device == "cuda" and machine["device"] is None:
-        return "torch sees no GPU on this machine"
-    for name in (*NEEDED, *step.needs):
-        if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed"
-    return step.missing(asked)
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def run(name: str, step: Step, asked: Asked, limit: float) -> Outcome:
@@ -317,7 +134,7 @@ def run(name: str, step: Step, asked: Asked, limit: float) -> Outcome:
         why = f"it was ended by {signal.Signals(-code).name}"
         return Outcome(step.what, "failed", seconds, why, figures, said)
     if code:
-        return Outcome(step.what, "failed", seconds, why_of(said, code), figures, said)
+        return Outcome(step.what, "failed", seconds, why_of(figures, said, code), figures, said)
     if name == "tests":
         figures["result"] = said[-1] if said else ""
     return Outcome(step.what, "done", seconds, figures=figures)
@@ -373,83 +190,6 @@ def end(process: subprocess.Popen[Any]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # a leader that has ended leaves its group
     process.wait()
-
-
-def why_of(said: Sequence[str], code: int) -> str:
-    """The line that names an error, else the last one."""
-    named = [line.strip() for line in said if re.match(r"\s*[\w.]*(Error|Exception|Failed|Input|Damaged)\b", line)]
-    return ([*said[-1:], *named] or [f"exit code {code}"])[-1][:300]
-
-
-def read(lines: Sequence[str]) -> dict[str, Any]:
-    """All figures of an output; those of one name are joined."""
-    found: dict[str, Any] = {}
-    for line in lines:
-        if not line.startswith(MARK):
-            continue
-        try:
-            told = json.loads(line.removeprefix(MARK))
-        except ValueError:
-            continue  # cut off in the middle
-        for key, value in told.items():
-            joined = isinstance(value, dict) and isinstance(found.get(key), dict)
-            found[key] = {**found[key], **value} if joined else value
-    return found
-
-
-def table(steps: Mapping[str, Outcome]) -> str:
-    """Markdown: what was measured on each machine, a row per figure; then what was not, and why."""
-    blocks = []
-    machines: dict[str, list[str]] = {}
-    for name, outcome in steps.items():
-        about = {key: outcome.machine.get(key) for key in ("device", "driver", "commit", "scale", "versions")}
-        machines.setdefault(json.dumps(about, sort_keys=True), []).append(name)
-    for about, names in machines.items():
-        facts = json.loads(about)
-        versions = ", ".join(f"{name} {version}" for name, version in (facts["versions"] or {}).items())
-        driver = f", driver {facts['driver']}" if facts["driver"] else ""
-        head = f"{facts['device'] or 'CPU'}{driver}; {versions}; commit {facts['commit']}"
-        head += "" if facts["scale"] == "full" else f"; scale {facts['scale']}, which says nothing of speed"
-        rows = [f"| {name} | {key} | {value} |" for name in names for key, value in flat(steps[name].figures)]
-        if rows:
-            blocks.append("\n".join([head + ":", "", "| step | what | figure |", "|---|---|---|", *rows]))
-        ended = [
-            f"| {name} | {each.what} | {each.state} | {each.seconds:g} | {each.why.replace('|', '/')} |"
-            for name, each in ((name, steps[name]) for name in names)
-        ]
-        blocks.append("\n".join(["| step | | state | seconds | why |", "|---|---|---|---|---|", *ended]))
-    return "\n\n".join(blocks) + "\n"
-
-
-def flat(figures: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """Names and values in words, nested ones by their path."""
-    rows: list[tuple[str, str]] = []
-    for key, value in figures.items():
-        name = f"{before}{key.replace('_', ' ')}"
-        if isinstance(value, dict):
-            rows += flat(value, f"{name}: ")
-        elif isinstance(value, list):
-            rows.append((name, " ".join(f"{each:.3g}" if isinstance(each, float) else str(each) for each in value)))
-        elif isinstance(value, bool):
-            rows.append((name, "yes" if value else "no"))
-        elif isinstance(value, float):
-            rows.append((name, f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"))
-        else:
-            rows.append((name, f"{value:,}" if isinstance(value, int) else str(value).replace("|", "/")))
-    return rows
-
-
-def load(path: Path) -> dict[str, Outcome]:
-    """The steps of a file of figures."""
-    return {name: Outcome(**each) for name, each in json.loads(path.read_text(encoding="utf-8")).items()}
-
-
-def save(path: Path, steps: Mapping[str, Outcome]) -> None:
-    """Write all steps in their order, at once."""
-    ordered = {name: asdict(steps[name]) for name in [*STEPS, *steps] if name in steps}
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def workplace(full: bool) -> Path:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 from games import Asked, report
-from transformers import GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from crl.policies import load_policy, resolve_model
 from crl.protocols import Sampled, StopReason, WholeTurns
+
+BLOCK = 256
+"""Tokens of a page, the size that flash attention reads."""
 
 
 class Reread(WholeTurns):
@@ -68,8 +71,16 @@ class Paged(Reread):
             do_sample=True, temperature=sampling.temperature, top_k=0, max_new_tokens=sampling.max_new_tokens,
             eos_token_id=min(self.policy.end_ids), pad_token_id=0,
         )  # fmt: skip
+        # Room for every row at its longest: by itself it would take nearly all memory, also that of a CPU.
+        blocks = len(self.ids) * -(-self.policy.context // BLOCK) + 1
+        together = 8192 if torch.cuda.is_available() else 512
         answers = self.policy.model.generate_batch(
-            [self.ids[row] for row in rows], generation_config=config, persistent_manager=True
+            [self.ids[row] for row in rows],
+            generation_config=config,
+            continuous_batching_config=ContinuousBatchingConfig(
+                block_size=BLOCK, num_blocks=blocks, max_batch_tokens=together
+            ),
+            persistent_manager=True,
         )
         said = [list(answer.generated_tokens) for answer in answers.values()]
         if len(said) != len(rows) or not all(said):
