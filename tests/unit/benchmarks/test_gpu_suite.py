@@ -93,8 +93,8 @@ def test_a_step_that_fails_is_cut_off_or_killed_leaves_what_it_and_the_others_fo
     assert suite(steps) == 1
     found = figures_of(tmp_path)
     assert {name: each.state for name, each in found.items()} == {
-        "model": "done", "good": "done", "bad": "failed", "half": "failed", "killed": "failed", "long": "cut off", "lacking": "skipped",
-        "unable": "skipped", "last": "done",
+        "model": "done", "good": "done", "bad": "failed", "half": "failed", "killed": "failed", "long": "cut off",
+        "lacking": "skipped", "unable": "skipped", "last": "done",
     }  # fmt: skip
     assert found["good"].figures == {"rate": 3, "ours": {"turns": 1, "seconds": 2.5}}
     for name in ("bad", "killed", "long", "last"):
