@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,6 @@ LONGEST = 540
 LEAST = 5
 """Seconds below which a step is not begun."""
 VERSIONS = ("torch", "transformers", "deepspeed", "trl", "peft", "liger-kernel", "vllm", "faiss-gpu", "faiss-cpu")
-RUNNING: set[subprocess.Popen[Any]] = set()
-"""Processes of steps: ended with the suite."""
 _LINES = 25
 _DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _FACTS = """
@@ -105,7 +103,33 @@ def _printed(*command: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def run(name: str, step: Step, asked: Asked, limit: float) -> Outcome:
+class Running:
+    """The processes of steps: ended with the suite."""
+
+    def __init__(self) -> None:
+        self._processes: set[subprocess.Popen[Any]] = set()
+        self.stopped = threading.Event()
+
+    @contextlib.contextmanager
+    def watched(self, process: subprocess.Popen[Any]) -> Iterator[None]:
+        """Ended on leaving, with all that it started, which would hold memory of the GPU; at once where all are."""
+        self._processes.add(process)
+        if self.stopped.is_set():
+            end(process)
+        try:
+            yield
+        finally:
+            end(process)
+            self._processes.discard(process)
+
+    def stop(self) -> None:
+        """End all, and each that is started from here on."""
+        self.stopped.set()
+        for process in list(self._processes):
+            end(process)
+
+
+def run(name: str, step: Step, asked: Asked, limit: float, running: Running) -> Outcome:
     """Run a step; whatever becomes of it is an outcome."""
     (asked.work / name).mkdir(exist_ok=True)
     began = time.monotonic()
@@ -114,14 +138,11 @@ def run(name: str, step: Step, asked: Asked, limit: float) -> Outcome:
             [sys.executable, *step.command(asked)], cwd=ROOT, env=environment_of(asked), stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        RUNNING.add(process)
-        try:
-            code: int | None = process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            end(process)  # what it started, too, which would hold memory of the GPU
-            RUNNING.discard(process)
+        with running.watched(process):
+            try:
+                code: int | None = process.wait(timeout=limit)
+            except subprocess.TimeoutExpired:
+                code = None
         seconds = round(time.monotonic() - began, 1)
         output.seek(0)
         lines = [line.rstrip() for line in output.read().splitlines() if line.strip()]
@@ -161,13 +182,13 @@ class Clock:
             return min(self._allotted - (time.monotonic() - self._began), LONGEST)
 
 
-def outcome_of(name: str, asked: Asked, machine: Mapping[str, Any], clock: Clock) -> Outcome:
+def outcome_of(name: str, asked: Asked, machine: Mapping[str, Any], clock: Clock, running: Running) -> Outcome:
     """Run a step, or say why not."""
     step, limit = STEPS[name], clock.limit(STEPS[name], asked)
     reason = unable(step, asked, machine)
     if reason is None and limit < LEAST:
         reason = "the time of all steps is used up (--seconds)"
-    outcome = run(name, step, asked, limit) if reason is None else Outcome(step.what, "skipped", why=reason)
+    outcome = run(name, step, asked, limit, running) if reason is None else Outcome(step.what, "skipped", why=reason)
     outcome.machine = {**machine, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     return outcome
 
@@ -224,17 +245,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = chosen.folder.resolve() / "figures.json"
     steps = load(figures) if figures.is_file() else {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, too
-    work = workplace(chosen.scale == "full")
+    work, disk = workplace(chosen.scale == "full"), Path(tempfile.mkdtemp(prefix="scratch-", dir=chosen.folder))
     try:
-        asked = Asked(chosen.scale, chosen.device, given or work / "1.5b", work, given is not None)
+        asked = Asked(chosen.scale, chosen.device, given or work / "1.5b", work, disk.resolve(), given is not None)
         machine = machine_of(asked, chosen.commit)
         names = chosen.steps or list(STEPS)
         if given is None and "model" not in names:
             names = ["model", *names]  # where nothing needs it that costs seconds
-        clock = Clock(chosen.seconds if asked.full else 0, chosen.patience)
+        clock, running = Clock(chosen.seconds if asked.full else 0, chosen.patience), Running()
 
         def one(name: str) -> Outcome:
-            outcome = outcome_of(name, asked, machine, clock)
+            outcome = outcome_of(name, asked, machine, clock, running)
+            if running.stopped.is_set():  # with the suite: that says nothing of the step
+                return outcome
             with clock.lock:
                 steps[name] = outcome
                 save(figures, steps)
@@ -249,10 +272,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 outcomes += pool.map(one, [name for name in names if name != "model"])
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for process in list(RUNNING):
-                    end(process)
+                running.stop()
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(disk, ignore_errors=True)
     text = table(steps)
     (chosen.folder / "table.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\n{figures} has the figures, {chosen.folder / 'table.md'} this table")

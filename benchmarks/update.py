@@ -141,6 +141,9 @@ def stepped(options: argparse.Namespace, systems: list[System], rounds: int) -> 
         for system in list(systems):
             try:
                 steps[system.name].append(system.step())
+                if done := steps[system.name][1:]:  # what is cut off later is not lost
+                    middle = statistics.median(each["seconds"] for each in done)
+                    tell(options, **{system.name: {"seconds": middle, "peak_gb": done[-1]["peak"]}})
             except Ended as ended:
                 from rollout import reason  # workers run this file over an older tree, which may lack what it needs
 

@@ -34,7 +34,7 @@ def main() -> None:
     there = torch.empty_like(host, device=where)
     tell(to_device_gb_per_s=round(host.nbytes / fastest(lambda: there.copy_(host, non_blocking=True)) / 1e9, 1))
     content = os.urandom(1 << 20) * (1024 if full else 4)
-    path = asked.folder / "written"
+    path = asked.disk / "written"
     began = time.perf_counter()
     with path.open("wb") as file:
         file.write(content)

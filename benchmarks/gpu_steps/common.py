@@ -20,11 +20,12 @@ def tell(**figures: Any) -> None:
 
 
 def arguments(doc: str | None) -> argparse.Namespace:
-    """Scale, model and folder."""
+    """Scale, model and folders."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=["full", "tiny"], required=True)
     parser.add_argument("--model", type=Path, help="directory of a model")
-    parser.add_argument("--folder", type=Path, help="for what the step writes")
+    parser.add_argument("--folder", type=Path, help="for what the step writes, maybe in memory")
+    parser.add_argument("--disk", type=Path, help="for what has to be on a disk")
     return parser.parse_args()
 
 

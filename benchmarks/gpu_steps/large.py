@@ -43,7 +43,7 @@ def main() -> None:
     from crl.policies import load_policy
 
     full = asked.scale == "full"
-    shape, base = SHAPES["7b" if full else "tiny"], asked.model
+    shape, base = SHAPES["7b" if full else "tiny"], asked.folder / "base"
     with clocked("make"):
         parameters = write_model(base, shape)
     tell(parameters=parameters)
@@ -64,7 +64,7 @@ def main() -> None:
     with clocked("update"):
         trainer.update(samples, terms)
     tell(update_peak_gb=peak_gb())
-    checkpoint = asked.folder / "checkpoint"
+    checkpoint = asked.disk / "checkpoint"
     checkpoint.mkdir()
     with clocked("save"):
         trainer.save(checkpoint)

@@ -24,6 +24,8 @@ class Asked:
     """Of 1.5B shape, made or given."""
     work: Path
     """Memory or disk for models; removed afterward."""
+    disk: Path
+    """Surely a disk; removed afterward."""
     given: bool = False
     """Whether the model was there before."""
 
@@ -57,7 +59,7 @@ def part(name: str) -> Callable[[Asked], list[str]]:
     """A module of benchmarks/gpu_steps/."""
     return lambda asked: [
         "-m", f"benchmarks.gpu_steps.{name}", "--scale", asked.scale, "--folder", str(asked.work / name),
-        "--model", str(asked.work / "7b" if name == "large" else asked.model),
+        "--model", str(asked.model), "--disk", str(asked.disk),
     ]  # fmt: skip
 
 
@@ -82,7 +84,9 @@ def update(weights: str) -> Callable[[Asked], list[str]]:
 
     def command(asked: Asked) -> list[str]:
         sizes = ["--pairs", "5", "--threads", "8"] if asked.full else ["--pairs", "1", "--threads", "1", "--turns", "3"]
-        compared = ["--gradients", "same", "--gradient-mib", "512", "--micro-batch", "4", "--liger"]
+        # All systems hold the GPU's memory at once: full weights of three would not fit in 80 GB.
+        compared = ["--gradients", "same", "--gradient-mib", "512", "--micro-batch", "2"]
+        compared += ["--liger"] if weights == "lora" else []
         batch = ["--batch", str(asked.work / "batch.jsonl")]
         return script("update", "--weights", weights, *sizes, *compared, *batch, *games(asked))
 
@@ -135,12 +139,12 @@ STEPS = {
     "update-lora": Step("an update with LoRA against TRL", 60, update("lora"), ("deepspeed", "peft"), no_model),
     "update-full": Step("an update of full weights against TRL", 60, update("full"), ("deepspeed",), no_model),
     "rollout": Step(
-        "64 games of 15 turns against generate and generate_batch", 90,
+        "64 games of 15 turns against generate and generate_batch", 80,
         rollout((8, 8, 15), (2, 2, 3), "reread", "paged"), missing=no_model,
     ),
     "rollout-trl": Step(
-        "16 games of 5 turns against TRL's own loop", 35,
-        rollout((2, 8, 5), (2, 2, 3), "trl"), ("trl", "datasets"), no_model,
+        "16 games of 5 turns against TRL's own loop and generate_batch", 45,
+        rollout((2, 8, 5), (2, 2, 3), "trl", "paged"), ("trl", "datasets"), no_model,
     ),
     "attention": Step("the attention of an update by itself", 35, part("attention")),
     "ceilings": Step("what copies and matrix products reach", 12, part("ceilings")),

@@ -73,7 +73,7 @@ class Paged(Reread):
         )  # fmt: skip
         # Room for every row at its longest: by itself it would take nearly all memory, also that of a CPU.
         blocks = len(self.ids) * -(-self.policy.context // BLOCK) + 1
-        together = 8192 if torch.cuda.is_available() else 512
+        together = 2048 if torch.cuda.is_available() else 512  # each is masked against all pages
         answers = self.policy.model.generate_batch(
             [self.ids[row] for row in rows],
             generation_config=config,

@@ -48,7 +48,8 @@ def count_positions(model: Any) -> Callable[[], int]:
         found, counted = counted, 0
         return found
 
-    model.get_input_embeddings().register_forward_hook(hook)
+    if model is not None:
+        model.get_input_embeddings().register_forward_hook(hook)
     return told
 
 
@@ -93,6 +94,11 @@ def write_gradients(options: argparse.Namespace, gradients: dict[str, Any]) -> N
     save_file(chosen, options.gradients)
 
 
+def _model_of(trainer: Any) -> Any:
+    """The model that a trainer holds; None where it holds it elsewhere by now, and nothing is counted."""
+    return getattr(getattr(getattr(trainer, "_engine", None), "module", None), "model", None)
+
+
 def crl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
     """Updates by `crl.learn` of whichever worktree PYTHONPATH names."""
     from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
@@ -109,13 +115,15 @@ def crl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
     commands = Commands()
     trainer = Trainer(role, model_path=resolve_model(options.model).path, checkpoint=None, threads=options.threads)
     terms = objectives(ActorObjective(clip=CLIP))
-    positions = count_positions(trainer._engine.module.model)
+    positions = count_positions(_model_of(trainer))
     inspect = (lambda found: write_gradients(options, found)) if options.gradients else None
     while command := commands.next():
         if command == "products":
             commands.answer(**dataclasses.asdict(compared(lambda: trainer.update(samples, terms))), copy=copy_rate())
             continue
         started = clock()
+        # The first update alone: to copy gradients takes time.
         trainer.update(samples, terms, inspect=inspect)
+        inspect = None
         seconds, computed = (now - then for now, then in zip(clock(), started, strict=True))
         commands.answer(seconds=seconds, computed=computed, positions=positions(), peak=peak_gigabytes())

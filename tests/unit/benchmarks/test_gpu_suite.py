@@ -148,7 +148,7 @@ def test_a_suite_that_is_killed_has_written_every_step_before(tmp_path: Path) ->
 def test_time_that_a_step_leaves_is_the_next_ones_and_all_keep_to_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(gpu_suite.time, "monotonic", lambda: now[0])
-    asked, step = Asked("full", "cuda", Path(), Path()), made("", limit=50)
+    asked, step = Asked("full", "cuda", Path(), Path(), Path()), made("", limit=50)
     clock = gpu_suite.Clock(120, 1)
     assert clock.limit(step, asked) == 50
     now[0] = 10
@@ -182,17 +182,17 @@ def test_a_step_sees_the_first_gpu_alone(visible: str | None, expected: str, mon
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("PYTHONPATH", "/tmp/site")
-    environment = gpu_suite.environment_of(Asked("full", "cuda", Path(), Path("/tmp/work")))
+    environment = gpu_suite.environment_of(Asked("full", "cuda", Path(), Path("/tmp/work"), Path()))
     assert environment["CUDA_VISIBLE_DEVICES"] == expected
     assert environment["PYTHONPATH"].split(":") == [str(ROOT), "/tmp/site"], "wheels that were carried stay"
-    assert gpu_suite.environment_of(Asked("tiny", "cpu", Path(), Path()))["CUDA_VISIBLE_DEVICES"] == ""
+    assert gpu_suite.environment_of(Asked("tiny", "cpu", Path(), Path(), Path()))["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_the_makefile_has_a_target_a_step_and_every_command_is_there() -> None:
     targets = re.search(r"^GPU_STEPS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert targets is not None and ["model", *targets[1].split()] == list(STEPS)
     for scale in ("tiny", "full"):
-        asked = Asked(scale, "cuda", Path("/tmp/model"), Path("/tmp/work"))
+        asked = Asked(scale, "cuda", Path("/tmp/model"), Path("/tmp/work"), Path("/tmp"))
         for name, step in STEPS.items():
             first, *more = step.command(asked)
             module = ROOT / (more[0].replace(".", "/") + ".py") if more[0] != "pytest" else ROOT
@@ -262,12 +262,13 @@ def test_all_of_it_runs_in_small_where_only_a_bare_machines_packages_and_the_whe
     assert figures["round"].keys() >= {"plan", "collect", "distill", "consolidate", "credit", "update_actor"}
     for name in ("update-lora", "update-full"):
         assert figures[name]["TRL"]["cosine"] > 0.99 and figures[name]["this"]["seconds"] > 0
-        assert (
-            "GPU" in figures[name]["TRL with Liger"]["skipped"]
-            or "installed" in figures[name]["TRL with Liger"]["skipped"]
-        )
+    assert re.search("GPU|installed", figures["update-lora"]["TRL with Liger"]["skipped"])
     assert all("turns_per_second" in each for name in ("rollout", "rollout-trl") for each in figures[name].values())
-    assert figures["rollout"].keys() == {"ours", "reread", "paged"} and figures["rollout-trl"].keys() == {"ours", "trl"}
+    assert figures["rollout"].keys() == {"ours", "reread", "paged"} and figures["rollout-trl"].keys() == {
+        "ours",
+        "trl",
+        "paged",
+    }
     forms = {name.partition(",")[0]: each for name, each in figures["attention"].items()}
     assert set(forms) == {"project", "mask", "lower_right", "lower_right_gqa", "varlen", "padded"}
     assert all(each.get("gradient_error", 0) < 0.05 for each in forms.values()) and "skipped" in forms["varlen"]
