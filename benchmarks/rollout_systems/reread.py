@@ -1,12 +1,16 @@
-"""Plain `generate` of transformers over the whole history at every turn, in the same loop."""
+"""Transformers over the whole history at every turn, in the same loop: `generate`, or its paged `generate_batch`."""
 
 from __future__ import annotations
 
 import torch
-from games import MODEL, arguments, method_of, played, report, slots_of
+from games import Asked, report
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from crl.policies import load_policy, resolve_model
 from crl.protocols import Sampled, StopReason, WholeTurns
+
+BLOCK = 256
+"""Tokens of a page, the size that flash attention reads."""
 
 
 class Reread(WholeTurns):
@@ -20,12 +24,24 @@ class Reread(WholeTurns):
             self.ids[row] += piece
 
     def sample(self, rows, sampling, answers):
+        self.read += sum(len(self.ids[row]) for row in rows)
+        found = {}
+        for row, line in zip(rows, self.said(rows, sampling), strict=True):
+            end = next((place for place, index in enumerate(line) if index in self.policy.end_ids), None)
+            taken = line if end is None else line[: end + 1]
+            self.ids[row] += taken
+            reason = StopReason.length if end is None else StopReason.end_of_turn
+            found[row] = Sampled(taken, [0.0] * len(taken), reason)
+            self.read += len(taken) - 1
+        return found
+
+    def said(self, rows, sampling):
+        """New tokens of each row; what follows the end of a turn does not count."""
         width = max(len(self.ids[row]) for row in rows)
         gaps = {row: [0] * (width - len(self.ids[row])) for row in rows}
         device = self.policy.model.device
         ids = torch.tensor([gaps[row] + self.ids[row] for row in rows], device=device)
         mask = torch.tensor([gaps[row] + [1] * len(self.ids[row]) for row in rows], device=device)
-        self.read += sum(len(self.ids[row]) for row in rows)
         with torch.inference_mode():
             out = self.policy.model.generate(
                 input_ids=ids,
@@ -38,15 +54,7 @@ class Reread(WholeTurns):
                 pad_token_id=0,
             )[:, width:]
         self.passes += out.shape[1]
-        found = {}
-        for row, line in zip(rows, out.tolist(), strict=True):
-            end = next((place for place, index in enumerate(line) if index in self.policy.end_ids), None)
-            taken = line if end is None else line[: end + 1]
-            self.ids[row] += taken
-            reason = StopReason.length if end is None else StopReason.end_of_turn
-            found[row] = Sampled(taken, [0.0] * len(taken), reason)
-            self.read += len(taken) - 1
-        return found
+        return out.tolist()
 
     def drop(self, rows):
         """Nothing is held."""
@@ -55,28 +63,54 @@ class Reread(WholeTurns):
         return len(self.ids[row])
 
 
+class Paged(Reread):
+    """Turns of continuous batching, rows of any length side by side; one manager serves them all."""
+
+    def said(self, rows, sampling):
+        config = GenerationConfig(
+            do_sample=True, temperature=sampling.temperature, top_k=0, max_new_tokens=sampling.max_new_tokens,
+            eos_token_id=min(self.policy.end_ids), pad_token_id=0,
+        )  # fmt: skip
+        # Room for every row at its longest: by itself it would take nearly all memory, also that of a CPU.
+        blocks = len(self.ids) * -(-self.policy.context // BLOCK) + 1
+        together = 2048 if torch.cuda.is_available() else 512  # each is masked against all pages
+        answers = self.policy.model.generate_batch(
+            [self.ids[row] for row in rows],
+            generation_config=config,
+            continuous_batching_config=ContinuousBatchingConfig(
+                block_size=BLOCK, num_blocks=blocks, max_batch_tokens=together
+            ),
+            persistent_manager=True,
+        )
+        said = [list(answer.generated_tokens) for answer in answers.values()]
+        if len(said) != len(rows) or not all(said):
+            raise SystemExit(f"generate_batch answered {sum(map(bool, said))} of {len(rows)} requests: see its log")
+        return said
+
+
 class Policy:
     """The loaded model behind sessions that read everything again."""
 
-    def __init__(self, loaded):
-        self.loaded, self.chat, self.context, self.sessions = loaded, loaded.chat, loaded.context, []
+    def __init__(self, loaded, session):
+        self.loaded, self.chat, self.context = loaded, loaded.chat, loaded.context
+        self.session, self.sessions = session, []
 
     def open(self, prompts, seeds, limit=None):
-        self.sessions.append(Reread(self.loaded, prompts))
+        self.sessions.append(self.session(self.loaded, prompts))
         return self.sessions[-1]
 
 
-def main() -> None:
+def main(session=Reread) -> None:
     """Load, play once for warming up, play and report."""
-    groups, members, turns, dtype = arguments()
-    method = method_of(turns, dtype, wave_groups=groups, group_size=members)
-    loaded = load_policy(method.role("actor"), resolve_model(MODEL).path, None, threads=2)
-    loaded.model.set_attn_implementation("sdpa")
-    policy = Policy(loaded)
+    asked = Asked.read()
+    loaded = load_policy(asked.method().role("actor"), resolve_model(asked.model).path, None, threads=2)
+    loaded.model.set_attn_implementation("sdpa")  # of which `generate_batch` takes the paged form
+    policy = Policy(loaded, session)
     torch.manual_seed(1)
-    played(policy, method_of(3), slots_of(method, 1, 2))
-    figures = played(policy, method, slots_of(method, groups, members))
-    report(figures | {"read": policy.sessions[-1].read, "passes": policy.sessions[-1].passes})
+    asked.warm_up(policy)
+    figures = asked.played(policy)
+    counted = policy.sessions[-1]
+    report(figures | {"read": counted.read} | ({"passes": counted.passes} if counted.passes else {}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer with its environment support: the loop of tool calls of `_generate`, one call per turn.
 
-The game is given to it as an environment with one tool. SmolLM2's chat template knows no tools, so one is given that
+The game is given to it as an environment with one tool. The chat template (ChatML) knows no tools, so one is given that
 writes a tool's answer as the user's message, with the ids of our prompts; and what the model says is taken for the
 argument of a call, as a template's parser would do. An episode that is over is left with the next thing said.
 """
@@ -14,7 +14,7 @@ import time
 import torch
 import trl.trainer.grpo_trainer as module
 from datasets import Dataset
-from games import MODEL, TurnClock, arguments, game, method_of, report, slots_of
+from games import Asked, TurnClock, game, report
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -76,9 +76,8 @@ def environment_class(method):
 
 def main() -> None:
     """Make the trainer, let it generate once for warming up, generate and report."""
-    groups, members, turns, dtype = arguments()
-    method = method_of(turns, dtype, wave_groups=groups, group_size=members)
-    path = resolve_model(MODEL).path
+    asked = Asked.read()
+    method, path = asked.method(), resolve_model(asked.model).path
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     tokenizer.chat_template, tokenizer.response_template = TEMPLATE, {}
     over = tokenizer.encode(OVER)
@@ -93,9 +92,9 @@ def main() -> None:
     Room = environment_class(method)
     from crl.policies.chat import ChatFormat
 
-    chat = ChatFormat(AutoTokenizer.from_pretrained(path, trust_remote_code=False), MODEL)
+    chat = ChatFormat(AutoTokenizer.from_pretrained(path, trust_remote_code=False), asked.model)
     rows = []
-    for slot in slots_of(method, groups, members):
+    for slot in asked.slots():
         start = game(method).reset_many([slot.task.environment_seed])[0]
         assert isinstance(start, Start)
         messages, ids = opened(
@@ -104,17 +103,17 @@ def main() -> None:
         assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False) == list(ids)
         rows.append({"prompt": messages, "seed": slot.task.environment_seed})
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), trust_remote_code=False),
+        model=AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, asked.dtype), trust_remote_code=False),
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(),
             use_cpu=not torch.cuda.is_available(),
             bf16=False,
             gradient_checkpointing=False,
-            num_generations=members,
+            num_generations=asked.members,
             per_device_train_batch_size=len(rows),
             max_completion_length=6,
-            max_tool_calling_iterations=turns,
+            max_tool_calling_iterations=asked.turns,
             temperature=1.0,
             report_to=[],
         ),
@@ -144,7 +143,7 @@ def main() -> None:
         raise StopIteration  # what comes behind it is no rollout
 
     trainer._generate = generate
-    for chosen in (rows[:members], rows):
+    for chosen in (rows[: asked.members], rows):
         with contextlib.suppress(StopIteration):
             trainer._generate_and_score_completions([dict(row) for row in chosen])
     report(scored)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from update_systems.recorded import MEMBERS, MODEL
+from update_systems.recorded import MEMBERS
 from update_systems.worker import (
     CLIP,
     RATE,
@@ -36,8 +36,8 @@ def trl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
     commands = Commands()
     logging.disable(logging.WARNING)
     torch.set_num_threads(options.threads)
-    path = resolve_model(MODEL).path
-    model = load_trainable(path, None, lora=lora_of(options.weights[0]), source=MODEL, seed=0)
+    path = resolve_model(options.model).path
+    model = load_trainable(path, None, lora=lora_of(options.weights[0]), source=options.model, seed=0)
     positions = count_positions(model)
     rollouts = as_trl(samples)
 
@@ -61,8 +61,7 @@ def trl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             if options.gradients:
                 parameters = trainer.model.named_parameters()
-                found = {name: each.grad.clone() for name, each in parameters if each.grad is not None}
-                write_gradients(options.gradients, found)
+                write_gradients(options, {name: each.grad for name, each in parameters if each.grad is not None})
 
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             seconds, computed = (now - then for now, then in zip(clock(), self.started, strict=True))
@@ -80,7 +79,7 @@ def trl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
                 max_grad_norm=1.0, loss_type="grpo", epsilon=CLIP, beta=0.0, temperature=samples[0].temperature,
                 bf16=options.autocast == "bfloat16", gradient_checkpointing=False,
                 use_cpu=not torch.cuda.is_available(), report_to="none", save_strategy="no", logging_strategy="no",
-                disable_tqdm=True, dataloader_pin_memory=False,
+                disable_tqdm=True, dataloader_pin_memory=False, use_liger_kernel=options.worker == "liger",
             ),
             train_dataset=Dataset.from_list([{"prompt": "recorded"}] * len(samples)),
             processing_class=AutoTokenizer.from_pretrained(path, trust_remote_code=False),

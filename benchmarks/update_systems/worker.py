@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
 import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from products import compared, copy_rate, cpu_seconds
-
-from update_systems.recorded import MODEL
 
 CLIP, RATE = 0.2, 1e-6
 
@@ -48,7 +48,8 @@ def count_positions(model: Any) -> Callable[[], int]:
         found, counted = counted, 0
         return found
 
-    model.get_input_embeddings().register_forward_hook(hook)
+    if model is not None:
+        model.get_input_embeddings().register_forward_hook(hook)
     return told
 
 
@@ -76,10 +77,26 @@ def lora_of(weights: str) -> Any:
     return LoraConfig(rank=16, alpha=32) if weights == "lora" else None
 
 
-def write_gradients(path: str, gradients: dict[str, Any]) -> None:
+def write_gradients(options: argparse.Namespace, gradients: dict[str, Any]) -> None:
+    """Write what is compared: parameters by the digest of their names, as many as fit in `--gradient-mib`.
+
+    The first update alone is compared, so a file that is there stays."""
     from safetensors.torch import save_file
 
-    save_file({name: value.contiguous() for name, value in gradients.items()}, path)
+    if Path(options.gradients).exists():
+        return
+    left, chosen = options.gradient_mib * 2**20, {}
+    for name in sorted(gradients, key=lambda each: hashlib.sha256(each.encode()).digest()):
+        value = gradients[name]
+        if 4 * value.numel() <= left:
+            left -= 4 * value.numel()
+            chosen[name] = value.float().cpu().contiguous()
+    save_file(chosen, options.gradients)
+
+
+def _model_of(trainer: Any) -> Any:
+    """The model that a trainer holds; None where it holds it elsewhere by now, and nothing is counted."""
+    return getattr(getattr(getattr(trainer, "_engine", None), "module", None), "model", None)
 
 
 def crl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
@@ -90,21 +107,23 @@ def crl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
     from crl.policies import resolve_model
 
     role = RoleConfig(
-        model=MODEL,
+        model=options.model,
         lora=lora_of(options.weights[0]),
         optimizer=OptimizerConfig(learning_rate=RATE),
         deepspeed=DeepSpeedConfig(micro_batch=options.micro_batch, autocast=options.autocast),
     )
     commands = Commands()
-    trainer = Trainer(role, model_path=resolve_model(MODEL).path, checkpoint=None, threads=options.threads)
+    trainer = Trainer(role, model_path=resolve_model(options.model).path, checkpoint=None, threads=options.threads)
     terms = objectives(ActorObjective(clip=CLIP))
-    positions = count_positions(trainer._engine.module.model)
-    inspect = (lambda found: write_gradients(options.gradients, found)) if options.gradients else None
+    positions = count_positions(_model_of(trainer))
+    inspect = (lambda found: write_gradients(options, found)) if options.gradients else None
     while command := commands.next():
         if command == "products":
             commands.answer(**dataclasses.asdict(compared(lambda: trainer.update(samples, terms))), copy=copy_rate())
             continue
         started = clock()
+        # The first update alone: to copy gradients takes time.
         trainer.update(samples, terms, inspect=inspect)
+        inspect = None
         seconds, computed = (now - then for now, then in zip(clock(), started, strict=True))
         commands.answer(seconds=seconds, computed=computed, positions=positions(), peak=peak_gigabytes())

@@ -22,6 +22,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from crl.bank.index.library import load_faiss
+
 HEAD = 64
 """Coordinates of a head: MiniLM's first 64 principal components hold more than half of its variance."""
 _CELL = 200
@@ -224,7 +226,7 @@ def _visiting(
 
 def _centers(embeddings_ND: NDArray[np.float32]) -> NDArray[np.float32]:
     """Unit centers [C, D] by k-means over a sample; one where the bank is small enough to be a single block."""
-    import faiss
+    faiss = load_faiss()
 
     total, dimension = embeddings_ND.shape
     count = min(_MOST_CELLS, total // _CELL)

@@ -27,7 +27,6 @@ PACKAGES = (
     "torch", "transformers", "trl", "deepspeed", "peft", "prefect", "great-expectations", "duckdb", "pyarrow", "pandas",
     "numpy", "sentence-transformers", "gguf", "pydantic", "typer",
 )  # fmt: skip
-FAISS = ("faiss-cpu", "faiss-gpu-cu12", "faiss-gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,7 @@ def installation() -> Iterator[Finding]:
     for name in PACKAGES:
         found = _version(name)
         yield Finding(name, found or "not installed", found is not None, "make setup")
-    faiss = [f"{name} {_version(name)}" for name in FAISS if _version(name)]
-    yield Finding("faiss", ", ".join(faiss) or "not installed", bool(faiss), "make setup")
+    yield _faiss()
     compilers = (shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
     compiler = next((path for path in compilers if path), None)
     yield Finding("C compiler", compiler or "none", compiler is not None, "install one: apt install build-essential")
@@ -200,12 +198,18 @@ def _in_words(value: Any) -> str:
     return str(value)
 
 
-def _checked(name: str, check: Callable[[], None], found: str = "ready") -> Finding:
+def _checked(name: str, check: Callable[[], None], found: str | Callable[[], str] = "ready") -> Finding:
     try:
         check()
+        return Finding(name, found if isinstance(found, str) else found())
     except CrlError as error:
         return Finding(name, error.found, False, error.next_step or "")
-    return Finding(name, found)
+
+
+def _faiss() -> Finding:
+    from crl.bank.index import check_faiss, searcher
+
+    return _checked("faiss", check_faiss, lambda: str(searcher()))
 
 
 def _machine() -> Iterator[Finding]:
@@ -239,8 +243,9 @@ def _gpu() -> tuple[str, bool, str]:
 
 
 def _models() -> Iterator[Finding]:
+    from crl.paths import models_directory
     from crl.policies.embedder_sources import EMBEDDERS, check_embedder
-    from crl.policies.sources import BUILT_IN, check_model, models_directory
+    from crl.policies.sources import BUILT_IN, check_model
 
     prepared = sorted(path.parent.name for path in models_directory().glob("*/config.json"))
     for name in BUILT_IN:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
-from crl.paths import possible_path, quoted
+from crl.paths import models_directory, possible_path, quoted
 
 BUILT_IN = ("tiny", "smollm2-135m-instruct")
 """Models that can be prepared without network."""
@@ -50,20 +50,6 @@ class ModelSource:
     """The name it was asked for by."""
     digest: str
     """SHA-256 over names and contents of weights, config and tokenizer files; independent of where they are."""
-
-
-def models_directory() -> Path:
-    """Where prepared models are: `$CRL_MODELS`, default `~/.cache/crl/models`. Raises BadInput where nothing can be."""
-    name = os.environ.get("CRL_MODELS") or "~/.cache/crl/models"
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:
-        raise BadInput(
-            f"there is no home directory for {name}",
-            expected="a directory for prepared models",
-            where="the environment variable CRL_MODELS",
-            next_step="set CRL_MODELS to one",
-        ) from None
 
 
 def check_model(name: str) -> None:

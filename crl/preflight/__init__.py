@@ -117,6 +117,7 @@ def checks_here(experiment: Experiment, *, warm: bool = True, trains: bool = Tru
 
 def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Check]]:
     """What has to be there, by the place in the config that asks for it; without `warm` no model `warm:…`."""
+    from crl.bank.index import check_faiss
     from crl.checks.own import check_own_suites
     from crl.envs import check_environment
     from crl.policies.embedder_sources import check_embedder
@@ -134,7 +135,7 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     embedder = method.recipe.embedder()
     if embedder is not None:
         asked = partial(check_embedder, embedder.name, embedder.query_instruction)
-        found.append((EMBEDDER, asked))
+        found += [(EMBEDDER, asked), ("the index of the recipe's bank", check_faiss)]
     found.append(("runtime.expectations", partial(check_own_suites, experiment.runtime.expectations)))
     found.append(("runtime.task_runner", partial(check_task_runner, experiment.runtime)))
     found += [("runtime.trackers", choice.check) for choice in experiment.runtime.trackers]

@@ -24,7 +24,8 @@ from typing import Any
 
 from crl.config import Method
 from crl.errors import BadInput, CrlError, StageFailed
-from crl.policies.sources import ModelSource, directory_digest, models_directory, resolve_model
+from crl.paths import models_directory
+from crl.policies.sources import ModelSource, directory_digest, resolve_model
 from crl.preflight.shapes import config_file
 from crl.run.files import write_atomically
 

@@ -123,7 +123,8 @@ def shape_of(model: str) -> ModelShape | None:
 
 
 def _configs(model: str) -> Iterator[Path]:
-    from crl.policies.sources import models_directory, warm_checkpoint
+    from crl.paths import models_directory
+    from crl.policies.sources import warm_checkpoint
 
     if (checkpoint := warm_checkpoint(model)) is not None:
         yield checkpoint / "config.json"

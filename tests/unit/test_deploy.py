@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,37 @@ def test_the_image_has_the_pinned_versions() -> None:
     installs = [line for line in DOCKERFILE.splitlines() if "pip install" in line and '"setuptools<81"' not in line]
     assert len(installs) == 8 and all(re.search(r"-c constraints(-trackers)?\.txt", line) for line in installs)
     assert '"setuptools<81"' in DOCKERFILE and "setuptools<81" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+def test_each_environment_has_exactly_one_faiss() -> None:
+    """Both are the module `faiss`: no other extra and no dependency may bring one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = {name: lines for name, lines in project["optional-dependencies"].items() if "faiss" in str(lines)}
+    assert asked == {"cpu": ["faiss-cpu>=1.15"], "gpu": ["faiss-gpu>=1.15.1"]} and "faiss" not in str(
+        project["dependencies"]
+    )
+    assert PINNED["faiss-cpu"] == PINNED["faiss-gpu"]
+    stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)
+    for name in ("cpu", "gpu"):
+        (stage,) = [each for each in stages if f'-e ".[{name},' in each]
+        assert stage.splitlines()[0].endswith({"cpu": "AS cpu", "gpu": "AS cuda"}[name])
+    for given, expected in (("FAISS=gpu", ".[gpu,"), ("FAISS=cpu", ".[cpu,")):
+        done = subprocess.run(
+            ["make", "--dry-run", "--always-make", "setup", given], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert expected in done.stdout, given
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "with_gpu"), [("faiss-gpu", True), ("faiss-cpu", False)])
+def test_the_wheel_of_an_extra_has_what_its_name_says(name: str, with_gpu: bool, tmp_path: Path) -> None:
+    asked = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(tmp_path), f"{name}=={PINNED[name]}"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no package index has it: {done.stderr.strip().splitlines()[-1]}")
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        classes = wheel.read("faiss/swigfaiss.py").decode()
+    assert ("class GpuIndexFlatIP" in classes) is ("class StandardGpuResources" in classes) is with_gpu
 
 
 def test_the_image_has_every_tracker_as_it_was_tried() -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crl.bank.index.exact import Nearest, ranked
+from crl.bank.index.library import load_faiss
 
 ROWS_A_LIST = 500
 """Rows of a list on average, to the next power of two of lists: fewer take longer to learn, more longer to read."""
@@ -61,7 +62,7 @@ class Quantizer:
 
     def __init__(self, centroids_LD: NDArray[np.float32], deviations_D: NDArray[np.float32]) -> None:
         """`centroids_LD` in whole numbers; `deviations_D` of what is left of a vector, in the same scale. D is even."""
-        import faiss
+        faiss = load_faiss()
 
         self.centroids_LD, self.deviations_D = centroids_LD, deviations_D
         self._nearest_list = faiss.IndexFlatL2(centroids_LD.shape[1])
@@ -76,7 +77,7 @@ class Quantizer:
     @classmethod
     def learn(cls, sample_SD: Vectors, lists: int) -> Quantizer:
         """Learn `lists` centroids (at most one per row) from unit vectors; equal samples give equal quantizers."""
-        import faiss
+        faiss = load_faiss()
 
         scaled_SD = scaled(sample_SD)
         clustering = faiss.Clustering(scaled_SD.shape[1], min(lists, len(scaled_SD)))
@@ -132,7 +133,7 @@ class ApproximateIndex:
 
         A query reads `probed` lists (None: as :data:`PROBED` says) and ranks `read` candidates for each one asked for.
         """
-        import faiss
+        faiss = load_faiss()
 
         self._embeddings_ND, self._rows_N = embeddings_ND, rows_N
         self._read = read
@@ -185,7 +186,7 @@ class ApproximateIndex:
 
     def _candidates(self, queries_QD: Vectors, count: int, probed: int) -> NDArray[np.int64]:
         """Rows [Q, K] of the scope by their codes; −1 where the lists hold fewer."""
-        import faiss
+        faiss = load_faiss()
 
         scaled_QD, held = scaled(queries_QD), len(self._lists)
         distances_QL = faiss.pairwise_distances(scaled_QD, self._centroids_LD)

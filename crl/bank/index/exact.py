@@ -1,4 +1,4 @@
-"""Exact search: a query is compared with every row, on a GPU where FAISS has GPU support and a GPU is there.
+"""Exact search: a query is compared with every row, on a GPU where FAISS can (`library` says whether).
 
 What is found is never ranked by FAISS's own numbers: candidates are read generously and ranked by a float64 cosine
 computed here, so that CPU, GPU, batch size and thread count cannot change a result.
@@ -6,16 +6,21 @@ computed here, so that CPU, GPU, batch size and thread count cannot change a res
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from crl.bank.index.library import gpu_resources, load_faiss, searcher
 
 GPU_BYTES = 8 << 30
 """Largest embeddings that are put on a GPU, which models share: 5.5 million rows of 384 dimensions."""
 _GPU_LARGEST_K = 2048
 _MARGIN = 1e-5
 """More than the float32 rounding of a unit inner product: what is farther below the last candidate cannot belong in."""
+_ONE_AT_A_TIME = threading.Lock()
+"""FAISS's resources of a GPU, which all indexes of this process share, serve one thread."""
 
 Nearest = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Rows and cosines, the nearest first."""
@@ -88,21 +93,19 @@ class ExactIndex:
 
     def _search(self, queries_QD: NDArray[np.float32], count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Inner products and rows [Q, K], the largest first, in float32."""
-        import faiss
-
         queries_QD = np.ascontiguousarray(queries_QD, dtype=np.float32)
         if self._gpu_index is not None and count <= _GPU_LARGEST_K:
-            values_QK, rows_QK = self._gpu_index.search(queries_QD, count)
+            with _ONE_AT_A_TIME:
+                values_QK, rows_QK = self._gpu_index.search(queries_QD, count)
         else:
+            faiss = load_faiss()
             values_QK, rows_QK = faiss.knn(queries_QD, self.embeddings_ND, count, faiss.METRIC_INNER_PRODUCT)
         return values_QK, rows_QK
 
 
 def gpu_available() -> bool:
-    """Whether this FAISS was built for GPUs and sees one."""
-    import faiss
-
-    return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+    """Whether this FAISS searches on a GPU here."""
+    return searcher().gpu
 
 
 def fits_gpu(shape: tuple[int, ...]) -> bool:
@@ -112,12 +115,11 @@ def fits_gpu(shape: tuple[int, ...]) -> bool:
 
 def _on_gpu(embeddings_ND: NDArray[np.float32]) -> Any | None:
     """A flat index on the first GPU; None where it has too little memory left: the CPU finds the same."""
-    import faiss
-
+    faiss = load_faiss()
     try:
-        config = faiss.GpuIndexFlatConfig()
-        index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), embeddings_ND.shape[1], config)
-        index.add(embeddings_ND)
+        with _ONE_AT_A_TIME:
+            index = faiss.GpuIndexFlatIP(gpu_resources(), embeddings_ND.shape[1], faiss.GpuIndexFlatConfig())
+            index.add(embeddings_ND)
     except RuntimeError:
         return None
     return index

@@ -93,14 +93,18 @@ def test_all_ways_compute_in_one_precision(monkeypatch: pytest.MonkeyPatch, caps
     asked: list[str] = []
 
     def measured(way: str, size: list[str], root: Path) -> dict[str, Any]:
-        asked.append(size[-1])
+        asked.append(size[3])
+        if way == "trl":
+            raise rollout.WayFailed("trl failed (exit code 1):\nTraceback\n  File\nValueError: no such model\nmore")
         return {"turns": 2, "seconds": 1.0, "turns_of": [2], "seconds_of": [0.5]}
 
     monkeypatch.setattr(rollout, "measured", measured)
     monkeypatch.setattr(rollout, "computes_bfloat16", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["rollout.py", "--pairs", "1"])
-    rollout.main()
-    assert asked == ["float32"] * 4
+    monkeypatch.setattr(sys, "argv", ["rollout.py", "--pairs", "1", "--ways", "trl", "reread", "--figures"])
+    assert rollout.main() == 1, "one failed, and the other was measured all the same"
+    assert asked == ["float32"] * 3
+    said = capsys.readouterr().out
+    assert "1.0 times as fast as reread" in said and '{"trl": {"failed": "ValueError: no such model"}}' in said
     monkeypatch.setattr(sys, "argv", ["rollout.py", "--dtype", "bfloat16"])
     with pytest.raises(SystemExit):
         rollout.main()

@@ -45,6 +45,22 @@ def test_what_is_missing_is_named_with_what_mends_it(crl: Crl, tiny: Path, monke
     assert "no-such-package" in outcome.err and "C compiler" in outcome.err
 
 
+def test_which_faiss_searches_is_said_and_two_at_once_are_refused(crl: Crl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made environment: what is installed on this machine is its own business."""
+    from crl.bank.index import library
+
+    monkeypatch.setattr(library, "installed", lambda: {"faiss-cpu": "1.15.1"})
+    library.searcher.cache_clear()
+    outcome = crl("doctor")
+    assert outcome.code == 0 and "searches on the CPU: faiss-cpu 1.15.1 has no GPU support" in outcome.out
+    monkeypatch.setattr(library, "installed", lambda: {"faiss-cpu": "1.15.1", "faiss-gpu": "1.15.1"})
+    outcome = crl("doctor")
+    said = " ".join(outcome.out.split())
+    assert outcome.code == 2 and "faiss" in outcome.err
+    assert "installed together" in said and "pip uninstall -y faiss-cpu faiss-gpu" in said
+    library.searcher.cache_clear()
+
+
 def test_an_experiment_that_cannot_run_is_not_ready(crl: Crl, tiny: Path, tmp_path: Path) -> None:
     text = tiny.read_text().replace("model: tiny", "model: tinny")
     broken = tmp_path / "broken.yaml"
