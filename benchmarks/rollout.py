@@ -5,7 +5,7 @@
 
 SmolLM2-135M-Instruct, or the model in DIRECTORY, plays MiniHack-Room-Ultimate-5x5, or the first family of FILE, from
 the same prompts with the same sampling settings, all ways in one precision: bfloat16, or float32 where this machine has
-no kernels for bfloat16. Ways (`benchmarks/rollout_systems/`), each a process of its own, behind this project's:
+no kernels for bfloat16. Ways (`benchmarks/rollout_systems/`), each a process of its own, after this project's:
 
 - `reread`: transformers' `generate` over the whole history at every turn, in this project's loop.
 - `paged`: transformers' `generate_batch` (continuous batching) in place of `generate`.
