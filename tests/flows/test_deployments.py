@@ -14,7 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.settings import PREFECT_API_URL
 
 from flows.deployments import FILE, _update, deploy
-from flows.setup import _ensure_pool
+from flows.pool import ensure_pool
 from flows.train import train
 
 Json = dict[str, Any]
@@ -84,7 +84,7 @@ def server(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Se
     assert address is not None
     monkeypatch.setenv("PREFECT_API_URL", address)  # of `prefect deploy`
     with get_client(sync_client=True) as client:
-        _ensure_pool(client)
+        ensure_pool(client)
         made = Server(client)
         made.clear()
         yield made
