@@ -31,7 +31,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a script is found beside itself only
@@ -47,6 +47,8 @@ LEAST = 5
 """Seconds below which a step is not begun."""
 VERSIONS = ("torch", "transformers", "deepspeed", "trl", "peft", "liger-kernel", "vllm", "faiss-gpu", "faiss-cpu")
 _LINES = 25
+_ENDED = 128 + signal.SIGTERM
+"""Exit code, as a shell has it."""
 _DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _FACTS = """
 import json, torch
@@ -244,7 +246,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen.folder.mkdir(parents=True, exist_ok=True)
     figures = chosen.folder.resolve() / "figures.json"
     steps = load(figures) if figures.is_file() else {}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, too
+    running, told = Running(), threading.Event()
+
+    def ended(*_: Any) -> NoReturn:
+        told.set()
+        running.stop()  # here: where Python happens to be, the exception may be lost
+        sys.exit(_ENDED)
+
+    signal.signal(signal.SIGTERM, ended)
     work, disk = workplace(chosen.scale == "full"), Path(tempfile.mkdtemp(prefix="scratch-", dir=chosen.folder))
     try:
         asked = Asked(chosen.scale, chosen.device, given or work / "1.5b", work, disk.resolve(), given is not None)
@@ -252,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = chosen.steps or list(STEPS)
         if given is None and "model" not in names:
             names = ["model", *names]  # where nothing needs it that costs seconds
-        clock, running = Clock(chosen.seconds if asked.full else 0, chosen.patience), Running()
+        clock = Clock(chosen.seconds if asked.full else 0, chosen.patience)
 
         def one(name: str) -> Outcome:
             outcome = outcome_of(name, asked, machine, clock, running)
@@ -276,6 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(disk, ignore_errors=True)
+    if told.is_set():
+        return _ENDED
     text = table(steps)
     (chosen.folder / "table.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\n{figures} has the figures, {chosen.folder / 'table.md'} this table")

@@ -13,6 +13,7 @@ Where a tokenizer has a token for every row nothing is hidden, and no bit change
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,14 @@ def absent_ids(tokenizer: Any, rows: int) -> list[int]:
 
 def absent_of(directory: Path, config: Any) -> torch.Tensor | None:
     """Absent ids of a model by its directory; None where there are none, or no tokenizer beside the weights."""
-    if not (directory / "tokenizer.json").is_file():
-        return None
-    return as_indices(absent_ids(load_tokenizer(directory), rows_of_model(config)))
+    file, rows = directory / "tokenizer.json", rows_of_model(config)
+    return _absent_of(directory, file.stat().st_mtime_ns, rows) if file.is_file() else None
+
+
+@lru_cache(maxsize=8)
+def _absent_of(directory: Path, changed: int, rows: int) -> torch.Tensor | None:
+    """A large tokenizer takes half a second to read."""
+    return as_indices(absent_ids(load_tokenizer(directory), rows))
 
 
 def as_indices(ids: list[int]) -> torch.Tensor | None:

@@ -77,12 +77,10 @@ class Comparison:
         self._measuring: _Measuring | None = None
 
     def __enter__(self) -> Comparison:
-        with suppress(CrlError, OSError):  # other checks say better what is wrong
+        with suppress(CrlError, OSError, RuntimeError, ValueError):  # other checks say better what is wrong
             asked = [_asked(self._method, owner, trains=self._trains) for owner in self._owners(here=True)]
             unknown = [each for each in asked if _read(each.key) is None]
             self._measuring = _Measuring(unknown) if unknown else None
-        if self._measuring is not None and self._say is not None:
-            self._say("comparing the models with transformers (once; seconds, longer for a large model)")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -97,6 +95,8 @@ class Comparison:
         @cache
         def found() -> dict[str, Verdict]:
             if self._measuring is not None:
+                if self._say is not None:
+                    self._say("comparing the models with transformers (once; seconds, longer for a large model)")
                 self._measuring.keep()
             asked = [_asked(self._method, owner, trains=self._trains) for owner in owners]
             return dict(zip(owners, _verdicts(asked), strict=True))

@@ -1,4 +1,4 @@
-"""Who imports whom: the direction that the design sets, lightness of the command line, and the size of files."""
+"""Who imports whom: the direction that the design sets, and lightness of the command line."""
 
 from __future__ import annotations
 
@@ -219,10 +219,3 @@ def test_the_package_itself_loads_no_other_library() -> None:
 
 def test_this_test_sees_a_heavy_import() -> None:
     assert loaded_after("import pandas") == {"pandas"}
-
-
-def test_no_file_is_longer_than_400_lines() -> None:
-    folders = ("crl", "flows", "tasks", "tests", "benchmarks", "examples")
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for name in folders for path in files(name)}
-    assert lengths
-    assert not {str(path.relative_to(ROOT)): count for path, count in lengths.items() if count > 400}

@@ -15,6 +15,7 @@ import importlib.util
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def load_faiss() -> Any:
         import faiss
     except ImportError as error:
         check_faiss()
-        names = " ".join(installed()) or "faiss"
+        names = shlex.join(installed() or ["faiss"])
         raise BadInput(
             f"FAISS cannot be imported: {error}",
             expected=f"a whole installation of {names}",

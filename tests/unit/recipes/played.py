@@ -18,6 +18,7 @@ from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
+from crl.policies.sources import resolve_model
 from crl.protocols import Sampled, StopReason, WholeTurns
 from crl.recipes import recipe_of
 from crl.recipes.stage import Recipe
@@ -181,6 +182,9 @@ class Services:
 
     def model_digest(self, role: str) -> str:
         return sha(role)
+
+    def model_path(self, role: str) -> Path:
+        return resolve_model("tiny").path
 
 
 def one_by_one(recipe: Recipe, method: Method, rounds: int) -> list[tuple[int, str]]:
