@@ -48,7 +48,10 @@ def test_with_ranks_and_a_temporary_server(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_with_dask_workers(tmp_path: Path) -> None:
     pytest.importorskip("prefect_dask")
-    words = train(1, "--prefect", runtime__shards=2, runtime__task_runner="dask", runtime__oversubscribe=True)
+    plain = {"method__recipe": "{kind: baseline}", "runtime__oversubscribe": True}
+    words = ["train", "conf/tiny.yaml", "--rounds", "1"]
+    for key, value in {**plain, "runtime__shards": 2, "runtime__task_runner": "dask"}.items():
+        words += ["--set", f"{key.replace('__', '.')}={value}"]
     found = seen(tmp_path, ["-m", "crl", *words])
     assert found.outside == set()
     assert any("distributed" in each or "spawn" in each for each in found.inside), found.inside
