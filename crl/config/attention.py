@@ -5,7 +5,8 @@ to be plain scaled dot product attention.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
@@ -56,12 +57,32 @@ def check_attention(model_config: Any, name: str, context: int, role: str | None
 
 _NOT_PLAIN = {"softcap": "limited scores", "s_aux": "sinks", "position_bias": "biases by position"}
 """Arguments that change what attention computes, and are not followed here."""
+_NOTED: ContextVar[list[BadInput] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noting() -> Iterator[list[BadInput]]:
+    """Inside, what :func:`check_plain` and :class:`EveryLayerOnce` would raise is noted, and work goes on: whoever
+    compares models measures what would become of it."""
+    notes: list[BadInput] = []
+    token = _NOTED.set(notes)
+    try:
+        yield notes
+    finally:
+        _NOTED.reset(token)
+
+
+def _raise_or_note(error: BadInput) -> None:
+    notes = _NOTED.get()
+    if notes is None:
+        raise error
+    notes.append(error)
 
 
 def check_plain(module: Any, arguments: Mapping[str, Any]) -> None:
     """Raise BadInput where a layer's attention is given what sampling and updates do not follow."""
     if more := [what for key, what in _NOT_PLAIN.items() if arguments.get(key) is not None]:
-        raise not_plain(" and ".join(more), type(module).__name__, "the `model` of a role")
+        _raise_or_note(not_plain(" and ".join(more), type(module).__name__, "the `model` of a role"))
 
 
 class EveryLayerOnce:
@@ -87,7 +108,7 @@ class EveryLayerOnce:
         self._inside.reset(self._token)
         if kind is None and self._attended != dict.fromkeys(range(self._layers), 1):
             times = ", ".join(f"layer {layer}: {self._attended[layer]}" for layer in self._wrong())
-            raise self._refusal(f"not every layer attends exactly once through this project's attention ({times})")
+            self._refuse(f"not every layer attends exactly once through this project's attention ({times})")
 
     @classmethod
     def attends(cls, module: Any, mask: Any, *, told: bool) -> None:
@@ -96,18 +117,18 @@ class EveryLayerOnce:
         if guard is None:
             return
         if not told:
-            raise guard._refusal("its layers do not hand their attention the arguments of a forward pass")
+            guard._refuse("its layers do not hand their attention the arguments of a forward pass")
         ours = guard._mask
         if mask is not ours and (mask is None or ours is None or mask.data_ptr() != ours.data_ptr()):
-            raise guard._refusal("its attention is given a mask of the model's own, such as biases by position")
+            guard._refuse("its attention is given a mask of the model's own, such as biases by position")
         guard._attended[getattr(module, "layer_idx", None)] += 1
 
     def _wrong(self) -> list[int | None]:
         layers = [*range(self._layers), *(self._attended.keys() - set(range(self._layers)))]
         return [layer for layer in layers if self._attended[layer] != (layer in range(self._layers))][:4]
 
-    def _refusal(self, what: str) -> BadInput:
-        return _refusal(f"{type(self._model).__name__}: {what}", "the `model` of a role")
+    def _refuse(self, what: str) -> None:
+        _raise_or_note(_refusal(f"{type(self._model).__name__}: {what}", "the `model` of a role"))
 
 
 def not_plain(what: str, whose: str, where: str) -> BadInput:

@@ -32,7 +32,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from crl.config import LoraConfig, SamplingConfig
-from crl.config.attention import check_attention
+from crl.config.attention import check_attention, noting
 from crl.config.pretrained import pretrained
 from crl.errors import CrlError, StageFailed
 from crl.learn.batches import collate
@@ -126,7 +126,13 @@ class _Probe:
         ids = iter(np.random.default_rng(_SEED).choice(tokens, 100).tolist())
         alike, *pieces = ([next(ids) for _ in range(count)] for count in (_ALIKE, *_APART, *_TOLD))
         rows, told = [alike + pieces[0], alike + pieces[1]], pieces[2:]
-        sampled = self._sample(rows, told) if self._question.sampled else None
+        with noting() as notes:
+            try:
+                sampled = self._sample(rows, told) if self._question.sampled else None
+            except Exception:
+                if notes:
+                    raise notes[0] from None
+                raise
         self.doing = "transformers' own forward pass"
         with _one_model(self._plain_model) as model, _masks_seen(model, self._question.context) as seen:
             plain = self._logprobs(model, rows)
@@ -136,7 +142,15 @@ class _Probe:
                 expected=f"attention over all of the role's context of {self._question.context} tokens",
             )
         if sampled is not None:
-            self._compare("sampling", "the sampler's log-probabilities differ from transformers'", sampled, plain)
+            problem = "the sampler's log-probabilities differ from transformers'"
+            try:
+                self._compare("sampling", problem, sampled, plain)
+            except StageFailed as error:
+                if notes:
+                    raise StageFailed(f"{notes[0].found} Here {error.found}", expected=error.expected) from None
+                raise
+            if notes:
+                raise notes[0]
         if self._question.trained:
             self._update(rows, plain)
 

@@ -57,6 +57,14 @@ def test_whatever_an_environment_raises_ends_its_own_slot(code: str) -> None:
     assert place_in(steps[1].details) is not None and "test_faults.py" in (place_in(steps[1].details) or "")
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """As on a terminal: in the background of a script Ctrl-C is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_ctrl_c_ends_the_run_also_where_the_environment_wraps_it(wrapped: bool) -> None:
     def work() -> None:
