@@ -36,6 +36,16 @@ SMALL = {
     "rotary_dim": 8, "initializer_range": 0.08, "init_std": 0.08,
 }  # fmt: skip
 """Sizes by the names that configs have for them."""
+ODD: dict[str, dict[str, Any]] = {
+    "diffllama": {"attention_dropout": 0.0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8},
+    "zamba": {"num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"]},
+    "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What some architectures need besides, or cannot have."""
 
 
 def kinds() -> list[str]:
@@ -51,7 +61,8 @@ def small_config(kind: str, vocabulary: int, **more: Any) -> Any:
         chosen |= {name: 4 for name in ("num_key_value_heads", "num_kv_heads") if name in known}
     chosen |= {"vocab_size": vocabulary} if "vocab_size" in known else {}
     special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    return CONFIG_MAPPING[kind](**chosen, **special, **{name: value for name, value in more.items() if name in known})
+    chosen |= {**special, **{name: value for name, value in more.items() if name in known}, **ODD.get(kind, {})}
+    return CONFIG_MAPPING[kind](**chosen)
 
 
 def parameters(kind: str, vocabulary: int) -> int:
