@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -34,7 +34,7 @@ from transformers.utils import logging
 from crl.config import LoraConfig, SamplingConfig
 from crl.config.attention import check_attention, noting
 from crl.config.pretrained import pretrained
-from crl.errors import CrlError, StageFailed
+from crl.errors import BadInput, CrlError, StageFailed
 from crl.learn.batches import collate
 from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import ScoredModel, load_trainable
@@ -44,12 +44,13 @@ from crl.policies.session import BatchSession
 from crl.policies.turn import StopStrings
 from crl.policies.vocabulary import absent_of, rows_of_model
 from crl.records import Sample
+from crl.run.guardian import end_with_parent
 
 MOST_NATS = 0.002
 """Most that a log-probability may differ in float32. Of small random models the worst of what is right differs by 3e-5,
 the least of what is not by 0.04."""
-MOST_NATS_BFLOAT16 = 0.5
-"""The same in bfloat16, where memory is not enough for float32."""
+MOST_NATS_BFLOAT16 = 2.0
+"""The same in bfloat16, in which models that are right differ by 0.6 (experts are chosen by what was rounded)."""
 LEAST_COSINE = 0.999
 """Least cosine of two gradients of one loss. Right: 0.999998 or more; not: 0.985 or less."""
 _SEED = 20260317
@@ -77,6 +78,9 @@ class Question:
     sampled: bool
     """Whether this project samples from it; a server of its own may."""
     trained: bool
+    autocast: Literal["none", "bfloat16"] = "none"
+    """What updates are computed in."""
+    gradient_checkpointing: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,40 +95,44 @@ class Verdict:
     """Of the gradients of an update and of plain transformers."""
     skipped: str | None = None
     """Why nothing was measured."""
+    sure: bool = True
+    """False where it may be another one next time: measured in bfloat16, or what failed may be this machine."""
 
 
 def answer(question: Question) -> Verdict:
     """The verdict on one question. An exception of the model's own code is a verdict, too."""
-    dtype, device = _room(Path(question.path), trained=question.trained)
-    if dtype is None:
-        return Verdict(skipped="not measured: memory is not enough for the weights in bfloat16")
-    probe = _Probe(question, dtype, device)
+    probe = _Probe(question)
     try:
         probe.run()
     except CrlError as error:
         return replace(probe.verdict, problem=error.found, expected=error.expected)
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), "")[:300]
-        return replace(probe.verdict, problem=f"{probe.doing} fails: {type(error).__name__}: {first}")
+        return replace(probe.verdict, problem=f"{probe.doing} fails: {type(error).__name__}: {first}", sure=False)
     return probe.verdict
 
 
 class _Probe:
     """The comparisons of one question. `verdict` has what was measured so far, also where one raises."""
 
-    def __init__(self, question: Question, dtype: torch.dtype, device: torch.device) -> None:
-        self._question, self._path, self._device, self._dtype = question, Path(question.path), device, dtype
-        self._most = MOST_NATS if dtype == torch.float32 else MOST_NATS_BFLOAT16
+    def __init__(self, question: Question) -> None:
+        self._question, self._path = question, Path(question.path)
+        self._dtype, self._device, self._most = torch.float32, torch.device("cpu"), MOST_NATS
         self._absent: torch.Tensor | None = None
         self.verdict, self.doing = Verdict(), "reading its config"
 
     def run(self) -> None:
         config = pretrained(AutoConfig, self._path)
         check_attention(config, self._path.name, self._question.context)
+        if not self._find_room():
+            self.verdict = Verdict(skipped="not measured: memory is not enough for its weights", sure=False)
+            return
         self._absent = absent_of(self._path, config)
         tokens = np.setdiff1d(np.arange(rows_of_model(config)), [] if self._absent is None else self._absent.numpy())
         ids = iter(np.random.default_rng(_SEED).choice(tokens, 100).tolist())
-        alike, *pieces = ([next(ids) for _ in range(count)] for count in (_ALIKE, *_APART, *_TOLD))
+        longest = _APART[1] + _TOLD[1] + 2 * _TURN
+        counts = min(_ALIKE, self._question.context - 1 - longest), *_APART, *_TOLD
+        alike, *pieces = ([next(ids) for _ in range(count)] for count in counts)
         rows, told = [alike + pieces[0], alike + pieces[1]], pieces[2:]
         with noting() as notes:
             try:
@@ -133,9 +141,7 @@ class _Probe:
                 if notes:
                     raise notes[0] from None
                 raise
-        self.doing = "transformers' own forward pass"
-        with _one_model(self._plain_model) as model, _masks_seen(model, self._question.context) as seen:
-            plain = self._logprobs(model, rows)
+        plain, seen = self._plain(rows)
         if (least := min(seen, default=self._question.context)) < self._question.context:
             raise StageFailed(
                 f"it has layers that see {least} tokens of a row",
@@ -153,6 +159,24 @@ class _Probe:
                 raise notes[0]
         if self._question.trained:
             self._update(rows, plain)
+
+    def _find_room(self) -> bool:
+        """Choose precision and device: float32, on a GPU where it has room. False where none has."""
+        count = _elements(self._path)
+        if count < _SMALL:
+            torch.set_num_threads(1)
+        whole = self._question.trained and self._question.lora is None
+        needed = count * 4 * (3 if whole else 1) * 1.2  # beside all weights two gradients
+        if torch.cuda.is_available() and needed < torch.cuda.mem_get_info()[0]:
+            self._device = torch.device("cuda")
+            return True
+        room = psutil.virtual_memory().available
+        # An update holds the weights in float32 in any case, or the run cannot be made here.
+        if needed < room or self._question.trained:
+            return True
+        self._dtype, self._most = torch.bfloat16, MOST_NATS_BFLOAT16
+        self.verdict = Verdict(sure=False)
+        return count * 2 * 1.2 < room
 
     def _sample(self, rows: list[list[int]], told: Sequence[Sequence[int]]) -> Logprobs:
         """Let the rows, which grow, play two turns; NaN for what was not drawn."""
@@ -183,15 +207,38 @@ class _Probe:
             session.close()
         return logprobs
 
-    def _plain_model(self) -> Any:
-        model = pretrained(AutoModelForCausalLM, self._path, dtype=self._dtype)
-        return model.eval().requires_grad_(False).to(self._device)
+    def _plain(self, rows: Sequence[Sequence[int]]) -> tuple[Logprobs, list[int]]:
+        """Log-probabilities of plain transformers, and what its masks show of a row of the whole context."""
+        self.doing = "transformers' own forward pass"
+        with _one_model(lambda: pretrained(AutoModelForCausalLM, self._path, dtype=self._dtype)) as model:
+            model.eval().requires_grad_(False).to(self._device)
+            with _masks_seen(model, self._question.context) as seen:
+                return self._logprobs(model, rows), seen
 
     def _update(self, rows: Sequence[Sequence[int]], plain: Logprobs) -> None:
+        lora = None if self._question.lora is None else LoraConfig(**self._question.lora)
+        with tempfile.TemporaryDirectory() as folder:
+            adapted = self._trained(rows, plain, lora, Path(folder))
+            if lora is None:
+                return
+            self.doing = "reading an adapter"
+            with _one_model(lambda: load_model(self._path, Path(folder), dtype=torch.float32)) as merged:
+                merged.eval().requires_grad_(False).to(self._device)
+                read = self._logprobs(merged, rows[1:])
+        self._compare("adapter", "an adapter that is read back gives other log-probabilities", read, adapted[1:])
+
+    def _trained(
+        self, rows: Sequence[Sequence[int]], plain: Logprobs, lora: LoraConfig | None, folder: Path
+    ) -> Logprobs:
+        """Update, without a step; with `lora` an adapter that is not 0 is written. Log-probabilities with it."""
         question = self._question
-        lora = None if question.lora is None else LoraConfig(**question.lora)
         self.doing = "loading it for updates"
-        with _one_model(lambda: load_trainable(self._path, None, lora=lora, source="probe", seed=0)) as model:
+        checkpointing = question.gradient_checkpointing
+        with _one_model(
+            lambda: load_trainable(
+                self._path, None, lora=lora, source="probe", seed=0, gradient_checkpointing=checkpointing
+            )
+        ) as model:
             model.to(self._device)
             own = model.config.get_text_config()._attn_implementation
             scored = ScoredModel(model)
@@ -200,7 +247,7 @@ class _Probe:
                 once = _lists(self._updated(scored, rows))
             self._compare("update", "an update's log-probabilities differ from transformers'", once, plain)
             if lora is not None:
-                _move(model)
+                _move(model, lora)
                 with torch.no_grad():
                     once = _lists(self._updated(scored, rows))
             found = self._updated(scored, rows)
@@ -220,18 +267,18 @@ class _Probe:
                     f"an update's gradient differs from transformers': their cosine is {cosine:.4f}",
                     expected=f"at least {LEAST_COSINE}",
                 )
-            if lora is None:
-                return
-            with tempfile.TemporaryDirectory() as folder:
+            if question.autocast != "none":
+                self.doing = "the backward pass of an update in bfloat16"
+                scored = ScoredModel(model, autocast=question.autocast)
+                rounded = self._updated(scored, rows[:1])
+                rounded[0].sum().backward()  # type: ignore[no-untyped-call]
+                said = "an update in bfloat16 gives other log-probabilities"
+                self._compare("bfloat16", said, _lists(rounded), again[:1], MOST_NATS_BFLOAT16)
+            if lora is not None:
                 self.doing = "writing an adapter"
                 learned = {name: each for name, each in model.named_parameters() if each.requires_grad}
-                save_weights(model, {name: each.detach().cpu() for name, each in learned.items()}, Path(folder))
-                del scored, model, learned, ours, found
-                self.doing = "reading an adapter"
-                with _one_model(lambda: load_model(self._path, Path(folder), dtype=torch.float32)) as merged:
-                    merged.eval().requires_grad_(False).to(self._device)
-                    read = self._logprobs(merged, rows[1:])
-            self._compare("adapter", "an adapter that is read back gives other log-probabilities", read, again[1:])
+                save_weights(model, {name: each.detach().cpu() for name, each in learned.items()}, folder)
+            return again
 
     def _updated(self, scored: ScoredModel, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Log-probabilities of the rows as an update computes them."""
@@ -264,18 +311,19 @@ class _Probe:
             logits = logits.masked_fill(hidden, float("-inf"))
         return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]
 
-    def _compare(self, name: str, problem: str, one: Logprobs, other: Logprobs) -> None:
+    def _compare(self, name: str, problem: str, one: Logprobs, other: Logprobs, most: float | None = None) -> None:
         """Note the largest difference; raise where it is too large. NaN in `one` is not compared."""
+        most = self._most if most is None else most
         pairs = [pair for row in zip(one, other, strict=True) for pair in zip(*row, strict=True)]
         first, second = np.array([pair for pair in pairs if not np.isnan(pair[0])]).T
         apart = np.abs(first - second)
         worst = float(apart.max()) if np.isfinite(apart).all() else float("inf")
         self.verdict = replace(self.verdict, nats={**self.verdict.nats, name: worst})
-        if worst > self._most:
+        if not worst <= most:
             mean = float(apart.mean())
             raise StageFailed(
                 f"{problem}: by {worst:.3g} nats at most, {mean:.3g} on average, over {len(apart)} tokens",
-                expected=f"at most {self._most} nats",
+                expected=f"at most {most} nats",
             )
 
 
@@ -292,14 +340,15 @@ def _lists(found: Sequence[torch.Tensor]) -> Logprobs:
     return [each.tolist() for each in found]
 
 
-def _move(model: Any) -> None:
-    """Let an adapter that changes nothing change something."""
+def _move(model: Any, lora: LoraConfig) -> None:
+    """Let an adapter that changes nothing change something, about as much whatever its scale."""
+    by = _MOVED * min(1.0, lora.rank / lora.alpha)
     generator = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 noise = torch.randn(parameter.shape, generator=generator)
-                parameter.add_(noise.to(parameter.device), alpha=_MOVED)
+                parameter.add_(noise.to(parameter.device), alpha=by)
 
 
 def _taken(parameter: torch.nn.Parameter) -> torch.Tensor | None:
@@ -359,33 +408,25 @@ def _one_model(load: Callable[[], Any]) -> Iterator[Any]:
 
 
 def _elements(path: Path) -> int:
-    """Numbers in a model's files of weights, by their headers."""
-    from safetensors import safe_open
+    """Numbers in a model's files of weights, by their headers. Raises BadInput where one cannot be read."""
+    from safetensors import SafetensorError, safe_open
 
     count = 0
     for file in path.glob("*.safetensors"):
-        with safe_open(file, "numpy") as weights:
-            count += sum(int(np.prod(weights.get_slice(name).get_shape())) for name in weights.keys())  # noqa: SIM118
+        try:
+            with safe_open(file, "numpy") as weights:
+                names = weights.keys()
+                count += sum(int(np.prod(weights.get_slice(name).get_shape())) for name in names)
+        except (OSError, SafetensorError) as error:
+            raise BadInput(
+                f"its file {file.name} cannot be read: {error}", expected="a whole file of weights"
+            ) from None
     return count
-
-
-def _room(path: Path, *, trained: bool) -> tuple[torch.dtype | None, torch.device]:
-    """In what precision and where a model is compared: in float32, on a GPU where it has room."""
-    count = _elements(path)
-    if count < _SMALL:
-        torch.set_num_threads(1)
-    needed = count * 4 * (3 if trained else 1)  # beside the weights two gradients
-    if torch.cuda.is_available() and needed * 1.2 < torch.cuda.mem_get_info()[0]:
-        return torch.float32, torch.device("cuda")
-    room = psutil.virtual_memory().available / 1.2
-    # An update holds the weights in float32 in any case, or the run cannot be made here.
-    if needed < room or trained:
-        return torch.float32, torch.device("cpu")
-    return (torch.bfloat16 if count * 2 < room else None), torch.device("cpu")
 
 
 def main() -> None:
     """See the module."""
+    end_with_parent()
     questions = [Question(**each) for each in json.load(sys.stdin)]
     gc.freeze()  # what is imported stays: collecting after each model would look at all of it
     logging.set_verbosity_error()

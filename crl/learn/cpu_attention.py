@@ -65,7 +65,7 @@ class _Attention(torch.autograd.Function):
             for path, blocks in _segments(ctx.paths):
                 keys, values = key[:, path], value[:, path]
                 keys_float = keys.float()
-                own_key, own_value = torch.zeros_like(keys_float), torch.zeros_like(keys_float)
+                own_key, own_value = torch.zeros_like(keys_float), torch.zeros_like(values, dtype=torch.float32)
                 for first, last, reach in blocks:
                     asked = scaled[:, :, first:last]
                     made = _probabilities(asked, keys_float[:, :reach])

@@ -106,7 +106,7 @@ def _blocks(
     grouped = asked.view(len(keys), -1, *asked.shape[1:])
     factor = scaling or query.shape[-1] ** -0.5
     found = attend(grouped, keys, values, paths.seen, paths.lengths_S, paths.segments_S, factor)
-    return found.flatten(0, 1).transpose(0, 1)[None]
+    return found.flatten(0, 1).transpose(0, 1)[None].contiguous()  # some models take a view of it
 
 
 def _by_blocks(query: torch.Tensor) -> bool:

@@ -28,10 +28,11 @@ from crl.paths import models_directory
 from crl.policies.sources import ModelSource, directory_digest, resolve_model
 from crl.preflight.shapes import config_file
 from crl.run.files import write_atomically
+from crl.run.guardian import PARENT
 
 _LOG = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy")
-_CODE = ("config/attention.py", "engine/probe.py", "learn", "policies")
+_CODE = ("config/attention.py", "config/pretrained.py", "engine/probe.py", "learn", "policies")
 """Files and folders of this package that the numbers follow from."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -51,19 +52,22 @@ class _Asked:
     lora: dict[str, Any] | None
     sampled: bool
     trained: bool
+    autocast: str = "none"
+    gradient_checkpointing: bool = False
 
     @property
     def key(self) -> str:
         """What its verdict is kept by."""
         driver = _DRIVER.read_text() if _DRIVER.exists() else ""
         versions = [metadata.version(name) for name in _LIBRARIES]
-        parts = [self.source.digest, self.context, self.lora, self.sampled, self.trained, _code(), versions, driver]
+        asked = {**self.question, "path": self.source.digest}
+        parts = [asked, _code(), versions, driver]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
     def question(self) -> dict[str, Any]:
         """As the probe reads it."""
-        told = {"context": self.context, "lora": self.lora, "sampled": self.sampled, "trained": self.trained}
+        told = {name: value for name, value in vars(self).items() if name != "source"}
         return {"path": str(self.source.path), **told}
 
 
@@ -108,7 +112,10 @@ class Comparison:
 
     def _owners(self, *, here: bool) -> list[str]:
         """Sets of weights that this project computes; with `here`, those on this machine only."""
-        owners = [owner for owner in self._method.owners() if not self._method.role(owner).engine.REMOTE]
+        roles = {owner: self._method.role(owner) for owner in self._method.owners()}
+        trained = self._method.trained() if self._trains else ()
+        ours = {name: role for name, role in roles.items() if not role.engine.REMOTE}
+        owners = [name for name, role in ours.items() if not role.engine.SERVED or name in trained]
         return [owner for owner in owners if not here or config_file(self._method.role(owner).model) is not None]
 
 
@@ -119,10 +126,22 @@ def check_computed(path: Path, name: str, context: int) -> None:
 
 
 def _asked(method: Method, owner: str, *, trains: bool) -> _Asked:
+    from crl.policies.precision import computed
+
     role = method.role(owner)
-    trained = trains and owner in method.trained()
-    lora = role.lora.model_dump(mode="json") if role.lora is not None and trained else None
-    return _Asked(resolve_model(role.model), role.context, lora, sampled=not role.engine.SERVED, trained=trained)
+    source, sampled = resolve_model(role.model), not role.engine.SERVED
+    if not (trains and owner in method.trained()):
+        return _Asked(source, role.context, None, sampled, trained=False)
+    settings = computed(role).deepspeed
+    return _Asked(
+        source,
+        role.context,
+        None if role.lora is None else role.lora.model_dump(mode="json"),
+        sampled,
+        trained=True,
+        autocast=settings.autocast,
+        gradient_checkpointing=settings.gradient_checkpointing,
+    )
 
 
 def _refuse(verdict: Verdict, name: str, where: str) -> None:
@@ -161,7 +180,8 @@ class _Measuring:
         questions = Path(self._folder.name) / "questions"
         questions.write_text(json.dumps([each.question for each in self._asked.values()]), encoding="utf-8")
         # DeepSpeed, which transformers imports, would warn where there is no accelerator.
-        environment = {**({} if _DRIVER.exists() else {"DS_ACCELERATOR": "cpu"}), **_PASSIVE, **os.environ}
+        accelerator = {} if _DRIVER.exists() else {"DS_ACCELERATOR": "cpu"}
+        environment = {**accelerator, **_PASSIVE, **os.environ, PARENT: str(os.getpid())}
         with questions.open("rb") as told, self._log.open("wb") as log:
             command = [sys.executable, "-m", "crl.engine.probe", str(self._out)]
             self._process = subprocess.Popen(command, stdin=told, stdout=log, stderr=log, env=environment)
@@ -172,7 +192,7 @@ class _Measuring:
         lines = self._out.read_text(encoding="utf-8").splitlines()
         found: dict[str, Verdict] = dict(zip(self._asked, map(json.loads, lines), strict=False))
         for key, verdict in found.items():
-            if not verdict.get("skipped"):
+            if verdict.get("sure"):
                 _keep(key, verdict)
         if self._process.returncode > 0:
             raise StageFailed(
@@ -216,7 +236,7 @@ def _read(key: str) -> Verdict | None:
     try:
         found = json.loads(_place(key).read_text(encoding="utf-8"))
         return found["verdict"] if found["digest"] == _digest(found["verdict"]) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,3 +122,53 @@ def test_numbers_that_are_none_are_wrong(small: Any) -> None:
     weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
     save_file(weights, path, metadata={"format": "pt"})
     assert answer(question).problem is not None
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", pytest.param("afmoe", marks=pytest.mark.slow)])
+def test_an_update_in_bfloat16_is_computed_to_its_end(small: Any, kind: str) -> None:
+    """Values that are narrower than keys; a model that takes a view of what attention returns."""
+    verdict = answer(replace(small(kind), autocast="bfloat16"))
+    assert verdict.problem is None and "bfloat16" in verdict.nats, verdict
+
+
+def test_a_model_whose_layers_cannot_be_computed_twice_is_named(small: Any) -> None:
+    assert right(answer(replace(small("llama"), gradient_checkpointing=True)))
+    verdict = answer(replace(small("ctrl"), gradient_checkpointing=True))
+    assert verdict.problem is not None and "checkpointing" in verdict.problem and not verdict.sure
+
+
+def test_an_adapter_of_a_large_scale_is_moved_as_little(small: Any) -> None:
+    verdict = answer(replace(small("granitemoe", num_hidden_layers=4), lora={**LORA, "rank": 16, "alpha": 512.0}))
+    assert right(verdict), verdict
+
+
+def test_a_short_context_is_not_left(small: Any) -> None:
+    assert right(answer(small("mistral", sliding_window=32, context=32)))
+
+
+def test_one_copy_is_in_memory_at_one_time(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import crl.engine.probe as probe
+
+    made, alive = list[Any](), list[int]()
+    for name in ("load_model", "load_trainable", "pretrained"):
+        load = getattr(probe, name)
+
+        def watched(*args: Any, load: Any = load, **more: Any) -> Any:
+            gc.collect()
+            alive.append(sum(each() is not None for each in made))
+            model = load(*args, **more)
+            if isinstance(model, torch.nn.Module):
+                made.append(weakref.ref(model))
+            return model
+
+        monkeypatch.setattr(probe, name, watched)
+    assert right(answer(replace(small("llama"), lora=LORA)))
+    assert len(made) == 4 and set(alive) == {0}
+
+
+def test_a_damaged_file_is_named(small: Any) -> None:
+    question = small("llama")
+    path = Path(question.path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    verdict = answer(question)
+    assert verdict.problem is not None and "model.safetensors cannot be read" in verdict.problem and verdict.sure

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from crl.config import Method
@@ -16,7 +17,10 @@ from crl.errors import BadInput
 from crl.policies import resolve_model
 from crl.preflight.probe import Comparison
 from tests.architectures import write_small
+from tests.processes import PATIENCE_SECONDS
 from tests.unit.engine.harness import make_experiment
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -85,3 +89,22 @@ def test_a_process_that_ends_is_no_verdict_to_keep(
     with pytest.raises(BadInput, match="signal 9"):
         check(of("tiny"))
     assert not any((tmp_path / "models").glob("probes/*"))
+
+
+@pytest.mark.slow
+def test_the_process_ends_with_the_one_that_asks(asked: list[Any]) -> None:
+    """Terminated, it can end nothing itself."""
+    resolve_model("tiny")
+    code = (
+        "import os, signal, sys; from tests.unit.preflight.test_probe import of; import crl.preflight.probe as probe\n"
+        "with probe.Comparison(of('tiny')) as models:\n"
+        "    print(models._measuring._process.pid, flush=True); sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    assert parent.stdout is not None and parent.stdin is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    while b"crl.engine.probe" not in " ".join(child.cmdline()).encode():
+        time.sleep(0.05)
+    parent.kill()
+    parent.communicate()
+    child.wait(timeout=PATIENCE_SECONDS)
