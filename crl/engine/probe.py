@@ -177,7 +177,7 @@ class _Probe:
             return True
         self._dtype, self._most = torch.bfloat16, MOST_NATS_BFLOAT16
         self.verdict = Verdict(sure=False)
-        return count * 2 * 1.2 < room
+        return bool(count * 2 * 1.2 < room)
 
     def _sample(self, rows: list[list[int]], told: Sequence[Sequence[int]]) -> Logprobs:
         """Let the rows, which grow, play two turns; NaN for what was not drawn."""
