@@ -38,8 +38,7 @@ from crl.config.pretrained import pretrained
 from crl.errors import BadInput, CrlError, StageFailed
 from crl.learn.batches import collate
 from crl.learn.checkpoint import save_weights
-from crl.learn.scoring import ScoredModel, load_trainable
-from crl.learn.tree_attention import Paths
+from crl.learn.scoring import ScoredModel, inputs_of, load_trainable
 from crl.policies.language_model import load_model
 from crl.policies.session import BatchSession
 from crl.policies.turn import StopStrings
@@ -285,16 +284,7 @@ class _Probe:
         samples = [_sample_of(row) for row in rows]
         found = []
         for part in [samples] if scored.packed else [[sample] for sample in samples]:
-            batch = collate(part).to(self._device)
-            found += scored(
-                batch.input_ids_P,
-                batch.depths_P,
-                Paths.of(batch.tree, self._device),
-                batch.places_N,
-                batch.targets_BT,
-                batch.mask_BT,
-                batch.temperature_B,
-            ).unbind()
+            found += scored(*inputs_of(collate(part).to(self._device))).unbind()
         return [each[: len(row) - 1] for each, row in zip(found, rows, strict=True)]
 
     def _logprobs(self, model: Any, rows: Sequence[Sequence[int]]) -> Logprobs:

@@ -21,6 +21,7 @@ from crl.config import LoraConfig
 from crl.config.attention import EveryLayerOnce
 from crl.config.pretrained import pretrained
 from crl.errors import BadInput, RecordDamaged
+from crl.learn.batches import MicroBatch
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 from crl.policies.vocabulary import absent_of, hide
 
@@ -110,6 +111,20 @@ class ScoredModel(nn.Module):
         if self.autocast == "none":
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def inputs_of(batch: MicroBatch) -> tuple[Any, ...]:
+    """What :meth:`ScoredModel.forward` takes of a micro-batch, on the device where the batch is."""
+    return (
+        batch.input_ids_P,
+        batch.depths_P,
+        Paths.of(batch.tree, batch.input_ids_P.device),
+        batch.places_N,
+        batch.targets_BT,
+        batch.mask_BT,
+        batch.temperature_B,
+        batch.choices_NC,
+    )
 
 
 class _Chosen(torch.autograd.Function):

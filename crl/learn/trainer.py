@@ -31,9 +31,8 @@ from crl.learn.optimizers import Moved, learning_rate, make_optimizer
 from crl.learn.packing import cut
 from crl.learn.process_group import import_deepspeed, join
 from crl.learn.reference import Reference
-from crl.learn.scoring import ScoredModel, load_trainable
+from crl.learn.scoring import ScoredModel, inputs_of, load_trainable
 from crl.learn.terms import Objective
-from crl.learn.tree_attention import Paths
 from crl.records import Sample
 
 _BUCKET_ELEMENTS = 50_000_000
@@ -204,16 +203,7 @@ class Trainer:
             # A rank that has run out still takes part in every collective operation, at weight 0.
             rows = share or [min(active, key=lambda sample: len(sample.token_ids))]
             batch = collate(rows, stale).to(self._ranks.device)
-            inputs = (
-                batch.input_ids_P,
-                batch.depths_P,
-                Paths.of(batch.tree, self._ranks.device),
-                batch.places_N,
-                batch.targets_BT,
-                batch.mask_BT,
-                batch.temperature_B,
-                batch.choices_NC,
-            )
+            inputs = inputs_of(batch)
             kind = batch.objective
             if objectives[kind].reference:
                 batch = replace(batch, reference_BT=self._base().logprobs(inputs))
