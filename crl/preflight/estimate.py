@@ -35,7 +35,7 @@ from crl.preflight.parts import collecting_parts
 from crl.preflight.placement import EnginePlace, engines_by_gpu, served
 from crl.preflight.shapes import ModelShape, config_file, shape_of
 from crl.preflight.work import Work, longest, work_of
-from crl.recipes.lengths import Lengths
+from crl.rounds.lengths import Lengths
 from crl.run.disk import require_free, same_disk
 
 _TOKEN_ROW = 18
@@ -83,7 +83,7 @@ class Estimate:
 
 def estimate(experiment: Experiment) -> Estimate:
     """Memory, disk and work of an experiment."""
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     method, recipe = experiment.method, recipe_of(experiment.method)
     compares = any(objective.reference for objective in recipe.objectives.values())
@@ -155,7 +155,7 @@ def typical_work(experiment: Experiment) -> dict[str, Work]:
 
     Empty where the recipe does not look, or where a model is not on this machine. Raises BadInput as `Recipe.typical`.
     """
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     method, made = experiment.method, dict[str, Work]()
     if any(config_file(method.role(name).model) is None for name in method.recipe.roles()):

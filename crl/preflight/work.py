@@ -1,7 +1,7 @@
 """How much there is to compute in a round, and how long that takes at a pace that was measured: formulas only.
 
 Lengths are those of full contexts (`longest`), which only the longest episodes reach, or what the recipe found in a few
-games (`crl/recipes/lengths.py`). Environments, the bank and the checks of the data are left out.
+games (`crl/rounds/lengths.py`). Environments, the bank and the checks of the data are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from crl.config import RoleConfig, RoundOutputs
 from crl.policies.pace import Pace, learning_passes
 from crl.preflight.memory import FLOAT16, FLOAT32
 from crl.preflight.shapes import ModelShape
-from crl.recipes.lengths import Lengths
+from crl.rounds.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True)

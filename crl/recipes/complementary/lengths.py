@@ -17,7 +17,6 @@ from crl.envs import make_environment
 from crl.extractor.distill import items_of
 from crl.learn.packing import cut, shared_prefix, tree_of
 from crl.protocols import Lesson
-from crl.recipes.chats import chat_of
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.demonstrations import (
     ScriptedRole,
@@ -27,10 +26,11 @@ from crl.recipes.complementary.demonstrations import (
     sample_of,
     write_script,
 )
-from crl.recipes.lengths import Lengths
 from crl.records import FREE, Generation, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rollout.readable import Readable
+from crl.rounds.chats import chat_of
+from crl.rounds.lengths import Lengths
 from crl.run.seeds import number_of, seed_for
 
 _GROUPS, _MEMBERS = 2, 4

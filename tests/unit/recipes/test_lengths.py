@@ -11,8 +11,8 @@ from crl.config.load import load_experiment
 from crl.envs import make_environment
 from crl.policies import load_chat, resolve_model
 from crl.preflight.estimate import estimate, typical_work
-from crl.recipes import recipe_of
 from crl.rollout.prompts import opened
+from crl.rounds.recipe import recipe_of
 from tests import tiny_run
 
 TINY = tiny_run.ROOT / "conf/tiny.yaml"
