@@ -35,7 +35,7 @@ from great_expectations.expectations.metrics.metric_provider import metric_value
 from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 
 from crl.checks.compiled import connected
-from crl.checks.suite import SQL, Config, sentence_of
+from crl.checks.suites import SQL, Config, sentence_of
 
 _BATCH = "validated_batch"
 _SHOWN_ROWS = 5
