@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from crl.config.base import LONGEST_SECONDS, MOST_ROUNDS, NAME_PATTERN, Model
+from crl.config.engines import ServerConfig
 from crl.config.method import Method, Name
 from crl.config.nodes import NodesConfig
-from crl.config.servers import ServerConfig
 from crl.config.trackers import TrackerChoice
 
 

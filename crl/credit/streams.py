@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from crl.config.objectives import ClippedObjective
+from crl.config.mechanisms import ClippedObjective
 from crl.credit.advantages import standardized
 
 

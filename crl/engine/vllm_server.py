@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from crl.config import RoleConfig
-from crl.config.servers import ServerConfig, interpreter
+from crl.config.engines import ServerConfig, interpreter
 from crl.engine.folder import own_folder
 from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import BadInput, EngineDied

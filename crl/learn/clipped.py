@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from crl.config.objectives import ClippedObjective
+from crl.config.mechanisms import ClippedObjective
 from crl.learn.batches import MicroBatch
 from crl.learn.mismatch import corrected, log_ratio
 from crl.learn.objectives import Statistics, Term, statistics_of

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from crl.config import LoraConfig
-from crl.config.attention import EveryLayerOnce
-from crl.config.pretrained import pretrained
+from crl.config.models import EveryLayerOnce, pretrained
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.batches import MicroBatch
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention

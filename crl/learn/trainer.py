@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from crl.config import RoleConfig
-from crl.config.attention import check_attention
+from crl.config.models import check_attention
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
 from crl.learn.batches import check_sample, collate, has_gradient, trained_tokens
