@@ -76,8 +76,8 @@ class Recording:
     def __init__(self, path: Path, family: FamilyConfig, first_seed: int) -> None:
         """Raises BadInput for a file of another environment, and for a seed that training may not draw."""
         from crl.config.recorded import first_line
-        from crl.run.disk import require_writable
-        from crl.run.jsonlines import JsonLines
+        from crl.run.files import require_writable
+        from crl.run.journal import JsonLines
 
         seeds = family.train_seeds
         if not seeds.start <= first_seed < seeds.start + seeds.count:

@@ -23,7 +23,7 @@ from crl.errors import BadInput, EngineDied
 from crl.policies.determinism import gpu_count
 from crl.policies.served import GENERATE
 from crl.policies.serving import Client
-from crl.run.loopback import on_loopback
+from crl.run.guardian import on_loopback
 
 _TICK_SECONDS = 0.1
 _STOP_SECONDS = 2.0

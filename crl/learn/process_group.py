@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
 
 from crl.errors import BadInput, NotDeepSpeed
-from crl.run.loopback import STORE_VARIABLE, on_loopback
+from crl.run.guardian import STORE_VARIABLE, on_loopback
 
 _BACKLOG = 1024
 

@@ -19,7 +19,7 @@ from crl.rollout.readable import Readable
 from crl.rounds.broken import games_from, games_of, naming
 from crl.rounds.context import StageContext
 from crl.rounds.weights import weights_of
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import JsonLines
 
 
 def slots_of(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from crl.errors import RecordDamaged
 from crl.paths import quoted
-from crl.run.committed import Committed
 from crl.run.files import sha256_file
+from crl.run.journal import Committed
 from crl.run.lineage import Ancestor, Lineage
 from crl.run.manifest import Manifest, key_of
-from crl.run.prunelog import Pruned
+from crl.run.retention import Pruned
 
 FromRows = Callable[[int, str], bool]
 """Whether a stage of a round is a function of recorded rows, so that its files can be made again."""
@@ -74,7 +74,7 @@ class Record:
     stale: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
     """Manifests that are whole and not those of their place: what was expected and found."""
     lineage: Lineage = field(default_factory=Lineage)
-    """Which rounds another run made; none where that cannot be read (`fork_problems.py` says so)."""
+    """Which rounds another run made; none where that cannot be read (`chain.py` says so)."""
 
     def __post_init__(self) -> None:
         self.manifests = {place: each for place, each in self.stages.items() if isinstance(each, Manifest)}

@@ -21,7 +21,7 @@ from crl.rollout.kept_steps import KeptSteps
 from crl.rollout.readable import Readable
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import JsonLines
 from crl.run.lease import Lease
 from tests.marks import sampled
 from tests.recipes.dreamgym.dreamgym_played import SETTINGS, DreamServices, dream, experiment
