@@ -33,18 +33,47 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 
 import pyarrow.compute as pc
 
 from crl.bank.changes import Change, applied, change_rows
+from crl.bank.duplicates import SimilarPairs
 from crl.bank.evict import evict as make_room
 from crl.bank.overlay import Overlay, named_in, new_row, updated_row
-from crl.bank.refusals import REPEATS, Refusal, Rejection
-from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
 from crl.records import BankEntry, BankEvent, EntryScore, Operation, Resemblance
+
+
+class Rejection(StrEnum):
+    """Why an operation changed nothing."""
+
+    unknown_kind = "unknown_kind"
+    unknown_entry = "unknown_entry"
+    other_family = "other_family"
+    entry_exists = "entry_exists"
+    duplicate = "duplicate"
+    near_duplicate = "near_duplicate"
+    unchanged = "unchanged"
+    empty_text = "empty_text"
+    text_too_long = "text_too_long"
+    bad_text = "bad_text"
+    bad_parents = "bad_parents"
+
+
+REPEATS = (Rejection.duplicate, Rejection.near_duplicate, Rejection.unchanged)
+"""Rejections whose event names, in `repeats`, the entry that says it already."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one operation changed nothing: a :class:`Rejection`, or what a person said."""
+
+    reason: str
+    repeats: str | None = None
+    """The entry that says it already, where that is the reason."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 def play(family: FamilyConfig, *, first_seed: int, prompts: str | None, record: Path | None) -> None:
     """Play games of consecutive seeds until there is no more input. Raises BadInput, and Exit after Ctrl-C."""
     from crl.envs import make_environment
-    from crl.rollout.environments import step_or_error
-    from crl.rollout.readable import Readable
+    from crl.rollout.environments import Readable, step_or_error
 
     shown = None if prompts is None else _actor_prompt(prompts)
     kept = None if record is None else Recording(record, family, first_seed)

@@ -280,7 +280,11 @@ FOLDER = "expectations"
 
 
 def find_expectations(base: Path) -> dict[str, dict[str, Any]]:
-    """The suites by table from the nearest folder; none where there is no such folder. Raises BadInput naming a file.
+    """A user's suites by table from the nearest folder; none where there is none. Raises BadInput naming a file.
+
+    `expectations/episodes.json` beside an experiment file, or beside one of the two folders above it, as prompts are
+    found, holds for every experiment there. What needs Great Expectations to be checked (types, columns, SQL) is
+    checked before work starts (`crl/checks/own.py`).
 
     A suite is a mapping with a list `expectations`, each of which has a `type` and `kwargs`.
     """

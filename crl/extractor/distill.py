@@ -27,8 +27,7 @@ from crl.extractor.trajectory import Trajectory, render_trajectory
 from crl.protocols import Policy
 from crl.records import Episode, Operation, Turn
 from crl.run.seeds import number_of
-from crl.text.outputs import Output, Prompt, room_for_prompt, sample_outputs
-from crl.text.templates import Messages
+from crl.text.outputs import Messages, Output, Prompt, room_for_prompt, sample_outputs
 
 SHORTEST_TRAJECTORY = 120
 """Characters below which a trajectory says too little to distill anything from."""

@@ -24,14 +24,12 @@ from crl.config.models import check_attention
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
 from crl.learn.batches import check_sample, collate, has_gradient, trained_tokens
-from crl.learn.deterministic import deterministic
 from crl.learn.mismatch import mismatch
 from crl.learn.objectives import Statistics
 from crl.learn.optimizers import Moved, learning_rate, make_optimizer
 from crl.learn.packing import cut
 from crl.learn.process_group import import_deepspeed, join
-from crl.learn.reference import Reference
-from crl.learn.scoring import ScoredModel, inputs_of, load_trainable
+from crl.learn.scoring import Reference, ScoredModel, deterministic, inputs_of, load_trainable
 from crl.learn.terms import Objective
 from crl.records import Sample
 

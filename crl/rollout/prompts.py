@@ -1,6 +1,6 @@
 """What the actor reads: messages filled from the templates of a `PromptConfig`, and the check of these templates.
 
-Placeholders are filled by name in one pass (`crl/text/templates.py`), so braces in observations and experiences stay as
+Placeholders are filled by name in one pass (`crl/text/outputs.py`), so braces in observations and experiences stay as
 they are. The experience comes last before the first observation, or at the end of the system text (`placement`, section
 2 of the method notes): with `user`, guided and free members of a group share everything before it. A reflection stands
 instead of the system text (`instructions`), whatever the setting. The extractor's
@@ -17,7 +17,7 @@ from crl.config import PromptConfig
 from crl.errors import BadInput
 from crl.protocols import Actions, Chat, Start, ToolCalls
 from crl.rollout.actions import actions_text
-from crl.text.templates import check, fill, placeholders
+from crl.text.outputs import check, fill, placeholders
 
 Placement = Literal["system", "user", "instructions"]
 """Where an experience is shown; with `instructions` it replaces the system text."""

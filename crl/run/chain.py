@@ -2,7 +2,9 @@
 
 A manifest is vouched for by the stages that read it, and by the journal. Stages are looked at from the newest to the
 oldest, so that a manifest that is wrong itself accuses nobody. Where two manifests disagree and nothing else speaks for
-either, it cannot be known which one is wrong: the older stage is named.
+either, it cannot be known which one is wrong: the older stage is named. Beside the chain: links, since all of a record
+is written in its run and whatever a link leads to may change unseen, and whether the lineage of a fork, and the rounds
+that it was given, are as they were.
 """
 
 from __future__ import annotations

@@ -120,7 +120,12 @@ class Committed:
 
 
 def committed(run_path: Path) -> dict[Place, Committed]:
-    """Stages whose last word in the journal is a commit, in the order of these."""
+    """What the journal says was committed and not set aside since: stages whose last word is a commit, in the order of
+    these. Verification compares the record with it.
+
+    The journal is in no digest, so one line alone proves nothing: a stage counts only if it also says that the stage
+    was started. One that `crl redo` set aside is no loss, also where redo was killed before its line in the journal.
+    """
     started: set[Place] = set()
     found: dict[Place, Committed] = {}
     for event in Journal(run_path).read():

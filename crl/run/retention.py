@@ -1,7 +1,9 @@
 """Retention: which checkpoints are kept, and how the others are deleted so that a crash leaves nothing in doubt.
 
-A checkpoint is the directory `checkpoint/` of a committed stage. Before one is deleted, a line in `pruned.jsonl` (and
-in the journal) says so; verification accepts exactly those. Deleting is one rename out of the record, then the removal.
+A checkpoint is the directory `checkpoint/` of a committed stage. Before one is deleted, a line in `pruned.jsonl` says
+so, and a `pruned` event of the journal, so that neither file alone can lose an entry; verification accepts exactly
+those. An entry names the manifest it was taken from, so it never excuses a checkpoint that a redone stage wrote later
+in the same place. Deleting is one rename out of the record, then the removal.
 """
 
 from __future__ import annotations

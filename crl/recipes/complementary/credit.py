@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from crl.bank.resemblance import SimilarPairs
+from crl.bank.duplicates import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.credit.answers import AnswerReward, answer_rewards
 from crl.credit.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, select_batches

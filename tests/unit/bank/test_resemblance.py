@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.bank import resemblance
+from crl.bank import duplicates as resemblance
 from crl.bank.consolidate import Rules, consolidate
+from crl.bank.duplicates import SimilarPairs, resemblances
 from crl.bank.index import similarities
-from crl.bank.resemblance import SimilarPairs, resemblances
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
