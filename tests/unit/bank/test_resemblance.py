@@ -137,7 +137,7 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch):
     vectors_ND /= np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     names = [str(number) for number in range(50)]
     whole = resemblances(names[:5], vectors_ND[:5], names, vectors_ND, 0.4)
-    monkeypatch.setattr(resemblance, "_BLOCK", 7)
+    monkeypatch.setattr(resemblance, "_COLUMNS", 7)
     assert whole and resemblances(names[:5], vectors_ND[:5], names, vectors_ND, 0.4) == whole
 
 
