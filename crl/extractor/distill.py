@@ -18,10 +18,10 @@ from crl.extractor.outputs import (
     SeedOf,
     distillation_row,
     generation_row,
-    not_sampled,
+    judged,
     operation_row,
 )
-from crl.extractor.parse import example_texts, parse_output
+from crl.extractor.parse import example_texts
 from crl.extractor.prompts import NO_OWN, distill_messages
 from crl.extractor.trajectory import Trajectory, render_trajectory
 from crl.protocols import Policy
@@ -129,19 +129,7 @@ def _rows(
     item: DistillItem, output: Output, shown: int, origin: Origin, config: DistillConfig, examples: Set[str]
 ) -> Distilled:
     episode, distillation_id = item.episode, output.prompt.name
-    if output.sampled is None:
-        parsed = not_sampled(origin)
-    else:
-        parsed = parse_output(
-            output.text,
-            format=config.format,
-            max_operations=config.max_operations,
-            max_characters=config.max_characters,
-            guided=episode.entry_id is not None,
-            truncated=output.truncated,
-            thinking=output.thinking,
-            examples=examples,
-        )
+    parsed = judged(output, origin, config, examples, guided=episode.entry_id is not None)
     operations: list[Operation] = [
         operation_row(
             distillation_id,

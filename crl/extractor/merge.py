@@ -38,10 +38,10 @@ from crl.extractor.outputs import (
     SeedOf,
     distillation_row,
     generation_row,
-    not_sampled,
+    judged,
     operation_row,
 )
-from crl.extractor.parse import ParsedOutput, example_texts, parse_output
+from crl.extractor.parse import ParsedOutput, example_texts
 from crl.extractor.prompts import NO_OWN, merge_messages
 from crl.protocols import Policy
 from crl.records import BankEntry, Operation
@@ -207,20 +207,8 @@ def _apply(
     output_format: DistillConfig,
     applied: Applied,
 ) -> Distilled:
-    if output.sampled is None:
-        parsed = not_sampled(origin)
-    else:
-        parsed = parse_output(
-            output.text,
-            format=output_format.format,
-            max_operations=output_format.max_operations,
-            max_characters=output_format.max_characters,
-            kind="merge",
-            source_count=len(shown),
-            truncated=output.truncated,
-            thinking=output.thinking,
-            examples=example_texts(prompt, output_format.format, "merge"),
-        )
+    examples = example_texts(prompt, output_format.format, "merge")
+    parsed = judged(output, origin, output_format, examples, source_count=len(shown))
     operations = _operations(walk, shown, output.prompt.name, parsed, origin)
     family = walk.family_of(shown)
     done = applied(operations)

@@ -17,7 +17,7 @@ from crl.config import PromptConfig
 from crl.errors import BadInput
 from crl.protocols import Actions, Chat, Start, ToolCalls
 from crl.rollout.actions import actions_text
-from crl.text.outputs import check, fill, placeholders
+from crl.text.outputs import check, conversation, fill, placeholders
 
 Placement = Literal["system", "user", "instructions"]
 """Where an experience is shown; with `instructions` it replaces the system text."""
@@ -92,13 +92,10 @@ def actor_messages(
         system = fill(prompt.system, values)
     if placement == "system" and shown:
         system = f"{system}\n{shown.rstrip()}"
-    messages = [{"role": "system", "content": system}]
-    for exchange in prompt.examples:
-        messages.append({"role": "user", "content": exchange.user})
-        messages.append({"role": "assistant", "content": exchange.assistant})
     in_user = shown if placement == "user" else ""
-    first = fill(prompt.first, {**values, "experience": in_user, "observation": observation})
-    return [*messages, {"role": "user", "content": first}]
+    return conversation(
+        prompt, system, fill(prompt.first, {**values, "experience": in_user, "observation": observation})
+    )
 
 
 def opened(

@@ -60,11 +60,16 @@ def check(template: str, allowed: Collection[str], where: str | None = None) -> 
 
 def messages_of(prompt: PromptConfig, values: Mapping[str, str]) -> Messages:
     """Messages of a prompt: system and first user message filled by name, the example exchanges between them."""
-    messages = [{"role": "system", "content": fill(prompt.system, values)}]
+    return conversation(prompt, fill(prompt.system, values), fill(prompt.first, values))
+
+
+def conversation(prompt: PromptConfig, system: str, first: str) -> Messages:
+    """Messages of a prompt whose system text and first user message are filled: its example exchanges between them."""
+    messages = [{"role": "system", "content": system}]
     for exchange in prompt.examples:
         messages.append({"role": "user", "content": exchange.user})
         messages.append({"role": "assistant", "content": exchange.assistant})
-    return [*messages, {"role": "user", "content": fill(prompt.first, values)}]
+    return [*messages, {"role": "user", "content": first}]
 
 
 def prompt_text(messages: Sequence[Mapping[str, str]]) -> str:

@@ -25,8 +25,8 @@ from crl.report.why import why
 from crl.rounds.reading import recorded_bank
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
-from crl.run.imports import IMPORTS, load_import
 from crl.run.files import machine_digest
+from crl.run.imports import IMPORTS, load_import
 from crl.run.lease import Lease
 from crl.run.verify import verify
 from crl.transfer.folder import Format, read_folder, write_folder
