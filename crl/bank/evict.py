@@ -21,12 +21,7 @@ from crl.records import BankEntry, EntryScore
 
 
 def evict(
-    bank: Overlay,
-    config: BankConfig,
-    scores: Mapping[str, EntryScore],
-    *,
-    round: int,
-    capacities: Mapping[str, int],
+    bank: Overlay, config: BankConfig, scores: Mapping[str, EntryScore], *, round: int, capacities: Mapping[str, int]
 ) -> list[BankEntry]:
     """Bring every family of a bank down to its capacity; the entries that went, by family, the first to go first.
 

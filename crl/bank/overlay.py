@@ -56,13 +56,7 @@ def named_in(snapshot: Snapshot, entry_ids: Iterable[str], digests: Iterable[str
     ):
         holders.setdefault(digest, {})[entry_id] = Holder(family, order)
         files[digest] = (segment, embedding_file)
-    return Named(
-        snapshot,
-        {entry.entry_id: entry for entry in entries},
-        dict(found),
-        holders,
-        files,
-    )
+    return Named(snapshot, {entry.entry_id: entry for entry in entries}, dict(found), holders, files)
 
 
 class Overlay:

@@ -143,9 +143,7 @@ class OpenAIEngine(ServedEngine):
         "max_tokens", description="What the endpoint calls the limit of new tokens."
     )
     leave_out: list[Literal["seed", "top_p"]] = Field(
-        [],
-        exclude_if=off,
-        description="What is not sent, for an endpoint that refuses it; top_p only where it is 1.",
+        [], exclude_if=off, description="What is not sent, for an endpoint that refuses it; top_p only where it is 1."
     )
 
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:

@@ -189,10 +189,7 @@ class FamilyConfig(Model):
     # Both belong to the method. A step past its limit ends its episode, and how many steps share the processor says how
     # long each takes.
     workers: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="Slots of a wave that a slow environment steps side by side, in threads.",
+        1, ge=1, le=1024, description="Slots of a wave that a slow environment steps side by side, in threads."
     )
     step_time_limit_seconds: float | None = Field(
         None,

@@ -91,8 +91,7 @@ class Runtime(Model):
         0, ge=0, le=MOST_ROUNDS, description="Also keep the checkpoint of every so many rounds; 0: none."
     )
     servers: dict[Name, ServerConfig] = Field(
-        {},
-        description="Servers that sample, by role (the one with the weights): where one is, or how vLLM is started.",
+        {}, description="Servers that sample, by role (the one with the weights): where one is, or how vLLM is started."
     )
     trackers: tuple[TrackerChoice, ...] = Field(
         (TrackerChoice(kind="tensorboard"),),

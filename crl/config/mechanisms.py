@@ -136,8 +136,7 @@ class MergeConfig(Model):
         description="Into the next chunk: what was newly merged; or, as the paper, all that a change left of a chunk.",
     )
     candidates: Literal["all", "near_duplicates"] = Field(
-        "all",
-        description="all as the paper; near_duplicates shows only entries that resemble another of their family.",
+        "all", description="all as the paper; near_duplicates shows only entries that resemble another of their family."
     )
     similarity: float = Field(0.9, gt=0, le=1, description="Cosine from which two entries resemble.")
 
@@ -196,10 +195,7 @@ class ExtractorObjective(Model):
     clip_low: float = Field(0.1, gt=0, lt=1, description="ε_low of eq. 3.")
     clip_high: float = Field(0.1, gt=0, le=1000, description="ε_high of eq. 3.")
     batch: int = Field(
-        64,
-        ge=2,
-        le=1_000_000,
-        description="|B_φ|: outputs per update; training waits until that many are scored.",
+        64, ge=2, le=1_000_000, description="|B_φ|: outputs per update; training waits until that many are scored."
     )
     max_batches: int = Field(8, ge=1, le=1024, description="Most updates per round; each takes a full batch.")
     alpha: float = Field(0.5, ge=0, le=1000, description="α of eq. 7.")
@@ -272,8 +268,7 @@ class WarmStartConfig(Model):
     epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")
     schedule: Literal["constant", "cosine"] = Field(
-        "constant",
-        description="Learning rate over the steps: as it is, or falling to 0 in half a cosine.",
+        "constant", description="Learning rate over the steps: as it is, or falling to 0 in half a cosine."
     )
     warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps in which the learning rate rises from 0.")
 

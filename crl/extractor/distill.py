@@ -12,15 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from crl.config import DistillConfig, PromptConfig, RoleConfig
-from crl.extractor.outputs import (
-    Distilled,
-    Origin,
-    SeedOf,
-    distillation_row,
-    generation_row,
-    judged,
-    operation_row,
-)
+from crl.extractor.outputs import Distilled, Origin, SeedOf, distillation_row, generation_row, judged, operation_row
 from crl.extractor.parse import example_texts
 from crl.extractor.prompts import NO_OWN, distill_messages
 from crl.extractor.trajectory import Trajectory, render_trajectory

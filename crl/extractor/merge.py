@@ -32,15 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from crl.config import DistillConfig, MergeConfig, PromptConfig, RoleConfig
-from crl.extractor.outputs import (
-    Distilled,
-    Origin,
-    SeedOf,
-    distillation_row,
-    generation_row,
-    judged,
-    operation_row,
-)
+from crl.extractor.outputs import Distilled, Origin, SeedOf, distillation_row, generation_row, judged, operation_row
 from crl.extractor.parse import ParsedOutput, example_texts
 from crl.extractor.prompts import NO_OWN, merge_messages
 from crl.protocols import Policy

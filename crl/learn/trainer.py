@@ -179,11 +179,7 @@ class Trainer:
         return figures
 
     def _accumulate(
-        self,
-        samples: Sequence[Sample],
-        active: Sequence[Sample],
-        objectives: Mapping[str, Objective],
-        stale: Set[str],
+        self, samples: Sequence[Sample], active: Sequence[Sample], objectives: Mapping[str, Objective], stale: Set[str]
     ) -> dict[str, tuple[float, Statistics]]:
         """Backward passes over this rank's micro-batches; loss and statistics of each objective over all ranks."""
         kinds = sorted({sample.objective for sample in active})

@@ -19,16 +19,7 @@ from crl.records.bank import (
 )
 from crl.records.base import RECORD_FORMAT, CrossRule, Row, Rules, rows_of, rows_with, schema_of, table_of, vectors_of
 from crl.records.judging import Judgment, SuccessRate
-from crl.records.learning import (
-    BufferItem,
-    Credit,
-    EntryScore,
-    EntryUsefulness,
-    Metric,
-    Sample,
-    UseReward,
-    Weights,
-)
+from crl.records.learning import BufferItem, Credit, EntryScore, EntryUsefulness, Metric, Sample, UseReward, Weights
 from crl.records.play import (
     FREE,
     GUIDED,

@@ -117,9 +117,7 @@ class Resemblance(Row):
         key=("content_digest", "other_digest"),
         sha256=("content_digest", "other_digest"),
         ranges={"similarity": (0, 1.0001)},
-        rows={
-            "a text does not repeat itself": "content_digest <> other_digest",
-        },
+        rows={"a text does not repeat itself": "content_digest <> other_digest"},
         between=(
             CrossRule(
                 "what resembles another text is the text of an operation",
@@ -219,9 +217,7 @@ class BankSnapshot(Row):
             "base_round": (0, None),
         },
         ordered=(("round", "base_round"),),
-        rows={
-            "after a base nothing has changed yet": "base_round < round OR changes_since_base = 0",
-        },
+        rows={"after a base nothing has changed yet": "base_round < round OR changes_since_base = 0"},
         between=(
             CrossRule(
                 "the summary of a bank counts the changes of the round",

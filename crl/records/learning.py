@@ -255,9 +255,7 @@ class Weights(Row):
         sha256=("base_digest", "weights_digest"),
         ranges={"updates": (0, None)},
         patterns={"checkpoint": "^rounds/"},
-        rows={
-            "updated weights have a checkpoint": "updates = 0 OR checkpoint IS NOT NULL",
-        },
+        rows={"updated weights have a checkpoint": "updates = 0 OR checkpoint IS NOT NULL"},
     )
 
 
@@ -275,7 +273,5 @@ class Metric(Row):
     rules: ClassVar[Rules] = Rules(
         key=("stage", "name"),
         filled=("stage", "name"),
-        rows={
-            "a figure is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL",
-        },
+        rows={"a figure is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL"},
     )

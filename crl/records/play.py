@@ -111,9 +111,7 @@ class RetrievalCount(Row):
         key=("entry_id",),
         filled=("entry_id",),
         ranges={"count": (0, None)},
-        rows={
-            "an entry that was chosen has a round": "count = 0 OR last_round >= 0",
-        },
+        rows={"an entry that was chosen has a round": "count = 0 OR last_round >= 0"},
     )
 
 
@@ -448,10 +446,7 @@ class Generation(Row):
         key=("generation_id",),
         filled=("generation_id", "stage", "stop_reason", "role", "kind"),
         sha256=("weights_digest",),
-        rows={
-            "temperature is positive": "isfinite(temperature) AND temperature > 0",
-            **TOKEN_ROWS,
-        },
+        rows={"temperature is positive": "isfinite(temperature) AND temperature > 0", **TOKEN_ROWS},
         between=(
             CrossRule(
                 "a token record of the actor belongs to an episode",
