@@ -2,29 +2,18 @@
 
 A manifest is vouched for by the stages that read it, and by the journal. Stages are looked at from the newest to the
 oldest, so that a manifest that is wrong itself accuses nobody. Where two manifests disagree and nothing else speaks for
-either, it cannot be known which one is wrong: the older stage is named. Beside the chain: links, since all of a record
-is written in its run and whatever a link leads to may change unseen, and whether the lineage of a fork, and the rounds
-that it was given, are as they were.
+either, it cannot be known which one is wrong: the older stage is named.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
-from crl.errors import RecordDamaged
-from crl.paths import quoted
-from crl.run.branch import FORKED
-from crl.run.directory import is_round
-from crl.run.experiment_file import EXPERIMENT
 from crl.run.files import sha256_file
-from crl.run.head import heads
-from crl.run.journal import Journal
-from crl.run.lineage import LINEAGE, Lineage, load_lineage
-from crl.run.manifest import MANIFEST, Manifest, Place, key_of, parse_key, stage_directory
-from crl.run.problem import NO_FILE, Problem, Record, fork_again, move_away
+from crl.run.manifest import MANIFEST, Manifest, key_of, parse_key
+from crl.run.problem import Problem, Record
 
+Place = tuple[int, str]
 Found = tuple[str, str]
 """What was expected and what was found."""
 Readers = dict[Place, dict[Place, str]]
@@ -111,89 +100,6 @@ def _fits(record: Record, place: Place, manifest: Manifest) -> bool:
         current = record.manifests.get(parse_key(key))
         if current is not None and current.digest != digest:
             return False
-    directory = stage_directory(record.run_path, *place)
+    directory = record.run_path / "rounds" / key_of(*place)
     present = [(directory / name, file.sha256) for name, file in manifest.digested.files.items()]
     return all(sha256_file(path) == sha256 for path, sha256 in present if path.is_file())
-
-
-_RECORD = (EXPERIMENT, LINEAGE, "rounds", "bank", "decisions", "imports")
-
-
-def links(record: Record) -> Iterator[Problem]:
-    """Files, stages, rounds that are elsewhere, also where what is found there is right."""
-    for path in (link for name in _RECORD for link in _links(record.run_path / name)):
-        file, mend = path.relative_to(record.run_path), _copied(path)
-        number, stage = None, None
-        match file.parts:
-            case ("rounds", name, inner) if is_round(name):
-                number, stage, mend = int(name), inner, record.redo(int(name), inner)
-        if not path.exists():  # there is no stage to take back, and no file to copy
-            mend = move_away(record.run_path, path)
-        expected, found = "no link: a record is whole in its run", f"a link to {path.readlink()}"
-        yield Problem(file.as_posix(), stage, number, expected, found, mend)
-
-
-def _links(place: Path) -> Iterator[Path]:
-    """Links at and below a place, without following any; what attempts have not committed starts with a dot."""
-    if place.is_symlink():
-        yield place
-        return
-    for parent, directories, names in os.walk(place):
-        directories[:] = sorted(name for name in directories if not name.startswith("."))
-        yield from (path for name in [*directories, *sorted(names)] if (path := Path(parent, name)).is_symlink())
-
-
-def _copied(link: Path) -> str:
-    """The command that puts what a link leads to into its place."""
-    beside = link.with_name(f"{link.name}-copied")
-    return f"cp -rL {quoted(link)} {quoted(beside)} && rm {quoted(link)} && mv {quoted(beside)} {quoted(link)}"
-
-
-def readable_lineage(run_path: Path) -> Lineage:
-    """The lineage of a run; an empty one where the file is damaged, which :func:`fork_problems` says."""
-    try:
-        return load_lineage(run_path)
-    except RecordDamaged:
-        return Lineage()
-
-
-def has_lost_lineage(record: Record) -> bool:
-    """Whether the run is a fork whose lineage is missing or damaged."""
-    return record.lineage.parent is None and (
-        (record.run_path / LINEAGE).exists() or _forked(record.run_path) is not None
-    )
-
-
-def fork_problems(record: Record) -> Iterator[Problem]:
-    """A lineage that is missing or was changed; inherited stages that do not give the head that the parent had."""
-    parent = record.lineage.parent
-    if parent is None:
-        if not has_lost_lineage(record):
-            return
-        try:
-            load_lineage(record.run_path)
-            found = NO_FILE
-        except RecordDamaged as error:
-            found = error.found
-        yield Problem(LINEAGE, None, None, "the lineage of a fork, as the journal says", found, _again(record))
-        return
-    inherited = {place: each for place, each in record.stages.items() if place[0] <= parent.round}
-    if any(isinstance(each, RecordDamaged) for each in inherited.values()):
-        return  # named elsewhere: the head is that of all of them
-    found_head = heads(inherited).get(parent.round, "none: there is no such round")
-    if found_head != parent.head:
-        expected = f"head {parent.head} after round {parent.round}, that of {parent.experiment}"
-        again = fork_again(record.run_path, parent)
-        yield Problem("rounds", None, parent.round, expected, f"head {found_head}", again)
-
-
-def _forked(run_path: Path) -> dict[str, object] | None:
-    return next((event for event in Journal(run_path).read() if event.get("event") == FORKED), None)
-
-
-def _again(record: Record) -> str:
-    """The command that makes the fork again, as far as the journal knows of what it was forked."""
-    told = _forked(record.run_path) or {}
-    parent, number = quoted(str(told.get("parent", "PARENT"))), quoted(str(told.get("round", "N")))
-    name = quoted(f"{record.run_path.absolute().name}-again")
-    return f"crl fork {parent} --round {number} --name {name}{' --keep-rollouts' if told.get('kept') else ''}"
