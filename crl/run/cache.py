@@ -67,7 +67,7 @@ def cached(run_path: Path, key: str, build: Callable[[Path], None], *, again: bo
 
 @dataclass(frozen=True)
 class Shelf:
-    """The cache of a run as the bank's indexes use it (`crl.bank.index.Cache`)."""
+    """Directories of a run's cache, each checked before it is handed out."""
 
     run_path: Path
 
