@@ -7,11 +7,12 @@ the rule.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from crl.records import ROW_TYPE_BY_TABLE, CrossRule, Row, schema_of
+from crl.records import ROW_TYPE_BY_TABLE, Row, schema_of
 
 Config = dict[str, Any]
 """One expectation as plain data."""
@@ -45,8 +46,8 @@ def bring(row_types: Iterable[type[Row]]) -> None:
 def suite_of(table: str) -> dict[str, Any]:
     """The suite of a table: `name`, `expectations`, and `meta` with the columns that name a row. Not to be changed."""
     types = row_types()
-    rules = (rule for row_type in types.values() for rule in row_type.rules.between)
-    between = [rule for rule in rules if rule.tables[0] == table]
+    rules = (rule for row_type in types.values() for rule in row_type.rules.between.items())
+    between = {rule: query for rule, query in rules if _tables_of(query)[0] == table}
     return {
         "name": table,
         "expectations": expectations_of(types[table], between),
@@ -94,7 +95,7 @@ def rows_breaking(predicate: str) -> str:
     return f"SELECT * FROM {{batch}} {clause} ({_escaped(predicate)}) IS NOT TRUE"
 
 
-def expectations_of(row_type: type[Row], between: Iterable[CrossRule] = ()) -> list[Config]:
+def expectations_of(row_type: type[Row], between: Mapping[str, str]) -> list[Config]:
     """Every rule of a row type as an expectation, those `between` tables last."""
     rules = row_type.rules
     found = [_expectation(NOT_NULL, column=column) for column in _required(row_type)]
@@ -115,10 +116,10 @@ def expectations_of(row_type: type[Row], between: Iterable[CrossRule] = ()) -> l
         found.append(_expectation("expect_column_pair_values_a_to_be_greater_than_b", **kwargs))
     for sentence, predicate in rules.rows.items():
         found.append(_expectation(SQL, sentence, unexpected_rows_query=rows_breaking(predicate)))
-    for rule in between:
-        first, *others = rule.tables
-        query = _escaped(rule.violations).replace(f" {first} ", " {batch} ", 1)
-        found.append({**_expectation(SQL, rule.rule, unexpected_rows_query=query), "meta": {TABLES: others}})
+    for sentence, selected in between.items():
+        first, *others = _tables_of(selected)
+        query = _escaped(selected).replace(f" {first} ", " {batch} ", 1)
+        found.append({**_expectation(SQL, sentence, unexpected_rows_query=query), "meta": {TABLES: others}})
     return found
 
 
@@ -181,6 +182,15 @@ def _sha256(column: str) -> Iterator[Config]:
 def _expectation(kind: str, description: str | None = None, /, **kwargs: Any) -> Config:
     told = {} if description is None else {"description": description}
     return {"type": kind, "kwargs": kwargs, **told}
+
+
+def _tables_of(query: str) -> list[str]:
+    """The tables that a query names, in their order. Raises ValueError for a name that is none: no stage would be held
+    against the rule."""
+    found = list(dict.fromkeys(re.findall(r"(?<!DISTINCT )\b(?:FROM|JOIN)\s+(\w+)", query)))
+    if unknown := [name for name in found if name not in row_types()]:
+        raise ValueError(f"{unknown[0]!r} is no table: {query}")
+    return found
 
 
 def _escaped(sql: str) -> str:

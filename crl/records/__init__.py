@@ -17,7 +17,7 @@ from crl.records.bank import (
     Operation,
     Resemblance,
 )
-from crl.records.base import RECORD_FORMAT, CrossRule, Row, Rules, rows_of, rows_with, schema_of, table_of, vectors_of
+from crl.records.base import RECORD_FORMAT, Row, Rules, rows_of, rows_with, schema_of, table_of, vectors_of
 from crl.records.judging import Judgment, SuccessRate
 from crl.records.learning import BufferItem, Credit, EntryScore, EntryUsefulness, Metric, Sample, UseReward, Weights
 from crl.records.play import (
@@ -49,7 +49,7 @@ ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type
 __all__ = [
     "FREE", "GUIDED", "QUESTION", "RECORD_FORMAT", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "TRIAL", "Approval",
     "BankChange", "BankEntry", "BankEvent", "BankSnapshot", "BankText", "BufferItem", "CandidateUtility", "Credit",
-    "CrossRule", "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation", "Generation",
+    "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation", "Generation",
     "ImportedEntry", "Judgment", "Metric", "Operation", "Question", "RawReward", "Resemblance", "Retrieval",
     "RetrievalCount", "Row", "Rules", "Sample", "StrippedContext", "SuccessRate", "Suppression", "Task",
     "TextEffect", "Trial", "TrialResult", "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of",

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import CrossRule, Row, Rules, together
+from crl.records.base import Row, Rules, together
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,12 @@ class Distillation(Row):
             "malformed has a reason code other than ok": "(verdict = 'malformed') = (reason_code <> 'ok')",
             "malformed output asks for nothing": "operations >= 0 AND (verdict <> 'malformed' OR operations = 0)",
         },
-        between=(
-            CrossRule(
-                "an extractor output has its token record",
-                ("distillations", "generations"),
+        between={
+            "an extractor output has its token record": (
                 "SELECT d.row, d.distillation_id AS id FROM distillations d LEFT JOIN generations g USING "
-                "(generation_id) WHERE g.generation_id IS NULL OR g.kind <> d.kind",
+                "(generation_id) WHERE g.generation_id IS NULL OR g.kind <> d.kind"
             ),
-        ),
+        },
     )
 
 
@@ -92,15 +90,13 @@ class Operation(Row):
             "return and drop have no text": "kind NOT IN ('return', 'drop') OR text IS NULL",
             "of every text it is known whether the embedder reads all of it": together("text", "embedder_cut"),
         },
-        between=(
-            CrossRule(
-                "an operation belongs to an output that is not malformed, and to its token record",
-                ("operations", "distillations"),
+        between={
+            "an operation belongs to an output that is not malformed, and to its token record": (
                 "SELECT o.row, o.operation_id AS id FROM operations o LEFT JOIN distillations d USING "
                 "(distillation_id) WHERE d.distillation_id IS NULL OR d.verdict = 'malformed' OR d.generation_id <> "
-                "o.generation_id",
+                "o.generation_id"
             ),
-        ),
+        },
     )
 
 
@@ -118,15 +114,13 @@ class Resemblance(Row):
         sha256=("content_digest", "other_digest"),
         ranges={"similarity": (0, 1.0001)},
         rows={"a text does not repeat itself": "content_digest <> other_digest"},
-        between=(
-            CrossRule(
-                "what resembles another text is the text of an operation",
-                ("resemblances", "operations"),
+        between={
+            "what resembles another text is the text of an operation": (
                 "SELECT r.row, r.content_digest AS id FROM resemblances r "
                 "ANTI JOIN (SELECT sha256(text) AS content_digest FROM operations WHERE text IS NOT NULL) o "
-                "USING (content_digest)",
+                "USING (content_digest)"
             ),
-        ),
+        },
     )
 
 
@@ -175,21 +169,17 @@ class BankChange(BankEntry):
 
     rules: ClassVar[Rules] = dataclasses.replace(
         BankEntry.rules,
-        between=(
-            CrossRule(
-                "an entry that changed in this round has the event of its change",
-                ("bank_changes", "bank_events"),
+        between={
+            "an entry that changed in this round has the event of its change": (
                 "SELECT b.row, b.entry_id AS id FROM bank_changes b WHERE NOT b.removed AND NOT EXISTS "
-                "(SELECT 1 FROM bank_events v WHERE v.entry_id = b.entry_id AND v.after_digest = b.content_digest)",
+                "(SELECT 1 FROM bank_events v WHERE v.entry_id = b.entry_id AND v.after_digest = b.content_digest)"
             ),
-            CrossRule(
-                "what was evicted or dropped is not in the bank",
-                ("bank_changes", "bank_events"),
+            "what was evicted or dropped is not in the bank": (
                 "SELECT b.row, b.entry_id AS id FROM bank_changes b JOIN (SELECT entry_id, arg_max(kind, row) AS last "
                 "FROM bank_events WHERE entry_id IS NOT NULL AND kind IN ('add', 'update', 'merge', 'drop', 'evict') "
-                "GROUP BY entry_id) v USING (entry_id) WHERE v.last IN ('drop', 'evict') AND NOT b.removed",
+                "GROUP BY entry_id) v USING (entry_id) WHERE v.last IN ('drop', 'evict') AND NOT b.removed"
             ),
-        ),
+        },
     )
 
 
@@ -218,15 +208,13 @@ class BankSnapshot(Row):
         },
         ordered=(("round", "base_round"),),
         rows={"after a base nothing has changed yet": "base_round < round OR changes_since_base = 0"},
-        between=(
-            CrossRule(
-                "the summary of a bank counts the changes of the round",
-                ("bank_snapshots", "bank_changes"),
+        between={
+            "the summary of a bank counts the changes of the round": (
                 "SELECT s.row, s.round::VARCHAR AS id FROM bank_snapshots s, (SELECT count(*) FILTER (NOT removed) AS "
                 "changed, count(*) FILTER (removed) AS removed FROM bank_changes) c "
-                "WHERE s.changed <> c.changed OR s.removed <> c.removed",
+                "WHERE s.changed <> c.changed OR s.removed <> c.removed"
             ),
-        ),
+        },
     )
 
 
@@ -284,16 +272,14 @@ class BankEvent(Row):
                 "kind NOT IN ('drop', 'evict') OR (entry_id IS NOT NULL AND after_digest IS NULL)"
             ),
         },
-        between=(
-            CrossRule(
-                "an entry that was evicted or dropped is removed, unless it came in this round",
-                ("bank_events", "bank_changes"),
+        between={
+            "an entry that was evicted or dropped is removed, unless it came in this round": (
                 "SELECT v.row, v.entry_id AS id FROM (SELECT max(row) AS row, entry_id, arg_min(kind, row) AS first, "
                 "arg_max(kind, row) AS last FROM bank_events WHERE kind IN ('add', 'update', 'merge', 'drop', 'evict') "
                 "GROUP BY entry_id) v ANTI JOIN (SELECT entry_id FROM bank_changes WHERE removed) b USING (entry_id) "
-                "WHERE v.last IN ('drop', 'evict') AND v.first NOT IN ('add', 'merge')",
+                "WHERE v.last IN ('drop', 'evict') AND v.first NOT IN ('add', 'merge')"
             ),
-        ),
+        },
     )
 
 

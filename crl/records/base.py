@@ -29,18 +29,6 @@ CHOICES = pa.list_(pa.list_(pa.int32()))
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
-@dataclasses.dataclass(frozen=True)
-class CrossRule:
-    """One rule between tables that one stage writes; it applies where a stage wrote all of them."""
-
-    rule: str
-    """What it says, in a sentence."""
-    tables: tuple[str, ...]
-    violations: str
-    """SQL that selects rows of the first of the tables that break it: `row` (their position, from 0) and the `id` to
-    name."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
     """What must hold in a table; that columns without nulls have none follows from the row type itself.
@@ -67,8 +55,10 @@ class Rules:
     """Pairs of columns of which the first is never below the second."""
     rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """SQL predicate by the sentence that describes it; a row breaks it where it is false or null."""
-    between: tuple[CrossRule, ...] = ()
-    """Rules between this table and others."""
+    between: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """SQL by the sentence that describes it, for what must hold between tables that one stage writes: it selects the
+    rows that break the rule of the first table it names, their position from 0 as `row` and the `id` to name. It
+    applies where a stage wrote all the tables that it names."""
 
 
 def together(*columns: str) -> str:

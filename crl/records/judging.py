@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import CrossRule, Row, Rules
+from crl.records.base import Row, Rules
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +42,16 @@ class Judgment(Row):
             "what is not rejected has a text": "(verdict = 'reject') = (text IS NULL)",
             "a text is not empty": "text IS NULL OR trim(text) <> ''",
         },
-        between=(
-            CrossRule(
-                "a verdict has its token record",
-                ("judgments", "generations"),
+        between={
+            "a verdict has its token record": (
                 "SELECT j.row, j.episode_id AS id FROM judgments j LEFT JOIN generations g USING (generation_id) "
-                "WHERE g.kind IS DISTINCT FROM 'critic'",
+                "WHERE g.kind IS DISTINCT FROM 'critic'"
             ),
-            CrossRule(
-                "the token record of a verdict belongs to a judgment",
-                ("generations", "judgments"),
+            "the token record of a verdict belongs to a judgment": (
                 "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN judgments j USING (generation_id) "
-                "WHERE g.kind = 'critic'",
+                "WHERE g.kind = 'critic'"
             ),
-        ),
+        },
     )
 
 

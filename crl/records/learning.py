@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, CrossRule, Row, Rules, together
+from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,27 +71,21 @@ class UseReward(Row):
                 "WHEN basis = 'usefulness' THEN usefulness ELSE 0 END) < 1e-9 END"
             ),
         },
-        between=(
-            CrossRule(
-                "a use with an outcome is credited with it",
-                ("use_rewards", "credits"),
+        between={
+            "a use with an outcome is credited with it": (
                 "SELECT u.row, u.episode_id AS id FROM use_rewards u LEFT JOIN credits c USING (episode_id, entry_id) "
                 "WHERE u.outcome IS DISTINCT FROM c.outcome OR (u.outcome IS NOT NULL AND u.generation_id <> "
-                "c.generation_id)",
+                "c.generation_id)"
             ),
-            CrossRule(
-                "every credited use has its reward",
-                ("credits", "use_rewards"),
-                "SELECT c.row, c.episode_id AS id FROM credits c ANTI JOIN use_rewards u USING (episode_id, entry_id)",
+            "every credited use has its reward": (
+                "SELECT c.row, c.episode_id AS id FROM credits c ANTI JOIN use_rewards u USING (episode_id, entry_id)"
             ),
-            CrossRule(
-                "a reward by guided minus free is that of the credit",
-                ("use_rewards", "credits"),
+            "a reward by guided minus free is that of the credit": (
                 "SELECT u.row, u.episode_id AS id FROM use_rewards u JOIN credits c USING (episode_id, entry_id) "
                 "WHERE u.basis = 'guided_minus_free' "
-                "AND NOT coalesce(abs(u.reward - coalesce(u.critic_score, 0) - c.guided_minus_free) < 1e-9, false)",
+                "AND NOT coalesce(abs(u.reward - coalesce(u.critic_score, 0) - c.guided_minus_free) < 1e-9, false)"
             ),
-        ),
+        },
     )
 
 
@@ -181,14 +175,12 @@ class BufferItem(Row):
                 "ELSE generation_stage <> 'collect' END"
             ),
         },
-        between=(
-            CrossRule(
-                "what is selected from the buffer is trained on",
-                ("buffer", "samples"),
+        between={
+            "what is selected from the buffer is trained on": (
                 "SELECT b.row, b.generation_id AS id FROM buffer b ANTI JOIN samples s USING (generation_id) "
-                "WHERE b.status = 'selected'",
+                "WHERE b.status = 'selected'"
             ),
-        ),
+        },
     )
 
 
@@ -225,14 +217,12 @@ class Sample(Row):
             "a sample that counts has a trained token": "trained > 0 OR advantage = 0 OR weight = 0",
             **TOKEN_ROWS,
         },
-        between=(
-            CrossRule(
-                "what is trained on by eq. 3 was selected from the buffer",
-                ("samples", "buffer"),
+        between={
+            "what is trained on by eq. 3 was selected from the buffer": (
                 "SELECT s.row, s.sample_id AS id FROM samples s LEFT JOIN buffer b USING (generation_id) "
-                "WHERE s.objective = 'cispo' AND (b.generation_id IS NULL OR b.status <> 'selected')",
+                "WHERE s.objective = 'cispo' AND (b.generation_id IS NULL OR b.status <> 'selected')"
             ),
-        ),
+        },
     )
 
 

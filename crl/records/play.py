@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, CrossRule, Row, Rules, together
+from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
 
 GUIDED, FREE = "guided", "free"
 """Streams of Complementary RL: rollouts of a group that are shown an experience, and unguided ones."""
@@ -81,20 +81,16 @@ class Retrieval(Row):
                 "sum(chosen::INT) OVER (PARTITION BY episode_id) <= 16"
             ),
         },
-        between=(
-            CrossRule(
-                "a retrieval belongs to a planned episode and has its family",
-                ("retrievals", "tasks"),
+        between={
+            "a retrieval belongs to a planned episode and has its family": (
                 "SELECT r.row, r.episode_id AS id FROM retrievals r LEFT JOIN tasks t USING (episode_id) "
-                "WHERE t.episode_id IS NULL OR t.family <> r.family",
+                "WHERE t.episode_id IS NULL OR t.family <> r.family"
             ),
-            CrossRule(
-                "an experience is chosen for guided episodes only",
-                ("retrievals", "tasks"),
+            "an experience is chosen for guided episodes only": (
                 "SELECT r.row, r.episode_id AS id FROM retrievals r JOIN tasks t USING (episode_id) "
-                "WHERE r.chosen AND t.stream <> 'guided'",
+                "WHERE r.chosen AND t.stream <> 'guided'"
             ),
-        ),
+        },
     )
 
 
@@ -178,31 +174,25 @@ class Episode(Row):
                 "(stop_reason = 'error') = (last_observation IS NULL)"
             ),
         },
-        between=(
-            CrossRule(
-                "an episode has as many turns, and as many of them invalid, as it says",
-                ("episodes", "turns"),
+        between={
+            "an episode has as many turns, and as many of them invalid, as it says": (
                 "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN (SELECT episode_id, count(*) AS turns, "
                 "sum((NOT valid)::INT) AS invalid FROM turns GROUP BY episode_id) t USING (episode_id) "
                 # The turn in which an environment broke is not valid, and no fault of the actor's.
                 "WHERE e.turns <> coalesce(t.turns, 0) "
-                "OR e.invalid_actions <> coalesce(t.invalid, 0) - (e.stop_reason = 'error')::INT",
+                "OR e.invalid_actions <> coalesce(t.invalid, 0) - (e.stop_reason = 'error')::INT"
             ),
-            CrossRule(
-                "an episode has its token record",
-                ("episodes", "generations"),
+            "an episode has its token record": (
                 "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN generations g USING (generation_id) "
-                "WHERE g.generation_id IS NULL OR g.kind <> 'episode'",
+                "WHERE g.generation_id IS NULL OR g.kind <> 'episode'"
             ),
-            CrossRule(
-                "an episode read and wrote the tokens of its record",
-                ("episodes", "generations", "turns"),
+            "an episode read and wrote the tokens of its record": (
                 "SELECT e.row, e.episode_id AS id FROM episodes e JOIN generations g USING (generation_id) LEFT JOIN "
                 "(SELECT episode_id, sum(last_token - first_token) AS wrote FROM turns GROUP BY episode_id) t "
                 "USING (episode_id) "
-                "WHERE e.tokens_sampled <> coalesce(t.wrote, 0) OR e.tokens_read <> g.n_tokens - coalesce(t.wrote, 0)",
+                "WHERE e.tokens_sampled <> coalesce(t.wrote, 0) OR e.tokens_read <> g.n_tokens - coalesce(t.wrote, 0)"
             ),
-        ),
+        },
     )
 
     def __post_init__(self) -> None:
@@ -231,20 +221,16 @@ class RawReward(Row):
         key=("episode_id",),
         filled=("episode_id", "family"),
         rows={"the reward is finite": "isfinite(raw_reward)"},
-        between=(
-            CrossRule(
-                "a raw reward is that of an episode of the family",
-                ("raw_rewards", "episodes"),
+        between={
+            "a raw reward is that of an episode of the family": (
                 "SELECT r.row, r.episode_id AS id FROM raw_rewards r LEFT JOIN episodes e USING (episode_id) "
-                "WHERE e.family IS DISTINCT FROM r.family",
+                "WHERE e.family IS DISTINCT FROM r.family"
             ),
-            CrossRule(
-                "an episode that broke is worth nothing by any convention",
-                ("raw_rewards", "episodes"),
+            "an episode that broke is worth nothing by any convention": (
                 "SELECT r.row, r.episode_id AS id FROM raw_rewards r JOIN episodes e USING (episode_id) "
-                "WHERE e.error IS NOT NULL AND (r.raw_reward <> 0 OR e.reward <> 0)",
+                "WHERE e.error IS NOT NULL AND (r.raw_reward <> 0 OR e.reward <> 0)"
             ),
-        ),
+        },
     )
 
 
@@ -279,13 +265,11 @@ class Turn(Row):
                 "first_token >= coalesce(lag(last_token) OVER (PARTITION BY episode_id ORDER BY turn), 0)"
             ),
         },
-        between=(
-            CrossRule(
-                "a turn belongs to an episode",
-                ("turns", "episodes"),
-                "SELECT t.row, t.episode_id AS id FROM turns t ANTI JOIN episodes e USING (episode_id)",
+        between={
+            "a turn belongs to an episode": (
+                "SELECT t.row, t.episode_id AS id FROM turns t ANTI JOIN episodes e USING (episode_id)"
             ),
-        ),
+        },
     )
 
 
@@ -326,39 +310,29 @@ class Question(Row):
             "an answer comes from an entry": "generation_id IS NULL OR entry_id IS NOT NULL",
             "an entry comes with its version and similarity": together("entry_id", "content_digest", "similarity"),
         },
-        between=(
-            CrossRule(
-                "a question is a turn that asked, answered if the turn was valid",
-                ("questions", "turns"),
+        between={
+            "a question is a turn that asked, answered if the turn was valid": (
                 "SELECT q.row, q.question_id AS id FROM questions q LEFT JOIN turns t USING (episode_id, turn) "
                 "WHERE t.action IS DISTINCT FROM '<ask>' OR t.valid <> (q.answer IS NOT NULL) "
-                "OR (t.valid AND t.feedback <> q.answer)",
+                "OR (t.valid AND t.feedback <> q.answer)"
             ),
-            CrossRule(
-                "a turn that asked has its question",
-                ("turns", "questions"),
+            "a turn that asked has its question": (
                 "SELECT t.row, t.episode_id AS id FROM turns t ANTI JOIN questions q USING (episode_id, turn) "
-                "WHERE t.action = '<ask>'",
+                "WHERE t.action = '<ask>'"
             ),
-            CrossRule(
-                "only guided episodes are answered",
-                ("questions", "episodes"),
+            "only guided episodes are answered": (
                 "SELECT q.row, q.question_id AS id FROM questions q LEFT JOIN episodes e USING (episode_id) "
-                "WHERE e.episode_id IS NULL OR (NOT e.guided AND q.reason_code <> 'free_episode')",
+                "WHERE e.episode_id IS NULL OR (NOT e.guided AND q.reason_code <> 'free_episode')"
             ),
-            CrossRule(
-                "an answer has its token record",
-                ("questions", "generations"),
+            "an answer has its token record": (
                 "SELECT q.row, q.question_id AS id FROM questions q LEFT JOIN generations g USING (generation_id) "
-                "WHERE q.generation_id IS NOT NULL AND g.kind IS DISTINCT FROM 'ask'",
+                "WHERE q.generation_id IS NOT NULL AND g.kind IS DISTINCT FROM 'ask'"
             ),
-            CrossRule(
-                "the token record of an answer belongs to a question",
-                ("generations", "questions"),
+            "the token record of an answer belongs to a question": (
                 "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN questions q USING (generation_id) "
-                "WHERE g.kind = 'ask'",
+                "WHERE g.kind = 'ask'"
             ),
-        ),
+        },
     )
 
 
@@ -389,34 +363,26 @@ class StrippedContext(Row):
             "token ids are not negative": "list_min(token_ids) >= 0",
             "choices are those of every trained token, or there are none": "len(choices) IN (0, list_sum(loss_mask))",
         },
-        between=(
-            CrossRule(
-                "a stripped context belongs to a guided episode and its token record",
-                ("stripped_contexts", "episodes"),
+        between={
+            "a stripped context belongs to a guided episode and its token record": (
                 "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN episodes e USING (episode_id) "
-                "WHERE e.guided IS NOT TRUE OR s.generation_id <> e.generation_id",
+                "WHERE e.guided IS NOT TRUE OR s.generation_id <> e.generation_id"
             ),
-            CrossRule(
-                "every guided episode has its stripped context",
-                ("episodes", "stripped_contexts"),
+            "every guided episode has its stripped context": (
                 "SELECT e.row, e.episode_id AS id FROM episodes e ANTI JOIN stripped_contexts s USING (episode_id) "
-                "WHERE e.guided",
+                "WHERE e.guided"
             ),
-            CrossRule(
-                "the trained tokens of a stripped context are those of the turns that asked nothing",
-                ("stripped_contexts", "turns"),
+            "the trained tokens of a stripped context are those of the turns that asked nothing": (
                 "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN (SELECT episode_id, "
                 "sum(last_token - first_token) AS sampled FROM turns WHERE action IS DISTINCT FROM '<ask>' "
                 "GROUP BY episode_id) t USING (episode_id) WHERE list_sum(s.loss_mask) > coalesce(t.sampled, 0) "
-                "OR (len(s.choices) = 0 AND list_sum(s.loss_mask) NOT IN (0, coalesce(t.sampled, 0)))",
+                "OR (len(s.choices) = 0 AND list_sum(s.loss_mask) NOT IN (0, coalesce(t.sampled, 0)))"
             ),
-            CrossRule(
-                "a stripped context and what was removed are the whole record",
-                ("stripped_contexts", "generations"),
+            "a stripped context and what was removed are the whole record": (
                 "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN generations g USING "
-                "(generation_id) WHERE g.n_tokens IS DISTINCT FROM len(s.token_ids) + s.removed_tokens",
+                "(generation_id) WHERE g.n_tokens IS DISTINCT FROM len(s.token_ids) + s.removed_tokens"
             ),
-        ),
+        },
     )
 
 
@@ -447,30 +413,24 @@ class Generation(Row):
         filled=("generation_id", "stage", "stop_reason", "role", "kind"),
         sha256=("weights_digest",),
         rows={"temperature is positive": "isfinite(temperature) AND temperature > 0", **TOKEN_ROWS},
-        between=(
-            CrossRule(
-                "a token record of the actor belongs to an episode",
-                ("generations", "episodes"),
+        between={
+            "a token record of the actor belongs to an episode": (
                 "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN episodes e USING (generation_id) "
-                "WHERE g.kind = 'episode'",
+                "WHERE g.kind = 'episode'"
             ),
-            CrossRule(
-                "the trained tokens of an episode are those of its turns",
-                ("generations", "episodes", "turns"),
+            "the trained tokens of an episode are those of its turns": (
                 "SELECT g.row, g.generation_id AS id FROM generations g JOIN episodes e USING (generation_id) LEFT "
                 "JOIN (SELECT episode_id, sum(last_token - first_token) AS sampled, max(last_token) AS last FROM turns "
                 "GROUP BY episode_id) t USING (episode_id) "
                 # Tokens that left no choice are sampled and not trained.
                 "WHERE g.trained > coalesce(t.sampled, 0) OR coalesce(t.last, 0) > g.n_tokens "
-                "OR (g.chosen = 0 AND g.trained NOT IN (0, coalesce(t.sampled, 0)))",
+                "OR (g.chosen = 0 AND g.trained NOT IN (0, coalesce(t.sampled, 0)))"
             ),
-            CrossRule(
-                "every token record of the extractor is accounted for",
-                ("generations", "distillations"),
+            "every token record of the extractor is accounted for": (
                 "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN distillations d USING "
-                "(generation_id) WHERE g.kind IN ('distill', 'merge')",
+                "(generation_id) WHERE g.kind IN ('distill', 'merge')"
             ),
-        ),
+        },
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import CrossRule, Row, Rules
+from crl.records.base import Row, Rules
 
 TRIAL = "trial"
 """Stream of the episodes of a trial, guided or not, and name of the stage that plays them."""
@@ -62,15 +62,13 @@ class Trial(Row):
                 "> max(difference) FILTER (NOT admitted) OVER (), true)"
             ),
         },
-        between=(
-            CrossRule(
-                "what a trial says of an operation is the result of its text",
-                ("trials", "trial_results"),
+        between={
+            "what a trial says of an operation is the result of its text": (
                 "SELECT t.row, t.operation_id AS id FROM trials t LEFT JOIN trial_results r USING (family, "
                 "content_digest) WHERE t.tried_round IS DISTINCT FROM r.round OR (r.round IS NOT NULL AND "
-                "(t.pairs <> r.pairs OR t.wins_with <> r.wins_with OR t.wins_without <> r.wins_without))",
+                "(t.pairs <> r.pairs OR t.wins_with <> r.wins_with OR t.wins_without <> r.wins_without))"
             ),
-        ),
+        },
     )
 
 
@@ -92,10 +90,8 @@ class TrialResult(Row):
         sha256=("content_digest",),
         ranges={**_WINS, "round": (1, None)},
         ordered=_ORDERED,
-        between=(
-            CrossRule(
-                "the result of a trial is what its matched pairs say",
-                ("trial_results", "episodes"),
+        between={
+            "the result of a trial is what its matched pairs say": (
                 "SELECT r.row, r.content_digest AS id FROM trial_results r LEFT JOIN ("
                 # Pairs of which less than half are left say nothing (`crl.credit.trials.result_of`).
                 "SELECT family, content_digest, count(*) FILTER (sound) AS counted, "
@@ -109,16 +105,14 @@ class TrialResult(Row):
                 ") played USING (family, content_digest) "
                 "WHERE r.round = (SELECT max(round) FROM episodes) AND (r.pairs <> coalesce(played.pairs, 0) "
                 "OR r.wins_with <> coalesce(played.wins_with, 0) OR r.wins_without <> coalesce(played.wins_without, "
-                "0))",
+                "0))"
             ),
-            CrossRule(
-                "a note that was played has its result",
-                ("episodes", "trial_results"),
+            "a note that was played has its result": (
                 "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN trial_results r "
                 "ON r.family = e.family AND r.content_digest = e.content_digest "
-                "WHERE e.guided AND r.round IS DISTINCT FROM e.round",
+                "WHERE e.guided AND r.round IS DISTINCT FROM e.round"
             ),
-        ),
+        },
     )
 
 
@@ -159,14 +153,12 @@ class Suppression(Row):
         key=("family", "entry_id"),
         filled=("family", "entry_id"),
         sha256=("content_digest",),
-        between=(
-            CrossRule(
-                "a suppressed text is not retrieved for the family",
-                ("retrievals", "suppressions"),
+        between={
+            "a suppressed text is not retrieved for the family": (
                 "SELECT r.row, r.episode_id AS id FROM retrievals r JOIN suppressions s "
-                "ON s.family = r.family AND s.entry_id = r.entry_id",
+                "ON s.family = r.family AND s.entry_id = r.entry_id"
             ),
-        ),
+        },
     )
 
 
