@@ -40,7 +40,7 @@ import pyarrow.compute as pc
 from crl.bank.changes import Change, applied, change_rows
 from crl.bank.duplicates import SimilarPairs
 from crl.bank.evict import evict as make_room
-from crl.bank.overlay import Overlay, named_in, new_row, updated_row
+from crl.bank.overlay import Overlay, new_row, updated_row
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
@@ -187,7 +187,7 @@ class Consolidation:
     def __init__(self, previous: Snapshot, rules: Rules, alike: SimilarPairs, *, round: int) -> None:
         """Raises ValueError for a previous entry without a segment."""
         _check_placed(previous)
-        self._bank, self._rules, self._alike, self._round = Overlay(named_in(previous, (), ())), rules, alike, round
+        self._bank, self._rules, self._alike, self._round = Overlay(previous), rules, alike, round
         self._events: list[BankEvent] = []
         self._texts: dict[str, str] = {}
         self._appliers: dict[str, Callable[[Operation], None]] = {
@@ -250,7 +250,7 @@ class Consolidation:
         changes = self._bank.changes()
         needed = {each.after.content_digest for each in changes if each.after is not None and not each.after.segment}
         texts = {digest: self._texts[digest] for digest in sorted(needed)}
-        return Consolidated(self._bank.named.snapshot, self._round, changes, list(self._events), texts)
+        return Consolidated(self._bank.snapshot, self._round, changes, list(self._events), texts)
 
     def _foretold(self, operation: Operation, reason: str) -> Refusal:
         """The refusal of an operation that is not tried: a person refused it, or something that it builds on."""
