@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from crl.run import cache
 from crl.run.directory import RunDirectory
 from crl.run.journal import JOURNAL
 from crl.run.lease import LEASE, Lease
@@ -150,12 +149,6 @@ def test_two_swapped_texts_of_the_bank_are_both_named(run: RunDirectory) -> None
     names = sorted(path.relative_to(run.path).as_posix() for path in (run.path / "bank/segments").iterdir())[:2]
     _swap(run, *names)
     assert _named(run) == names
-
-
-def test_checksums_of_an_older_cache_are_still_read(run: RunDirectory) -> None:
-    path = run.path / "cache/first/sums.json"
-    path.write_bytes(cache._sealed(json.loads(path.read_bytes())["sums"], None))
-    assert _named(run) == []
 
 
 def test_any_stage_that_is_gone_and_any_two_of_the_last_are_named(run: RunDirectory) -> None:
