@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from crl.run import cache
 from crl.run.directory import RunDirectory
 from crl.run.journal import JOURNAL
 from crl.run.lease import LEASE, Lease
