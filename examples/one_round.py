@@ -30,9 +30,9 @@ from crl.bank.snapshot import Snapshot
 from crl.config import Method, RoleConfig
 from crl.config.load import load_experiment
 from crl.credit.buffer import fill_buffer, select_batches
-from crl.credit.credit import credits_of, entry_scores, free_means
 from crl.credit.rewards import use_rewards
 from crl.credit.samples import cispo_samples, grpo_samples
+from crl.credit.uses import credits_of, entry_scores, free_means
 from crl.envs import make_environment
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.formats import ParsedOperation, write_operations

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from crl.config import ExtractorObjective
-from crl.credit.credit import free_means, outcome, usable
+from crl.credit.uses import free_means, outcome, usable
 from crl.records import Episode, Question
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from crl.credit.credit import outcome, usable
+from crl.credit.uses import outcome, usable
 from crl.records import CandidateUtility, Distillation, Episode, Retrieval, UseReward
 
 OTHER_TASK, OWN_TASK = "other_task", "own_task"

@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from crl.config import ExtractorObjective
-from crl.credit.credit import ALARM_SHARE, shown_by_episode
+from crl.credit.uses import ALARM_SHARE, shown_by_episode
 from crl.errors import RecordDamaged
 from crl.records import Credit, EntryUsefulness, Episode, Judgment, Metric, Retrieval, UseReward
 
@@ -125,7 +125,7 @@ def reward_metrics(
 
 
 def judgment_metrics(judgments: Sequence[Judgment], *, round: int, stage: str = "credit") -> list[Metric]:
-    """Share of every verdict of a round; malformed and rejected alarm above :data:`crl.credit.credit.ALARM_SHARE`."""
+    """Share of every verdict of a round; malformed and rejected alarm above :data:`crl.credit.uses.ALARM_SHARE`."""
     if not judgments:
         return []
     counts = Counter(row.verdict for row in judgments)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from crl.config import ActorObjective, ExtractorObjective
 from crl.credit.advantages import subgroup_advantages
 from crl.credit.buffer import reweight
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.errors import RecordDamaged
 from crl.records import FREE, GUIDED, BufferItem, Episode, Generation, Sample
 

@@ -15,9 +15,9 @@ import pytest
 
 from crl.config import ExtractorObjective
 from crl.credit.buffer import fill_buffer, select_batches
-from crl.credit.credit import credits_of
 from crl.credit.rewards import judgment_metrics, reward_metrics, use_rewards
 from crl.credit.samples import cispo_samples
+from crl.credit.uses import credits_of
 from crl.errors import RecordDamaged
 from crl.records import BufferItem, EntryUsefulness, Episode, Generation, Judgment, Retrieval
 

@@ -163,7 +163,7 @@ def test_every_room_has_a_floor_and_no_import_goes_up() -> None:
 def test_a_circle_and_an_import_upward_would_be_seen() -> None:
     graph = house()
     for module, other in [
-        ("crl.bank.segments", "crl.credit.credit"),
+        ("crl.bank.segments", "crl.credit.uses"),
         ("crl.run.files", "crl.recipes"),
         ("crl.errors", "crl.config.load"),
         ("crl.envs.levels", "crl.bank.retrieve"),

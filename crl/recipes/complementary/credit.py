@@ -15,12 +15,12 @@ from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.credit.answers import AnswerReward, answer_rewards
 from crl.credit.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, select_batches
-from crl.credit.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
 from crl.credit.effects import effect_metrics
 from crl.credit.other_credit import Tasks, by_other_tasks
 from crl.credit.rewards import judgment_metrics, reward_metrics, use_rewards
 from crl.credit.samples import cispo_samples, grpo_samples
 from crl.credit.self_distillation import distilled_episodes, nll_samples
+from crl.credit.uses import credit_metrics, credits_of, entry_scores, free_means, output_health
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.credit_switches import effects, scored_at_once, tasks_of, trial_figures, utilities
 from crl.recipes.complementary.judge import verdicts_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from crl.credit.credit import shown_by_episode, usable
+from crl.credit.uses import shown_by_episode, usable
 from crl.protocols import Policy
 from crl.recipes.complementary.bank_access import texts_of
 from crl.recipes.complementary.config import config_of

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from crl.config import Method
-from crl.credit.credit import entry_scores, outcome, usable
+from crl.credit.uses import entry_scores, outcome, usable
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
 from crl.recipes.erl.prompts import OK

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crl.credit.credit import usable
 from crl.credit.streams import stream_advantages
+from crl.credit.uses import usable
 from crl.recipes.importance_replay.buffer import (
     ORDERS_A_ROUND,
     Batch,

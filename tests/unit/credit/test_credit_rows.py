@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from crl.config import ExtractorObjective
-from crl.credit.credit import ALARM_SHARE, credit_metrics, credits_of, entry_scores, free_means, output_health
 from crl.credit.rewards import use_rewards
+from crl.credit.uses import ALARM_SHARE, credit_metrics, credits_of, entry_scores, free_means, output_health
 from crl.errors import RecordDamaged
 from crl.records import Distillation, Episode, Retrieval
 
