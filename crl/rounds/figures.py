@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from crl.credit.advantages import SMALLEST_STD
-from crl.credit.uses import VERDICTS, usable
+from crl.credit.uses import usable
+from crl.credit.written import VERDICTS
 from crl.records import Episode
 
 Figures = dict[str, float]

@@ -207,6 +207,12 @@ def test_start_up_is_light(statement: str) -> None:
     assert loaded_after(statement) == set()
 
 
+def test_credit_loads_no_model_library_not_even_through_others() -> None:
+    modules = [module_of(path) for path in files("crl/credit")]
+    assert "crl.credit.samples" in modules and "crl.credit.rules.outcome" in modules
+    assert loaded_after(f"import {', '.join(modules)}") == set()
+
+
 def test_the_package_itself_loads_no_other_library() -> None:
     code = "import sys; before = set(sys.modules); import crl; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
