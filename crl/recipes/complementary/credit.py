@@ -19,15 +19,13 @@ from crl.config import SuppressConfig
 from crl.credit.answers import answer_rewards
 from crl.credit.buffer import SCORED, USED, Earned, HeldText, Output, buffer_metrics, earners, fill_buffer
 from crl.credit.effects import effect_metrics, text_effects
-from crl.credit.judgments import judgment_metrics
 from crl.credit.rules import Round, Scored, TaskKey, rule_of, task_of
 from crl.credit.samples import cispo_samples, grpo_samples, select_batches
 from crl.credit.self_distillation import distilled_episodes, nll_samples
 from crl.credit.trials import trial_metrics, trial_rewards
-from crl.credit.uses import Use, credit_metrics, credits_of, entry_scores, free_means, uses_of
-from crl.credit.written import earned_when_written, output_health
+from crl.credit.uses import credit_metrics, credits_of, earned_when_written, entry_scores, free_means, uses_of
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.judge import verdicts_of
+from crl.recipes.complementary.judge import judgment_metrics, verdicts_of
 from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.records import (
     TRIAL,
@@ -50,6 +48,7 @@ from crl.records import (
     rows_with,
 )
 from crl.rounds.context import StageContext
+from crl.rounds.figures import output_alarms, output_shares
 from crl.rounds.stage import BEFORE
 
 NEW_BANK = "new_bank"
@@ -69,7 +68,7 @@ def credit(ctx: StageContext) -> None:
     distilled, merged = (ctx.rows(Distillation, stage) for stage in ("distill", "merge"))
     credits = credits_of(episodes, retrievals, judgments)
     writers = Writers(ctx, uses_of(episodes, credits, retrievals, judgments))
-    scored = _scored(ctx, episodes, retrievals, distilled, writers)
+    scored = _scored(ctx, episodes, retrievals, distilled, credits, writers)
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
     fills = EXTRACTOR in config.TRAINED
     buffer = _filled(ctx, scored, [*distilled, *merged], episodes, writers) if fills else []
@@ -87,12 +86,13 @@ def credit(ctx: StageContext) -> None:
     effects = [] if config.suppress is None else _effects(ctx, episodes, credits, config.suppress)
     ctx.write(BufferItem, buffer)
     ctx.write(Sample, samples)
+    shares = output_shares([row.verdict for row in (*distilled, *merged)])
     ctx.write(
         Metric,
         credit_metrics(episodes, credits, round=ctx.round)
-        + output_health([*distilled, *merged], round=ctx.round)
+        + _metrics(ctx, shares, output_alarms(shares))
         + (buffer_metrics(buffer, round=ctx.round, config=objective, trains=trains) if fills else [])
-        + [_metric(ctx, name, value) for name, value in scored.figures.items()]
+        + _metrics(ctx, scored.figures)
         + judgment_metrics(judgments, round=ctx.round)
         + effects
         + _trial_metrics(ctx)
@@ -117,7 +117,7 @@ def _actor_samples(ctx: StageContext, episodes: Sequence[Episode]) -> tuple[list
     stripped = _self_distilled(ctx, episodes, generations)
     if stripped is None:
         return samples, []
-    return [*samples, *stripped], [_metric(ctx, "self_distilled", len(stripped))]
+    return [*samples, *stripped], _metrics(ctx, {"self_distilled": float(len(stripped))})
 
 
 def _scored(
@@ -125,6 +125,7 @@ def _scored(
     episodes: Sequence[Episode],
     retrievals: Sequence[Retrieval],
     distilled: Sequence[Distillation],
+    credits: Sequence[Credit],
     writers: Writers,
 ) -> Scored:
     """What the rule says of the round; its own rows are written."""
@@ -136,6 +137,7 @@ def _scored(
             config=config.extractor_objective,
             episodes=episodes,
             retrievals=retrievals,
+            credits=credits,
             uses=writers.uses,
             distilled=distilled,
             earners=earners(
@@ -257,14 +259,18 @@ def _self_distilled(
     return nll_samples(distilled_episodes(episodes, config), contexts, generations, config, round=ctx.round)
 
 
-def _metric(ctx: StageContext, name: str, value: float) -> Metric:
-    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value), alarm=None)
+def _metrics(ctx: StageContext, figures: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> list[Metric]:
+    found = alarms or {}
+    return [
+        Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=found.get(name))
+        for name, value in figures.items()
+    ]
 
 
 class Writers:
     """The outputs behind the uses of a round: which stages wrote them, about what; read when somebody asks."""
 
-    def __init__(self, ctx: StageContext, uses: Sequence[Use]) -> None:
+    def __init__(self, ctx: StageContext, uses: Sequence[UseReward]) -> None:
         self.uses, self._ctx = uses, ctx
         self._used = {use.generation_id for use in uses}
 
