@@ -16,12 +16,10 @@ from crl.records import Row
 def score(round: Round, before: Sequence[Row]) -> Scored:
     """See the module; nothing is kept."""
     differences = {(row.episode_id, row.entry_id): row.guided_minus_free for row in round.credits}
-    uses = [
-        use
-        if (r := differences.get((use.episode_id, use.entry_id))) is None
-        else with_reward(use, "guided_minus_free", r)
-        for use in round.uses
-    ]
+    uses = []
+    for use in round.uses:
+        difference = differences.get((use.episode_id, use.entry_id))
+        uses.append(use if difference is None else with_reward(use, "guided_minus_free", difference))
     alone = sum(use.basis == "outcome" for use in uses)
     return Scored(uses, round.earned(uses), figures={"uses_without_unguided": float(alone)})
 

@@ -27,7 +27,7 @@ def scored(
     return rule_of(credit).score(played, before)
 
 
-def use(
+def use_of(
     generation_id: str, outcome: float | None, episode_id: str, *, entry: str = "m", score: float | None = None
 ) -> UseReward:
     """A use that earns its outcome and the actor's verdict."""
