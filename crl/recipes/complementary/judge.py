@@ -152,8 +152,7 @@ def _with_text(slot: EpisodeSlot, text: str | None) -> EpisodeSlot:
 
 
 def judgment_metrics(judgments: Sequence[Judgment], *, round: int, stage: str = "credit") -> list[Metric]:
-    """Share of every verdict of a round; malformed and rejected alarm above the bound of
-    outputs."""
+    """Share of every verdict of a round; malformed and rejected ones alarm above `ALARM_SHARE`."""
     if not judgments:
         return []
     counts = Counter(row.verdict for row in judgments)
