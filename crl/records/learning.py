@@ -6,6 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
+from crl.config.mechanisms import CREDIT_RULES
 from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
 
 
@@ -56,7 +57,8 @@ class UseReward(Row):
     rules: ClassVar[Rules] = Rules(
         key=("episode_id", "entry_id"),
         filled=("episode_id", "entry_id", "generation_id"),
-        sets={"basis": ("outcome", "guided_minus_free", "usefulness", "other_task", "own_task", "none")},
+        # Each rule of credit may name what it takes for r by its own name, which says no more of the reward.
+        sets={"basis": (*CREDIT_RULES, "usefulness", "other_task", "own_task", "none")},
         ranges={"usefulness": (-1, 1)},
         rows={
             "an outcome is +1 or -1": "outcome IS NULL OR outcome IN (-1, 1)",
@@ -68,7 +70,8 @@ class UseReward(Row):
                 "CASE basis WHEN 'guided_minus_free' THEN abs(reward - coalesce(critic_score, 0)) <= 2 + 1e-9 "
                 "ELSE abs(reward - coalesce(critic_score, 0) "
                 "- CASE WHEN basis IN ('outcome', 'other_task') THEN outcome "
-                "WHEN basis = 'usefulness' THEN usefulness ELSE 0 END) < 1e-9 END"
+                "WHEN basis = 'usefulness' THEN usefulness WHEN basis IN ('own_task', 'none') THEN 0 "
+                "ELSE reward - coalesce(critic_score, 0) END) < 1e-9 END"
             ),
         },
         between={
