@@ -8,6 +8,7 @@ from pydantic import Field
 
 from crl.config.base import COLDEST, MOST_ROUNDS, Model, off, unset
 from crl.config.recorded import RecordedConfig
+from crl.records.learning import CREDIT_RULES
 
 LONGEST_OBSERVATION = 250_000
 """Characters that an environment may show at one time unless `rollout.longest_observation` says otherwise: more than
@@ -189,15 +190,6 @@ class ActorObjective(Model):
     correction: Correction = None
 
 
-CREDIT_RULES = {
-    "outcome": "±1 as the paper",
-    "guided_minus_free": "±1 less the mean of unguided rollouts",
-    "running_usefulness": "what its entry is worth by then",
-    "other_tasks": "±1, one mean per task, of the note's own only verdicts",
-    "trend": "not uses are scored, but an output by its episode's ±1 less the largest utility among the experiences "
-    "retrieved for that task",
-}
-"""Rules of credit by name, each with what a use earns by it: the files of these names in `crl/credit/rules`."""
 if TYPE_CHECKING:
     CreditRule = str
 else:

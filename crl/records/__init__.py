@@ -1,6 +1,6 @@
 """The vocabulary of the system: row types by what they are about, each with its rules, and their schemas (`base.py`).
 
-Protocols between rooms are in `crl/protocols.py`; of the project this package imports the names of credit rules alone.
+Protocols between rooms are in `crl/protocols.py`; this package imports nothing else of the project.
 """
 
 from __future__ import annotations

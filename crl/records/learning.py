@@ -6,8 +6,17 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.config.mechanisms import CREDIT_RULES
 from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
+
+CREDIT_RULES = {
+    "outcome": "±1 as the paper",
+    "guided_minus_free": "±1 less the mean of unguided rollouts",
+    "running_usefulness": "what its entry is worth by then",
+    "other_tasks": "±1, one mean per task, of the note's own only verdicts",
+    "trend": "not uses are scored, but an output by its episode's ±1 less the largest utility among the experiences "
+    "retrieved for that task",
+}
+"""Rules of credit by name, each with what a use earns by it: the files of these names in `crl/credit/rules`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
