@@ -1,0 +1,368 @@
+"""Golden runs: what a big change of where things are must leave equal. Rows, prompts, metrics and weights of small runs.
+
+Record them at the first commit, and at every later one; then compare:
+
+    cd TREE && PYTHONPATH=$PWD .venv/bin/python PATH/tests/golden.py record /tmp/first        # about 10 minutes on two cores
+    cd OTHER && PYTHONPATH=$PWD .venv/bin/python PATH/tests/golden.py record /tmp/now tiny trial   # some, by name
+    .venv/bin/python tests/golden.py compare /tmp/first /tmp/now       # those that both have; all of the second's names
+
+`record` runs the tree that is first on PYTHONPATH (else this one) by its command line, and reads nothing but files:
+this script imports nothing of `crl`, so one copy of it records any commit. Each run is in FOLDER/NAME; one that is
+there already is kept, one that failed is begun again. Forks need the run they come from, which is recorded with them.
+
+`compare` takes the rows of a round together by table, whatever stage wrote them, and counts duplicates. Order, files'
+names and clock times are no part of it. Prompts, outputs and token ids are columns of `generations` and `turns`.
+Everything that is on one side only is a difference; the exit code is then 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+TREE = Path(os.environ.get("PYTHONPATH", "").split(os.pathsep)[0] or Path(__file__).parents[1]).resolve()
+SIDE_BY_SIDE = 2
+SHOWN = 5
+"""Differences of a table that are printed."""
+
+NOT_COMPARED = {
+    "metrics": {"stage"},  # a mechanism's metrics may move to a stage of its own
+    "weights": {"checkpoint"},  # paths
+    "bank": {"segment", "embedding_file"},
+    "bank_changes": {"segment", "embedding_file"},
+    "bank_texts": {"segment", "embedding_file"},
+}
+"""Columns by table."""
+RENAMED_OR_GONE: dict[tuple[str, str], str] = {}
+"""(table, column), or (table, "") for all of it: the reason why it is on one side only. Known to be so, and counted as
+equal."""
+
+PATIENT = {"runtime.keep_every": 1, "runtime.retry_delay_seconds": 0.1}
+TINY = "conf/tiny.yaml"
+SHORT = {
+    "method.recipe.warm_start.actor_episodes": 32,
+    "method.recipe.warm_start.extractor_episodes": 24,
+    "method.recipe.warm_start.learning_rate": 5.0e-3,
+    "method.families.0.evaluation_seeds.count": 2,
+}
+"""A preparation of seconds after which the tiny model writes notes."""
+ALL_NOTES = {"method.recipe.retrieval.threshold": -1.0}
+RECIPE, BUFFERED = "method.recipe.", "method.recipe.extractor_objective."
+PLAYED = ("tasks", "episodes", "turns", "generations", "samples", "metrics", "evaluations", "weights")
+NOTED = (*PLAYED, "distillations", "operations", "bank_events", "retrievals", "buffer", "credits")
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A run: an experiment file, or a fork of another run."""
+
+    tables: Sequence[str]
+    """Must have rows, so that it is not about nothing."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    config: str = TINY
+    rounds: int = 2
+    fork_of: str | None = None
+    fork_round: int = 0
+    fork_options: Sequence[str] = ()
+    before: Callable[[Runner], None] | None = None
+    """What is done before it is trained."""
+    after: Callable[[Runner], None] | None = None
+    codes: Sequence[int] = (0,)
+    """Exit codes of training that are right."""
+    needs: Sequence[str] = ()
+    """Runs that must be there, besides the one it is forked from."""
+
+
+class Runner:
+    """Commands of one golden run, in its folder."""
+
+    def __init__(self, root: Path, name: str, golden: Golden) -> None:
+        self.root, self.name, self.golden, self.folder = root, name, golden, root / name
+        self.run = self.folder / "runs" / name
+
+    def crl(self, *words: object, codes: Sequence[int] = (0,), typed: str | None = None) -> int:
+        """Run `crl …`; what it says is kept in the folder."""
+        line = [sys.executable, "-m", "crl", *map(str, words)]
+        done = subprocess.run(
+            line, cwd=TREE, env=self.environment(), input=typed, capture_output=True, text=True, check=False
+        )
+        said = f"$ {shlex.join(line)}\n{done.stdout}{done.stderr}"
+        with (self.folder / "said.txt").open("a", encoding="utf-8") as file:
+            file.write(said)
+        if done.returncode not in codes:
+            raise RuntimeError(f"exit code {done.returncode}, expected {codes}: {said[-3000:]}")
+        return done.returncode
+
+    def environment(self) -> dict[str, str]:
+        """One thread, no network, nothing that a user has set."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CRL_", "PREFECT_"))}
+        fixed = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "HF_HUB_OFFLINE")}
+        places = {"CRL_RUNS": str(self.folder / "runs"), "PREFECT_HOME": str(self.folder / "prefect")}
+        return {
+            **kept, **fixed, **places, "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PYTHONPATH": str(TREE), "PYTHONHASHSEED": "0",
+        }  # fmt: skip
+
+    def settings(self) -> list[str]:
+        """As `--set` options."""
+        pairs = {"name": self.name, **PATIENT, **self.golden.settings}
+        if self.golden.fork_of is not None:
+            pairs = self.golden.settings
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in pairs.items()}
+        texts = {key: text.replace("FOLDER", str(self.folder)) for key, text in texts.items()}
+        return [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
+
+    def record(self) -> None:
+        """Make it, and see that it is about something."""
+        golden = self.golden
+        done, what_it_is = self.folder / "done", repr(replace(golden, before=None, after=None))
+        if done.exists() and done.read_text(encoding="utf-8") == what_it_is:
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        (self.folder / "runs").mkdir(parents=True)
+        if golden.fork_of is not None:
+            shutil.copytree(self.root / golden.fork_of / "runs" / golden.fork_of, self.run.parent / golden.fork_of)
+        if golden.before is not None:
+            golden.before(self)
+        if golden.fork_of is None:
+            what = ["train", golden.config, "--no-prefect", *self.settings()]
+        else:
+            where = ["--round", golden.fork_round, "--name", self.name]
+            self.crl("fork", golden.fork_of, *where, *golden.fork_options, *self.settings())
+            shutil.rmtree(self.run.parent / golden.fork_of)
+            what = ["resume", self.name]
+        self.crl(*what, "--rounds", golden.rounds, codes=golden.codes)
+        if golden.after is not None:
+            golden.after(self)
+        filled = {table for (_, table), rows in rows_of(self.folder).items() if rows}
+        missing = [table for table in golden.tables if table not in filled]
+        if missing:
+            raise RuntimeError(f"no rows of {', '.join(missing)}; rows of {', '.join(sorted(filled))}")
+        done.write_text(what_it_is, encoding="utf-8")
+
+
+# -- what some runs do besides --------------------------------------------------------------------------------------
+
+
+def _approve(runner: Runner) -> None:
+    """A person refuses the first operation of every round."""
+    for number in range(1, runner.golden.rounds + 1):
+        [path] = (runner.run / f"rounds/{number:04d}").glob("distill/operations.parquet")
+        first = sorted(pq.read_table(path)["operation_id"].to_pylist())[0]
+        runner.crl("approve", runner.name, "--reject", first, "--person", "golden", "--reason", "wrong")
+        runner.crl("resume", runner.name, codes=(6,) if number < runner.golden.rounds else (0,))
+
+
+def _export_and_import(runner: Runner) -> None:
+    """Begin with the bank of `tiny`, by way of an export."""
+    folder = runner.folder / "exported"
+    runner.crl("bank", "export", runner.root / "tiny/runs/tiny", "--to", folder, "--round", 2)
+    runner.crl("bank", "import", TINY, folder, *runner.settings())
+
+
+def _evaluate_again(runner: Runner) -> None:
+    """Other seeds, an older round, a table of its own."""
+    more = ("--seeds", "2000000:3", "--out", runner.folder / "again.parquet")
+    runner.crl("evaluate", runner.name, "--round", 1, *more)
+    runner.crl("evaluate", runner.name, "--arms", "with")
+
+
+LAKE = {"size_min": 3, "size_max": 3, "frozen_probability": 0.8, "max_turns": 6}
+
+
+def _play(runner: Runner) -> None:
+    """Games whose answers are questions to whom they may be asked, and verdicts where the actor is a critic."""
+    moves = ("ASK: down", "REFINE: right", "ASK: left", "REFINE: up")
+    typed = "".join(f"{moves[(number // 3) % 4]}\n" for number in range(96))
+    options = [word for key, value in LAKE.items() for word in ("--set", f"{key}={value}")]
+    runner.crl("env", "play", "frozenlake", *options, "--record", runner.folder / "games.jsonl", typed=typed)
+
+
+# -- the runs -------------------------------------------------------------------------------------------------------
+
+
+def fork(*tables: str, **more: Any) -> Golden:
+    """A fork of `tiny` after its preparation, with other mechanisms."""
+    return Golden((*NOTED, *tables), **{"fork_of": "tiny", **more})
+
+
+RUNS: dict[str, Golden] = {
+    "tiny": Golden(NOTED, SHORT),
+    "erl": Golden((*PLAYED, "reflections"), config="conf/erl_tiny.yaml"),
+    "dreamgym": Golden((*PLAYED, "transitions", "predictions", "pool"), config="conf/dreamgym_tiny.yaml"),
+    "importance_replay": Golden(
+        (*PLAYED, "replay", "replay_draws", "improvements", "probe_pairs"), config="conf/importance_replay_tiny.yaml"
+    ),
+    "trial": fork(
+        "trials", "trial_results",
+        settings={RECIPE + "trial": {"layouts": 2, "threshold": 0.0, "notes": 6, "holds": 1}, **ALL_NOTES},
+    ),
+}  # fmt: skip
+
+
+# -- reading and comparing ------------------------------------------------------------------------------------------
+
+Rows = dict[tuple[str, str], list[dict[str, Any]]]
+"""Rows by round ("-": of the whole run) and table."""
+
+
+def rows_of(folder: Path) -> Rows:
+    """All rows that a golden run left, and the digests of its weights."""
+    found: Rows = defaultdict(list)
+    files = [path for path in sorted(folder.rglob("*")) if not {"cache", "prefect"} & set(path.parts[:-1])]
+    for path in (path for path in files if path.suffix == ".parquet"):
+        number, _, names = _place(folder, path)
+        found[number, "/".join(names)] += pq.ParquetFile(path).read().to_pylist()
+    for path in (path for path in files if path.suffix == ".safetensors"):
+        number, stage, _ = _place(folder, path)
+        table = stage / "weights.parquet"
+        role = ",".join(pq.read_table(table)["role"].to_pylist()) if table.exists() else None
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        found[number, "safetensors"].append({"role": role, "file": path.name, "sha256": digest})
+    return found
+
+
+def _place(folder: Path, path: Path) -> tuple[str, Path, list[str]]:
+    """Round, folder of the stage, and the names that tell the table: names that are digests tell nothing."""
+    parts = path.relative_to(folder).parts
+    inside = parts[2:] if parts[0] == "runs" else parts
+    if inside[0] == "rounds":
+        return inside[1], folder.joinpath(*parts[:5]), [path.stem]
+    return "-", folder, [Path(part).stem for part in inside if not re.search("[0-9a-f]{12}", part)]
+
+
+def compared(table: str, rows: Sequence[dict[str, Any]]) -> Counter[str]:
+    """Rows without what is not compared, each as a text, counted."""
+    left_out = NOT_COMPARED.get(table, set()) | {column for of, column in RENAMED_OR_GONE if of == table}
+    return Counter(json.dumps({key: row[key] for key in row if key not in left_out}, default=repr) for row in rows)
+
+
+def differences(table: str, first: Counter[str], second: Counter[str]) -> Iterator[str]:
+    """Every difference of a table's rows: key, column, both values."""
+    ours, theirs = ([json.loads(text) for text in each.elements()] for each in (first - second, second - first))
+    keyed = [_by_key(rows, _key([*ours, *theirs], (ours, theirs))) for rows in (ours, theirs)]
+    for key in sorted({*keyed[0], *keyed[1]}):
+        mine, other = (rows.get(key) for rows in keyed)
+        if mine is None or other is None:
+            yield f"{key}: only in the {'second' if mine is None else 'first'}"
+            continue
+        for column in dict.fromkeys([*mine, *other]):
+            values = [json.dumps(row[column]) if column in row else "(no such column)" for row in (mine, other)]
+            if values[0] != values[1]:
+                yield f"{key}: {column}: {values[0][:200]} | {values[1][:200]}"
+
+
+def _key(rows: Sequence[dict[str, Any]], sides: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
+    """The fewest first columns that tell the rows of each side apart."""
+    columns = list(rows[0]) if rows else []
+    for count in range(1, len(columns) + 1):
+        keys = [[json.dumps([row.get(name) for name in columns[:count]]) for row in side] for side in sides]
+        if all(len(set(each)) == len(each) for each in keys):
+            return columns[:count]
+    return columns
+
+
+def _by_key(rows: Sequence[dict[str, Any]], key: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Rows by their key; equal rows are numbered."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        name = ", ".join(f"{column}={str(row.get(column))[:80]}" for column in key)
+        number = next(number for number in range(len(rows)) if f"{name}#{number}" not in found)
+        found[f"{name}#{number}"] = row
+    return {name.removesuffix("#0"): row for name, row in found.items()}
+
+
+def compare(first: Path, second: Path, names: Sequence[str]) -> int:
+    """Print what differs; the exit code."""
+    code = 0
+    recorded = [{path.parent.name for path in folder.glob("*/done")} for folder in (first, second)]
+    for name in names or sorted(recorded[0] | recorded[1]):
+        missing = [str(folder) for folder, have in zip((first, second), recorded, strict=True) if name not in have]
+        if missing:
+            print(f"{name}: not recorded in {', '.join(missing)}")
+            code = 1
+            continue
+        sides = [rows_of(folder / name) for folder in (first, second)]
+        found = 0
+        for place in sorted({*sides[0], *sides[1]}):
+            number, table = place
+            if (table, "") in RENAMED_OR_GONE:
+                continue
+            told = list(differences(table, *(compared(table, side.get(place, [])) for side in sides)))
+            found += len(told)
+            for each in told[:SHOWN]:
+                print(f"{name}, round {number}, {table}: {each}")
+            if len(told) > SHOWN:
+                print(f"{name}, round {number}, {table}: {len(told) - SHOWN} further differences")
+        code = code or int(found > 0)
+        tables, rows = len({table for _, table in sides[0]}), sum(map(len, sides[0].values()))
+        rounds = len({number for number, _ in sides[0]} - {"-"})
+        print(f"{name:24} {rounds:3} rounds {tables:3} tables {rows:6} rows  {found or 'equal'}{' differences' * (found > 0)}")
+    return code
+
+
+def record(folder: Path, names: Sequence[str]) -> int:
+    """Make the runs that are named, or all, two at a time; the exit code."""
+    unknown = [name for name in names if name not in RUNS]
+    if unknown:
+        sys.exit(f"no golden run is called {unknown[0]}; there are {', '.join(RUNS)}")
+    began, made, waiting = time.monotonic(), {}, list(names or RUNS)
+    print(f"recording {TREE} into {folder}", flush=True)
+    lengths: dict[str, float] = {}
+
+    def one(name: str, first: Sequence[Future[bool]]) -> bool:
+        if not all(each.result() for each in first):
+            print(f"{name}: the run it needs failed", flush=True)
+            return False
+        start = time.monotonic()
+        try:
+            Runner(folder, name, RUNS[name]).record()
+        except (RuntimeError, ValueError) as error:
+            print(f"{name} FAILED: {error}", flush=True)
+            return False
+        lengths[name] = time.monotonic() - start
+        counts = Counter[str]()
+        for (_, table), rows in rows_of(folder / name).items():
+            counts[table] += len(rows)
+        told = ", ".join(f"{table} {count}" for table, count in sorted(counts.items()))
+        print(f"{name} ({lengths[name]:.0f} s): {told}", flush=True)
+        return True
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+
+        def submit(name: str) -> Future[bool]:
+            if name not in made:
+                run = RUNS[name]
+                first = [submit(other) for other in (*((run.fork_of,) if run.fork_of else ()), *run.needs)]
+                made[name] = pool.submit(one, name, first)
+            return made[name]
+
+        done = [submit(name).result for name in waiting]
+        good = [result() for result in done]
+    print(f"{sum(good)} of {len(good)} runs, {time.monotonic() - began:.0f} s")
+    return int(not all(good))
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["record", folder, *names]:
+            sys.exit(record(Path(folder).resolve(), names))
+        case ["compare", first, second, *names]:
+            sys.exit(compare(Path(first), Path(second), names))
+        case _:
+            sys.exit(__doc__)
