@@ -29,14 +29,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 TREE = Path(os.environ.get("PYTHONPATH", "").split(os.pathsep)[0] or Path(__file__).parents[1]).resolve()
-SIDE_BY_SIDE = 2
+SIDE_BY_SIDE = int(os.environ.get("GOLDEN_SIDE_BY_SIDE", "2"))
 SHOWN = 5
 """Differences of a table that are printed."""
 
@@ -86,6 +86,11 @@ class Golden:
     """Exit codes of training that are right."""
     needs: Sequence[str] = ()
     """Runs that must be there, besides the one it is forked from."""
+    prefect: bool = False
+
+    def what_it_is(self) -> str:
+        """Told by what decides its rows: one that was recorded by other settings is recorded again."""
+        return repr((self.config, self.rounds, self.settings, self.fork_of, self.fork_round, self.fork_options))
 
 
 class Runner:
@@ -95,7 +100,7 @@ class Runner:
         self.root, self.name, self.golden, self.folder = root, name, golden, root / name
         self.run = self.folder / "runs" / name
 
-    def crl(self, *words: object, codes: Sequence[int] = (0,), typed: str | None = None) -> int:
+    def crl(self, *words: object, codes: Sequence[int] = (0,), typed: str | None = None) -> str:
         """Run `crl …`; what it says is kept in the folder."""
         line = [sys.executable, "-m", "crl", *map(str, words)]
         done = subprocess.run(
@@ -106,7 +111,7 @@ class Runner:
             file.write(said)
         if done.returncode not in codes:
             raise RuntimeError(f"exit code {done.returncode}, expected {codes}: {said[-3000:]}")
-        return done.returncode
+        return done.stdout
 
     def environment(self) -> dict[str, str]:
         """One thread, no network, nothing that a user has set."""
@@ -130,7 +135,7 @@ class Runner:
     def record(self) -> None:
         """Make it, and see that it is about something."""
         golden = self.golden
-        done, what_it_is = self.folder / "done", repr(replace(golden, before=None, after=None))
+        done, what_it_is = self.folder / "done", golden.what_it_is()
         if done.exists() and done.read_text(encoding="utf-8") == what_it_is:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -140,7 +145,7 @@ class Runner:
         if golden.before is not None:
             golden.before(self)
         if golden.fork_of is None:
-            what = ["train", golden.config, "--no-prefect", *self.settings()]
+            what = ["train", golden.config, "--prefect" if golden.prefect else "--no-prefect", *self.settings()]
         else:
             where = ["--round", golden.fork_round, "--name", self.name]
             self.crl("fork", golden.fork_of, *where, *golden.fork_options, *self.settings())
@@ -160,11 +165,10 @@ class Runner:
 
 
 def _approve(runner: Runner) -> None:
-    """A person refuses the first operation of every round."""
+    """A person refuses the first operation of every round that is waiting."""
     for number in range(1, runner.golden.rounds + 1):
-        [path] = (runner.run / f"rounds/{number:04d}").glob("distill/operations.parquet")
-        first = sorted(pq.read_table(path)["operation_id"].to_pylist())[0]
-        runner.crl("approve", runner.name, "--reject", first, "--person", "golden", "--reason", "wrong")
+        shown = re.findall(r"\b\S+-o\d+\b", runner.crl("approve", runner.name, "--show"))
+        runner.crl("approve", runner.name, "--reject", min(shown), "--person", "golden", "--reason", "wrong")
         runner.crl("resume", runner.name, codes=(6,) if number < runner.golden.rounds else (0,))
 
 
@@ -182,18 +186,62 @@ def _evaluate_again(runner: Runner) -> None:
     runner.crl("evaluate", runner.name, "--arms", "with")
 
 
-LAKE = {"size_min": 3, "size_max": 3, "frozen_probability": 0.8, "max_turns": 6}
-
-
 def _play(runner: Runner) -> None:
-    """Games whose answers are questions to whom they may be asked, and verdicts where the actor is a critic."""
-    moves = ("ASK: down", "REFINE: right", "ASK: left", "REFINE: up")
-    typed = "".join(f"{moves[(number // 3) % 4]}\n" for number in range(96))
-    options = [word for key, value in LAKE.items() for word in ("--set", f"{key}={value}")]
+    """Games whose answers are moves, questions to whom may ask, and verdicts where the actor is a critic."""
+    said = ("ASK: down", "REFINE: right", "ASK: left", "REFINE: up")
+    typed = "".join(f"{said[(number // 3) % 4]}\n" for number in range(96))
+    options = [word for key, value in LAKE.items() if key != "kind" for word in ("--set", f"{key}={value}")]
     runner.crl("env", "play", "frozenlake", *options, "--record", runner.folder / "games.jsonl", typed=typed)
 
 
+def _repositories(runner: Runner) -> None:
+    """Four repositories of one file that adds instead of subtracting, with a fix and its test, in SWE-Bench's form."""
+    rows = []
+    for number in range(4):
+        place = runner.folder / f"someone/less{number}"
+        place.mkdir(parents=True)
+        # Commits are named by their times, too.
+        when = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
+
+        def git(*words: str, place: Path = place, when: dict[str, str] = when) -> str:
+            line = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "init.defaultBranch=main", *words]
+            return subprocess.run(
+                line, cwd=place, env={**os.environ, **when}, check=True, capture_output=True, text=True
+            ).stdout
+
+        (place / "less.py").write_text(f"def less(a, b):\n    return a + b  # {number}\n", encoding="utf-8")
+        (place / "test_less.py").write_text("def test_old():\n    assert True\n", encoding="utf-8")
+        git("init", "--quiet"), git("add", "--all"), git("commit", "--quiet", "--message=first")
+        row = {"instance_id": f"less-{number}", "repo": f"someone/less{number}", "version": "1.0"}
+        row |= {"base_commit": git("rev-parse", "HEAD").strip(), "problem_statement": f"less(2, 1) is 3 ({number})."}
+        row |= {"FAIL_TO_PASS": '["test_less.py::test_new"]', "PASS_TO_PASS": '["test_less.py::test_old"]'}
+        (place / "less.py").write_text(f"def less(a, b):\n    return a - b  # {number}\n", encoding="utf-8")
+        row["patch"] = git("diff")
+        git("checkout", "--quiet", ".")
+        test = "from less import less\n\n\ndef test_old():\n    assert True\n\n\ndef test_new():\n    assert less(2, 1) == 1\n"
+        (place / "test_less.py").write_text(test, encoding="utf-8")
+        row["test_patch"] = git("diff")
+        git("checkout", "--quiet", ".")
+        rows.append(json.dumps(row) + "\n")
+    (runner.folder / "rows.jsonl").write_text("".join(rows), encoding="utf-8")
+
+
 # -- the runs -------------------------------------------------------------------------------------------------------
+
+LAKE = {"kind": "frozenlake", "size_min": 3, "size_max": 3, "frozen_probability": 0.8, "max_turns": 6}
+SMALL_PROMPTS = {
+    "actor": {
+        "system": "Answer with one action.", "first": "{goal}\n{experience}{observation}\n",
+        "following": "{feedback}{observation}\n", "experience": "Advice: {experience}\n",
+    },
+    "distill": {
+        "system": "Answer with ADD: text, UPDATE: text or RETURN.",
+        "first": "{goal}\nAdvice: {experience}\n{trajectory}\n{outcome}\n",
+    },
+    "merge": {"system": "Answer with KEEP n, MERGE n,m: text or DROP n.", "first": "{entries}\n"},
+    "ask": {"system": "Answer.", "first": "{goal}\n{experience}\n{observation}\n{question}\n", "offer": "You may ask.\n"},
+    "critic": {"system": "Answer with one action.", "first": "{goal}\nAdvice: {experience}\n{observation} {success_rate}\n"},
+}  # fmt: skip
 
 
 def fork(*tables: str, **more: Any) -> Golden:
@@ -201,16 +249,175 @@ def fork(*tables: str, **more: Any) -> Golden:
     return Golden((*NOTED, *tables), **{"fork_of": "tiny", **more})
 
 
+def world(*tables: str, before: Callable[[Runner], None] | None = None, **environments: dict[str, Any]) -> Golden:
+    """The same in other task families."""
+    families = [
+        {
+            "name": name, "environment": {key: value for key, value in environment.items() if key != "family"},
+            "groups": 1, "evaluation_seeds": {"start": 1_000_000, "count": 1}, **environment.get("family", {}),
+        }
+        for name, environment in environments.items()
+    ]  # fmt: skip
+    settings = {
+        "method.families": families, "method.rollout.group_size": 2, "method.rollout.mixed_waves": True,
+        "method.roles.actor.sampling.max_new_tokens": 12, "method.evaluation.every": 2,
+    }  # fmt: skip
+    return fork(*tables, settings={**settings, **ALL_NOTES}, before=before)
+
+
+def credit(rule: str, *tables: str, **settings: Any) -> Golden:
+    """Another rule of credit; `settings` of the recipe have `__` for the dot."""
+    more = {RECIPE + key.replace("__", "."): value for key, value in settings.items()}
+    return fork(*tables, rounds=3, settings={BUFFERED + "credit": rule, BUFFERED + "batch": 4, **ALL_NOTES, **more})
+
+
 RUNS: dict[str, Golden] = {
     "tiny": Golden(NOTED, SHORT),
+    # Other recipes.
     "erl": Golden((*PLAYED, "reflections"), config="conf/erl_tiny.yaml"),
     "dreamgym": Golden((*PLAYED, "transitions", "predictions", "pool"), config="conf/dreamgym_tiny.yaml"),
     "importance_replay": Golden(
         (*PLAYED, "replay", "replay_draws", "improvements", "probe_pairs"), config="conf/importance_replay_tiny.yaml"
     ),
+    "replay_uniform": Golden(
+        (*PLAYED, "replay", "replay_draws"), {RECIPE + "weighting": "uniform", RECIPE + "buffer.steps": 2},
+        config="conf/importance_replay_tiny.yaml", rounds=1,
+    ),
+    "erl_more": Golden(
+        (*PLAYED, "reflections"),
+        {RECIPE + "revisions": 2, RECIPE + "gate": "null", RECIPE + "memory.order": "recency", RECIPE + "objective.kl": 0,
+         RECIPE + "approve_bank": True},
+        config="conf/erl_tiny.yaml", codes=(6,), after=_approve,
+    ),
+    "dreamgym_more": Golden(
+        (*PLAYED, "transitions", "predictions", "pool", "dream_tasks"),
+        {RECIPE + "explore.policy": "actor", RECIPE + "store.search": "both", RECIPE + "synthetic_rounds": 1,
+         RECIPE + "curriculum": {"rule": "capability", "share": 0.5}},
+        config="conf/dreamgym_tiny.yaml",
+    ),
+    "baseline": Golden(
+        PLAYED, {RECIPE + "self_distillation": {"episodes": "all_wins"}, RECIPE + "actor_objective.advantage": "pooled"},
+        fork_of="tiny", fork_options=("--recipe", "baseline"),
+    ),
+    "static_online": fork(fork_options=("--recipe", "static_online"), settings=ALL_NOTES),
+    "experience_only": fork(fork_options=("--recipe", "experience_only"), settings=ALL_NOTES),
+    "offline_bank": fork(
+        fork_options=("--recipe", "offline_bank"), settings={RECIPE + "warm_up_rounds": 1, **ALL_NOTES}
+    ),
+    # Mechanisms.
     "trial": fork(
         "trials", "trial_results",
         settings={RECIPE + "trial": {"layouts": 2, "threshold": 0.0, "notes": 6, "holds": 1}, **ALL_NOTES},
+    ),
+    "trial_both": fork(
+        "trials", "trial_results",
+        settings={RECIPE + "trial": {"layouts": 3, "threshold": -0.5, "screen": 1, "reward": "both"},
+                  RECIPE + "bank": {"duplicates": "near", "similarity": 0.3}, **ALL_NOTES},
+    ),
+    "suppress": fork(
+        "trials", "text_effects", "suppressions", rounds=3,
+        settings={RECIPE + "suppress": {"uses": 2, "sureness": 0.0, "below": 0.5, "decay": 0.9},
+                  RECIPE + "trial": {"layouts": 1, "threshold": -1, "reward": "uses"}, **ALL_NOTES},
+    ),
+    "approve": fork(
+        "approvals", "trials", codes=(6,), after=_approve,
+        settings={RECIPE + "approve_bank": True, RECIPE + "bank.duplicates": "near", RECIPE + "bank.similarity": 0.6,
+                  RECIPE + "trial": {"layouts": 1, "threshold": -0.5}},
+    ),
+    "guided_minus_free": credit(
+        "guided_minus_free", "use_rewards", "stripped_contexts", self_distillation={"episodes": "wins"},
+    ),
+    "running_usefulness": credit(
+        "running_usefulness", "use_rewards", "entry_usefulness", bank={"capacity": 8, "eviction": "least_useful"},
+        merge={"every": 1, "chunk": 3, "scope": "bank", "carry": "all"},
+    ),
+    "other_tasks": credit(
+        "other_tasks", "use_rewards", extractor_objective__malformed_reward="none", extractor_objective__baseline="all",
+        extractor_objective__return_reward="free_mean", bank__duplicates="keep", distill__episodes="guided",
+    ),
+    "trend": credit(
+        "trend", "candidate_utilities", retrieval__per="group", retrieval__top_k=2, retrieval__scope="bank",
+        guided_share_end=0.75, guided_share_rounds=2, merge={"every": 1, "candidates": "near_duplicates", "similarity": 0.3},
+        retrieval__diversify_evaluation=True,
+    ),
+    "objectives": fork(
+        "stripped_contexts",
+        settings={
+            RECIPE + "actor_objective": {"ratio": "sequence", "aggregation": "token_sum", "normalize": "mean",
+                                         "correction": {"kind": "mask"}},
+            RECIPE + "self_distillation": {"every": 2, "episodes": "beats_free", "weight": 0.5},
+            BUFFERED + "return_reward": 0.5, BUFFERED + "alpha": 1.0, BUFFERED + "delta": 0, BUFFERED + "batch": 4,
+            BUFFERED + "correction": {"kind": "truncate"}, **ALL_NOTES,
+        },
+    ),
+    "overlap": fork(rounds=3, settings={"method.overlap": True, **ALL_NOTES}),
+    "recorded": Golden(
+        PLAYED,
+        {**SHORT, "method.families.0.environment": LAKE, "method.prompts": SMALL_PROMPTS, "method.rollout.placement": "system",
+         "method.roles.actor.sampling.max_new_tokens": 14, RECIPE + "warm_start.demonstrations": "recorded",
+         RECIPE + "warm_start.recorded": "FOLDER/games.jsonl", RECIPE + "warm_start.epochs": 20},
+        before=_play, rounds=1,
+    ),
+    "asking": fork(
+        "questions", "stripped_contexts", fork_of="recorded",
+        settings={RECIPE + "self_distillation": {"episodes": "wins"}, **ALL_NOTES,
+                  "method.rollout.search_and_ask": {"uses": 2, "train_answers": True}},
+    ),
+    "judging": fork(
+        "judgments", "success_rates", "use_rewards", "questions", fork_of="recorded",
+        settings={RECIPE + "actor_critic": {}, BUFFERED + "batch": 4, "method.rollout.search_and_ask": {"uses": 1}, **ALL_NOTES},
+    ),
+    "shared": Golden(
+        NOTED,
+        {**SHORT, RECIPE + "warm_start.actor_episodes": 0, BUFFERED + "batch": 4, BUFFERED + "baseline": "all",
+         RECIPE + "warm_start.learning_rate": 0.02, "method.roles.actor.lora": {"rank": 8, "alpha": 16},
+         "method.roles.extractor": {"weights": "actor", "context": 2048, "sampling": {"max_new_tokens": 48}}},
+    ),
+    "quickstart": Golden(
+        (*NOTED, "stripped_contexts"),
+        {"method.roles.actor.model": "tiny", "method.roles.extractor.model": "tiny", "method.threads": 1,
+         "method.families.0.repeat": 2, "method.families.0.groups": 2, "method.families.0.evaluation_seeds.count": 1,
+         RECIPE + "warm_start.actor_episodes": 64, RECIPE + "warm_start.extractor_episodes": 64,
+         RECIPE + "warm_start.epochs": 4, RECIPE + "warm_start.learning_rate": 0.02, BUFFERED + "batch": 4},
+        config="conf/quickstart.yaml",
+    ),
+    # Ways to begin.
+    "fork_later": fork(fork_round=1, rounds=1, after=_evaluate_again),
+    "fork_kept": fork(
+        "use_rewards", fork_round=1, rounds=1, fork_options=("--keep-rollouts",),
+        settings={BUFFERED + "credit": "guided_minus_free", RECIPE + "bank.duplicates": "near"},
+    ),
+    "import": Golden(
+        (*NOTED, "imported_entries"),
+        {**SHORT, **ALL_NOTES, RECIPE + "warm_start.demonstrations": "random", "runtime.shards": 2},
+        rounds=1, before=_export_and_import, needs=("tiny",), prefect=True,
+    ),
+    # Worlds.
+    "worlds": world(
+        "raw_rewards",
+        boxes={"kind": "sokoban", "boxes": 1, "solution_max": 4, "max_turns": 3},
+        masked={"kind": "frozenlake", "size_min": 2, "size_max": 3, "masked": True, "max_turns": 3,
+                "family": {"reward": {"success": 1, "failure": -1}, "bank": {"partition": "shared"}}},
+        realm={"kind": "realms", "longest_path": 2, "max_turns": 2, "family": {
+            "changes": [{"round": 2, "environment": {"version": 1}}], "sampling": {"constrain": "actions"}}},
+        shrine={"kind": "shrines", "steps": 2, "max_turns": 2,
+                "family": {"reward": {"scale": 2, "shift": -1}, "bank": {"partition": "shared", "capacity": 4}}},
+        lake={"kind": "masked_lake", "max_turns": 3, "family": {"group_size": 4, "sampling": {"temperature": 0.5}}},
+    ),
+    "webshop": world(shop={"kind": "webshop", "view": "short", "tell_missing": True, "max_turns": 2}),
+    "hotpotqa": world(questions={"kind": "hotpotqa", "results": 1, "max_turns": 2, "paragraph_characters": 40}),
+    "minihack": world(room={"kind": "minihack", "id": "MiniHack-Room-Random-5x5-v0", "max_turns": 3}),
+    "swe": world(
+        repairs={"kind": "swe", "calls": "text", "sandbox": "none", "rows": "FOLDER/rows.jsonl", "max_turns": 2,
+                 "longest_output": 300, "cache": "FOLDER/cache"},
+        before=_repositories,
+    ),
+    "smollm2": Golden(
+        PLAYED,
+        {"method.families.0.repeat": 1, "method.families.0.groups": 1, "method.families.0.evaluation_seeds.count": 1,
+         "method.rollout.group_size": 2, RECIPE + "warm_start.actor_episodes": 4, "method.threads": 1,
+         RECIPE + "warm_start.extractor_episodes": 4, BUFFERED + "batch": 2},
+        config="conf/quickstart.yaml", rounds=1,
     ),
 }  # fmt: skip
 
@@ -312,7 +519,9 @@ def compare(first: Path, second: Path, names: Sequence[str]) -> int:
         code = code or int(found > 0)
         tables, rows = len({table for _, table in sides[0]}), sum(map(len, sides[0].values()))
         rounds = len({number for number, _ in sides[0]} - {"-"})
-        print(f"{name:24} {rounds:3} rounds {tables:3} tables {rows:6} rows  {found or 'equal'}{' differences' * (found > 0)}")
+        print(
+            f"{name:24} {rounds:3} rounds {tables:3} tables {rows:6} rows  {found or 'equal'}{' differences' * (found > 0)}"
+        )
     return code
 
 
