@@ -1,18 +1,19 @@
-"""Golden runs: what a big change of where things are must leave equal. Rows, prompts, metrics and weights of small runs.
+"""Golden runs: what a large move of code must leave equal. Rows, prompts, metrics and weights of small runs.
 
-Record them at the first commit, and at every later one; then compare:
+Record all of them at the first commit, and all or some at every later one; then compare:
 
-    cd TREE && PYTHONPATH=$PWD .venv/bin/python PATH/tests/golden.py record /tmp/first        # about 10 minutes on two cores
-    cd OTHER && PYTHONPATH=$PWD .venv/bin/python PATH/tests/golden.py record /tmp/now tiny trial   # some, by name
-    .venv/bin/python tests/golden.py compare /tmp/first /tmp/now       # those that both have; all of the second's names
+    cd FIRST_TREE && PYTHONPATH=$PWD .venv/bin/python OF/golden.py record /tmp/first
+    cd OTHER_TREE && PYTHONPATH=$PWD .venv/bin/python OF/golden.py record /tmp/now tiny trial
+    .venv/bin/python OF/golden.py compare /tmp/first /tmp/now tiny trial
 
-`record` runs the tree that is first on PYTHONPATH (else this one) by its command line, and reads nothing but files:
-this script imports nothing of `crl`, so one copy of it records any commit. Each run is in FOLDER/NAME; one that is
-there already is kept, one that failed is begun again. Forks need the run they come from, which is recorded with them.
+`record` runs the tree that is first on PYTHONPATH by its command line, and reads nothing but files. This script imports
+nothing of `crl`: one copy of it records any commit. Each run is in FOLDER/NAME; one that is there already, of the same
+settings, is kept, so a folder is for one commit. Forks need the run they come from, which is recorded with them. All
+take 10 minutes on two quiet cores; GOLDEN_SIDE_BY_SIDE is how many are made at one time (2).
 
-`compare` takes the rows of a round together by table, whatever stage wrote them, and counts duplicates. Order, files'
-names and clock times are no part of it. Prompts, outputs and token ids are columns of `generations` and `turns`.
-Everything that is on one side only is a difference; the exit code is then 1.
+`compare` takes the rows of a round together by table, whatever stage wrote them, and counts duplicates. Order, names of
+files and clock times are no part of it. Prompts, outputs and token ids are columns of `generations` and `turns`. What
+is on one side only is a difference, be it a row, a column or, where no names are given, a run. The exit code is then 1.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ SHORT = {
 ALL_NOTES = {"method.recipe.retrieval.threshold": -1.0}
 RECIPE, BUFFERED = "method.recipe.", "method.recipe.extractor_objective."
 PLAYED = ("tasks", "episodes", "turns", "generations", "samples", "metrics", "evaluations", "weights")
-NOTED = (*PLAYED, "distillations", "operations", "bank_events", "retrievals", "buffer", "credits")
+BANKED = (*PLAYED, "distillations", "operations", "bank_events", "retrievals", "credits")
+NOTED = (*BANKED, "buffer")
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,11 @@ class Runner:
     def environment(self) -> dict[str, str]:
         """One thread, no network, nothing that a user has set."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CRL_", "PREFECT_"))}
-        fixed = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "HF_HUB_OFFLINE")}
-        places = {"CRL_RUNS": str(self.folder / "runs"), "PREFECT_HOME": str(self.folder / "prefect")}
         return {
-            **kept, **fixed, **places, "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PYTHONPATH": str(TREE), "PYTHONHASHSEED": "0",
+            **kept, "PYTHONPATH": str(TREE), "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
+            "CRL_RUNS": str(self.folder / "runs"), "PREFECT_HOME": str(self.folder / "prefect"),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }  # fmt: skip
 
     def settings(self) -> list[str]:
@@ -260,7 +262,7 @@ def world(*tables: str, before: Callable[[Runner], None] | None = None, **enviro
     ]  # fmt: skip
     settings = {
         "method.families": families, "method.rollout.group_size": 2, "method.rollout.mixed_waves": True,
-        "method.roles.actor.sampling.max_new_tokens": 12, "method.evaluation.every": 2,
+        "method.roles.actor.sampling.max_new_tokens": 12, "method.evaluation.every": 2, RECIPE + "warm_start": None,
     }  # fmt: skip
     return fork(*tables, settings={**settings, **ALL_NOTES}, before=before)
 
@@ -299,30 +301,26 @@ RUNS: dict[str, Golden] = {
         PLAYED, {RECIPE + "self_distillation": {"episodes": "all_wins"}, RECIPE + "actor_objective.advantage": "pooled"},
         fork_of="tiny", fork_options=("--recipe", "baseline"),
     ),
-    "static_online": fork(fork_options=("--recipe", "static_online"), settings=ALL_NOTES),
+    "static_online": Golden(BANKED, ALL_NOTES, fork_of="tiny", fork_options=("--recipe", "static_online")),
     "experience_only": fork(fork_options=("--recipe", "experience_only"), settings=ALL_NOTES),
-    "offline_bank": fork(
-        fork_options=("--recipe", "offline_bank"), settings={RECIPE + "warm_up_rounds": 1, **ALL_NOTES}
+    "offline_bank": Golden(
+        BANKED, {RECIPE + "warm_up_rounds": 1, **ALL_NOTES}, fork_of="tiny", fork_options=("--recipe", "offline_bank"),
     ),
     # Mechanisms.
     "trial": fork(
         "trials", "trial_results",
-        settings={RECIPE + "trial": {"layouts": 2, "threshold": 0.0, "notes": 6, "holds": 1}, **ALL_NOTES},
-    ),
-    "trial_both": fork(
-        "trials", "trial_results",
-        settings={RECIPE + "trial": {"layouts": 3, "threshold": -0.5, "screen": 1, "reward": "both"},
-                  RECIPE + "bank": {"duplicates": "near", "similarity": 0.3}, **ALL_NOTES},
+        settings={RECIPE + "trial": {"layouts": 3, "threshold": 0.1, "screen": 1, "notes": 8, "holds": 1}, **ALL_NOTES},
     ),
     "suppress": fork(
         "trials", "text_effects", "suppressions", rounds=3,
-        settings={RECIPE + "suppress": {"uses": 2, "sureness": 0.0, "below": 0.5, "decay": 0.9},
-                  RECIPE + "trial": {"layouts": 1, "threshold": -1, "reward": "uses"}, **ALL_NOTES},
+        settings={RECIPE + "suppress": {"uses": 2, "sureness": 0.0, "below": 1.5, "decay": 0.9},
+                  RECIPE + "trial": {"layouts": 1, "threshold": -1, "reward": "uses"}, **ALL_NOTES,
+                  RECIPE + "bank.capacity": 4, RECIPE + "retrieval.diversify": False},
     ),
     "approve": fork(
-        "approvals", "trials", codes=(6,), after=_approve,
-        settings={RECIPE + "approve_bank": True, RECIPE + "bank.duplicates": "near", RECIPE + "bank.similarity": 0.6,
-                  RECIPE + "trial": {"layouts": 1, "threshold": -0.5}},
+        "approvals", "trials", "trial_results", codes=(6,), after=_approve,
+        settings={RECIPE + "trial": {"layouts": 2, "threshold": -0.5, "reward": "both"},
+                  RECIPE + "approve_bank": True, RECIPE + "bank": {"duplicates": "near", "similarity": 0.8}, **ALL_NOTES},
     ),
     "guided_minus_free": credit(
         "guided_minus_free", "use_rewards", "stripped_contexts", self_distillation={"episodes": "wins"},
@@ -382,9 +380,8 @@ RUNS: dict[str, Golden] = {
         config="conf/quickstart.yaml",
     ),
     # Ways to begin.
-    "fork_later": fork(fork_round=1, rounds=1, after=_evaluate_again),
     "fork_kept": fork(
-        "use_rewards", fork_round=1, rounds=1, fork_options=("--keep-rollouts",),
+        "use_rewards", fork_round=1, rounds=1, fork_options=("--keep-rollouts",), after=_evaluate_again,
         settings={BUFFERED + "credit": "guided_minus_free", RECIPE + "bank.duplicates": "near"},
     ),
     "import": Golden(
@@ -395,19 +392,19 @@ RUNS: dict[str, Golden] = {
     # Worlds.
     "worlds": world(
         "raw_rewards",
-        boxes={"kind": "sokoban", "boxes": 1, "solution_max": 4, "max_turns": 3},
+        boxes={"kind": "sokoban", "boxes": 1, "solution_max": 3, "max_turns": 3},
         masked={"kind": "frozenlake", "size_min": 2, "size_max": 3, "masked": True, "max_turns": 3,
                 "family": {"reward": {"success": 1, "failure": -1}, "bank": {"partition": "shared"}}},
-        realm={"kind": "realms", "longest_path": 2, "max_turns": 2, "family": {
+        realm={"kind": "realms", "longest_path": 2, "max_turns": 2, "held_out_moves": 1, "family": {
             "changes": [{"round": 2, "environment": {"version": 1}}], "sampling": {"constrain": "actions"}}},
         shrine={"kind": "shrines", "steps": 2, "max_turns": 2,
                 "family": {"reward": {"scale": 2, "shift": -1}, "bank": {"partition": "shared", "capacity": 4}}},
         lake={"kind": "masked_lake", "max_turns": 3, "family": {"group_size": 4, "sampling": {"temperature": 0.5}}},
     ),
-    "webshop": world(shop={"kind": "webshop", "view": "short", "tell_missing": True, "max_turns": 2}),
-    "hotpotqa": world(questions={"kind": "hotpotqa", "results": 1, "max_turns": 2, "paragraph_characters": 40}),
-    "minihack": world(room={"kind": "minihack", "id": "MiniHack-Room-Random-5x5-v0", "max_turns": 3}),
-    "swe": world(
+    "guests": world(
+        shop={"kind": "webshop", "view": "short", "tell_missing": True, "max_turns": 2},
+        questions={"kind": "hotpotqa", "results": 1, "max_turns": 2, "paragraph_characters": 40},
+        room={"kind": "minihack", "id": "MiniHack-Room-Random-5x5-v0", "max_turns": 3},
         repairs={"kind": "swe", "calls": "text", "sandbox": "none", "rows": "FOLDER/rows.jsonl", "max_turns": 2,
                  "longest_output": 300, "cache": "FOLDER/cache"},
         before=_repositories,
