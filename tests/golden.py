@@ -374,6 +374,7 @@ RUNS: dict[str, Golden] = {
     "quickstart": Golden(
         (*NOTED, "stripped_contexts"),
         {"method.roles.actor.model": "tiny", "method.roles.extractor.model": "tiny", "method.threads": 1,
+         "method.roles.actor.sampling.max_new_tokens": 12, "method.roles.extractor.sampling.max_new_tokens": 96,
          "method.families.0.repeat": 2, "method.families.0.groups": 2, "method.families.0.evaluation_seeds.count": 1,
          RECIPE + "warm_start.actor_episodes": 64, RECIPE + "warm_start.extractor_episodes": 64,
          RECIPE + "warm_start.epochs": 4, RECIPE + "warm_start.learning_rate": 0.02, BUFFERED + "batch": 4},
