@@ -309,13 +309,17 @@ RUNS: dict[str, Golden] = {
     # Mechanisms.
     "trial": fork(
         "trials", "trial_results",
-        settings={RECIPE + "trial": {"layouts": 3, "threshold": 0.1, "screen": 1, "notes": 8, "holds": 1}, **ALL_NOTES},
+        settings={RECIPE + "trial": {"layouts": 2, "threshold": 0.0, "notes": 6, "holds": 1}, **ALL_NOTES},
+    ),
+    "trial_screen": Golden(
+        (*PLAYED, "trials", "trial_results"), {RECIPE + "trial": {"layouts": 3, "threshold": 0.25, "screen": 1}},
+        fork_of="tiny", rounds=1,
     ),
     "suppress": fork(
         "trials", "text_effects", "suppressions", rounds=3,
         settings={RECIPE + "suppress": {"uses": 2, "sureness": 0.0, "below": 1.5, "decay": 0.9},
                   RECIPE + "trial": {"layouts": 1, "threshold": -1, "reward": "uses"}, **ALL_NOTES,
-                  RECIPE + "bank.capacity": 4, RECIPE + "retrieval.diversify": False},
+                  RECIPE + "retrieval.diversify": False},
     ),
     "approve": fork(
         "approvals", "trials", "trial_results", codes=(6,), after=_approve,
@@ -368,8 +372,7 @@ RUNS: dict[str, Golden] = {
     "shared": Golden(
         NOTED,
         {**SHORT, RECIPE + "warm_start.actor_episodes": 0, BUFFERED + "batch": 4, BUFFERED + "baseline": "all",
-         RECIPE + "warm_start.learning_rate": 0.02, "method.roles.actor.lora": {"rank": 8, "alpha": 16},
-         "method.roles.extractor": {"weights": "actor", "context": 2048, "sampling": {"max_new_tokens": 48}}},
+         "method.roles.extractor": {"weights": "actor", "context": 2048, "sampling": {"max_new_tokens": 48}}, **ALL_NOTES},
     ),
     "quickstart": Golden(
         (*NOTED, "stripped_contexts"),
@@ -451,116 +454,106 @@ def _place(folder: Path, path: Path) -> tuple[str, Path, list[str]]:
     return "-", folder, [Path(part).stem for part in inside if not re.search("[0-9a-f]{12}", part)]
 
 
-def compared(table: str, rows: Sequence[dict[str, Any]]) -> Counter[str]:
-    """Rows without what is not compared, each as a text, counted."""
-    left_out = NOT_COMPARED.get(table, set()) | {column for of, column in RENAMED_OR_GONE if of == table}
-    return Counter(json.dumps({key: row[key] for key in row if key not in left_out}, default=repr) for row in rows)
-
-
-def differences(table: str, first: Counter[str], second: Counter[str]) -> Iterator[str]:
-    """Every difference of a table's rows: key, column, both values."""
-    ours, theirs = ([json.loads(text) for text in each.elements()] for each in (first - second, second - first))
-    keyed = [_by_key(rows, _key([*ours, *theirs], (ours, theirs))) for rows in (ours, theirs)]
-    for key in sorted({*keyed[0], *keyed[1]}):
-        mine, other = (rows.get(key) for rows in keyed)
-        if mine is None or other is None:
-            yield f"{key}: only in the {'second' if mine is None else 'first'}"
+def compare(first: Path, second: Path, names: Sequence[str]) -> int:
+    """Print what differs; the exit code."""
+    recorded = [{path.parent.name for path in folder.glob("*/done")} for folder in (first, second)]
+    good = bool(recorded[0])
+    for name in names or sorted(recorded[0] | recorded[1]):
+        missing = [folder for folder, have in zip((first, second), recorded, strict=True) if name not in have]
+        if missing:
+            print(f"{name}: not recorded in {', '.join(map(str, missing))}")
+            good = False
             continue
-        for column in dict.fromkeys([*mine, *other]):
-            values = [json.dumps(row[column]) if column in row else "(no such column)" for row in (mine, other)]
+        sides = [rows_of(folder / name) for folder in (first, second)]
+        found = 0
+        for number, table in sorted({*sides[0], *sides[1]}):
+            if (table, "") in RENAMED_OR_GONE:
+                continue
+            told = list(differences(table, *(side.get((number, table)) for side in sides)))
+            found += len(told)
+            more = [f"{len(told) - SHOWN} further differences"] if len(told) > SHOWN else []
+            for each in (*told[:SHOWN], *more):
+                print(f"{name}, round {number}, {table}: {each}")
+        good = good and not found
+        size = f"{len({number for number, _ in sides[0]} - {'-'})} rounds, {len({table for _, table in sides[0]})} tables"
+        print(f"{name:20} {size}, {sum(map(len, sides[0].values()))} rows: {f'{found} differences' if found else 'equal'}")
+    return int(not good)
+
+
+def differences(table: str, *sides: list[dict[str, Any]] | None) -> Iterator[str]:
+    """Every difference of a table's rows in a round: key, column, both values."""
+    if None in sides:
+        yield f"only in the {('second', 'first')[sides[0] is not None]}, with {len(sides[0] or sides[1] or [])} rows"
+        return
+    left_out = NOT_COMPARED.get(table, set()) | {column for of, column in RENAMED_OR_GONE if of == table}
+    plain = [[{key: row[key] for key in row if key not in left_out} for row in side or []] for side in sides]
+    counted = [Counter(json.dumps(row, sort_keys=True, default=repr) for row in side) for side in plain]
+    columns = list(plain[0][0]) if plain[0] else []
+    odd = [[json.loads(text) for text in (mine - other).elements()] for mine, other in (counted, counted[::-1])]
+    key = _telling(columns, odd)
+    ours, theirs = ({f"{_text(row, key)}{number}": row for row, number in _numbered(rows, key)} for rows in odd)
+    for name in sorted({*ours, *theirs}):
+        if name not in ours or name not in theirs:
+            yield f"{name}: only in the {'first' if name in ours else 'second'}"
+            continue
+        for column in sorted({*ours[name], *theirs[name]}):
+            values = [json.dumps(row[column]) if column in row else "no such column" for row in (ours[name], theirs[name])]
             if values[0] != values[1]:
-                yield f"{key}: {column}: {values[0][:200]} | {values[1][:200]}"
+                yield f"{name}: {column}: {values[0][:200]} | {values[1][:200]}"
 
 
-def _key(rows: Sequence[dict[str, Any]], sides: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
+def _telling(columns: Sequence[str], sides: Sequence[Sequence[dict[str, Any]]]) -> Sequence[str]:
     """The fewest first columns that tell the rows of each side apart."""
-    columns = list(rows[0]) if rows else []
-    for count in range(1, len(columns) + 1):
-        keys = [[json.dumps([row.get(name) for name in columns[:count]]) for row in side] for side in sides]
-        if all(len(set(each)) == len(each) for each in keys):
+    for count in range(1, len(columns)):
+        texts = [[json.dumps([row.get(name) for name in columns[:count]]) for row in side] for side in sides]
+        if all(len(set(each)) == len(each) for each in texts):
             return columns[:count]
     return columns
 
 
-def _by_key(rows: Sequence[dict[str, Any]], key: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Rows by their key; equal rows are numbered."""
-    found: dict[str, dict[str, Any]] = {}
+def _text(row: dict[str, Any], key: Sequence[str]) -> str:
+    return ", ".join(f"{column}={str(row.get(column))[:80]}" for column in key)
+
+
+def _numbered(rows: Sequence[dict[str, Any]], key: Sequence[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Rows with what tells those of one key apart."""
+    seen = Counter[str]()
     for row in rows:
-        name = ", ".join(f"{column}={str(row.get(column))[:80]}" for column in key)
-        number = next(number for number in range(len(rows)) if f"{name}#{number}" not in found)
-        found[f"{name}#{number}"] = row
-    return {name.removesuffix("#0"): row for name, row in found.items()}
-
-
-def compare(first: Path, second: Path, names: Sequence[str]) -> int:
-    """Print what differs; the exit code."""
-    code = 0
-    recorded = [{path.parent.name for path in folder.glob("*/done")} for folder in (first, second)]
-    for name in names or sorted(recorded[0] | recorded[1]):
-        missing = [str(folder) for folder, have in zip((first, second), recorded, strict=True) if name not in have]
-        if missing:
-            print(f"{name}: not recorded in {', '.join(missing)}")
-            code = 1
-            continue
-        sides = [rows_of(folder / name) for folder in (first, second)]
-        found = 0
-        for place in sorted({*sides[0], *sides[1]}):
-            number, table = place
-            if (table, "") in RENAMED_OR_GONE:
-                continue
-            told = list(differences(table, *(compared(table, side.get(place, [])) for side in sides)))
-            found += len(told)
-            for each in told[:SHOWN]:
-                print(f"{name}, round {number}, {table}: {each}")
-            if len(told) > SHOWN:
-                print(f"{name}, round {number}, {table}: {len(told) - SHOWN} further differences")
-        code = code or int(found > 0)
-        tables, rows = len({table for _, table in sides[0]}), sum(map(len, sides[0].values()))
-        rounds = len({number for number, _ in sides[0]} - {"-"})
-        print(
-            f"{name:24} {rounds:3} rounds {tables:3} tables {rows:6} rows  {found or 'equal'}{' differences' * (found > 0)}"
-        )
-    return code
+        seen[_text(row, key)] += 1
+        yield row, "" if seen[_text(row, key)] == 1 else f" ({seen[_text(row, key)]})"
 
 
 def record(folder: Path, names: Sequence[str]) -> int:
-    """Make the runs that are named, or all, two at a time; the exit code."""
+    """Make the runs that are named, or all, some at a time; the exit code."""
     unknown = [name for name in names if name not in RUNS]
     if unknown:
         sys.exit(f"no golden run is called {unknown[0]}; there are {', '.join(RUNS)}")
-    began, made, waiting = time.monotonic(), {}, list(names or RUNS)
     print(f"recording {TREE} into {folder}", flush=True)
-    lengths: dict[str, float] = {}
+    began, made = time.monotonic(), dict[str, Future[bool]]()
 
     def one(name: str, first: Sequence[Future[bool]]) -> bool:
-        if not all(each.result() for each in first):
-            print(f"{name}: the run it needs failed", flush=True)
-            return False
-        start = time.monotonic()
+        start, good, counts = time.monotonic(), all(each.result() for each in first), Counter[str]()
         try:
+            if not good:
+                raise RuntimeError("a run that it needs failed")
             Runner(folder, name, RUNS[name]).record()
-        except (RuntimeError, ValueError) as error:
-            print(f"{name} FAILED: {error}", flush=True)
-            return False
-        lengths[name] = time.monotonic() - start
-        counts = Counter[str]()
-        for (_, table), rows in rows_of(folder / name).items():
-            counts[table] += len(rows)
-        told = ", ".join(f"{table} {count}" for table, count in sorted(counts.items()))
-        print(f"{name} ({lengths[name]:.0f} s): {told}", flush=True)
-        return True
+            for (_, table), rows in rows_of(folder / name).items():
+                counts[table] += len(rows)
+            told = ", ".join(f"{table} {count}" for table, count in sorted(counts.items()))
+        except Exception as error:  # the others go on
+            good, told = False, f"FAILED: {error}"
+        print(f"{name} ({time.monotonic() - start:.0f} s): {told}", flush=True)
+        return good
+
+    def submit(pool: ThreadPoolExecutor, name: str) -> Future[bool]:
+        if name not in made:
+            run = RUNS[name]
+            first = [submit(pool, other) for other in (*filter(None, [run.fork_of]), *run.needs)]
+            made[name] = pool.submit(one, name, first)
+        return made[name]
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-
-        def submit(name: str) -> Future[bool]:
-            if name not in made:
-                run = RUNS[name]
-                first = [submit(other) for other in (*((run.fork_of,) if run.fork_of else ()), *run.needs)]
-                made[name] = pool.submit(one, name, first)
-            return made[name]
-
-        done = [submit(name).result for name in waiting]
-        good = [result() for result in done]
+        good = [each.result() for each in [submit(pool, name) for name in names or RUNS]]
     print(f"{sum(good)} of {len(good)} runs, {time.monotonic() - began:.0f} s")
     return int(not all(good))
 
