@@ -464,6 +464,10 @@ def compare(first: Path, second: Path, names: Sequence[str]) -> int:
             print(f"{name}: not recorded in {', '.join(map(str, missing))}")
             good = False
             continue
+        if len({(folder / name / "done").read_text(encoding="utf-8") for folder in (first, second)}) > 1:
+            print(f"{name}: recorded with other settings: record it again in the folder of the older script")
+            good = False
+            continue
         sides = [rows_of(folder / name) for folder in (first, second)]
         found = 0
         for number, table in sorted({*sides[0], *sides[1]}):
