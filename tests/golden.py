@@ -319,7 +319,7 @@ RUNS: dict[str, Golden] = {
         "trials", "text_effects", "suppressions", rounds=3,
         settings={RECIPE + "suppress": {"uses": 2, "sureness": 0.0, "below": 1.5, "decay": 0.9},
                   RECIPE + "trial": {"layouts": 1, "threshold": -1, "reward": "uses"}, **ALL_NOTES,
-                  RECIPE + "retrieval.diversify": False},
+                  RECIPE + "retrieval.per": "group"},
     ),
     "approve": fork(
         "approvals", "trials", "trial_results", codes=(6,), after=_approve,
@@ -375,12 +375,13 @@ RUNS: dict[str, Golden] = {
          "method.roles.extractor": {"weights": "actor", "context": 2048, "sampling": {"max_new_tokens": 48}}, **ALL_NOTES},
     ),
     "quickstart": Golden(
-        (*NOTED, "stripped_contexts"),
+        NOTED,
         {"method.roles.actor.model": "tiny", "method.roles.extractor.model": "tiny", "method.threads": 1,
          "method.roles.actor.sampling.max_new_tokens": 12, "method.roles.extractor.sampling.max_new_tokens": 96,
-         "method.families.0.repeat": 2, "method.families.0.groups": 2, "method.families.0.evaluation_seeds.count": 1,
-         RECIPE + "warm_start.actor_episodes": 64, RECIPE + "warm_start.extractor_episodes": 64,
-         RECIPE + "warm_start.epochs": 4, RECIPE + "warm_start.learning_rate": 0.02, BUFFERED + "batch": 4},
+         "method.roles.extractor.lora": None, "method.families.0.repeat": 2, "method.families.0.groups": 2,
+         "method.families.0.evaluation_seeds.count": 1, RECIPE + "warm_start.actor_episodes": 32,
+         RECIPE + "warm_start.extractor_episodes": 64, RECIPE + "warm_start.epochs": 8,
+         RECIPE + "warm_start.learning_rate": 5.0e-3, BUFFERED + "batch": 4, **ALL_NOTES},
         config="conf/quickstart.yaml",
     ),
     # Ways to begin.
