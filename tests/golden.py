@@ -199,29 +199,30 @@ def _play(runner: Runner) -> None:
 def _repositories(runner: Runner) -> None:
     """Four repositories of one file that adds instead of subtracting, with a fix and its test, in SWE-Bench's form."""
     rows = []
+    # Commits are named by their times, too.
+    when = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
+    whose = ("-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "init.defaultBranch=main")
+    told: dict[str, Any] = {"env": {**os.environ, **when}, "check": True, "capture_output": True, "text": True}
     for number in range(4):
         place = runner.folder / f"someone/less{number}"
         place.mkdir(parents=True)
-        # Commits are named by their times, too.
-        when = {"GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
 
-        def git(*words: str, place: Path = place, when: dict[str, str] = when) -> str:
-            line = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "init.defaultBranch=main", *words]
-            return subprocess.run(
-                line, cwd=place, env={**os.environ, **when}, check=True, capture_output=True, text=True
-            ).stdout
+        def git(*words: str, place: Path = place) -> str:
+            return str(subprocess.run(["git", *whose, *words], cwd=place, **told).stdout)
 
         (place / "less.py").write_text(f"def less(a, b):\n    return a + b  # {number}\n", encoding="utf-8")
         (place / "test_less.py").write_text("def test_old():\n    assert True\n", encoding="utf-8")
-        git("init", "--quiet"), git("add", "--all"), git("commit", "--quiet", "--message=first")
+        for words in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message=first")):
+            git(*words)
         row = {"instance_id": f"less-{number}", "repo": f"someone/less{number}", "version": "1.0"}
         row |= {"base_commit": git("rev-parse", "HEAD").strip(), "problem_statement": f"less(2, 1) is 3 ({number})."}
         row |= {"FAIL_TO_PASS": '["test_less.py::test_new"]', "PASS_TO_PASS": '["test_less.py::test_old"]'}
         (place / "less.py").write_text(f"def less(a, b):\n    return a - b  # {number}\n", encoding="utf-8")
         row["patch"] = git("diff")
         git("checkout", "--quiet", ".")
-        test = "from less import less\n\n\ndef test_old():\n    assert True\n\n\ndef test_new():\n    assert less(2, 1) == 1\n"
-        (place / "test_less.py").write_text(test, encoding="utf-8")
+        new = "from less import less\n\n\ndef test_old():\n    assert True\n\n\n"
+        new += "def test_new():\n    assert less(2, 1) == 1\n"
+        (place / "test_less.py").write_text(new, encoding="utf-8")
         row["test_patch"] = git("diff")
         git("checkout", "--quiet", ".")
         rows.append(json.dumps(row) + "\n")
@@ -241,8 +242,12 @@ SMALL_PROMPTS = {
         "first": "{goal}\nAdvice: {experience}\n{trajectory}\n{outcome}\n",
     },
     "merge": {"system": "Answer with KEEP n, MERGE n,m: text or DROP n.", "first": "{entries}\n"},
-    "ask": {"system": "Answer.", "first": "{goal}\n{experience}\n{observation}\n{question}\n", "offer": "You may ask.\n"},
-    "critic": {"system": "Answer with one action.", "first": "{goal}\nAdvice: {experience}\n{observation} {success_rate}\n"},
+    "ask": {
+        "system": "Answer.", "first": "{goal}\n{experience}\n{observation}\n{question}\n", "offer": "You may ask.\n",
+    },
+    "critic": {
+        "system": "Answer with one action.", "first": "{goal}\nAdvice: {experience}\n{observation} {success_rate}\n",
+    },
 }  # fmt: skip
 
 
@@ -287,8 +292,8 @@ RUNS: dict[str, Golden] = {
     ),
     "erl_more": Golden(
         (*PLAYED, "reflections"),
-        {RECIPE + "revisions": 2, RECIPE + "gate": "null", RECIPE + "memory.order": "recency", RECIPE + "objective.kl": 0,
-         RECIPE + "approve_bank": True},
+        {RECIPE + "revisions": 2, RECIPE + "gate": "null", RECIPE + "memory.order": "recency",
+         RECIPE + "objective.kl": 0, RECIPE + "approve_bank": True},
         config="conf/erl_tiny.yaml", codes=(6,), after=_approve,
     ),
     "dreamgym_more": Golden(
@@ -298,13 +303,15 @@ RUNS: dict[str, Golden] = {
         config="conf/dreamgym_tiny.yaml",
     ),
     "baseline": Golden(
-        PLAYED, {RECIPE + "self_distillation": {"episodes": "all_wins"}, RECIPE + "actor_objective.advantage": "pooled"},
+        PLAYED,
+        {RECIPE + "self_distillation": {"episodes": "all_wins"}, RECIPE + "actor_objective.advantage": "pooled"},
         fork_of="tiny", fork_options=("--recipe", "baseline"),
     ),
     "static_online": Golden(BANKED, ALL_NOTES, fork_of="tiny", fork_options=("--recipe", "static_online")),
     "experience_only": fork(fork_options=("--recipe", "experience_only"), settings=ALL_NOTES),
     "offline_bank": Golden(
-        BANKED, {RECIPE + "warm_up_rounds": 1, **ALL_NOTES}, fork_of="tiny", fork_options=("--recipe", "offline_bank"),
+        BANKED, {RECIPE + "warm_up_rounds": 1, **ALL_NOTES}, fork_of="tiny",
+        fork_options=("--recipe", "offline_bank"),
     ),
     # Mechanisms.
     "trial": fork(
@@ -324,7 +331,8 @@ RUNS: dict[str, Golden] = {
     "approve": fork(
         "approvals", "trials", "trial_results", codes=(6,), after=_approve,
         settings={RECIPE + "trial": {"layouts": 2, "threshold": -0.5, "reward": "both"},
-                  RECIPE + "approve_bank": True, RECIPE + "bank": {"duplicates": "near", "similarity": 0.8}, **ALL_NOTES},
+                  RECIPE + "approve_bank": True, RECIPE + "bank": {"duplicates": "near", "similarity": 0.8},
+                  **ALL_NOTES},
     ),
     "guided_minus_free": credit(
         "guided_minus_free", "use_rewards", "stripped_contexts", self_distillation={"episodes": "wins"},
@@ -339,8 +347,8 @@ RUNS: dict[str, Golden] = {
     ),
     "trend": credit(
         "trend", "candidate_utilities", retrieval__per="group", retrieval__top_k=2, retrieval__scope="bank",
-        guided_share_end=0.75, guided_share_rounds=2, merge={"every": 1, "candidates": "near_duplicates", "similarity": 0.3},
-        retrieval__diversify_evaluation=True,
+        guided_share_end=0.75, guided_share_rounds=2,
+        merge={"every": 1, "candidates": "near_duplicates", "similarity": 0.3}, retrieval__diversify_evaluation=True,
     ),
     "objectives": fork(
         "stripped_contexts",
@@ -355,8 +363,9 @@ RUNS: dict[str, Golden] = {
     "overlap": fork(rounds=3, settings={"method.overlap": True, **ALL_NOTES}),
     "recorded": Golden(
         PLAYED,
-        {**SHORT, "method.families.0.environment": LAKE, "method.prompts": SMALL_PROMPTS, "method.rollout.placement": "system",
-         "method.roles.actor.sampling.max_new_tokens": 14, RECIPE + "warm_start.demonstrations": "recorded",
+        {**SHORT, "method.families.0.environment": LAKE, "method.prompts": SMALL_PROMPTS,
+         "method.rollout.placement": "system", "method.roles.actor.sampling.max_new_tokens": 14,
+         RECIPE + "warm_start.demonstrations": "recorded",
          RECIPE + "warm_start.recorded": "FOLDER/games.jsonl", RECIPE + "warm_start.epochs": 20},
         before=_play, rounds=1,
     ),
@@ -367,12 +376,14 @@ RUNS: dict[str, Golden] = {
     ),
     "judging": fork(
         "judgments", "success_rates", "use_rewards", "questions", fork_of="recorded",
-        settings={RECIPE + "actor_critic": {}, BUFFERED + "batch": 4, "method.rollout.search_and_ask": {"uses": 1}, **ALL_NOTES},
+        settings={RECIPE + "actor_critic": {}, BUFFERED + "batch": 4, "method.rollout.search_and_ask": {"uses": 1},
+                  **ALL_NOTES},
     ),
     "shared": Golden(
         NOTED,
         {**SHORT, RECIPE + "warm_start.actor_episodes": 0, BUFFERED + "batch": 4, BUFFERED + "baseline": "all",
-         "method.roles.extractor": {"weights": "actor", "context": 2048, "sampling": {"max_new_tokens": 48}}, **ALL_NOTES},
+         "method.roles.extractor": {"weights": "actor", "context": 2048, "sampling": {"max_new_tokens": 48}},
+         **ALL_NOTES},
     ),
     "quickstart": Golden(
         NOTED,
@@ -382,7 +393,7 @@ RUNS: dict[str, Golden] = {
          "method.families.0.evaluation_seeds.count": 1, RECIPE + "warm_start.actor_episodes": 32,
          RECIPE + "warm_start.extractor_episodes": 64, RECIPE + "warm_start.epochs": 8,
          RECIPE + "warm_start.learning_rate": 5.0e-3, BUFFERED + "batch": 4, **ALL_NOTES},
-        config="conf/quickstart.yaml",
+        config="conf/quickstart.yaml", rounds=3,
     ),
     # Ways to begin.
     "fork_kept": fork(
@@ -480,8 +491,9 @@ def compare(first: Path, second: Path, names: Sequence[str]) -> int:
             for each in (*told[:SHOWN], *more):
                 print(f"{name}, round {number}, {table}: {each}")
         good = good and not found
-        size = f"{len({number for number, _ in sides[0]} - {'-'})} rounds, {len({table for _, table in sides[0]})} tables"
-        print(f"{name:20} {size}, {sum(map(len, sides[0].values()))} rows: {f'{found} differences' if found else 'equal'}")
+        numbers, tables = (len({place[part] for place in sides[0]} - {"-"}) for part in (0, 1))
+        size = f"{numbers} rounds, {tables} tables, {sum(map(len, sides[0].values()))} rows"
+        print(f"{name:20} {size}: {f'{found} differences' if found else 'equal'}")
     return int(not good)
 
 
@@ -502,9 +514,12 @@ def differences(table: str, *sides: list[dict[str, Any]] | None) -> Iterator[str
             yield f"{name}: only in the {'first' if name in ours else 'second'}"
             continue
         for column in sorted({*ours[name], *theirs[name]}):
-            values = [json.dumps(row[column]) if column in row else "no such column" for row in (ours[name], theirs[name])]
+            pair = (ours[name], theirs[name])
+            values = [json.dumps(row[column]) if column in row else "no such column" for row in pair]
             if values[0] != values[1]:
-                yield f"{name}: {column}: {values[0][:200]} | {values[1][:200]}"
+                same = next((i for i, two in enumerate(zip(*values, strict=False)) if two[0] != two[1]), 0)
+                start = max(0, same - 20)
+                yield f"{name}: {column}: {' | '.join(value[start : start + 80] for value in values)}"
 
 
 def _telling(columns: Sequence[str], sides: Sequence[Sequence[dict[str, Any]]]) -> Sequence[str]:
