@@ -188,12 +188,15 @@ def _evaluate_again(runner: Runner) -> None:
     runner.crl("evaluate", runner.name, "--arms", "with")
 
 
-def _play(runner: Runner) -> None:
-    """Games whose answers are moves, questions to whom may ask, and verdicts where the actor is a critic."""
-    said = ("ASK: down", "REFINE: right", "ASK: left", "REFINE: up")
-    typed = "".join(f"{said[(number // 3) % 4]}\n" for number in range(96))
-    options = [word for key, value in LAKE.items() if key != "kind" for word in ("--set", f"{key}={value}")]
-    runner.crl("env", "play", "frozenlake", *options, "--record", runner.folder / "games.jsonl", typed=typed)
+def _play(*said: str) -> Callable[[Runner], None]:
+    """Games whose answers are moves, and questions to whom may ask, or verdicts where the actor is a critic."""
+
+    def play(runner: Runner) -> None:
+        typed = "".join(f"{said[(number // 3) % len(said)]}\n" for number in range(96))
+        options = [word for key, value in LAKE.items() if key != "kind" for word in ("--set", f"{key}={value}")]
+        runner.crl("env", "play", "frozenlake", *options, "--record", runner.folder / "games.jsonl", typed=typed)
+
+    return play
 
 
 def _repositories(runner: Runner) -> None:
@@ -249,6 +252,14 @@ SMALL_PROMPTS = {
         "system": "Answer with one action.", "first": "{goal}\nAdvice: {experience}\n{observation} {success_rate}\n",
     },
 }  # fmt: skip
+
+PLAYED_BY_HAND = {
+    **SHORT, "method.families.0.environment": LAKE, "method.prompts": SMALL_PROMPTS,
+    "method.rollout.placement": "system", "method.roles.actor.sampling.max_new_tokens": 14,
+    RECIPE + "warm_start.demonstrations": "recorded", RECIPE + "warm_start.recorded": "FOLDER/games.jsonl",
+    RECIPE + "warm_start.epochs": 20,
+}  # fmt: skip
+"""A warm start from games that were recorded."""
 
 
 def fork(*tables: str, **more: Any) -> Golden:
@@ -362,22 +373,17 @@ RUNS: dict[str, Golden] = {
     ),
     "overlap": fork(rounds=3, settings={"method.overlap": True, **ALL_NOTES}),
     "recorded": Golden(
-        PLAYED,
-        {**SHORT, "method.families.0.environment": LAKE, "method.prompts": SMALL_PROMPTS,
-         "method.rollout.placement": "system", "method.roles.actor.sampling.max_new_tokens": 14,
-         RECIPE + "warm_start.demonstrations": "recorded",
-         RECIPE + "warm_start.recorded": "FOLDER/games.jsonl", RECIPE + "warm_start.epochs": 20},
-        before=_play, rounds=1,
+        PLAYED, PLAYED_BY_HAND, rounds=1, before=_play("ASK: down", "REFINE: right", "ASK: left", "REFINE: up")
     ),
     "asking": fork(
         "questions", "stripped_contexts", fork_of="recorded",
         settings={RECIPE + "self_distillation": {"episodes": "wins"}, **ALL_NOTES,
                   "method.rollout.search_and_ask": {"uses": 2, "train_answers": True}},
     ),
-    "judging": fork(
-        "judgments", "success_rates", "use_rewards", "questions", fork_of="recorded",
-        settings={RECIPE + "actor_critic": {}, BUFFERED + "batch": 4, "method.rollout.search_and_ask": {"uses": 1},
-                  **ALL_NOTES},
+    "judging": Golden(
+        (*NOTED, "judgments", "success_rates", "use_rewards"),
+        {**PLAYED_BY_HAND, RECIPE + "actor_critic": {}, BUFFERED + "batch": 4, **ALL_NOTES},
+        before=_play("REFINE: right", "REFINE: up", "REFINE: left"), rounds=3,
     ),
     "shared": Golden(
         NOTED,
