@@ -21,6 +21,8 @@ from crl.paths import possible_path
 
 INTERPRETER = "CRL_VLLM_PYTHON"
 _ENVIRONMENT = Path(".venv-vllm/bin/python")
+_COLDEST = 0.01
+"""Least temperature that vLLM samples at; a lower one it raises to this, with a warning in its log."""
 
 
 class ServerConfig(Model):
@@ -66,10 +68,6 @@ def interpreter(server: ServerConfig) -> Path:
         return possible_path(chosen, "the interpreter of vLLM", home=True).absolute()
     beside = Path(__file__).parents[2] / _ENVIRONMENT  # a checkout, from which `make vllm` was called
     return beside if beside.is_file() else _ENVIRONMENT.absolute()
-
-
-_COLDEST = 0.01
-"""Least temperature that vLLM samples at; a lower one it raises to this, with a warning in its log."""
 
 
 class ServedEngine(EngineConfig):

@@ -28,6 +28,8 @@ _MOST_NAMED = 20
 """Names, or mistakes, that one message lists."""
 _WHOLE = re.compile(r"method\.(families|families\.[0-9]{1,9}|(families\.[0-9]{1,9}\.)?prompts)")
 """Keys of what may name prompt files, as a whole."""
+FOLDER = "expectations"
+_EXPECTED = 'Great Expectations\' JSON: {"expectations": [{"type": "expect_…", "kwargs": {…}}, …]}'
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -276,9 +278,6 @@ def _models_in(annotation: Any, arguments: Any) -> list[Any]:
     return [model for argument in arguments(annotation) for model in _models_in(argument, arguments)]
 
 
-FOLDER = "expectations"
-
-
 def find_expectations(base: Path) -> dict[str, dict[str, Any]]:
     """A user's suites by table from the nearest folder; none where there is none. Raises BadInput naming a file.
 
@@ -316,9 +315,6 @@ def _read(path: Path) -> dict[str, Any]:
             next_step=f"`crl checks show {quoted(path.stem)} --format json` prints one to start from",
         )
     return {str(name): value for name, value in data.items()}
-
-
-_EXPECTED = 'Great Expectations\' JSON: {"expectations": [{"type": "expect_…", "kwargs": {…}}, …]}'
 
 
 def _is_expectation(value: Any) -> bool:

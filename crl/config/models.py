@@ -18,6 +18,10 @@ from typing import Any
 
 from crl.errors import BadInput
 
+_NOT_PLAIN = {"softcap": "limited scores", "s_aux": "sinks", "position_bias": "biases by position"}
+"""Arguments that change what attention computes, and are not followed here."""
+_NOTED: ContextVar[list[BadInput] | None] = ContextVar("noted", default=None)
+
 
 def check_attention(model_config: Any, name: str, context: int, role: str | None = None) -> None:
     """Raise BadInput where a model (its transformers config) does not attend to all of a role's context, or limits its
@@ -58,11 +62,6 @@ def check_attention(model_config: Any, name: str, context: int, role: str | None
         )
     if getattr(config, "attn_logit_softcapping", None) is not None:
         raise not_plain("limited scores (softcap)", f"The model {name!r}", _place(role, "model"))
-
-
-_NOT_PLAIN = {"softcap": "limited scores", "s_aux": "sinks", "position_bias": "biases by position"}
-"""Arguments that change what attention computes, and are not followed here."""
-_NOTED: ContextVar[list[BadInput] | None] = ContextVar("noted", default=None)
 
 
 @contextmanager

@@ -29,6 +29,8 @@ from crl.policies.vocabulary import absent_of, hide
 
 _ROWS = 32
 """Rows of logits that are in work at one time, at least."""
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+"""What products on a GPU need for equal results."""
 
 
 @contextlib.contextmanager
@@ -331,10 +333,6 @@ class Reference:
     def dispose(self) -> None:
         """Free what it holds."""
         self._trained = self._copy = None
-
-
-_CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""What products on a GPU need for equal results."""
 
 
 @contextmanager

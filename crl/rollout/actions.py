@@ -29,6 +29,11 @@ _TAG = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.IGNORECASE | re.
 _ASK_TAG = re.compile(r"<ask>((?:(?!<ask>).)*?)</ask>", re.IGNORECASE | re.DOTALL)
 # Tokenizers of whole words set the colon apart; a word that only ends in "ask" is none.
 _ASK_LINE = re.compile(r"^[ \t]*ASK[ \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
+NO_ACTION, LONG_ACTION = "environment_no_action", "environment_action_too_long"
+_ADVICE = {
+    NO_ACTION: "mend the environment: in every state that is not final it names an action",
+    LONG_ACTION: "raise max_new_tokens, or shorten the names of the actions",
+}
 
 
 def _key(text: str) -> str:
@@ -157,13 +162,6 @@ def parse_question(text: str, actions: Actions, action_format: ActionFormat, *, 
     if line is None or _action_in(answer[: line.start()], named_actions(actions), "word") is not None:
         return None
     return line.group(1).strip()
-
-
-NO_ACTION, LONG_ACTION = "environment_no_action", "environment_action_too_long"
-_ADVICE = {
-    NO_ACTION: "mend the environment: in every state that is not final it names an action",
-    LONG_ACTION: "raise max_new_tokens, or shorten the names of the actions",
-}
 
 
 class Flaw(NamedTuple):

@@ -14,6 +14,11 @@ from crl.faults import EXPECTED_ACTIONS, Fault, attempt, flaw_of_actions
 from crl.protocols import Actions, Environment, FreeText, Start, Step, StopReason, ToolCalls
 from crl.text.unicode import valid_text, with_texts
 
+TOO_LONG = "environment_observation_limit"
+"""Reason code of an episode that is shown more."""
+ODD_ACTIONS = "environment_actions"
+"""Reason code of an episode whose actions are of no kind that there is."""
+
 
 class MixedEnvironment:
     """The `Environment` of a wave of several task families: each slot lives in the environment of its family.
@@ -162,12 +167,6 @@ def _is_finite(step: Step) -> bool:
 def broke(code: str, details: str | None = None) -> Step:
     """The last step of a slot whose environment broke, with its reason code and what is known about it."""
     return Step("", (), False, "", True, False, 0.0, StopReason.error, code, details)
-
-
-TOO_LONG = "environment_observation_limit"
-"""Reason code of an episode that is shown more."""
-ODD_ACTIONS = "environment_actions"
-"""Reason code of an episode whose actions are of no kind that there is."""
 
 
 class Readable:

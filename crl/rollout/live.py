@@ -19,6 +19,9 @@ from crl.rollout.prompts import Placement, opened
 from crl.run.seeds import number_of
 from crl.text.outputs import numbered, prompt_text
 
+PROMPT_TOO_LONG = "prompt_too_long"
+"""Reason code of an episode whose first prompt leaves no room for a turn: a long observation, long notes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Guide:
@@ -96,10 +99,6 @@ class LiveEpisode:
         self.logprobs.extend(sampled.logprobs)
         self.choices.extend(sampled.choices)
         return first, len(self.token_ids)
-
-
-PROMPT_TOO_LONG = "prompt_too_long"
-"""Reason code of an episode whose first prompt leaves no room for a turn: a long observation, long notes."""
 
 
 def opened_row(

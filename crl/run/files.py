@@ -39,6 +39,7 @@ _ELSEWHERE = (
     "choose another place: CRL_RUNS or --runs for runs, CRL_MODELS for models, "
     "PREFECT_HOME for Prefect's files, --out FILE or --to FOLDER"
 )
+GIGABYTE = 10**9
 
 
 def canonical_json(value: Any) -> bytes:
@@ -341,9 +342,6 @@ def _directories(place: Path) -> list[Path]:
 
 def _below(place: Path) -> list[Path]:
     return [Path(parent) for parent, _, _ in os.walk(place)]
-
-
-GIGABYTE = 10**9
 
 
 def free_bytes(path: Path) -> int:

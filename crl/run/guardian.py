@@ -37,6 +37,10 @@ _ORDER_SECONDS = 40.0
 _guardian: subprocess.Popen[bytes] | None = None
 _mark = secrets.token_hex(16)
 _starting = threading.Lock()
+STORE_VARIABLE = "CRL_RANKS_STORE"
+"""Names the file in which ranks on one machine meet."""
+_HERE = ("127.0.0.1", "localhost")
+_NAMES = ("NO_PROXY", "no_proxy")
 
 
 def guard(*, with_parent: bool = False) -> str:
@@ -141,12 +145,6 @@ def _end(processes: list[psutil.Process], patience_seconds: float) -> None:
             with contextlib.suppress(psutil.Error):
                 end(process)
         _, processes = psutil.wait_procs(processes, timeout=patience_seconds)
-
-
-STORE_VARIABLE = "CRL_RANKS_STORE"
-"""Names the file in which ranks on one machine meet."""
-_HERE = ("127.0.0.1", "localhost")
-_NAMES = ("NO_PROXY", "no_proxy")
 
 
 def past_proxies() -> None:

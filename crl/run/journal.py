@@ -23,6 +23,10 @@ from crl.run.files import disk_errors, fsync
 from crl.run.manifest import Manifest, Place, key_of, parse_key, stage_directory
 from crl.text.unicode import valid_text
 
+JOURNAL = "journal.jsonl"
+_DIGEST = re.compile(r"^[0-9a-f]{64}$")
+_KEY = re.compile(r"^\d{4,}/[a-z][a-z0-9_]*$")
+
 
 class JsonLines:
     """One such file. Appending is safe from several processes; reading needs no lock."""
@@ -65,9 +69,6 @@ class JsonLines:
         return found
 
 
-JOURNAL = "journal.jsonl"
-
-
 class Journal(JsonLines):
     """Events, each with `time` (UTC, ISO 8601), `event`, `token` and, where they apply, `round`, `stage`, `error`.
 
@@ -103,10 +104,6 @@ class Journal(JsonLines):
         elif error is not None:
             payload["error"] = error
         self.append({**payload, **more})
-
-
-_DIGEST = re.compile(r"^[0-9a-f]{64}$")
-_KEY = re.compile(r"^\d{4,}/[a-z][a-z0-9_]*$")
 
 
 @dataclass(frozen=True)
