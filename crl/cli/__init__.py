@@ -40,7 +40,7 @@ from crl.cli import (
 from crl.cli.escaping import say
 from crl.errors import BadInput, CrlError
 from crl.paths import short
-from crl.run.loopback import past_proxies
+from crl.run.guardian import past_proxies
 
 app = typer.Typer(
     name="crl",

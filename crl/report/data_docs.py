@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from crl.checks.stage import OwnSuites, numbered, own_expectations
-from crl.checks.suites import applying, key_of, row_type_of, suite_of, suite_with_own
+from crl.checks.suites import applying, key_of, row_types, suite_of, suite_with_own
 from crl.errors import BadInput
 from crl.records import Row
 from crl.rounds.recipe import recipe_in
@@ -39,7 +39,7 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites |
     recipe_in(run)  # with it come its own row types, and their rules
     existing = run.rounds()
     wanted = sorted(set(rounds)) or existing[-1:]
-    kept = refused(run.path, row_type_of)
+    kept = refused(run.path, row_types().get)
     if not (wanted or kept) or not set(wanted) <= set(existing):
         raise BadInput(
             f"there is no round {', '.join(str(each) for each in wanted if each not in existing) or 'yet'}",
@@ -61,7 +61,7 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites |
 def _tables(run: RunDirectory, number: int, stage: str) -> dict[type[Row], pa.Table]:
     """What a committed stage wrote."""
     names = [Path(name).stem for name in run.manifest(number, stage).digested.files if name.endswith(".parquet")]
-    types = map(row_type_of, names)
+    types = map(row_types().get, names)
     return {row_type: run.read(number, stage, row_type) for row_type in types if row_type is not None}
 
 

@@ -21,7 +21,7 @@ from crl.engine.events import Event, RoundDone
 from crl.report.history import History
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import JsonLines
 from crl.trackers.base import TrackedRun, Tracker
 from crl.trackers.figures import figures_of, round_digest
 
