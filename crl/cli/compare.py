@@ -17,7 +17,7 @@ from crl.cli.live import MovingLines
 from crl.cli.shared import console, shown
 from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short
-from crl.report.durations import seconds_text
+from crl.report.cells import seconds_text
 
 if TYPE_CHECKING:
     from crl.lab.study.config import Study

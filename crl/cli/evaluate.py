@@ -115,7 +115,7 @@ def _seeds(text: str | None) -> SeedRange | None:
 
 def _data(evaluated: Evaluated) -> dict[str, Any]:
     from crl.engine.evaluation import settings_of
-    from crl.report.evaluation import results, with_averages
+    from crl.report.success import results, with_averages
 
     found = with_averages(results(evaluated.rows))
     return {
@@ -129,8 +129,8 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
 def _print(evaluated: Evaluated) -> None:
     from rich.text import Text
 
-    from crl.report.evaluation import results, with_averages
     from crl.report.listing import Listing
+    from crl.report.success import results, with_averages
 
     rows = [
         (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from crl.cli.shared import console, progress_lines
 from crl.engine import events
-from crl.report.durations import seconds_text
+from crl.report.cells import seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ import typer
 
 from crl.errors import ApprovalPending, BadInput
 from crl.paths import quoted, short
-from crl.report.durations import seconds_text
+from crl.report.cells import seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console

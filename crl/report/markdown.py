@@ -15,13 +15,12 @@ from typing import Any
 from crl.checks.suites import sentences
 from crl.errors import CrlError
 from crl.paths import quoted
-from crl.report.checks import StageChecks
+from crl.report.cells import NOTHING
 from crl.report.curves import success_charts
+from crl.report.data_docs import StageChecks
 from crl.report.diff import KINDS, BankDiff, Change
-from crl.report.rates import NOTHING
-from crl.report.round_tables import broken_words, recipe_tables, success_rows, training_rows
+from crl.report.round_tables import broken_words, newest_tasks, recipe_tables, success_rows, task_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
-from crl.report.tasks import newest_tasks, task_rows
 from crl.text.unicode import escaped
 
 SHOWN_CHANGES = 60

@@ -25,18 +25,15 @@ from crl.config import Method
 from crl.errors import CrlError
 from crl.paths import quoted
 from crl.report.branches import tree_lines, tree_of
-from crl.report.cells import percent
-from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
+from crl.report.cells import percent, seconds_text
+from crl.report.curves import bank_charts, health_charts, play_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.data_docs import INDEX
 from crl.report.diff import KINDS, BankDiff
-from crl.report.durations import seconds_text
 from crl.report.episodes import EPISODES, replays
-from crl.report.evaluation import ArmResult, averages, with_averages
-from crl.report.history import History
-from crl.report.play_charts import play_charts
+from crl.report.round_tables import newest_tasks
 from crl.report.standing import last_failure, unfinished
-from crl.report.summary import RoundSummary, random_policy
-from crl.report.tasks import newest_tasks
+from crl.report.success import ArmResult, averages, with_averages
+from crl.report.summary import History, RoundSummary, random_policy
 from crl.report.usefulness import Usefulness, usefulness
 from crl.rounds.approvals import awaited
 from crl.rounds.recipe import recipe_of

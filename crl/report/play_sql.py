@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from crl.report.rates import Z
+from crl.report.success import Z
 
 TIMINGS = """
 SELECT

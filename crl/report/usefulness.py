@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from crl.records import EntryScore, rows_of, rows_with
 from crl.report.charts import Bar, Chart, bar_chart
-from crl.report.rates import Rate, wilson
+from crl.report.success import Rate, wilson
 
 if TYPE_CHECKING:
     from crl.bank.snapshot import Snapshot

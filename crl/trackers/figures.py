@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from crl.paths import quoted
-from crl.report.history import History
 from crl.report.markdown import code, rounds_markdown
-from crl.report.summary import RoundSummary, random_policy
+from crl.report.summary import History, RoundSummary, random_policy
 from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes

@@ -18,7 +18,7 @@ from typing import Any
 from crl.config import Runtime
 from crl.config.trackers import TrackerChoice
 from crl.engine.events import Event, RoundDone
-from crl.report.history import History
+from crl.report.summary import History
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
 from crl.run.jsonlines import JsonLines

@@ -14,7 +14,7 @@ from crl.lab.study.statistics import interval
 from crl.lab.table.group import Group, equal_but_seed
 from crl.lab.table.read import ARMS, Found, RunResults, Which
 from crl.recipes.complementary.evaluate import WITHOUT_BANK
-from crl.report.evaluation import ArmResult
+from crl.report.success import ArmResult
 
 
 class Figure(StrEnum):

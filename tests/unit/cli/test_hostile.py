@@ -13,8 +13,8 @@ import pytest
 
 import crl as library
 from crl.errors import StageFailed
-from crl.report.history import History
 from crl.report.markdown import diff_markdown, plain, report_markdown, rounds_markdown
+from crl.report.summary import History
 from crl.run.jsonlines import JsonLines
 from crl.text.unicode import UNSEEN, escaped
 from crl.trackers.figures import record_of

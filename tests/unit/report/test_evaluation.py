@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from crl.report.evaluation import AVERAGE, averages, results, with_averages
 from crl.report.page import render
-from crl.report.rates import Rate, average, wilson
+from crl.report.success import AVERAGE, Rate, average, averages, results, wilson, with_averages
 from crl.report.summary import summarize
 from tests.unit.lab.table.recorded import WITH, WITHOUT, Won, recorded, rows
 from tests.unit.report.builder import build_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from crl.report.rates import NONE, Rate, wilson
+from crl.report.success import NONE, Rate, wilson
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 8, 64, 1000])
