@@ -8,15 +8,14 @@ from __future__ import annotations
 import csv
 import os
 import sys
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crl.cli.bank_transfer import export_bank, import_bank
-from crl.cli.escaping import say_json
-from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, show_diff, shown
+from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, say_json, show_diff, shown
 from crl.paths import quoted
-from crl.report.sorting import Sort
 from crl.run.find import find_run
 from crl.text.unicode import escaped
 
@@ -34,6 +33,17 @@ _ALL = 200
 """Entries that are listed without being asked for all."""
 _PAGE = 50
 """Entries listed of a larger bank."""
+
+
+class Sort(StrEnum):
+    """An order of entries, as `BankAfter.sorted`."""
+
+    age = "age"
+    newest = "newest"
+    uses = "uses"
+    credit = "credit"
+    harm = "harm"
+
 
 RoundOption = Annotated[int | None, typer.Option(min=0, help="The bank after this round; default the newest.")]
 FamilyOption = Annotated[str | None, typer.Option(help="Only this task family.")]
@@ -121,7 +131,7 @@ def why(
     format: PlainOption = Plain.text,
 ) -> None:
     """Show where an experience comes from and what became of it. Episodes, prompt, extractor, parents, uses, credit."""
-    from crl.report.story_view import story_tree
+    from crl.report.story import story_tree
     from crl.report.why import why as story_of
 
     story = story_of(find_run(run), entry, until=round)
@@ -136,7 +146,7 @@ def history(
     run: RunArgument, entry: EntryArgument, round: UntilOption = None, format: PlainOption = Plain.text
 ) -> None:
     """List what happened to an experience, one line per event. Who asked, how its text changed, how it did."""
-    from crl.report.story_view import history_listing
+    from crl.report.story import history_listing
     from crl.report.why import why as story_of
 
     story = story_of(find_run(run), entry, until=round)
@@ -159,9 +169,8 @@ def search(
     format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
 ) -> None:
     """Find the entries nearest to a text. With the run's own embedder, or by words."""
-    from crl.report.bank import BankAfter
-    from crl.report.search import search as find
-    from crl.report.search import search_words
+    from crl.report.bank import BankAfter, search_words
+    from crl.report.bank import search as find
     from crl.run.directory import RunDirectory
 
     bank = BankAfter(RunDirectory.open(find_run(run)), round)

@@ -14,7 +14,7 @@ from crl.cli.shared import RunArgument, console, parse_overrides, shown
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.find import find_run
-from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
+from crl.transfer import CARD, PROVENANCE, Format, file_of
 
 if TYPE_CHECKING:
     from crl.config import Method
@@ -35,8 +35,7 @@ def export_bank(
 ) -> None:
     """Write the bank after a round to a folder. Entries, every text that led to them, uses, and where it comes from."""
     from crl.transfer.folder import write_folder
-    from crl.transfer.gather import gather
-    from crl.transfer.rows import TABLES
+    from crl.transfer.gather import TABLES, gather
 
     vectors = format is not Format.jsonl if embeddings is None else embeddings
     if possible_path(to, "--to").exists():

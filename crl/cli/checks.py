@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from crl.cli.escaping import say, say_json
-from crl.cli.shared import Plain, RunArgument, shown
+from crl.cli.shared import Plain, RunArgument, say, say_json, shown
 from crl.run.find import find_run
 
 app = typer.Typer(

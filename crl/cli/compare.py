@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.escaping import say
-from crl.cli.interrupts import interruptible
-from crl.cli.live import MovingLines
-from crl.cli.shared import console, shown
+from crl.cli.live import MovingLines, interruptible
+from crl.cli.shared import console, say, shown
 from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short
 from crl.report.cells import seconds_text

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from crl.cli.escaping import say_json
-from crl.cli.shared import console, parse_overrides, print_listing
+from crl.cli.shared import console, parse_overrides, print_listing, say_json
 from crl.errors import BadInput
 from crl.paths import quoted
 

@@ -88,7 +88,7 @@ def _mechanisms(kind: str, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _say(parent: RunDirectory, made: RunDirectory, round_number: int) -> None:
-    from crl.report.branches import changes_between
+    from crl.report.state import changes_between
 
     out, where = console(), shown(made.path)
     out.print(f"{where} continues from round {round_number} of {shown(parent.path)}", soft_wrap=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from crl.cli.escaping import say
-from crl.cli.interrupts import INTERRUPTED
+from crl.cli.live import INTERRUPTED
+from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short
 from crl.protocols import Actions, Start, Step

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from crl.cli.shared import an_entry, ending
 from crl.report.picture import picture
-from crl.report.story_view import story_tree
+from crl.report.story import story_tree
 from crl.report.summary import summarize
 from crl.report.why import why
 from crl.run.directory import RunDirectory

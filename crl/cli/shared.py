@@ -1,8 +1,15 @@
-"""What commands share: how they take a run and settings, how they print, and the words that several of them say."""
+"""What commands share: how they take a run and settings, how they print, and the words that several of them say.
+
+What the command line prints is plain text: a control character is shown as its escape, never sent to the terminal.
+Names, texts and observations may come from someone else's file. ESC [ 2 J in one of them would clear the screen.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +20,7 @@ import typer
 from crl.errors import ApprovalPending, BadInput
 from crl.paths import quoted, short
 from crl.report.cells import seconds_text
+from crl.text.unicode import UNSEEN, escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +50,27 @@ class Plain(StrEnum):
 
     text = "text"
     json = "json"
+
+
+def say(text: str, *, stderr: bool = False) -> None:
+    """Print text as it is, with nothing that a terminal would obey."""
+    print(escaped(text), file=sys.stderr if stderr else sys.stdout, flush=True)
+
+
+def say_json(value: Any, indent: int | None = None) -> None:
+    """Print JSON. Nothing is lost: what JSON itself leaves bare is written as JSON's own escape. Only a number that it
+    does not know (NaN, infinity) is null."""
+    text = json.dumps(_known(value), ensure_ascii=False, indent=indent, default=str)
+    # Newlines of the indentation are no control characters here; those within strings are escaped already.
+    print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _known(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def shown(path: Path) -> str:
@@ -165,11 +194,10 @@ def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]
 
 def an_entry(path: Path) -> str | None:
     """An entry worth looking at: the one that did best when it was used."""
-    from crl.report.bank import snapshot
-    from crl.report.sorting import Sort
+    from crl.report.bank import entries_after
 
     try:
-        entries = snapshot(path, sort=Sort.credit, limit=1).entries
+        entries = entries_after(path, order="credit", limit=1)
     except BadInput:
         return None
     return entries[0].entry_id if entries else None

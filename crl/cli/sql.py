@@ -1,4 +1,4 @@
-"""`crl sql` and `crl catalog`."""
+"""`crl sql`, `crl catalog` and `crl report`: a run in SQL, and as a page."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import csv
 import json
 import sys
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.escaping import say, say_json
-from crl.cli.shared import Format, RunArgument, console, print_listing, shown
+from crl.cli.shared import Format, RunArgument, console, print_listing, say, say_json, shown
+from crl.paths import possible_path
 from crl.run.find import find_run
 from crl.text.unicode import escaped
 
@@ -50,6 +51,24 @@ def catalog(run: RunArgument) -> None:
 
     path = write_catalog(find_run(run))
     say(f"{shown(path)}: views only, the data stay in the Parquet files")
+
+
+def report(
+    run: RunArgument,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it here instead of <run>/report.html.")
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=0, metavar="N", help="How many episodes can be replayed.")] = 200,
+) -> None:
+    """Write report.html: the run as one page. Curves, rounds, play, bank, health, games to replay; it needs no
+    network."""
+    from crl.report.page import write_report
+
+    directory = find_run(run)
+    if out is not None:
+        possible_path(out, "--out")
+    path = write_report(directory, out, episodes=episodes)
+    say(f"{shown(path)}: open it in a browser")
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -1,7 +1,8 @@
-"""`crl status`, `crl verify` and `crl redo`: what a run holds, whether it is intact, and taking stages back."""
+"""`crl status`, `verify`, `mend`, `redo`: what a run holds, whether it is intact, making files and stages again."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -11,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.escaping import say
-from crl.cli.shared import RunArgument, console, print_rounds, shown
+from crl.cli.shared import RunArgument, console, print_rounds, say, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.paths import short
-from crl.report.standing import last_failure, never_asked, running_stages, unfinished
+from crl.report.state import last_failure, never_asked, running_stages, unfinished
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def status(run: RunArgument) -> None:
     """Show a run: its rounds, owner, last failure, next step."""
-    from crl.report.branches import tree_lines, tree_of
+    from crl.report.state import tree_lines, tree_of
     from crl.report.summary import summarize
     from crl.run.directory import RunDirectory, manifests
     from crl.run.head import told_head
@@ -116,6 +116,60 @@ def _complete(directory: RunDirectory) -> Callable[[int], bool]:
     return lambda number: all(
         directory.is_complete(number, stage.name) for stage in recipe.stages_of(directory.method, number)
     )
+
+
+def mend(run: RunArgument) -> None:
+    """Rebuild damaged files from the rest of the record. The damaged ones are kept.
+
+    Covers the bank, its texts and vectors, plans, credit, and everything derived. Exit code 4 if one is left.
+    """
+    from crl.audit.mend import mend as mend_record
+    from crl.config import Runtime
+    from crl.engine.services import EngineServices, prepare_environment
+    from crl.report.views import write_catalog
+    from crl.rounds.recipe import recipe_in
+    from crl.run.directory import RunDirectory
+    from crl.run.evaluations import EVALUATIONS
+    from crl.run.lease import Lease
+    from crl.run.verify import Severity, verify
+
+    path = find_run(run)
+    out = console()
+    directory = RunDirectory.open(path)
+    recipe = recipe_in(directory)
+    # Before torch is imported: lost vectors are embedded in this process.
+    os.environ.update(prepare_environment(directory.method.threads))
+    services = EngineServices(directory)
+    try:
+        with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
+            done = mend_record(directory, recipe, services, token=lease.token)
+    finally:
+        services.close()
+    for name in done.mended:
+        out.print(f"mended {name}", soft_wrap=True)
+    if done.kept:
+        out.print(f"the damaged files are kept in {shown(path / 'damaged')}", soft_wrap=True)
+    found = [problem for problem in verify(path) if problem.severity is Severity.derived]
+    played = [problem for problem in found if problem.file.startswith(f"{EVALUATIONS}/")]  # by a model: for good
+    derived = [problem for problem in found if problem not in played]
+    if derived:
+        write_catalog(path)
+        for problem in derived:
+            out.print(f"rebuilt, or to be rebuilt on next use: {problem.file}", soft_wrap=True)
+    for problem, error in done.left:
+        out.print(
+            f"{problem.file} cannot be made again: {error.found}\n  mend     {problem.redo or problem.mend}",
+            soft_wrap=True,
+        )
+    for problem in played:
+        out.print(f"{problem.found}: it cannot be made again\n  mend     {problem.mend}", soft_wrap=True)
+    if left := len(done.left) + len(played):
+        raise RecordDamaged(
+            f"{left} file{'' if left == 1 else 's'} of {shown(path)} could not be made again",
+            next_step="run the command named `mend`, the first one first; then crl resume",
+        )
+    if not done.mended and not derived:
+        out.print(f"{shown(path)}: nothing to mend")
 
 
 def redo(

@@ -1,4 +1,4 @@
-"""`crl train` and `crl resume`: run rounds and show them live."""
+"""`crl train` and `crl resume`: run rounds and show them live; `crl warm-start`: models for a study."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.interrupts import interruptible
-from crl.cli.live import LiveProgress
+from crl.cli.live import LiveProgress, interruptible
 from crl.cli.shared import RunArgument, an_entry, console, ending, parse_overrides, print_rounds, say_pending, shown
 from crl.errors import ApprovalPending, BadInput
 from crl.paths import quoted
@@ -108,6 +107,30 @@ def resume(
     if not live.ran:
         console().print(f"nothing to do: every requested round of {shown(path)} is done")
     _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
+
+
+def warm_start(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file, such as conf/warm/realms.yaml.")],
+    again: Annotated[
+        bool, typer.Option("--again", help="Replace one of the same name made from other settings.")
+    ] = False,
+) -> None:
+    """Make a warm start from generated demonstrations. Typed again, it finds what is there.
+
+    Experiments name its models warm:NAME/actor and warm:NAME/extractor. The miniatures of the laboratory take 10 to 20
+    minutes on two cores.
+    """
+    from crl.engine.services import prepare_environment
+    from crl.lab.warm.config import load_warm_start
+    from crl.lab.warm.make import RECORD, make
+
+    settings = load_warm_start(file)
+    # Before torch is imported: it reads them once.
+    os.environ.update(prepare_environment(settings.threads))
+    out = console()
+    place = make(file, say=lambda line: out.print(line, soft_wrap=True), again=again)
+    out.print(f"warm start {settings.name}: {place} (its record: {RECORD} and record/)", soft_wrap=True)
+    out.print(f"models: warm:{settings.name}/actor and warm:{settings.name}/extractor")
 
 
 def _say_precision(method: Method) -> None:

@@ -9,6 +9,11 @@ NOTHING = "–"
 """What is written where there is nothing to tell."""
 
 
+def words(name: str) -> str:
+    """A name of the code as people write it: `share malformed`."""
+    return name.replace("_", " ")
+
+
 def percent(value: float | None) -> str:
     """A share: `12.5 %`."""
     return NOTHING if value is None else f"{100 * value:.3g} %"

@@ -9,8 +9,7 @@ from typing import Any
 
 from crl.config.load import load_experiment
 from crl.records import ROW_TYPES, BankEntry, Row
-from crl.report.play_sql import BROKEN_COLUMNS, SUCCESS_COLUMNS, TASK_COLUMNS, TIMING_COLUMNS
-from crl.report.view_sql import STAGE_COLUMNS, columns_of
+from crl.report.view_sql import BROKEN_COLUMNS, STAGE_COLUMNS, SUCCESS_COLUMNS, TASK_COLUMNS, TIMING_COLUMNS, columns_of
 from crl.rounds.recipe import recipe_of
 from crl.rounds.stage import Recipe
 

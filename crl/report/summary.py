@@ -189,10 +189,10 @@ def _figures(connection: duckdb.DuckDBPyConnection) -> tuple[Figures, Figures]:
         found[number].setdefault("tasks", {}).setdefault(arm, {})[family] = Rate(*map(int, counts))
     for row in connection.sql("SELECT * FROM broken_games ORDER BY ALL").to_arrow_table().to_pylist():
         listed("broken", row["round"], row)
-    for number, stage, work, *took in fetch(
+    for number, stage, work, *timed in fetch(
         "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"
     ):
-        found[number].setdefault("timings", {})[stage, work] = Timing(*took)
+        found[number].setdefault("timings", {})[stage, work] = Timing(*timed)
     for number, entries in fetch("SELECT round, entries FROM bank_snapshots"):
         found[number]["bank"] = entries
     for number, how, created, count in fetch(

@@ -2,6 +2,10 @@
 
 One view per row type, and a few more (see `views.py`). A row type that holds no `round` or `stage` of its own gets the
 one of the directory it is in. A table that nobody has written yet is an empty view with the right columns.
+
+`LINEAGE` is the body of the view `lineage` and is shown in `docs/sql.md`. With one row per use it answers: which
+episodes made this experience, which prompt and which extractor checkpoint wrote it, where it was used, with what
+outcome and which guided-minus-free difference. A version that was never used has one row with an empty use.
 """
 
 from __future__ import annotations
@@ -12,8 +16,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 
 from crl.records import ROW_TYPES, Approval, BankChange, BankEntry, BankSnapshot, BankText, Row, schema_of
-from crl.report.lineage import LINEAGE
-from crl.report.play_sql import BROKEN_GAMES, SUCCESS_BY_ARM, SUCCESS_BY_TASK, TIMINGS
+from crl.report.success import Z
 from crl.report.view_files import MANIFEST, Source
 
 _SQL_TYPES = {
@@ -113,6 +116,167 @@ FROM stages
 GROUP BY round
 ORDER BY round
 """
+
+LINEAGE = r"""
+WITH written AS (       -- events that wrote a text
+    SELECT *, CAST(regexp_extract(event_id, '(\d+)$', 1) AS BIGINT) AS position
+    FROM bank_events WHERE kind IN ('import', 'add', 'update', 'merge')
+),
+stays AS (              -- an entry whose id came back starts over; a text holds until the next one is written
+    SELECT *,
+        count(*) FILTER (kind <> 'update') OVER (PARTITION BY entry_id ORDER BY round, position) AS stay,
+        lead(round) OVER (PARTITION BY entry_id ORDER BY round, position) AS until_round
+    FROM written
+),
+versions AS (           -- every text an entry ever had, in order, numbered as in the bank
+    SELECT
+        entry_id, family, round AS written_round, position, until_round, kind, operation_id,
+        after_digest AS content_digest,
+        row_number() OVER (PARTITION BY entry_id, stay ORDER BY round, position) AS version
+    FROM stays
+),
+writers AS (            -- the checkpoint behind a weights digest: where it first appeared
+    SELECT weights_digest, min(round) AS round, arg_min(updates, round) AS updates,
+        coalesce(arg_min(checkpoint, round), arg_min(source, round)) AS checkpoint
+    FROM weights WHERE role <> 'embedder' GROUP BY weights_digest
+),
+sources AS (            -- the episodes an operation was distilled from, with their outcome
+    SELECT made.operation_id, list({'episode_id': made.episode_id, 'success': episode.success} ORDER BY made.episode_id)
+        AS episodes
+    FROM (SELECT operation_id, unnest(episode_ids) AS episode_id FROM operations) AS made
+    LEFT JOIN episodes AS episode USING (episode_id)
+    GROUP BY made.operation_id
+),
+uses AS (               -- episodes by the text that guided them, or that was read for them, and its bank
+    SELECT
+        retrieval.entry_id, retrieval.content_digest, retrieval.bank_round,
+        episode.episode_id, episode.round, episode.success, retrieval.similarity, retrieval.score,
+        credit.outcome, credit.free_mean, credit.guided_minus_free
+    FROM retrievals AS retrieval
+    JOIN episodes AS episode ON episode.episode_id = retrieval.episode_id
+    LEFT JOIN credits AS credit ON credit.episode_id = episode.episode_id AND credit.entry_id = retrieval.entry_id
+    -- A further attempt of ERL is guided by its reflection: the memory that was read for it is in its credit only.
+    WHERE retrieval.chosen
+        AND (episode.guided AND list_contains(episode.entry_ids, retrieval.entry_id) OR credit.entry_id IS NOT NULL)
+)
+SELECT
+    version.entry_id, version.family, version.version, version.kind, version.written_round, version.content_digest,
+    coalesce(written.text, operation.text) AS text,
+    operation.parents, source.episodes AS source_episodes,
+    version.operation_id, operation.distillation_id,
+    coalesce(operation.generation_id, imported.generation_id) AS generation_id,
+    generation.prompt, generation.output,
+    writer.checkpoint AS extractor_checkpoint, writer.updates AS extractor_updates,
+    generation.weights_digest AS extractor_digest,
+    used.episode_id AS used_in, used.round AS used_round, used.success AS used_success,
+    used.similarity AS used_similarity, used.outcome, used.free_mean, used.guided_minus_free
+FROM versions AS version
+LEFT JOIN operations AS operation ON operation.operation_id = version.operation_id
+LEFT JOIN imported_entries AS imported ON version.kind = 'import' AND imported.entry_id = version.entry_id
+LEFT JOIN sources AS source ON source.operation_id = version.operation_id
+LEFT JOIN bank_texts AS written ON written.content_digest = version.content_digest
+LEFT JOIN generations AS generation ON generation.generation_id = operation.generation_id
+LEFT JOIN writers AS writer ON writer.weights_digest = generation.weights_digest
+LEFT JOIN uses AS used ON used.entry_id = version.entry_id AND used.content_digest = version.content_digest
+    AND used.bank_round >= version.written_round
+    AND (version.until_round IS NULL OR used.bank_round < version.until_round)
+ORDER BY version.entry_id, version.written_round, version.position, used.round, used.episode_id
+"""
+
+TIMINGS = """
+SELECT
+    round, stage, key AS work, CAST(value ->> '$.batches' AS BIGINT) AS batches,
+    CAST(value ->> '$.items' AS BIGINT) AS items, CAST(value ->> '$.seconds' AS DOUBLE) AS seconds,
+    CAST(value ->> '$.longest' AS DOUBLE) AS longest
+FROM stages, json_each(manifest, '$.provenance.timings')
+"""
+TIMING_COLUMNS = (
+    ("round", "BIGINT", "round of the stage"),
+    ("stage", "VARCHAR", "stage it happened in"),
+    ("work", "VARCHAR", "retrieval (from embedding queries to the choice), answers (of the extractor to questions), "
+     "play, or of an evaluation play with_bank and play without_bank; playing includes answers"),
+    ("batches", "BIGINT", "how often: everything that is asked for at once is one batch"),
+    ("items", "BIGINT", "queries, questions or games in all of them"),
+    ("seconds", "DOUBLE", "seconds in all"),
+    ("longest", "DOUBLE", "seconds of the longest batch"),
+)  # fmt: skip
+"""Columns of the view `timings`, one row per stage and kind of work: name, type, meaning."""
+
+BROKEN_GAMES = """
+SELECT
+    round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.place' AS place,
+    CAST(kind.value ->> '$.games' AS BIGINT) AS games, CAST(family.value ->> '$.games' AS BIGINT) AS played,
+    CAST(kind.value ->> '$.seed' AS BIGINT) AS environment_seed, kind.value ->> '$.details' AS details
+FROM stages, json_each(manifest, '$.provenance.broken') AS family, json_each(family.value, '$.kinds') AS kind
+"""
+BROKEN_COLUMNS = (
+    ("round", "BIGINT", "round of the stage"),
+    ("stage", "VARCHAR", "stage that played, or planned"),
+    ("family", "VARCHAR", "task family"),
+    ("error", "VARCHAR", "reason code, as in `episodes`"),
+    ("place", "VARCHAR", "where the traceback ends, as `game.py line 31 in act`; null without a traceback"),
+    ("games", "BIGINT", "games of the family that broke so"),
+    ("played", "BIGINT", "all games of the family in the stage"),
+    ("environment_seed", "BIGINT", "seed of the first of them"),
+    ("details", "VARCHAR", "the traceback of the first of them, or in words what was wrong"),
+)
+"""Columns of the view `broken_games`, one row per stage, task family and kind of break: name, type, meaning."""
+
+_SUCCESS = """
+SELECT
+    round, stage, arm, {family}count(*) FILTER (success) AS won, count(*) AS games,
+    count(*) FILTER (stop_reason = 'error') AS broken, avg(success::INT) AS success,
+    wilson_low(count_if(success), count(*)) AS low, wilson_high(count_if(success), count(*)) AS high,
+    avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
+    avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
+FROM (
+    SELECT round, stage, CASE WHEN stream = 'synthetic' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS arm,
+        family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
+    FROM episodes WHERE stage = 'collect'
+    UNION ALL BY NAME
+    SELECT round, stage, arm, family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
+    FROM evaluations
+)
+GROUP BY round, stage, arm{by} ORDER BY round, stage, arm{by}
+"""
+SUCCESS_BY_ARM = _SUCCESS.format(family="", by="")
+SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family")
+SUCCESS_COLUMNS = (
+    ("round", "BIGINT", "round played in"),
+    ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),
+    (
+        "arm",
+        "VARCHAR",
+        "guided, free (every other stream too), or synthetic (in an experience model, which says itself what is won) "
+        "in training; with_bank, without_bank or random (any legal action) held out",
+    ),
+    ("won", "BIGINT", "games won"),
+    ("games", "BIGINT", "games played, broken ones included: these count as lost"),
+    (
+        "broken",
+        "BIGINT",
+        "games that broke: the environment failed, or the first prompt did not fit (a note that is too long breaks "
+        "games of one arm only)",
+    ),
+    ("success", "DOUBLE", "share of them won"),
+    ("low", "DOUBLE", "lower end of its 95 % interval (Wilson)"),
+    ("high", "DOUBLE", "upper end"),
+    ("actions", "DOUBLE", "turns per game, mean"),
+    ("valid", "DOUBLE", "share of the turns with a legal action"),
+    ("tokens_read", "DOUBLE", "tokens the actor read in a game, mean"),
+    ("tokens_sampled", "DOUBLE", "tokens the actor wrote in a game, mean"),
+)
+"""Columns of the view `success_by_arm`: name, type, meaning."""
+TASK_COLUMNS = (*SUCCESS_COLUMNS[:3], ("family", "VARCHAR", "task family"), *SUCCESS_COLUMNS[3:])
+"""Columns of the view `success_by_task`."""
+
+_SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * games * games))"
+_END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"
+SCALARS = {
+    "wilson_low(won, games)": f"if(won = 0, 0.0, {_END.format(sign='-')})",
+    "wilson_high(won, games)": f"if(won = games, 1.0, {_END.format(sign='+')})",
+}
+"""Macros that views use: the ends of the 95 % interval of `won` games of `games`, as `crl/report/success.py`."""
 
 NO_BANK = "there is no bank after round"
 """How the error of a round without a bank begins."""

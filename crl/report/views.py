@@ -35,9 +35,8 @@ from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.paths import quoted
 from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
-from crl.report.play_sql import SCALARS
 from crl.report.view_files import Patterns, Pinned, Source
-from crl.report.view_sql import MACROS, MARKED, columns_of, identifier, place_of, view_bodies, views_behind
+from crl.report.view_sql import MACROS, MARKED, SCALARS, columns_of, identifier, place_of, view_bodies, views_behind
 from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import disk_error, mending, remove, temporary, unwritable

@@ -35,7 +35,7 @@ from crl.records import (
 )
 from crl.report.bank import banked_round
 from crl.report.story import LEFT, MADE, EvaluationUse, Event, Import, SourceEpisode, Story, Tried, Use, Writing
-from crl.report.tables import Tables
+from crl.report.view_files import Tables
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of

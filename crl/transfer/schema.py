@@ -27,8 +27,8 @@ from crl.records import vectors_of
 from crl.report.story import KINDS, MADE, Story, story_of
 from crl.run.imports import EMBEDDING
 from crl.text.answers import is_blank, odd_character
-from crl.transfer.formats import PROVENANCE
-from crl.transfer.rows import TABLES
+from crl.transfer import PROVENANCE
+from crl.transfer.gather import TABLES
 
 
 def _id(text: str) -> str:

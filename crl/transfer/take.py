@@ -29,8 +29,7 @@ from crl.run.files import sha256_file
 from crl.run.imports import EMBEDDING, BankImport, bank_import, imported_files, load_import, write_import
 from crl.run.journal import Journal
 from crl.run.lease import Lease
-from crl.transfer.gather import Gathered
-from crl.transfer.rows import ExportedEntry
+from crl.transfer.gather import ExportedEntry, Gathered
 
 _LEASE_SECONDS = 60.0
 _CONTROL_TOKEN = re.compile(

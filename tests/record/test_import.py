@@ -19,7 +19,7 @@ from crl.bank.segments import load_embeddings
 from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
 from crl.records import BufferItem, Credit, EntryScore, ImportedEntry, rows_of
-from crl.report.bank import snapshot
+from crl.report.bank import entries_after
 from crl.report.story import story_of
 from crl.report.why import why
 from crl.rounds.reading import recorded_bank
@@ -174,7 +174,7 @@ def test_an_export_is_whole_or_not_there(source: Source, tmp_path: Path, monkeyp
 def test_the_imported_bank_is_that_of_round_0(source: Source, tmp_path: Path) -> None:
     run = begin(tmp_path, source.bank())
     names = {f"first-r0002-{name}": name for name in (source.kept, source.pond, source.merged)}
-    shown = {each.entry_id: each for each in snapshot(run.path, 0).entries}
+    shown = {each.entry_id: each for each in entries_after(run.path, 0)}
     assert {names[name]: each.text for name, each in shown.items()} == {
         source.kept: "go far left", source.merged: "right, or wait", source.pond: "swim",
     }  # fmt: skip
@@ -251,7 +251,7 @@ def test_another_embedder_makes_the_vectors_anew(source: Source, tmp_path: Path)
 
     run = begin(tmp_path, source.bank(), services=Other(sha("another")))
     bank = recorded_bank(run.run, recipe_of(run.method), 0)
-    texts = [each.text for each in snapshot(run.path, 0).entries]
+    texts = [each.text for each in entries_after(run.path, 0)]
     assert load_embeddings(run.path, bank.table).tolist() == Doubled().embed(texts).tolist()
     # Without vectors in the export they are made by whatever embedder the experiment has.
     plain = begin(tmp_path, source.bank(embeddings=False), "plain")
@@ -332,7 +332,7 @@ def test_a_killed_import_leaves_nothing(source: Source, tmp_path: Path) -> None:
     path = tmp_path / "second"
     assert load_import(path) is None and leftovers(path), "it was killed half-way"
     begun = begin(tmp_path, source.bank(), "second")
-    assert leftovers(path) == [] and verify(path) == [] and len(snapshot(begun.path, 0).entries) == 3
+    assert leftovers(path) == [] and verify(path) == [] and len(entries_after(begun.path, 0)) == 3
 
 
 def test_a_damaged_import_is_named_and_mended(source: Source, tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_damaged_import_is_named_and_mended(source: Source, tmp_path: Path) ->
     for damage in (lambda: file.unlink(), lambda: file.write_bytes(b"other")):
         damage()
         assert [problem.file for problem in verify(run.path)] == [f"{IMPORTS}/{file.name}"]
-        assert snapshot(run.path, 0).total == 3, "the bank does not need it any more"
+        assert len(entries_after(run.path, 0)) == 3, "the bank does not need it any more"
         with Lease.acquire(run.path, seconds=60) as lease:
             mend(run.run, recipe, Services(), token=lease.token)  # type: ignore[arg-type]
         assert file.read_bytes() == whole and verify(run.path) == []

@@ -20,8 +20,7 @@ from crl.records import schema_of
 from crl.run.directory import RunDirectory
 from crl.run.imports import bank_import, load_import
 from crl.transfer.folder import Format, read_folder, write_folder
-from crl.transfer.gather import Gathered, gather
-from crl.transfer.rows import TABLES
+from crl.transfer.gather import TABLES, Gathered, gather
 from tests.marks import sampled
 from tests.record.damages import (
     Damage,

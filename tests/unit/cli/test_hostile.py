@@ -17,7 +17,7 @@ from crl.report.markdown import diff_markdown, plain, report_markdown, rounds_ma
 from crl.report.summary import History
 from crl.run.jsonlines import JsonLines
 from crl.text.unicode import UNSEEN, escaped
-from crl.trackers.figures import record_of
+from crl.trackers.base import record_of
 from tasks.failures import one_line
 from tasks.logs import escape_logs
 from tests.unit.cli.conftest import Outcome

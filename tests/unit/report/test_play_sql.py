@@ -12,10 +12,10 @@ from rich.console import Console
 
 from crl.report.curves import play_charts
 from crl.report.page import render
-from crl.report.play_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
 from crl.report.round_tables import round_tables
 from crl.report.success import Rate, wilson
 from crl.report.summary import Cost, summarize
+from crl.report.view_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
 from crl.report.views import connect, query
 from crl.run.directory import RunDirectory
 from tests.unit.report.builder import build_run, episode, evaluation, write_stage
