@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -41,31 +41,11 @@ _FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
 _ROUND_GLOB, _STAGE_GLOB = "[0-9]*", "[a-z]*"
 
 
-class Source(Protocol):
-    """Files by name, as SQL."""
-
-    root: Path
-    patterns: bool
-    """Whether there may be none of a kind, now or later."""
-    foreign: Mapping[str, pa.Schema]
-    """Tables of row types that are not the project's, and their columns: another package's recipe wrote them."""
-
-    def files(self, name: str, *, every_round: bool = False) -> str | None:
-        """The SQL list of the files of this name; None where there is none and never will be.
-
-        `every_round`: also of rounds that are not shown but come before: a bank is put together from these.
-        """
-        ...
-
-    def segments(self) -> str | None:
-        """The SQL list of the bank's texts."""
-        ...
-
-
 class Pinned:
     """The files of a run as they are when this is made."""
 
     patterns = False
+    """Whether there may be none of a kind, now or later."""
 
     def __init__(
         self, run_path: Path, rounds: Sequence[int] | None = None, until: int | None = None, *, banks: bool = True
@@ -88,7 +68,8 @@ class Pinned:
                     if shown is None or int(name) in shown:
                         self._shown.setdefault(file, []).append(path)
         listed = (path for paths in self._every.values() for path in paths)
-        self.foreign: Mapping[str, pa.Schema] = foreign_tables(self.root, listed)
+        self.foreign = foreign_tables(self.root, listed)
+        """Tables of row types that are not the project's, and their columns: another package's recipe wrote them."""
         # Texts are written before the stage that names them: listed after the stages, all of theirs are there.
         self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
         self.lost = self._list_lost(shown)
@@ -109,11 +90,14 @@ class Pinned:
         self._texts = [path for path in self._texts if BankText.table in views and path not in gone]
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
-        """See :class:`Source`."""
+        """The SQL list of the files of this name; None where there is none and never will be.
+
+        `every_round`: also of rounds that are not shown but come before: a bank is put together from these.
+        """
         return self._listed((self._every if every_round else self._shown).get(name, []))
 
     def segments(self) -> str | None:
-        """See :class:`Source`."""
+        """The SQL list of the bank's texts."""
         return self._listed(self._texts)
 
     def paths(self) -> list[str]:
@@ -201,20 +185,24 @@ class Patterns:
         check_format(run_path)
         self.root = absolute(run_path)
         found = self.root.glob(f"rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/*.parquet")
-        self.foreign: Mapping[str, pa.Schema] = foreign_tables(
+        self.foreign = foreign_tables(
             self.root, (str(path.relative_to(self.root)) for path in found if _FILE.fullmatch(path.name))
         )
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
-        """See :class:`Source`."""
+        """See :class:`Pinned`."""
         return f"[{self._pattern(f'rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/{name}')}]"
 
     def segments(self) -> str | None:
-        """See :class:`Source`."""
+        """See :class:`Pinned`."""
         return f"[{self._pattern(f'{_SEGMENTS}/*.parquet')}]"
 
     def _pattern(self, relative: str) -> str:
         return f"{quoted(str(self.root))[:-1]}/{relative}'"
+
+
+Source = Pinned | Patterns
+"""Files by name, as SQL."""
 
 
 class Tables:
@@ -226,13 +214,11 @@ class Tables:
         check_format(self.run_path)
         self._connection = duckdb.connect()
         self._files: dict[str, list[tuple[int, str]]] = {}
-        for round_number in round_numbers(self.run_path):
-            if until is None or round_number <= until:
-                for stage_path in _directories(self.run_path / "rounds" / f"{round_number:04d}"):
-                    with os.scandir(stage_path) as entries:
-                        for entry in entries:
-                            if entry.name.endswith(".parquet"):
-                                self._files.setdefault(entry.name, []).append((round_number, entry.path))
+        for number in round_numbers(self.run_path):
+            if until is None or number <= until:
+                # What an attempt has not committed starts with a dot.
+                for path in sorted((self.run_path / "rounds" / f"{number:04d}").glob("[!.]*/*.parquet")):
+                    self._files.setdefault(path.name, []).append((number, str(path)))
 
     def __enter__(self) -> Tables:
         return self
@@ -244,7 +230,7 @@ class Tables:
 
     def rounds(self, row_type: type[Row]) -> list[int]:
         """Rounds that hold rows of a type, in order."""
-        return sorted({number for number, _ in self._listed(row_type)})
+        return list(dict.fromkeys(number for number, _ in self._listed(row_type)))
 
     def select(
         self,
@@ -295,13 +281,7 @@ class Tables:
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def _listed(self, row_type: type[Row]) -> list[tuple[int, str]]:
-        return sorted(self._files.get(f"{row_type.table}.parquet", []))
-
-
-def _directories(path: Path) -> list[str]:
-    """The directories in one; what an attempt has not committed starts with a dot."""
-    with os.scandir(path) as entries:
-        return sorted(each.path for each in entries if each.is_dir() and not each.name.startswith("."))
+        return self._files.get(f"{row_type.table}.parquet", [])
 
 
 def foreign_tables(root: Path, paths: Iterable[str]) -> dict[str, pa.Schema]:

@@ -311,20 +311,24 @@ UNION ALL BY NAME SELECT NULL::VARCHAR AS entry_id WHERE NOT (has_bank(earlier) 
 """Macros by signature: `FROM bank_at(7)` is the bank after round 7, `FROM bank_diff(2, 7)` what changed. Of a round
 without a bank both are an error (`has_bank`): an empty answer would be a wrong one."""
 
-_STORED_BANK = "bank bank_changes bank_snapshots"
-_MADE_OF = {
-    "bank": _STORED_BANK,
-    "bank_texts": _STORED_BANK,
-    "bank_text": _BANK_TEXT,
+_DERIVED = {
     "rounds": _ROUNDS,
-    "broken_games": "stages",
-    "timings": "stages",
+    "bank_text": _BANK_TEXT,
+    "lineage": LINEAGE,
+    "broken_games": BROKEN_GAMES,
+    "timings": TIMINGS,
     "success_by_arm": SUCCESS_BY_ARM,
     "success_by_task": SUCCESS_BY_TASK,
-    "approvals": "stages",
-    "lineage": LINEAGE,
+}
+"""Views that are built on others alone."""
+_STORED_BANK = "bank bank_changes bank_snapshots"
+_MADE_OF = {
+    **_DERIVED,
+    **dict.fromkeys(("bank", "bank_texts"), _STORED_BANK),
+    **dict.fromkeys(("broken_games", "timings", "approvals"), "stages"),
     **{signature.partition("(")[0]: body for signature, body in MACROS.items()},
 }
+"""What is read for what a query names."""
 
 
 MARKED = "rounds"
@@ -372,14 +376,7 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}
     bodies["stages"] = _stages(source)
     bodies |= {row_type.table: _with_notes(source, row_type) for row_type in _NOTED}  # they refer to `stages`
-    bodies["rounds"] = _ROUNDS
-    bodies["bank_text"] = _BANK_TEXT
-    bodies["lineage"] = LINEAGE
-    bodies["broken_games"] = BROKEN_GAMES
-    bodies["timings"] = TIMINGS
-    bodies["success_by_arm"] = SUCCESS_BY_ARM
-    bodies["success_by_task"] = SUCCESS_BY_TASK
-    return bodies
+    return bodies | _DERIVED
 
 
 def views_behind(sql: str, foreign: Collection[str] = ()) -> set[str]:
@@ -401,33 +398,25 @@ def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -
     """Rows of a type as the stages wrote them, with round and stage."""
     noted = {name for name, _, _ in _NOTED.get(row_type, ())}
     listed = [(name, kind) for name, kind, _ in columns_of(row_type) if name not in noted]
-    files = source.files(f"{row_type.table}.parquet", every_round=every_round)
-    if files is None:
-        return _empty(listed)
-    own = [(name, kind) for name, kind in listed if name in schema_of(row_type).names]
-    return f"SELECT {_selected(row_type, listed)} FROM {_parquet(source, files, own)}"
+    return _read(source, row_type.table, listed, schema_of(row_type).names, every_round=every_round)
 
 
 def _foreign(source: Source, table: str, schema: pa.Schema) -> str:
     """Rows of a type that is not the project's, with round and stage: its columns are those of the files."""
-    own = [(field.name, sql_type(field.type)) for field in schema]
-    listed = [*((name, kind) for name, kind, _ in _PLACE if name not in schema.names), *own]
-    files = source.files(f"{table}.parquet")
+    places = [(name, kind) for name, kind, _ in _PLACE if name not in schema.names]
+    return _read(source, table, [*places, *((field.name, sql_type(field.type)) for field in schema)], schema.names)
+
+
+def _read(
+    source: Source, table: str, listed: Sequence[tuple[str, str]], own: Collection[str], *, every_round: bool = False
+) -> str:
+    """Some columns of a table: its `own` from the files themselves, the others from where a file is."""
+    files = source.files(f"{table}.parquet", every_round=every_round)
     if files is None:
         return _empty(listed)
-    chosen = ", ".join(_column(name, schema.names) for name, _ in listed)
-    return f"SELECT {chosen} FROM {_parquet(source, files, own)}"
-
-
-def _selected(row_type: type[Row], listed: Sequence[tuple[str, str]]) -> str:
-    own = schema_of(row_type).names
-    return ", ".join(_column(name, own) for name, _ in listed)
-
-
-def _column(name: str, own: Collection[str]) -> str:
-    """A column of the files themselves, or one that says where a file is."""
-    place = {name: expression for name, _, expression in _PLACE}
-    return identifier(name) if name in own else f"{place[name]} AS {name}"
+    place = {name: f"{expression} AS {name}" for name, _, expression in _PLACE}
+    chosen = ", ".join(identifier(name) if name in own else place[name] for name, _ in listed)
+    return f"SELECT {chosen} FROM {_parquet(source, files, [pair for pair in listed if pair[0] in own])}"
 
 
 def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
