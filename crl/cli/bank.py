@@ -5,19 +5,16 @@ Export and import are in `bank_transfer.py`.
 
 from __future__ import annotations
 
-import csv
 import os
-import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crl.cli.bank_transfer import export_bank, import_bank
-from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, say_json, show_diff, shown
+from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, print_rows, say_json, show_diff, shown
 from crl.paths import quoted
 from crl.run.find import find_run
-from crl.text.unicode import escaped
 
 if TYPE_CHECKING:
     from crl.report.bank import ShownEntry
@@ -81,7 +78,7 @@ def show(
     most = _PAGE if paged else limit or None
     entries = bank.entries(bank.sorted(rows, order)[:most])
     if format is not Format.table:
-        _print_rows([_plain(entry) for entry in entries], format, list(_NAMES))
+        print_rows(_NAMES, map(_cells, entries), format)
         return
     _print_entries(entries, title=f"bank after round {bank.round}")
 
@@ -113,7 +110,7 @@ def diff(
     path = find_run(run)
     found = bank_diff(path, round) if last is None else net_diff(path, round, last)
     if format is Plain.json:
-        _print_json({**dataclasses.asdict(found), "counts": found.counts()})
+        say_json({**dataclasses.asdict(found), "counts": found.counts()}, indent=1)
     else:
         show_diff(found)
 
@@ -136,7 +133,7 @@ def why(
 
     story = story_of(find_run(run), entry, until=round)
     if format is Plain.json:
-        _print_json(story.plain())
+        say_json(story.plain(), indent=1)
     else:
         console().print(story_tree(story, full=full))
 
@@ -151,7 +148,7 @@ def history(
 
     story = story_of(find_run(run), entry, until=round)
     if format is Plain.json:
-        _print_json(story.history())
+        say_json(story.history(), indent=1)
         return
     out = console()
     out.print(f"experience {entry} (family {story.family}): {story.fate}", soft_wrap=True)
@@ -184,7 +181,7 @@ def search(
         hits = find(bank, text, EngineServices(bank.run).embedder(), family=family, most=number)
     score = "words" if lexical else "cosine"
     if format is not Format.table:
-        _print_rows([{score: hit.score, **_plain(hit.entry)} for hit in hits], format, [score, *_NAMES])
+        print_rows((score, *_NAMES), ((hit.score, *_cells(hit.entry)) for hit in hits), format)
     elif not hits:
         console().print(f"nothing found in the bank after round {bank.round}")
     else:
@@ -205,13 +202,11 @@ _NAMES = (
 )  # fmt: skip
 
 
-def _plain(entry: ShownEntry) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in _NAMES}
+def _cells(entry: ShownEntry) -> tuple[Any, ...]:
+    return tuple(getattr(entry, name) for name in _NAMES)
 
 
 def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, list[float]] | None = None) -> None:
-    from rich.text import Text
-
     from crl.report.listing import Listing
 
     if not entries:
@@ -220,26 +215,11 @@ def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, l
     for row, entry in enumerate(entries):
         credit = "–" if entry.mean_outcome is None else f"{entry.mean_outcome:+.2f}"
         cut = "  (longer than the embedder reads: found only by its beginning)" if entry.embedder_cut else ""
-        cells = (entry.entry_id, entry.family, entry.version, entry.updated_round, entry.uses, credit, entry.text + cut)
-        first = [Text(f"{score[1][row]:.3f}")] if score else []
-        rows.append([*first, *(Text(str(cell)) for cell in cells)])
+        found = [f"{score[1][row]:.3f}"] if score else []
+        rows.append([
+            *found, entry.entry_id, entry.family, entry.version, entry.updated_round, entry.uses, credit,
+            entry.text + cut,
+        ])  # fmt: skip
     names = [*([score[0]] if score else []), "entry", "family", "version", "round", "uses", "credit", "experience"]
     right = {"version", "round", "uses", "credit", score[0] if score else ""}
     print_listing(console(), Listing(names, rows, words={"experience"}, right=right, title=title, packed=True))
-
-
-def _print_rows(rows: list[dict[str, Any]], format: Format, names: list[str]) -> None:
-    """Rows for programs: CSV with a header, or one JSON object per line."""
-    if format is Format.csv:
-        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {name: escaped(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
-        )
-        return
-    for row in rows:
-        say_json(row)
-
-
-def _print_json(value: Any) -> None:
-    say_json(value, indent=1)

@@ -39,11 +39,9 @@ def list_environments(json: JsonOption = False) -> None:
     if json:
         say_json([each.as_data() for each in found], indent=2)
         return
-    from rich.text import Text
-
     from crl.report.listing import Listing
 
-    rows = [[Text(each.kind), Text(each.about), Text(each.playable)] for each in found]
+    rows = [(each.kind, each.about, each.playable) for each in found]
     print_listing(console(), Listing(("kind", "what it is", "here"), rows, words={"what it is", "here"}))
 
 
@@ -78,7 +76,7 @@ def check_environment(
         from crl.report.listing import Listing
 
         styles = {"ok": "green", "failed": "bold red", "note": ""}
-        rows = [[Text(each.check), Text(each.outcome, styles[each.outcome]), Text(each.said)] for each in found]
+        rows = [(each.check, Text(each.outcome, styles[each.outcome]), each.said) for each in found]
         print_listing(console(), Listing(("check", "result", "found"), rows, words={"found"}))
     require_passed(found, name)
 

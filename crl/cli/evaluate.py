@@ -133,29 +133,19 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
 
 
 def _print(evaluated: Evaluated) -> None:
-    from rich.text import Text
-
     from crl.report.listing import Listing
     from crl.report.success import results, with_averages
 
     rows = [
         (
-            result.task,
-            result.arm_words,
-            result.won_words,
-            f"{result.success.percent} [{result.success.span}]",
-            f"{result.score:.2f}",
-            f"{result.actions:.1f}",
-            f"{result.tokens_read:.0f}",
-            f"{result.tokens_written:.0f}",
-            f"{result.invalid_share:.0%}",
-            str(result.guided),
+            each.task, each.arm_words, each.won_words, f"{each.success.percent} [{each.success.span}]",
+            f"{each.score:.2f}", f"{each.actions:.1f}", f"{each.tokens_read:.0f}", f"{each.tokens_written:.0f}",
+            f"{each.invalid_share:.0%}", each.guided,
         )
-        for result in with_averages(results(evaluated.rows))
-    ]
+        for each in with_averages(results(evaluated.rows))
+    ]  # fmt: skip
     title = f"round {evaluated.round}, held-out seeds; actions and tokens per episode"
-    cells = [[Text(cell) for cell in row] for row in rows]
-    print_listing(console(), Listing(_COLUMNS, cells, right=frozenset(_COLUMNS[2:]), title=title))
+    print_listing(console(), Listing(_COLUMNS, rows, right=frozenset(_COLUMNS[2:]), title=title))
 
 
 def _save(rows: list[Evaluation], out: Path) -> None:

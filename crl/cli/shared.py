@@ -6,11 +6,12 @@ Names, texts and observations may come from someone else's file. ESC [ 2 J in on
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,6 +66,24 @@ def say_json(value: Any, indent: int | None = None) -> None:
     print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
+def print_rows(names: Sequence[str], rows: Iterable[Sequence[Any]], format: Format) -> None:
+    """Rows for programs: CSV with a header, or one JSON object per line."""
+    if format is Format.json:
+        for row in rows:
+            say_json(dict(zip(names, row, strict=True)))
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(map(escaped, names))
+    writer.writerows([escaped(plain_cell(value)) for value in row] for row in rows)
+
+
+def plain_cell(value: Any) -> str:
+    """A value as one cell: nothing for None, JSON for what is nested."""
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return "" if value is None else str(value)
+
+
 def _known(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _known(each) for key, each in value.items()}
@@ -98,12 +117,10 @@ def console(*, stderr: bool = False) -> Console:
     """
     from crl.cli.consoles import PlainConsole
 
-    made = PlainConsole(stderr=stderr, highlight=False, soft_wrap=False, markup=False, emoji=False)
-    return (
-        made
-        if made.is_terminal
-        else PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False, width=_PLAIN_WIDTH)
-    )
+    made = PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = _PLAIN_WIDTH
+    return made
 
 
 def print_listing(out: Console, listing: Listing, *, paged: bool = False) -> None:

@@ -286,15 +286,12 @@ def history_listing(story: Story) -> Listing:
     """The events, one per row; a rewritten text shows the words that went and came."""
     rows = []
     for event in story.events:
-        cells = (
-            str(event.round),
-            event.kind + (f" ({event.note})" if event.note else ""),
-            "–" if event.version is None else str(event.version),
-            event.operation_id or "–",
-            str(len(event.uses)) if event.kind in MADE else "–",
-            "–" if event.mean_outcome is None else f"{event.mean_outcome:+.2f}",
-        )
-        rows.append([*map(_text, cells), _changed(event)])
+        rows.append([
+            event.round, event.kind + (f" ({event.note})" if event.note else ""),
+            "–" if event.version is None else event.version, event.operation_id or "–",
+            len(event.uses) if event.kind in MADE else "–",
+            "–" if event.mean_outcome is None else f"{event.mean_outcome:+.2f}", _changed(event),
+        ])  # fmt: skip
     return Listing(
         ("round", "event", "version", "asked by", "uses", "credit", "text"), rows,
         words={"text"}, right={"round", "version", "uses", "credit"}, packed=True,

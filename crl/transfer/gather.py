@@ -268,17 +268,24 @@ def _versions(stories: Iterable[Story], seen: set[str]) -> Iterator[tuple[Story,
 
 def _lineage_row(story: Story, version: Event) -> LineageRow:
     assert version.version is not None and version.text is not None and version.content_digest is not None
-    written = {
+    columns = {
         "operation_id": "operation_id", "generation_id": "generation_id", "prompt": "prompt", "output": "output",
         "extractor_checkpoint": "checkpoint", "extractor_updates": "updates", "extractor_digest": "weights_digest",
     }  # fmt: skip
+    written: dict[str, Any] = {name: getattr(version.writing, of, None) for name, of in columns.items()}
     return LineageRow(
-        **{name: getattr(story, name) for name in ("entry_id", "family")},
-        **{name: getattr(version, name) for name in ("version", "kind", "round", "text", "content_digest")},
-        **{name: getattr(version, name) for name in ("mean_outcome", "guided_minus_free")},
-        **{column: version.writing and getattr(version.writing, name) for column, name in written.items()},
+        entry_id=story.entry_id,
+        family=story.family,
+        version=version.version,
+        kind=version.kind,
+        round=version.round,
+        text=version.text,
+        content_digest=version.content_digest,
         parents=[parent.entry_id for parent in version.parents],
         episode_ids=[each.episode_id for each in version.episodes],
         episode_successes=[each.success for each in version.episodes if each.success is not None],
         uses=len(version.uses),
+        mean_outcome=version.mean_outcome,
+        guided_minus_free=version.guided_minus_free,
+        **written,
     )
