@@ -345,71 +345,47 @@ def judge(
     own = {score.entry_id: score for score, digest in zip(scores, held, strict=True) if score.content_digest == digest}
     rows = rows_with(bank.table, "entry_id", own)
     names = rows["entry_id"].to_pylist()
-    rates = {name: _episodes(own[name]) for name in names}
-    bounds = {name: wilson(rates[name].successes, rates[name].episodes) for name in names}
+    # Outcomes are +1 or −1, so their mean and number tell how many were won.
+    rates = {name: Rate(round(own[name].uses * (1 + own[name].mean_outcome) / 2), own[name].uses) for name in names}
+    bounds = {name: wilson(rate.successes, rate.episodes) for name, rate in rates.items()}
     # A share of one half is a mean outcome of 0.
     helpful = sorted((name for name in names if bounds[name][0] > 0.5), key=lambda name: (-bounds[name][0], name))
     harmful = sorted((name for name in names if bounds[name][1] < 0.5), key=lambda name: (bounds[name][1], name))
     most_used = sorted(names, key=lambda name: (-rates[name].episodes, name))
-    best, worst, used = helpful[:LISTED], harmful[:LISTED], most_used[:LISTED]
-    listed = rows_with(rows, "entry_id", [*best, *worst, *used])
+    listed = rows_with(rows, "entry_id", [*helpful[:LISTED], *harmful[:LISTED], *most_used[:LISTED]])
     texts = texts_of(listed)
+    columns = (listed[name].to_pylist() for name in ("entry_id", "family", "content_digest"))
     standing = {
-        row["entry_id"]: Standing(
-            row["entry_id"], row["family"], texts[row["content_digest"]],
-            own[row["entry_id"]].last_used_round, rates[row["entry_id"]],
-        )
-        for row in listed.select(["entry_id", "family", "content_digest"]).to_pylist()
-    }  # fmt: skip
+        name: Standing(name, family, texts[digest], own[name].last_used_round, rates[name])
+        for name, family, digest in zip(*columns, strict=True)
+    }
     return Usefulness(
-        bank.round,
-        len(bank),
-        len(names),
-        len(scores) - len(names),
-        [_by_outcome(rates.values()), _by_uses(rates.values(), len(bank) - len(names))],
-        [standing[name] for name in best],
-        [standing[name] for name in worst],
-        [standing[name] for name in used],
-        len(names) - len(helpful) - len(harmful),
+        round=bank.round,
+        entries=len(bank),
+        used=len(names),
+        gone=len(scores) - len(names),
+        charts=_usefulness_charts(rates.values(), len(bank) - len(names)),
+        helpful=[standing[name] for name in helpful[:LISTED]],
+        harmful=[standing[name] for name in harmful[:LISTED]],
+        most_used=[standing[name] for name in most_used[:LISTED]],
+        open=len(names) - len(helpful) - len(harmful),
     )
 
 
-def _by_uses(rates: Iterable[Rate], unused: int) -> Chart:
-    counts = [unused, *(0 for _ in _USES)]
-    for rate in rates:
-        counts[1 + _uses(rate)] += 1
-    names = ["none", *(name for _, name in _USES)]
-    bars = [Bar(place, [float(count)], name) for place, (count, name) in enumerate(zip(counts, names, strict=True))]
-    return bar_chart("entries by how often they were used", [("entries", 2)], bars, axis="episodes guided", named=True)
-
-
-def _by_outcome(rates: Iterable[Rate]) -> Chart:
+def _usefulness_charts(rates: Iterable[Rate], unused: int) -> list[Chart]:
+    """Entries by the share of their episodes won, and by how often they were used."""
     heights = [[0.0] * len(_USES) for _ in _OUTCOMES]
     for rate in rates:
-        heights[_outcome(rate)][_uses(rate)] += 1
-    return bar_chart(
-        "entries by the share of their episodes won",
-        [(f"used {name}×" if place == 0 else name, _RAMP + place) for place, (_, name) in enumerate(_USES)],
-        [Bar(place, heights[place], name) for place, name in enumerate(_OUTCOMES)],
-        axis="won",
-        named=True,
-    )
-
-
-def _uses(rate: Rate) -> int:
-    return max(place for place, (least, _) in enumerate(_USES) if rate.episodes >= least)
-
-
-def _outcome(rate: Rate) -> int:
-    if rate.successes in (0, rate.episodes):
-        return 4 if rate.successes else 0
-    return 1 if _won(rate) < _HALF[0] else 2 if _won(rate) <= _HALF[1] else 3
-
-
-def _episodes(score: EntryScore) -> Rate:
-    """Outcomes are +1 or −1, so their mean and number tell how many were won."""
-    return Rate(round(score.uses * (1 + score.mean_outcome) / 2), score.uses)
-
-
-def _won(rate: Rate) -> float:
-    return rate.successes / rate.episodes
+        won = rate.successes / rate.episodes
+        outcome = 0 if won == 0 else 1 if won < _HALF[0] else 2 if won <= _HALF[1] else 3 if won < 1 else 4
+        heights[outcome][max(place for place, (least, _) in enumerate(_USES) if rate.episodes >= least)] += 1
+    kinds = [(f"used {name}×" if place == 0 else name, _RAMP + place) for place, (_, name) in enumerate(_USES)]
+    by_outcome = [Bar(place, heights[place], name) for place, name in enumerate(_OUTCOMES)]
+    used = [(name, sum(row[place] for row in heights)) for place, (_, name) in enumerate(_USES)]
+    counts = [("none", float(unused)), *used]
+    by_uses = [Bar(place, [count], name) for place, (name, count) in enumerate(counts)]
+    title = "entries by how often they were used"
+    return [
+        bar_chart("entries by the share of their episodes won", kinds, by_outcome, axis="won", named=True),
+        bar_chart(title, [("entries", 2)], by_uses, axis="episodes guided", named=True),
+    ]
