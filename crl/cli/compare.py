@@ -105,7 +105,7 @@ class StudyProgress(MovingLines):
 
     def _on_started(self, run: PlannedRun, event: dict[str, Any]) -> None:
         done = run.rounds_done()
-        self._say(f"{run.name}: {'begins' if done < 0 else f'continues after round {done}'}")
+        self.say(f"{run.name}: {'begins' if done < 0 else f'continues after round {done}'}")
         done = max(done, 0)
         self._standing[run.name] = f"round {done} of {run.rounds}"
         if self._bar is not None:
@@ -120,13 +120,13 @@ class StudyProgress(MovingLines):
         elif time.monotonic() - self._told > _PLAIN_EVERY_SECONDS:
             self._told = time.monotonic()
             for name, standing in self._standing.items():
-                self._say(f"  {name}: {standing}")
+                self.say(f"  {name}: {standing}")
 
     def _on_retry(self, run: PlannedRun, event: dict[str, Any]) -> None:
-        self._say(f"{run.name}: {event['stage'].replace('_', ' ')} is tried again: {event['reason']}")
+        self.say(f"{run.name}: {event['stage'].replace('_', ' ')} is tried again: {event['reason']}")
 
     def _on_note(self, run: PlannedRun, event: dict[str, Any]) -> None:
-        self._say(f"{run.name}: {event['text']}")
+        self.say(f"{run.name}: {event['text']}")
 
     _on_waits = _on_note
 
@@ -144,10 +144,7 @@ class StudyProgress(MovingLines):
         spent = time.monotonic() - self._begun
         left = spent / self._done * (self._total - self._done)
         rest = f"; {self._done} of {self._total}" + (f", about {seconds_text(left)} left" if left else "")
-        self._say(f"{run.name}: {said}{rest}")
-
-    def _say(self, text: str) -> None:
-        self._out.print(text, soft_wrap=True)
+        self.say(f"{run.name}: {said}{rest}")
 
 
 def _words(listed: str | None) -> list[str] | None:

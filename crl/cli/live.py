@@ -102,6 +102,10 @@ class MovingLines:
             self._bar.stop()
             self._bar = None
 
+    def say(self, text: str) -> None:
+        """Print a line between those of the progress."""
+        self._out.print(text, soft_wrap=True)
+
 
 class LiveProgress(MovingLines):
     """A subscriber that shows events while its context is open."""
@@ -119,13 +123,7 @@ class LiveProgress(MovingLines):
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        handler = getattr(self, f"_on_{type(event).__name__}", None)
-        if handler is not None:
-            handler(event)
-
-    def say(self, text: str) -> None:
-        """Print a line between those of the progress."""
-        self._out.print(text, soft_wrap=True)
+        getattr(self, f"_on_{type(event).__name__}", lambda event: None)(event)
 
     def _on_RoundStarted(self, event: events.RoundStarted) -> None:
         self._open[event.round] = 0

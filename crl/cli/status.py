@@ -71,18 +71,18 @@ def verify(
         out.print(f"note: {note}", soft_wrap=True, markup=False)
     if (told := told_head(record.stages, complete)) is not None:
         out.print(told, soft_wrap=True)
-    if not problems:
-        if wanted is not None:
-            out.print(f"the given head is the one after round {hold_against(path, record.stages, wanted)}")
-        out.print(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
-        return
     for problem in problems:  # not a table: digests and commands have to be whole, to be compared and copied
         out.print(str(problem), soft_wrap=True)
     if wanted is not None:
         try:
             out.print(f"the given head is the one after round {hold_against(path, record.stages, wanted)}")
-        except RecordDamaged as error:  # the problems come first, they may be why
+        except RecordDamaged as error:
+            if not problems:  # else these come first, they may be why
+                raise
             out.print(f"the given head does not fit: {error.found}", soft_wrap=True)
+    if not problems:
+        out.print(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
+        return
     damaged = sum(problem.severity is Severity.damaged for problem in problems)
     raise RecordDamaged(
         f"{len(problems)} problem{'' if len(problems) == 1 else 's'} in {shown(path)}, {damaged} in the record itself",
