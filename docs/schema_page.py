@@ -9,7 +9,7 @@ from typing import Any
 
 from crl.config.load import load_experiment
 from crl.records import ROW_TYPES, BankEntry, Row
-from crl.report.view_sql import BROKEN_COLUMNS, STAGE_COLUMNS, SUCCESS_COLUMNS, TASK_COLUMNS, TIMING_COLUMNS, columns_of
+from crl.report.view_sql import STAGE_COLUMNS, columns_of
 from crl.rounds.recipe import recipe_of
 from crl.rounds.stage import Recipe
 
@@ -71,6 +71,57 @@ _OTHER_TABLES = """
 
 Each is there only in runs of the recipe that writes it.
 """
+SUCCESS_COLUMNS = (
+    ("round", "BIGINT", "round played in"),
+    ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),
+    (
+        "arm",
+        "VARCHAR",
+        "guided, free (every other stream too), or synthetic (in an experience model, which says itself what is won) "
+        "in training; with_bank, without_bank or random (any legal action) held out",
+    ),
+    ("won", "BIGINT", "games won"),
+    ("games", "BIGINT", "games played, broken ones included: these count as lost"),
+    (
+        "broken",
+        "BIGINT",
+        "games that broke: the environment failed, or the first prompt did not fit (a note that is too long breaks "
+        "games of one arm only)",
+    ),
+    ("success", "DOUBLE", "share of them won"),
+    ("low", "DOUBLE", "lower end of its 95 % interval (Wilson)"),
+    ("high", "DOUBLE", "upper end"),
+    ("actions", "DOUBLE", "turns per game, mean"),
+    ("valid", "DOUBLE", "share of the turns with a legal action"),
+    ("tokens_read", "DOUBLE", "tokens the actor read in a game, mean"),
+    ("tokens_sampled", "DOUBLE", "tokens the actor wrote in a game, mean"),
+)
+"""Columns of the view `success_by_arm`: name, type, meaning."""
+TASK_COLUMNS = (*SUCCESS_COLUMNS[:3], ("family", "VARCHAR", "task family"), *SUCCESS_COLUMNS[3:])
+"""Columns of the view `success_by_task`."""
+BROKEN_COLUMNS = (
+    ("round", "BIGINT", "round of the stage"),
+    ("stage", "VARCHAR", "stage that played, or planned"),
+    ("family", "VARCHAR", "task family"),
+    ("error", "VARCHAR", "reason code, as in `episodes`"),
+    ("place", "VARCHAR", "where the traceback ends, as `game.py line 31 in act`; null without a traceback"),
+    ("games", "BIGINT", "games of the family that broke so"),
+    ("played", "BIGINT", "all games of the family in the stage"),
+    ("environment_seed", "BIGINT", "seed of the first of them"),
+    ("details", "VARCHAR", "the traceback of the first of them, or in words what was wrong"),
+)
+"""Columns of the view `broken_games`, one row per stage, task family and kind of break: name, type, meaning."""
+TIMING_COLUMNS = (
+    ("round", "BIGINT", "round of the stage"),
+    ("stage", "VARCHAR", "stage it happened in"),
+    ("work", "VARCHAR", "retrieval (from embedding queries to the choice), answers (of the extractor to questions), "
+     "play, or of an evaluation play with_bank and play without_bank; playing includes answers"),
+    ("batches", "BIGINT", "how often: everything that is asked for at once is one batch"),
+    ("items", "BIGINT", "queries, questions or games in all of them"),
+    ("seconds", "DOUBLE", "seconds in all"),
+    ("longest", "DOUBLE", "seconds of the longest batch"),
+)  # fmt: skip
+"""Columns of the view `timings`, one row per stage and kind of work: name, type, meaning."""
 _EVERY_MECHANISM = {
     "method.recipe.actor_critic": {"max_new_tokens": 64},
     "method.prompts.critic": {"system": "Judge it.", "first": "{goal} {observation} {experience}"},

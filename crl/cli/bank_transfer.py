@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.shared import RunArgument, console, parse_overrides, shown
+from crl.cli.shared import RunArgument, RunsOption, command, console, load, shown
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.find import find_run
@@ -67,9 +66,7 @@ def import_bank(
     family: Annotated[
         list[str] | None, typer.Option(metavar="FROM=TO", help="A task family there and its name here; repeatable.")
     ] = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")
-    ] = None,
+    runs: RunsOption = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As you will pass it to `crl train`.")
     ] = None,
@@ -97,7 +94,10 @@ def import_bank(
     for reason, count in sorted(taken.left_out.items()):
         out.print(f"left out: {count} ({_REASONS[reason]})")
     out.print("uses, outcomes and retrieval counts start at zero; those of the source are in `imported_entries`")
-    out.print(f"next: {_next(target, directory, runs, set or [])}", soft_wrap=True)
+    again = f"crl resume {shown(directory.path)} --rounds 3"
+    if _is_config(target):
+        again = command("crl", "train", target, options={"--runs": runs, "--set": set})
+    out.print(f"next: {again}", soft_wrap=True)
 
 
 _REASONS = {
@@ -120,14 +120,6 @@ def parse_families(pairs: list[str]) -> dict[str, str]:
     return found
 
 
-def _next(target: str, directory: RunDirectory, runs: Path | None, pairs: list[str]) -> str:
-    """The command that trains the experiment."""
-    if not _is_config(target):
-        return f"crl resume {shown(directory.path)} --rounds 3"
-    words = ["crl", "train", target, *(["--runs", str(runs)] if runs is not None else [])]
-    return shlex.join([*words, *(word for pair in pairs for word in ("--set", pair))])
-
-
 def _is_config(name: str) -> bool:
     return Path(name).suffix in (".yaml", ".yml")
 
@@ -137,7 +129,16 @@ def _source(name: str, round_number: int | None) -> Gathered:
     from crl.transfer.gather import gather
 
     if not is_export(possible_path(name, "the bank")):
-        return gather(_source_run(name), round_number)
+        try:
+            run = find_run(name)
+        except BadInput as error:
+            raise BadInput(
+                f"there is no run and no exported bank {name!r}",
+                expected=f"a folder that `crl bank export` wrote, {error.expected}",
+                where=error.where,
+                next_step=f"{error.next_step}; `crl bank export RUN --to FOLDER` writes an exported bank",
+            ) from None
+        return gather(run, round_number)
     found = read_folder(Path(name))
     if round_number is not None and round_number != found.provenance["round"]:
         raise BadInput(
@@ -147,22 +148,10 @@ def _source(name: str, round_number: int | None) -> Gathered:
     return found
 
 
-def _source_run(name: str) -> Path:
-    try:
-        return find_run(name)
-    except BadInput as error:
-        raise BadInput(
-            f"there is no run and no exported bank {name!r}",
-            expected=f"a folder that `crl bank export` wrote, {error.expected}",
-            where=error.where,
-            next_step=f"{error.next_step}; `crl bank export RUN --to FOLDER` writes an exported bank",
-        ) from None
-
-
 def _target(name: str, runs: Path | None, pairs: list[str]) -> tuple[Method, Callable[[], RunDirectory]]:
     """The method of an experiment, and what opens it: made where a YAML file names one that is not there. Raises
     BadInput."""
-    from crl.config.load import load_experiment, runs_root
+    from crl.config.load import runs_root
     from crl.run.directory import RunDirectory
 
     if not _is_config(name):
@@ -170,8 +159,5 @@ def _target(name: str, runs: Path | None, pairs: list[str]) -> tuple[Method, Cal
             raise BadInput(f"--runs and --set do not apply to the run {name}", expected="them only with a YAML file")
         directory = RunDirectory.open(find_run(name))
         return directory.method, lambda: directory
-    overrides: dict[str, Any] = parse_overrides(pairs)
-    if runs is not None:
-        overrides["runtime.runs"] = str(runs)
-    loaded = load_experiment(name, overrides)
+    loaded = load(name, pairs, runs)
     return loaded.method, partial(RunDirectory.create_or_open, loaded, runs_root(loaded))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.cli.live import MovingLines, interruptible
-from crl.cli.shared import console, say, shown
+from crl.cli.shared import command, console, say, shown
 from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short
 from crl.report.cells import seconds_text
@@ -55,8 +54,7 @@ def compare(
         return
     out = console()
     options = {"--runs": runs, "--jobs": jobs, "--arms": arms, "--seeds": seeds}
-    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    with interruptible(lambda: shlex.join(["crl", "compare", str(study), *words])):
+    with interruptible(lambda: command("crl", "compare", study, options=options)):
         open_runs = [run for run in wanted if not run.is_finished()]
         out.print(f"study {loaded.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
         if open_runs:  # before the directory of the study is made

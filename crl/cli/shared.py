@@ -10,8 +10,9 @@ import csv
 import json
 import math
 import os
+import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from crl.config import Experiment
     from crl.report.diff import BankDiff
     from crl.report.listing import Listing
     from crl.report.summary import RoundSummary
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory, or the name of an experiment under $CRL_RUNS (./runs).")
 ]
+RunsOption = Annotated[Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")]
 _PLAIN_WIDTH = 160
 """Columns when the output goes to a file or a pipe: wide enough that no table wraps."""
 
@@ -108,6 +111,25 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
             raise BadInput(f"--set {short(pair)} sets nothing", expected="KEY=VALUE, such as --set method.seed=2")
         parsed[key] = value
     return parsed
+
+
+def load(experiment: Path | str, pairs: list[str], runs: Path | None) -> Experiment:
+    """An experiment's file with `--set` and `--runs`. Raises BadInput."""
+    from crl.config.load import load_experiment
+
+    overrides = parse_overrides(pairs)
+    if runs is not None:
+        overrides["runtime.runs"] = str(runs)
+    return load_experiment(experiment, overrides)
+
+
+def command(*words: object, options: Mapping[str, Any]) -> str:
+    """A command as a user types it: options that are None or False are left out, True has no value, a list repeats."""
+    typed = [str(word) for word in words]
+    for name, value in options.items():
+        for each in value if isinstance(value, list) else [value]:
+            typed += [] if each is None or each is False else [name] if each is True else [name, str(each)]
+    return shlex.join(typed)
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import importlib
 import os
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from crl.cli.live import LiveProgress, interruptible
-from crl.cli.shared import RunArgument, an_entry, console, ending, parse_overrides, print_rounds, say_pending, shown
+from crl.cli.shared import (
+    RunArgument,
+    RunsOption,
+    an_entry,
+    command,
+    console,
+    ending,
+    load,
+    print_rounds,
+    say_pending,
+    shown,
+)
 from crl.errors import ApprovalPending, BadInput
 from crl.paths import quoted
 from crl.run.find import find_run
@@ -31,9 +41,7 @@ def train(
         Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file, such as conf/quickstart.yaml.")
     ],
     rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="More rounds to run.")] = _ROUNDS,
-    runs: Annotated[
-        Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")
-    ] = None,
+    runs: RunsOption = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
     ] = None,
@@ -45,15 +53,12 @@ def train(
 
     An interrupted run is resumed first: complete stages are never run twice.
     """
-    from crl.config.load import load_experiment, runs_root
+    from crl.config.load import runs_root
     from crl.policies.sources import takes_preparing
     from crl.preflight import check_ready
     from crl.run.directory import RunDirectory
 
-    overrides: dict[str, Any] = parse_overrides(set or [])
-    if runs is not None:
-        overrides["runtime.runs"] = str(runs)
-    loaded = load_experiment(experiment, overrides)
+    loaded = load(experiment, set or [], runs)
     path = runs_root(loaded) / loaded.name
     if any(takes_preparing(role.model) for role in map(loaded.method.role, loaded.method.owners())):
         console().print("preparing the language model (once; about a quarter of a minute)")
@@ -63,7 +68,8 @@ def train(
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
     _say_precision(loaded.method)
     console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
-    again = _again(experiment, rounds, runs, set or [], prefect=prefect)
+    options = {"--rounds": rounds if rounds != _ROUNDS else None, "--runs": runs, "--no-prefect": not prefect}
+    again = command("crl", "train", experiment, options={**options, "--set": set})
     with _interruptible(path, again), LiveProgress() as live:
         if prefect:
             _run_flow(loaded, rounds, live)
@@ -172,14 +178,6 @@ def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
         stop()
 
 
-def _again(experiment: Path, rounds: int, runs: Path | None, overrides: list[str], *, prefect: bool) -> str:
-    """The command that goes on with this run."""
-    parts = ["crl", "train", str(experiment), *(["--rounds", str(rounds)] if rounds != _ROUNDS else [])]
-    parts += ["--runs", str(runs)] if runs is not None else []
-    parts += [] if prefect else ["--no-prefect"]
-    return shlex.join([*parts, *(word for pair in overrides for word in ("--set", pair))])
-
-
 @contextmanager
 def _interruptible(path: Path, again: str) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the engines and give the lease back; a message says where a person has to approve.
@@ -221,5 +219,5 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     question = "SELECT round, arm, won, games, low, high FROM success_by_arm"
     steps.append((f'crl sql {where} "{question}"', "success by round and arm; docs/queries.md has more questions"))
     steps.append((f"crl verify {where}", "check every file against its manifest"))
-    for command, purpose in steps:
-        out.print(f"  # {purpose}\n  {command}", soft_wrap=True)
+    for step, purpose in steps:
+        out.print(f"  # {purpose}\n  {step}", soft_wrap=True)

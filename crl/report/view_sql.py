@@ -190,18 +190,6 @@ SELECT
     CAST(value ->> '$.longest' AS DOUBLE) AS longest
 FROM stages, json_each(manifest, '$.provenance.timings')
 """
-TIMING_COLUMNS = (
-    ("round", "BIGINT", "round of the stage"),
-    ("stage", "VARCHAR", "stage it happened in"),
-    ("work", "VARCHAR", "retrieval (from embedding queries to the choice), answers (of the extractor to questions), "
-     "play, or of an evaluation play with_bank and play without_bank; playing includes answers"),
-    ("batches", "BIGINT", "how often: everything that is asked for at once is one batch"),
-    ("items", "BIGINT", "queries, questions or games in all of them"),
-    ("seconds", "DOUBLE", "seconds in all"),
-    ("longest", "DOUBLE", "seconds of the longest batch"),
-)  # fmt: skip
-"""Columns of the view `timings`, one row per stage and kind of work: name, type, meaning."""
-
 BROKEN_GAMES = """
 SELECT
     round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.place' AS place,
@@ -209,19 +197,6 @@ SELECT
     CAST(kind.value ->> '$.seed' AS BIGINT) AS environment_seed, kind.value ->> '$.details' AS details
 FROM stages, json_each(manifest, '$.provenance.broken') AS family, json_each(family.value, '$.kinds') AS kind
 """
-BROKEN_COLUMNS = (
-    ("round", "BIGINT", "round of the stage"),
-    ("stage", "VARCHAR", "stage that played, or planned"),
-    ("family", "VARCHAR", "task family"),
-    ("error", "VARCHAR", "reason code, as in `episodes`"),
-    ("place", "VARCHAR", "where the traceback ends, as `game.py line 31 in act`; null without a traceback"),
-    ("games", "BIGINT", "games of the family that broke so"),
-    ("played", "BIGINT", "all games of the family in the stage"),
-    ("environment_seed", "BIGINT", "seed of the first of them"),
-    ("details", "VARCHAR", "the traceback of the first of them, or in words what was wrong"),
-)
-"""Columns of the view `broken_games`, one row per stage, task family and kind of break: name, type, meaning."""
-
 _SUCCESS = """
 SELECT
     round, stage, arm, {family}count(*) FILTER (success) AS won, count(*) AS games,
@@ -241,35 +216,6 @@ GROUP BY round, stage, arm{by} ORDER BY round, stage, arm{by}
 """
 SUCCESS_BY_ARM = _SUCCESS.format(family="", by="")
 SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family")
-SUCCESS_COLUMNS = (
-    ("round", "BIGINT", "round played in"),
-    ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),
-    (
-        "arm",
-        "VARCHAR",
-        "guided, free (every other stream too), or synthetic (in an experience model, which says itself what is won) "
-        "in training; with_bank, without_bank or random (any legal action) held out",
-    ),
-    ("won", "BIGINT", "games won"),
-    ("games", "BIGINT", "games played, broken ones included: these count as lost"),
-    (
-        "broken",
-        "BIGINT",
-        "games that broke: the environment failed, or the first prompt did not fit (a note that is too long breaks "
-        "games of one arm only)",
-    ),
-    ("success", "DOUBLE", "share of them won"),
-    ("low", "DOUBLE", "lower end of its 95 % interval (Wilson)"),
-    ("high", "DOUBLE", "upper end"),
-    ("actions", "DOUBLE", "turns per game, mean"),
-    ("valid", "DOUBLE", "share of the turns with a legal action"),
-    ("tokens_read", "DOUBLE", "tokens the actor read in a game, mean"),
-    ("tokens_sampled", "DOUBLE", "tokens the actor wrote in a game, mean"),
-)
-"""Columns of the view `success_by_arm`: name, type, meaning."""
-TASK_COLUMNS = (*SUCCESS_COLUMNS[:3], ("family", "VARCHAR", "task family"), *SUCCESS_COLUMNS[3:])
-"""Columns of the view `success_by_task`."""
-
 _SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * games * games))"
 _END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"
 SCALARS = {

@@ -43,6 +43,7 @@ from crl.run.manifest import key_of
 from crl.run.prunelog import pruned
 
 _CHANGES_NOTHING = ("rejected", "keep")
+_OF_OUTPUT = ("prompt", "output", "weights_digest", "role")
 _INDEX = re.compile(r"(\d+)$")
 Moment = tuple[int, int]
 """Round, and position among the events of the round."""
@@ -166,9 +167,10 @@ class _Facts:
             return None
         generation = self._generations.get(operation["generation_id"], {})
         writer = self._writers.get(generation.get("weights_digest", ""), {})
+        of_output: dict[str, Any] = {name: generation.get(name) for name in _OF_OUTPUT}
         return Writing(
             **{name: operation[name] for name in ("operation_id", "distillation_id", "generation_id")},
-            **{name: generation.get(name) for name in ("prompt", "output", "weights_digest", "role")},
+            **of_output,
             checkpoint=writer.get("checkpoint") or writer.get("source"),
             pruned=writer.get("checkpoint") in self._pruned,
             updates=writer.get("updates"),
@@ -204,8 +206,12 @@ class _Facts:
         self._tried = {
             row["operation_id"]: Tried(row["tried_round"], **{name: row[name] for name in names}) for row in trials
         }
-        columns = "generation_id weights_digest role prompt output"
-        generations = rows(Generation, columns, "generation_id", [row["generation_id"] for row in operations])
+        generations = rows(
+            Generation,
+            f"generation_id {' '.join(_OF_OUTPUT)}",
+            "generation_id",
+            [row["generation_id"] for row in operations],
+        )
         self._generations = {row["generation_id"]: row for row in generations}
         deleted = {f"rounds/{key_of(each.round, each.stage)}/{each.path}" for each in pruned(tables.run_path)}
         # A stage that was redone has written its checkpoint again.
@@ -230,7 +236,7 @@ class _Facts:
         of_source = ("experiment", "round", "snapshot", "entry_id", "family", "version")
         columns = ["entry_id", *(f"source_{name}" for name in of_source), "uses", "mean_outcome", "story"]
         self._imports = {
-            entry_id: Import(*origin, json.loads(story))
+            entry_id: Import(*origin, story=json.loads(story))
             for entry_id, *origin, story in (
                 row.values() for row in tables.select(ImportedEntry, columns, among={"entry_id": wanted})
             )

@@ -91,6 +91,8 @@ def read_folder(path: Path) -> Gathered:
     for name, file in paths.items():
         relative = file_of(name, formats[0])
         expected = provenance["files"][relative]["sha256"]
+        dimension = provenance["embedder"]["dimension"]
+        schema = entries_schema(dimension) if name == "entries" else schema_of(TABLES[name])
         try:
             found = sha256_file(file) if file.is_file() else "no such file"
         except OSError as error:
@@ -102,15 +104,9 @@ def read_folder(path: Path) -> Gathered:
                 where=str(file),
                 next_step="export the bank again",
             )
-        tables[name] = _read(file, name, _schema(name, provenance))
+        tables[name] = _read(file, name, schema)
     check_bank(paths, tables, provenance)
     return Gathered(tables, {name: value for name, value in provenance.items() if name != "files"})
-
-
-def _schema(name: str, provenance: Mapping[str, Any]) -> pa.Schema:
-    if name == "entries":
-        return entries_schema(provenance["embedder"]["dimension"])
-    return schema_of(TABLES[name])
 
 
 def _write(table: pa.Table, path: Path) -> None:
@@ -145,8 +141,10 @@ def _read(path: Path, name: str, schema: pa.Schema) -> pa.Table:
             rows = [_row(path, number, line) for number, line in enumerate(lines, 1)]
         vectors = {EMBEDDING} & set(schema.names)
         check_table(path, name, [{column: row[column] for column in row if column not in vectors} for row in rows])
-        if EMBEDDING in schema.names:
-            _check_lists(path, rows, schema.field(EMBEDDING).type.list_size)
+        for number, row in enumerate(rows if vectors else (), 1):
+            vector, size = row.get(EMBEDDING), schema.field(EMBEDDING).type.list_size
+            if not isinstance(vector, list) or len(vector) != size or not all(type(each) is float for each in vector):
+                raise refused(path, f"row {number}, column {EMBEDDING}: it is no list of {size} numbers")
         return pa.Table.from_pylist(rows, schema=schema)
     except (pa.ArrowException, OSError, UnicodeError) as error:
         raise refused(path, f"it cannot be read: {str(error).splitlines()[0] if str(error) else error!r}") from None
@@ -160,13 +158,6 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise refused(path, f"row {number}: it is no JSON object")
     return row
-
-
-def _check_lists(path: Path, rows: list[dict[str, Any]], dimension: int) -> None:
-    for number, row in enumerate(rows, 1):
-        vector = row.get(EMBEDDING)
-        if not isinstance(vector, list) or len(vector) != dimension or not all(type(each) is float for each in vector):
-            raise refused(path, f"row {number}, column {EMBEDDING}: it is no list of {dimension} numbers")
 
 
 def _provenance(path: Path) -> dict[str, Any]:

@@ -187,9 +187,25 @@ def _told(
 
 
 def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
-    run = bank.run
+    run, digest = bank.run, bank.snapshot.digest()
     place = publishing_stage(bank.recipe, run.method, bank.round)
     assert place is not None
+    (recorded,) = rows_of(BankSnapshot, run.read(*place, BankSnapshot))
+    if recorded.digest != digest:
+        raise RecordDamaged(
+            f"the bank after round {bank.round} has digest {digest}",
+            expected=f"{recorded.digest}, as the round recorded",
+            where=str(run.path),
+            next_step="run `crl verify` on the run",
+        )
+    weights = rows_of(Weights, run.read(0, "initialize", Weights))
+    embedder = next((row for row in weights if row.role == "embedder"), None)
+    if embedder is None:
+        raise BadInput(
+            f"{run.path} does not say which embedder made its vectors",
+            expected="a row of role `embedder` in round 0",
+            next_step="run `crl verify` on the run",
+        )
     return {
         "format": FORMAT,
         "format_version": RECORD_FORMAT,
@@ -199,36 +215,11 @@ def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
         "method_digest": run.method_digest,
         "stage": key_of(*place),
         "stage_digest": run.manifest(*place).digest,
-        "snapshot_digest": _snapshot_digest(bank, place),
-        "embedder": {**_embedder(bank), "dimension": dimension},
+        "snapshot_digest": digest,
+        "embedder": {"name": embedder.source, "digest": embedder.base_digest, "dimension": dimension},
         "families": sorted(set(bank.snapshot.table["family"].to_pylist())),
         "versions": {"complementary-rl": metadata.version("complementary-rl"), "pyarrow": pa.__version__},
     }
-
-
-def _snapshot_digest(bank: BankAfter, place: tuple[int, str]) -> str:
-    """As the round recorded it, checked against the rows."""
-    digest = bank.snapshot.digest()
-    (recorded,) = rows_of(BankSnapshot, bank.run.read(*place, BankSnapshot))
-    if recorded.digest != digest:
-        raise RecordDamaged(
-            f"the bank after round {bank.round} has digest {digest}",
-            expected=f"{recorded.digest}, as the round recorded",
-            where=str(bank.run.path),
-            next_step="run `crl verify` on the run",
-        )
-    return digest
-
-
-def _embedder(bank: BankAfter) -> dict[str, str]:
-    for row in rows_of(Weights, bank.run.read(0, "initialize", Weights)):
-        if row.role == "embedder":
-            return {"name": row.source, "digest": row.base_digest}
-    raise BadInput(
-        f"{bank.run.path} does not say which embedder made its vectors",
-        expected="a row of role `embedder` in round 0",
-        next_step="run `crl verify` on the run",
-    )
 
 
 def entries_schema(dimension: int | None) -> pa.Schema:

@@ -15,9 +15,9 @@ from crl.report.page import render
 from crl.report.round_tables import round_tables
 from crl.report.success import Rate, wilson
 from crl.report.summary import Cost, summarize
-from crl.report.view_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
 from crl.report.views import connect, query
 from crl.run.directory import RunDirectory
+from docs.schema_page import SUCCESS_COLUMNS, TIMING_COLUMNS
 from tests.unit.report.builder import build_run, episode, evaluation, write_stage
 from tests.unit.report.test_page import Page
 
