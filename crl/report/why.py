@@ -236,7 +236,7 @@ class _Facts:
         of_source = ("experiment", "round", "snapshot", "entry_id", "family", "version")
         columns = ["entry_id", *(f"source_{name}" for name in of_source), "uses", "mean_outcome", "story"]
         self._imports = {
-            entry_id: Import(*origin, story=json.loads(story))
+            entry_id: Import(*(*origin, json.loads(story)))
             for entry_id, *origin, story in (
                 row.values() for row in tables.select(ImportedEntry, columns, among={"entry_id": wanted})
             )
