@@ -149,12 +149,9 @@ def _wrapped(cell: Text, width: int) -> list[Text]:
 def _widened(narrow: Sequence[int], natural: Sequence[int], room: int) -> list[int]:
     """Widths between the two that together take the room: columns of words share what is left, the narrowest first."""
     widths = list(narrow)
-    left = room - sum(widths)
-    while left > 0:
+    while sum(widths) < room:
         growing = [place for place, wide in enumerate(widths) if wide < natural[place]]
         if not growing:
             break
-        least = min(growing, key=lambda place: widths[place])
-        widths[least] += 1
-        left -= 1
+        widths[min(growing, key=lambda place: widths[place])] += 1
     return widths

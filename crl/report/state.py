@@ -101,13 +101,11 @@ def tree_of(run_path: Path) -> Node | None:
     own = found.get(run_path.name) or load_lineage(run_path)
     first = own.ancestors[0].experiment if own.ancestors else run_path.name
     root = Node(first)
-    for name, lineage in sorted(found.items()):
-        if lineage.ancestors and lineage.ancestors[0].experiment == first:
+    for name, lineage in found.items():
+        if lineage.ancestors[0].experiment == first:
+            root.note = root.note if root.children else _note(run_path.parent, first, lineage.ancestors[0])
             _place(root, name, lineage, run_path.parent)
-    if not root.children:
-        return None
-    root.note = _note(run_path.parent, first, next(each.ancestors[0] for each in _all(found, first)))
-    return root
+    return root if root.children else None
 
 
 def tree_lines(tree: Node, this: str) -> list[str]:
@@ -121,16 +119,13 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
 
 
 def _lineages(root: Path) -> Iterator[tuple[str, Lineage]]:
+    """The forks of a folder, by name."""
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         try:
             if is_run(path) and (lineage := load_lineage(path)).ancestors:
                 yield path.name, lineage
         except (CrlError, OSError):
             continue
-
-
-def _all(found: Mapping[str, Lineage], first: str) -> list[Lineage]:
-    return [each for each in found.values() if each.ancestors and each.ancestors[0].experiment == first]
 
 
 def _place(root: Node, name: str, lineage: Lineage, folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,10 @@ LEFT = ("merged", "drop", "evict")
 """Kinds of events with which the entry left the bank."""
 KINDS = (*MADE, *LEFT, "keep", "rejected")
 """Kinds of events: a merge looked at the entry and kept it, or a change was refused."""
+
+
+Branch = tuple[str, list["Branch"]]
+"""A text of the tree, and what is below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +279,16 @@ def _plain(value: Any) -> Any:
 
 def story_tree(story: Story, *, full: bool = False) -> Tree:
     """The whole story, parents' and sources' included; `full` shows prompts and outputs whole."""
+    from rich.text import Text
     from rich.tree import Tree
 
-    tree = Tree(_text(f"experience {story.entry_id} (family {story.family}): {story.fate}"))
-    _grow(tree, story, full)
-    return tree
+    def grow(tree: Tree, branches: Iterable[Branch]) -> Tree:
+        for text, below in branches:
+            grow(tree.add(Text(text)), below)  # text in which brackets are not markup
+        return tree
+
+    head = f"experience {story.entry_id} (family {story.family}): {story.fate}"
+    return grow(Tree(Text(head)), _branches(story, full))
 
 
 def history_listing(story: Story) -> Listing:
@@ -326,96 +335,92 @@ def _changed(event: Event) -> Text:
     return Text(" ").join(Text(mark.format(piece), style) for (mark, style), piece in pieces)
 
 
-def _grow(tree: Tree, story: Story, full: bool) -> None:
-    left, branch = False, tree
+def _branches(story: Story, full: bool) -> list[Branch]:
+    found: list[Branch] = []
+    left, newest = False, found
     for event in story.events:
         if event.kind in MADE:
-            if left:
-                tree.add(_text(f"came back in round {event.round}"))
-            branch, left = _version(tree, event, full), False
+            found += [(f"came back in round {event.round}", [])] if left else []
+            left, newest = False, _of_version(event, full)
+            found.append((f"version {event.version}, {event.kind} in round {event.round}: {event.text}", newest))
         elif event.kind == "keep":
-            branch.add(_text(f"a merge looked at it and kept it in round {event.round}"))
+            newest.append((f"a merge looked at it and kept it in round {event.round}", []))
         elif event.kind == "rejected":
-            _refusal(tree, event, full)
+            wanted: list[Branch] = [] if event.text is None else [(f"wanted: {event.text}", [])]
+            below = [*wanted, *_of_writing(event.writing, full), *_of_trial(event.tried)]
+            found.append((f"refused in round {event.round}: {event.note}", below))
         else:
             left = True
             if event is not story.ending:  # that is at the top already
-                tree.add(_text(event.departure))
+                found.append((event.departure, []))
     if len(story.versions) > 1 and story.uses:
-        tree.add(_text(f"all versions: {_sum_of_uses(story.uses)}"))
+        found.append((f"all versions: {_sum_of_uses(story.uses)}", []))
+    return found
 
 
-def _version(tree: Tree, version: Event, full: bool) -> Tree:
-    branch = tree.add(_text(f"version {version.version}, {version.kind} in round {version.round}: {version.text}"))
+def _of_version(version: Event, full: bool) -> list[Branch]:
+    found: list[Branch] = []
     if version.embedder_cut:
-        branch.add("the embedder reads only the beginning of it: it is found by that alone")
-    if version.imported is not None:
-        _import(branch, version.imported, full)
+        found.append(("the embedder reads only the beginning of it: it is found by that alone", []))
+    if (origin := version.imported) is not None:
+        credit = "" if origin.mean_outcome is None else f", credit {origin.mean_outcome:+.2f}"
+        told = (
+            f"imported from experiment {origin.experiment}, bank after round {origin.round} "
+            f"({origin.snapshot[:12]}): there {origin.entry_id}, version {origin.version}, "
+            f"used in {origin.uses} episodes{credit}"
+        )
+        found.append((told, _branches(story_of(origin.story), full)))
     elif not version.episodes:
-        branch.add(_text("made from no episode of its own" + (": see what it is from" if version.parents else "")))
+        found.append(("made from no episode of its own" + (": see what it is from" if version.parents else ""), []))
     else:
-        node = branch.add(_text(f"made from {', '.join(map(_source, version.episodes))}"))
-        for goal in dict.fromkeys(each.goal for each in version.episodes if each.goal):
-            node.add(_text(f"goal: {goal}"))
-    _writing(branch, version.writing, full)
-    _trial(branch, version.tried)
+        sources = (
+            f"{each.episode_id} ({_outcome(each.success)}){f', guided by {each.guided_by}' if each.guided_by else ''}"
+            for each in version.episodes
+        )
+        goals = dict.fromkeys(each.goal for each in version.episodes if each.goal)
+        found.append((f"made from {', '.join(sources)}", [(f"goal: {goal}", []) for goal in goals]))
+    found += [*_of_writing(version.writing, full), *_of_trial(version.tried)]
     for parent in version.parents:
         known = parent.fate if parent.versions else "nothing is known of it"
-        _grow(branch.add(_text(f"from {parent.entry_id}: {known}")), parent, full)
-    _uses(branch, version)
-    return branch
-
-
-def _source(episode: SourceEpisode) -> str:
-    guided = f", guided by {episode.guided_by}" if episode.guided_by else ""
-    return f"{episode.episode_id} ({_outcome(episode.success)}){guided}"
-
-
-def _writing(branch: Tree, writing: Writing | None, full: bool) -> None:
-    if writing is None:
-        return
-    weights = "" if writing.weights_digest is None else f", weights {writing.weights_digest[:12]}"
-    facts = [] if writing.updates is None else [f"{writing.updates} update{_s(writing.updates)}"]
-    facts += ["pruned since"] if writing.pruned else []
-    told = (f" ({', '.join(facts)})" if facts else "") + f"{weights}, output {writing.generation_id}"
-    writer = branch.add(
-        _text(f"written by {writing.role or 'a model'} {writing.checkpoint or 'of unknown weights'}{told}")
-    )
-    for name, text in (("prompt", writing.prompt), ("output", writing.output)):
-        if text is not None:
-            joined = " ".join(text.split())
-            short = joined if len(joined) <= _SHORT else f"…{joined[-_SHORT:]}"
-            writer.add(_text(f"{name}: {text if full else short}"))
-
-
-def _trial(branch: Tree, tried: Tried | None) -> None:
-    if tried is None:
-        return
-    if tried.difference is None:
-        branch.add(_text("not tried: it stays out of the bank"))
-        return
-    branch.add(
-        _text(
-            f"tried in round {tried.round} on {tried.pairs} layout{_s(tried.pairs)}: won {tried.wins_with} with it, "
-            f"{tried.wins_without} without ({tried.difference:+.2f}): {'admitted' if tried.admitted else 'kept out'}"
-        )
-    )
-
-
-def _uses(branch: Tree, version: Event) -> None:
-    if not version.uses:
-        branch.add("never used")
-    else:
-        difference = version.guided_minus_free
-        told = "" if difference is None else f", guided minus free {difference:+.2f}"
-        node = branch.add(_text(f"{_sum_of_uses(version.uses)}{told}"))
-        for use in version.uses:
-            node.add(_text(_use(use)))
+        found.append((f"from {parent.entry_id}: {known}", _branches(parent, full)))
+    difference = version.guided_minus_free
+    told = "" if difference is None else f", guided minus free {difference:+.2f}"
+    uses: Branch = (f"{_sum_of_uses(version.uses)}{told}", [(_use(use), []) for use in version.uses])
+    found.append(uses if version.uses else ("never used", []))
     if version.evaluations:
         won = sum(use.success for use in version.evaluations)
         rounds = ", ".join(map(str, sorted({use.round for use in version.evaluations})))
         count = len(version.evaluations)
-        branch.add(_text(f"shown in {count} held-out game{_s(count)} after round {rounds}: {won} won (no credit)"))
+        found.append((f"shown in {count} held-out game{_s(count)} after round {rounds}: {won} won (no credit)", []))
+    return found
+
+
+def _of_writing(writing: Writing | None, full: bool) -> list[Branch]:
+    if writing is None:
+        return []
+    weights = "" if writing.weights_digest is None else f", weights {writing.weights_digest[:12]}"
+    facts = [] if writing.updates is None else [f"{writing.updates} update{_s(writing.updates)}"]
+    facts += ["pruned since"] if writing.pruned else []
+    told = (f" ({', '.join(facts)})" if facts else "") + f"{weights}, output {writing.generation_id}"
+    below: list[Branch] = []
+    for name, text in (("prompt", writing.prompt), ("output", writing.output)):
+        if text is not None:
+            joined = " ".join(text.split())
+            short = joined if len(joined) <= _SHORT else f"…{joined[-_SHORT:]}"
+            below.append((f"{name}: {text if full else short}", []))
+    return [(f"written by {writing.role or 'a model'} {writing.checkpoint or 'of unknown weights'}{told}", below)]
+
+
+def _of_trial(tried: Tried | None) -> list[Branch]:
+    if tried is None:
+        return []
+    if tried.difference is None:
+        return [("not tried: it stays out of the bank", [])]
+    told = (
+        f"tried in round {tried.round} on {tried.pairs} layout{_s(tried.pairs)}: won {tried.wins_with} with it, "
+        f"{tried.wins_without} without ({tried.difference:+.2f}): {'admitted' if tried.admitted else 'kept out'}"
+    )
+    return [(told, [])]
 
 
 def _use(use: Use) -> str:
@@ -427,38 +432,10 @@ def _use(use: Use) -> str:
     return ", ".join(parts)
 
 
-def _sum_of_uses(uses: Iterable[Use]) -> str:
-    listed = list(uses)
-    credit = mean(use.outcome for use in listed)
+def _sum_of_uses(uses: Sequence[Use]) -> str:
+    credit = mean(use.outcome for use in uses)
     told = "not credited yet" if credit is None else f"credit {credit:+.2f}"
-    return f"used in {len(listed)} episode{_s(len(listed))}, {told}"
-
-
-def _refusal(tree: Tree, event: Event, full: bool) -> None:
-    branch = tree.add(_text(f"refused in round {event.round}: {event.note}"))
-    if event.text is not None:
-        branch.add(_text(f"wanted: {event.text}"))
-    _writing(branch, event.writing, full)
-    _trial(branch, event.tried)
-
-
-def _import(branch: Tree, imported: Import, full: bool) -> None:
-    credit = "" if imported.mean_outcome is None else f", credit {imported.mean_outcome:+.2f}"
-    node = branch.add(
-        _text(
-            f"imported from experiment {imported.experiment}, bank after round {imported.round} "
-            f"({imported.snapshot[:12]}): there {imported.entry_id}, version {imported.version}, "
-            f"used in {imported.uses} episodes{credit}"
-        )
-    )
-    _grow(node, story_of(imported.story), full)
-
-
-def _text(text: str) -> Text:
-    """Text in which brackets are not markup."""
-    from rich.text import Text
-
-    return Text(text)
+    return f"used in {len(uses)} episode{_s(len(uses))}, {told}"
 
 
 def _outcome(success: bool | None) -> str:
