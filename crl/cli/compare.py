@@ -42,7 +42,7 @@ def compare(
     from crl.config.load import runs_root
     from crl.lab.study.config import load_study
     from crl.lab.study.plan import chosen, plan_runs, study_directory
-    from crl.lab.study.runs import only_one, prepare
+    from crl.lab.study.runs import default_jobs, only_one, prepare, run_all
 
     loaded = load_study(study)
     root = runs_root() if runs is None else possible_path(runs, "the directory of the runs", home=True)
@@ -60,17 +60,13 @@ def compare(
         if open_runs:  # before the directory of the study is made
             prepare(open_runs, loaded.warm_starts, lambda line: out.print(f"  {line}", soft_wrap=True))
         with only_one(directory):
-            _conclude(loaded, planned, directory, _work(open_runs, jobs) if open_runs else {})
-
-
-def _work(open_runs: Sequence[PlannedRun], jobs: int | None) -> dict[str, CrlError]:
-    from crl.lab.study.runs import default_jobs, run_all
-
-    out = console()
-    at_a_time = min(jobs or default_jobs(open_runs), len(open_runs))
-    out.print(f"{len(open_runs)} to go, {at_a_time} at a time")
-    with StudyProgress(open_runs) as progress:
-        return run_all(open_runs, at_a_time, progress)
+            failed: dict[str, CrlError] = {}
+            if open_runs:
+                at_a_time = min(jobs or default_jobs(open_runs), len(open_runs))
+                out.print(f"{len(open_runs)} to go, {at_a_time} at a time")
+                with StudyProgress(open_runs) as progress:
+                    failed = run_all(open_runs, at_a_time, progress)
+            _conclude(loaded, planned, directory, failed)
 
 
 def _conclude(study: Study, planned: Sequence[PlannedRun], directory: Path, failed: dict[str, CrlError]) -> None:

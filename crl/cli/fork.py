@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,6 +59,7 @@ def changed_experiment(
     parent: RunDirectory, runtime: Runtime, name: str, pairs: list[str], recipe: str | None
 ) -> Experiment:
     """The parent's experiment under another name, with other settings of the method. Raises BadInput."""
+    from crl.config import RECIPES
     from crl.config.load import parse_experiment
 
     overrides = parse_overrides(pairs)
@@ -72,19 +73,13 @@ def changed_experiment(
             )
     method = parent.method.model_dump(mode="json")
     if recipe is not None:
-        method["recipe"] = _mechanisms(recipe, method["recipe"])
+        known = RECIPES.load(recipe).model_fields  # what both have in common stays, the rest is as by default
+        kept = {key: value for key, value in method["recipe"].items() if key in known}
+        method["recipe"] = {**kept, "kind": recipe}
     data = {"name": name, "method": method, "runtime": runtime.model_dump(mode="json")}
     return parse_experiment(
         data, overrides, base=Path("conf"), where=f"the method of {parent.experiment_name}, changed,"
     )
-
-
-def _mechanisms(kind: str, before: dict[str, Any]) -> dict[str, Any]:
-    """The config of another recipe: what it has in common with the one before stays, the rest is as by default."""
-    from crl.config import RECIPES
-
-    known = RECIPES.load(kind).model_fields
-    return {**{key: value for key, value in before.items() if key in known}, "kind": kind}
 
 
 def _say(parent: RunDirectory, made: RunDirectory, round_number: int) -> None:

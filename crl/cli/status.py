@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def status(run: RunArgument) -> None:
     """Show a run: its rounds, owner, last failure, next step."""
-    from crl.report.state import tree_lines, tree_of
+    from crl.report.state import fork_lines
     from crl.report.summary import summarize
     from crl.run.directory import RunDirectory, manifests
     from crl.run.head import told_head
@@ -39,10 +39,8 @@ def status(run: RunArgument) -> None:
     out.print(f"run {shown(path)}")
     summaries = summarize(path)
     print_rounds(out, summaries)
-    if (tree := tree_of(path)) is not None:
-        out.print(
-            "\n".join(["forks:", *(f"  {line}" for line in tree_lines(tree, path.absolute().name))]), soft_wrap=True
-        )
+    if forks := fork_lines(path):
+        out.print("\n".join(["forks:", *(f"  {line}" for line in forks)]), soft_wrap=True)
     if (head := told_head(manifests(path), _complete(RunDirectory.open(path)))) is not None:
         out.print(head, soft_wrap=True)
     owner = lease_state(path)
@@ -194,15 +192,10 @@ def redo(
     if not directory.is_complete(number, stage):
         recipe.stage(method, number, stage)  # refuses a name that no stage of the round has
     with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
-        moved = set_aside(
-            path,
-            number,
-            stage,
-            lambda due: [each.name for each in recipe.stages_of(method, due)],
-            token=lease.token,
-        )
+        stages_of = partial(recipe.stages_of, method)
+        moved = set_aside(path, number, stage, lambda due: [each.name for each in stages_of(due)], token=lease.token)
         withdrawn = None
-        if any(each.name == stage and each.waits_for is not None for each in recipe.stages_of(method, number)):
+        if any(each.name == stage and each.waits_for is not None for each in stages_of(number)):
             withdrawn = withdraw_decision(path, number)  # whoever takes this stage back wants to be asked again
     if withdrawn is not None:
         say(f"set aside the decision about round {number}: crl approve {shown(path)} asks again")

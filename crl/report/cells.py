@@ -14,6 +14,11 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
+def cut(text: str, most: int) -> str:
+    """A text up to so many characters; a longer one says how long it is."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text)} characters)"
+
+
 def percent(value: float | None) -> str:
     """A share: `12.5 %`."""
     return NOTHING if value is None else f"{100 * value:.3g} %"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crl.report.cells import cut
 from crl.report.views import reading
 from crl.text.unicode import escaped, with_texts
 
@@ -220,8 +221,7 @@ class _Texts:
         """Where the text is in the list; None for none."""
         if text is None:
             return None
-        if len(text) > LONGEST:
-            text = f"{text[:LONGEST]} … ({len(text)} characters)"
+        text = cut(text, LONGEST)
         if text not in self._places:
             self._places[text] = len(self.listed)
             self.listed.append(text)

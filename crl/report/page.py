@@ -25,13 +25,13 @@ from crl.config import Method
 from crl.errors import CrlError
 from crl.paths import quoted
 from crl.report.bank import Usefulness, usefulness
-from crl.report.cells import percent, seconds_text, words
+from crl.report.cells import cut, percent, seconds_text, words
 from crl.report.curves import bank_charts, health_charts, play_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.data_docs import INDEX
 from crl.report.diff import KINDS, BankDiff
 from crl.report.episodes import EPISODES, replays
 from crl.report.round_tables import newest_tasks
-from crl.report.state import last_failure, tree_lines, tree_of, unfinished
+from crl.report.state import fork_lines, last_failure, unfinished
 from crl.report.success import averages, with_averages
 from crl.report.summary import History, RoundSummary, random_policy
 from crl.rounds.approvals import awaited
@@ -198,8 +198,7 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
         facts["method"] = run.method_digest
         pending = awaited(path) if any(stage.waits_for for stage in recipe_of(method).stages) else None
         facts["awaits"] = None if pending is None else (pending.told(), f"{pending.command()} --show")
-        tree = tree_of(path)
-        facts["forks"] = [] if tree is None else tree_lines(tree, path.name)
+        facts["forks"] = fork_lines(path)
         facts["settings"] = {
             "recipe": method.recipe.kind,
             **{name: _model(method, name) for name in method.recipe.roles()},
@@ -217,28 +216,16 @@ def environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(
-        loader=PackageLoader("crl.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
+        loader=PackageLoader("crl.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
-    )
+    )  # fmt: skip
     made.filters |= {
         "quoted": quoted,
-        "words": words, "duration": seconds_text, "percent": percent, "cut": _cut, "signed": _signed,
-        "escaped": escaped,
+        "words": words, "duration": seconds_text, "percent": percent, "escaped": escaped,
+        "cut": lambda text: cut(text or "", SHOWN_CHARACTERS),
+        "signed": lambda outcome: f"{outcome:+.2f}".replace("-", "−"),
     }  # fmt: skip
     return made
-
-
-def _signed(value: float) -> str:
-    """An outcome, −1 to +1."""
-    return f"{value:+.2f}".replace("-", "−")
-
-
-def _cut(text: str | None) -> str:
-    whole = text or ""
-    return whole if len(whole) <= SHOWN_CHARACTERS else f"{whole[:SHOWN_CHARACTERS]} … ({len(whole)} characters)"
 
 
 def _model(method: Method, name: str) -> str:

@@ -94,8 +94,9 @@ class Node:
     children: dict[str, Node] = field(default_factory=dict)
 
 
-def tree_of(run_path: Path) -> Node | None:
-    """The tree that a run is in; None where it is no fork and has none. Damaged lineages of other runs are left out."""
+def fork_lines(run_path: Path) -> list[str]:
+    """The tree that a run is in as lines of text, the run marked; none where it is no fork and has none. Damaged
+    lineages of other runs are left out."""
     run_path = Path(run_path).absolute()
     found = dict(_lineages(run_path.parent))
     own = found.get(run_path.name) or load_lineage(run_path)
@@ -105,12 +106,7 @@ def tree_of(run_path: Path) -> Node | None:
         if lineage.ancestors[0].experiment == first:
             root.note = root.note if root.children else _note(run_path.parent, first, lineage.ancestors[0])
             _place(root, name, lineage, run_path.parent)
-    return root if root.children else None
-
-
-def tree_lines(tree: Node, this: str) -> list[str]:
-    """The tree as lines of text; the run named `this` is marked."""
-    return [_line(tree, this), *_below(tree, this, "")]
+    return [_line(root, run_path.name), *_below(root, run_path.name, "")] if root.children else []
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

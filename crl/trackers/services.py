@@ -119,8 +119,7 @@ class WandB:
 
     def write(self, figures: RoundFigures) -> None:
         """Log the round in one step."""
-        columns = list(figures.success[0]) if figures.success else []
-        table = self._wandb.Table(columns=columns, data=[[row[name] for name in columns] for row in figures.success])
+        table = self._wandb.Table(**_success(figures))
         logged = {"round": figures.round, **figures.figures, "success_by_arm": table}
         # Offline, a resumed session counts from 0 again: its steps are kept apart from those of the session before.
         self._session.log(logged, step=max(figures.round, self._session.step), commit=True)
@@ -159,11 +158,16 @@ class Trackio:
 
     def write(self, figures: RoundFigures) -> None:
         """Log the round in one step."""
-        columns = list(figures.success[0]) if figures.success else []
-        table = self._trackio.Table(columns=columns, data=[[row[name] for name in columns] for row in figures.success])
+        table = self._trackio.Table(**_success(figures))
         head = self._trackio.Table(columns=["round", "head"], data=[[figures.round, figures.head]])
         self._trackio.log({**figures.figures, "success_by_arm": table, "head": head}, step=figures.round)
 
     def close(self) -> None:
         """Write what is left."""
         self._trackio.finish()
+
+
+def _success(figures: RoundFigures) -> dict[str, list[Any]]:
+    """Success by arm, as the columns and the data of a table."""
+    columns = list(figures.success[0]) if figures.success else []
+    return {"columns": columns, "data": [[row[name] for name in columns] for row in figures.success]}

@@ -19,6 +19,7 @@ from crl.config import Runtime
 from crl.config.trackers import TrackerChoice
 from crl.engine.events import Event, RoundDone
 from crl.report.markdown import rounds_markdown
+from crl.report.success import Rate
 from crl.report.summary import History, RoundSummary, random_policy
 from crl.report.views import reading
 from crl.run.directory import RunDirectory
@@ -79,12 +80,7 @@ class _Feed:
     """One tracker, opened when it has something to write, and what it has so far."""
 
     def __init__(
-        self,
-        run: RunDirectory,
-        history: History,
-        choice: TrackerChoice,
-        ledger: JsonLines,
-        warn: Callable[[str], None],
+        self, run: RunDirectory, history: History, choice: TrackerChoice, ledger: JsonLines, warn: Callable[[str], None]
     ) -> None:
         self._run, self._history, self._choice, self._ledger, self._warn = run, history, choice, ledger, warn
         self._key = sha256_bytes(canonical_json(choice.model_dump(mode="json")))[:16]
@@ -169,12 +165,13 @@ def round_digest(run: RunDirectory, number: int) -> str:
 def figures_of(run: RunDirectory, history: History, numbers: Sequence[int]) -> Iterator[RoundFigures]:
     """The figures of complete rounds, in order; `history` is that of the run. Raises RecordDamaged."""
     summaries = history.summaries()
-    metrics = _metrics(run.path, numbers)
+    with reading(run.path, numbers, views={"metrics"}) as connection:
+        metrics = connection.sql("SELECT round, stage || '/' || name, value FROM metrics ORDER BY ALL").fetchall()
     for number in sorted(numbers):
         until = [each for each in summaries if each.round <= number]
         figures = {name: value for at, name, value in metrics if at == number}
         for summary in (each for each in until if each.label == str(number)):
-            figures |= _of_summary(summary, until)
+            figures |= _of_summary(summary, random_policy(until))
         yield RoundFigures(
             round=number,
             figures=figures,
@@ -185,21 +182,7 @@ def figures_of(run: RunDirectory, history: History, numbers: Sequence[int]) -> I
         )
 
 
-def _metrics(path: Path, numbers: Sequence[int]) -> list[tuple[Any, ...]]:
-    """(round, name, value) of every metric of these rounds."""
-    with reading(path, numbers, views={"metrics"}) as connection:
-        return connection.sql("SELECT round, stage || '/' || name, value FROM metrics ORDER BY ALL").fetchall()
-
-
-def _of_summary(each: RoundSummary, until: Sequence[RoundSummary]) -> dict[str, float]:
-    rates = {
-        "success/guided": each.guided,
-        "success/free": each.free,
-        "success/synthetic": each.synthetic,
-        "held_out/with_bank": each.with_bank,
-        "held_out/without_bank": each.without_bank,
-        "held_out/random": random_policy(until) if each.without_bank.episodes else each.random,
-    }
+def _of_summary(each: RoundSummary, random: Rate) -> dict[str, float]:
     known = {
         "bank/entries": each.bank,
         "buffer/waiting": each.buffer,
@@ -208,6 +191,8 @@ def _of_summary(each: RoundSummary, until: Sequence[RoundSummary]) -> dict[str, 
         "alarms": len(each.alarms),
         **{f"bank/{kind}": count for kind, count in each.changes.items()},
         **{f"seconds/{stage}": taken for stage, taken in each.seconds.items()},
-        **{name: rate.value for name, rate in rates.items()},
+        **{f"success/{arm}": getattr(each, arm).value for arm in ("guided", "free", "synthetic")},
+        **{f"held_out/{arm}": getattr(each, arm).value for arm in ("with_bank", "without_bank")},
+        "held_out/random": (random if each.without_bank.episodes else each.random).value,
     }
     return {name: float(value) for name, value in known.items() if value is not None}
