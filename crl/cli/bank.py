@@ -6,8 +6,7 @@ Export and import are in `bank_transfer.py`.
 from __future__ import annotations
 
 import os
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,17 +30,8 @@ _ALL = 200
 _PAGE = 50
 """Entries listed of a larger bank."""
 
-
-class Sort(StrEnum):
-    """An order of entries, as `BankAfter.sorted`."""
-
-    age = "age"
-    newest = "newest"
-    uses = "uses"
-    credit = "credit"
-    harm = "harm"
-
-
+Sort = Literal["age", "newest", "uses", "credit", "harm"]
+"""An order of entries, as `BankAfter.sorted`."""
 RoundOption = Annotated[int | None, typer.Option(min=0, help="The bank after this round; default the newest.")]
 FamilyOption = Annotated[str | None, typer.Option(help="Only this task family.")]
 
@@ -64,7 +54,7 @@ def show(
             min=0, help=f"Entries to show, 0 for all. Default all; a table of over {_ALL} shows the {_PAGE} most used."
         ),
     ] = None,
-    format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
+    format: Annotated[Format, typer.Option(help="How to print the entries.")] = "table",
 ) -> None:
     """List the bank after a round. Text, age, how often its text guided an episode and with what outcome."""
     from crl.report.bank import BankAfter
@@ -73,11 +63,11 @@ def show(
     path = find_run(run)
     bank = BankAfter(RunDirectory.open(path), round)
     rows = bank.rows(family)
-    paged = limit is None and format is Format.table and len(rows) > _ALL
-    order = sort or (Sort.uses if paged else Sort.age)
+    paged = limit is None and format == "table" and len(rows) > _ALL
+    order = sort or ("uses" if paged else "age")
     most = _PAGE if paged else limit or None
     entries = bank.entries(bank.sorted(rows, order)[:most])
-    if format is not Format.table:
+    if format != "table":
         print_rows(_NAMES, map(_cells, entries), format)
         return
     _print_entries(entries, title=f"bank after round {bank.round}")
@@ -87,7 +77,7 @@ def show(
         out.print(f"the bank after round {bank.round} is empty{f' in family {family}' if family else ''}")
         return
     of = f"{len(entries)} entries" if len(entries) == len(rows) else f"{len(entries)} of {len(rows):,} entries"
-    how = "" if len(entries) == len(rows) else f" ({_TOLD[order.value]}; all: --limit 0)"
+    how = "" if len(entries) == len(rows) else f" ({_TOLD[order]}; all: --limit 0)"
     out.print(
         f"{of}{how}; where one comes from: crl bank why {shown(path)} {quoted(entries[0].entry_id)}", soft_wrap=True
     )
@@ -100,7 +90,7 @@ def diff(
     last: Annotated[
         int | None, typer.Argument(metavar="[LATER]", min=0, help="A later round: the difference between the two.")
     ] = None,
-    format: PlainOption = Plain.text,
+    format: PlainOption = "text",
 ) -> None:
     """Show what changed in a round, or between two. With texts and reasons; between two, the net change."""
     import dataclasses
@@ -109,7 +99,7 @@ def diff(
 
     path = find_run(run)
     found = bank_diff(path, round) if last is None else net_diff(path, round, last)
-    if format is Plain.json:
+    if format == "json":
         say_json({**dataclasses.asdict(found), "counts": found.counts()}, indent=1)
     else:
         show_diff(found)
@@ -125,29 +115,27 @@ def why(
     entry: EntryArgument,
     round: UntilOption = None,
     full: Annotated[bool, typer.Option("--full", help="Show whole prompts and outputs, not only their ends.")] = False,
-    format: PlainOption = Plain.text,
+    format: PlainOption = "text",
 ) -> None:
     """Show where an experience comes from and what became of it. Episodes, prompt, extractor, parents, uses, credit."""
     from crl.report.story import story_tree
     from crl.report.why import why as story_of
 
     story = story_of(find_run(run), entry, until=round)
-    if format is Plain.json:
+    if format == "json":
         say_json(story.plain(), indent=1)
     else:
         console().print(story_tree(story, full=full))
 
 
 @app.command("history")
-def history(
-    run: RunArgument, entry: EntryArgument, round: UntilOption = None, format: PlainOption = Plain.text
-) -> None:
+def history(run: RunArgument, entry: EntryArgument, round: UntilOption = None, format: PlainOption = "text") -> None:
     """List what happened to an experience, one line per event. Who asked, how its text changed, how it did."""
     from crl.report.story import history_listing
     from crl.report.why import why as story_of
 
     story = story_of(find_run(run), entry, until=round)
-    if format is Plain.json:
+    if format == "json":
         say_json(story.history(), indent=1)
         return
     out = console()
@@ -163,7 +151,7 @@ def search(
     family: FamilyOption = None,
     number: Annotated[int, typer.Option("-n", "--number", min=1, max=10_000, help="Entries to show.")] = 10,
     lexical: Annotated[bool, typer.Option("--lexical", help="Match words; needs no model.")] = False,
-    format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
+    format: Annotated[Format, typer.Option(help="How to print the entries.")] = "table",
 ) -> None:
     """Find the entries nearest to a text. With the run's own embedder, or by words."""
     from crl.report.bank import BankAfter, search_words
@@ -180,7 +168,7 @@ def search(
         os.environ.update(prepare_environment(bank.run.method.threads))
         hits = find(bank, text, EngineServices(bank.run).embedder(), family=family, most=number)
     score = "words" if lexical else "cosine"
-    if format is not Format.table:
+    if format != "table":
         print_rows((score, *_NAMES), ((hit.score, *_cells(hit.entry)) for hit in hits), format)
     elif not hits:
         console().print(f"nothing found in the bank after round {bank.round}")

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from crl.records import Evaluation
     from crl.rounds.evaluate_again import Evaluated
 
+TableFormat = Literal["rich", "markdown", "latex", "csv", "json"]
+FigureName = Literal["success", "score", "actions", "tokens"]
+"""What a table is about, as `crl.lab.table.build.Figure`: `crl --help` does without that module."""
 _COLUMNS = (
     "task", "arm", "won", "success [95 %]", "score", "actions", "tokens read", "written", "invalid actions", "guided",
 )  # fmt: skip
@@ -159,25 +161,6 @@ def _save(rows: list[Evaluation], out: Path) -> None:
     write_atomically(out, content.getvalue())
 
 
-class TableFormat(StrEnum):
-    """How the table is printed."""
-
-    rich = "rich"
-    markdown = "markdown"
-    latex = "latex"
-    csv = "csv"
-    json = "json"
-
-
-class FigureName(StrEnum):
-    """What the table is about, as `crl.lab.table.build.Figure`: `crl --help` does without that module."""
-
-    success = "success"
-    score = "score"
-    actions = "actions"
-    tokens = "tokens"
-
-
 def table(
     runs: Annotated[
         list[str],
@@ -190,10 +173,10 @@ def table(
     ] = "last",
     figure: Annotated[
         FigureName, typer.Option(help="Shown by rich, markdown and latex; csv and json have all.")
-    ] = FigureName.success,
+    ] = "success",
     format: Annotated[
         TableFormat, typer.Option(help="rich for a terminal; markdown, latex for text; csv, json for data.")
-    ] = TableFormat.rich,
+    ] = "rich",
 ) -> None:
     """Print the recorded evaluations of several runs as one table.
 
@@ -207,7 +190,7 @@ def table(
     which = _which(round)
     found, problems = _read(runs, which)
     made = build(grouped(found), which, problems)
-    _print_table(made, Figure(figure.value), format)
+    _print_table(made, Figure(figure), format)
 
 
 def _which(text: str) -> Which:
@@ -266,9 +249,9 @@ def _named(word: str) -> tuple[str | None, str, Path | None]:
 def _print_table(made: Table, figure: Figure, format: TableFormat) -> None:
     from crl.lab.table.formats import HOW, csv_text, data, latex, listing, markdown
 
-    if format is TableFormat.json:
+    if format == "json":
         say_json(data(made), indent=1)
-    elif format is TableFormat.rich:
+    elif format == "rich":
         out = console()
         print_listing(out, listing(made, figure))
         out.print()
@@ -276,8 +259,8 @@ def _print_table(made: Table, figure: Figure, format: TableFormat) -> None:
             out.print(line, soft_wrap=True)
     else:
         text = {
-            TableFormat.markdown: lambda: markdown(made, figure),
-            TableFormat.latex: lambda: latex(made, figure),
-            TableFormat.csv: lambda: csv_text(made).rstrip("\n"),
+            "markdown": lambda: markdown(made, figure),
+            "latex": lambda: latex(made, figure),
+            "csv": lambda: csv_text(made).rstrip("\n"),
         }[format]()
         say(text)

@@ -13,9 +13,8 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,21 +38,10 @@ RunArgument = Annotated[
 RunsOption = Annotated[Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")]
 _PLAIN_WIDTH = 160
 """Columns when the output goes to a file or a pipe: wide enough that no table wraps."""
-
-
-class Format(StrEnum):
-    """How a result is printed."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
-
-
-class Plain(StrEnum):
-    """For people, or for programs."""
-
-    text = "text"
-    json = "json"
+Format = Literal["table", "csv", "json"]
+"""How a result is printed."""
+Plain = Literal["text", "json"]
+"""For people, or for programs."""
 
 
 def say(text: str, *, stderr: bool = False) -> None:
@@ -71,7 +59,7 @@ def say_json(value: Any, indent: int | None = None) -> None:
 
 def print_rows(names: Sequence[str], rows: Iterable[Sequence[Any]], format: Format) -> None:
     """Rows for programs: CSV with a header, or one JSON object per line."""
-    if format is Format.json:
+    if format == "json":
         for row in rows:
             say_json(dict(zip(names, row, strict=True)))
         return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def sql(
     run: RunArgument,
     query: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT; `SHOW TABLES` lists the views.")],
-    format: Annotated[Format, typer.Option(help="How to print the rows.")] = Format.table,
+    format: Annotated[Format, typer.Option(help="How to print the rows.")] = "table",
     round: Annotated[int | None, typer.Option(help="Everything as it was after this round.")] = None,
 ) -> None:
     """Query a run in SQL. Read-only; nothing outside the run can be read. docs/queries.md has examples.
@@ -29,8 +29,8 @@ def sql(
     from crl.report.views import query as run_query
 
     names, rows = run_query(find_run(run), query, until=round)
-    if format is not Format.table:
-        print_rows(names if format is Format.csv else _distinct(names), rows, format)
+    if format != "table":
+        print_rows(names if format == "csv" else _distinct(names), rows, format)
         return
     out = console()
     print_listing(out, _listing(names, rows), paged=True)
