@@ -107,18 +107,15 @@ def _seeds(text: str | None) -> SeedRange | None:
     if text is None:
         return None
     start, separator, count = text.partition(":")
+    expected, said = "START:COUNT, such as 2000000:32", f"--seeds {short(text)}"
     if not (separator and is_index(start) and is_index(count) and int(count) > 0):
-        raise BadInput(f"--seeds {short(text)}", expected="START:COUNT, such as 2000000:32")
+        raise BadInput(said, expected=expected)
     if int(count) > MOST_HELD_OUT:
-        raise BadInput(
-            f"--seeds {short(text)}: {count} seeds", expected=f"at most {MOST_HELD_OUT}: each is played with every arm"
-        )
+        raise BadInput(f"{said}: {count} seeds", expected=f"at most {MOST_HELD_OUT}: each is played with every arm")
     try:
         return SeedRange(start=int(start), count=int(count))
     except ValidationError as error:
-        raise BadInput(
-            f"--seeds {short(text)}: {error.errors()[0]['msg']}", expected="START:COUNT, such as 2000000:32"
-        ) from None
+        raise BadInput(f"{said}: {error.errors()[0]['msg']}", expected=expected) from None
 
 
 def _data(evaluated: Evaluated) -> dict[str, Any]:
@@ -257,10 +254,7 @@ def _print_table(made: Table, figure: Figure, format: TableFormat) -> None:
         out.print()
         for line in (HOW, *made.notes):
             out.print(line, soft_wrap=True)
+    elif format == "csv":
+        say(csv_text(made).rstrip("\n"))
     else:
-        text = {
-            "markdown": lambda: markdown(made, figure),
-            "latex": lambda: latex(made, figure),
-            "csv": lambda: csv_text(made).rstrip("\n"),
-        }[format]()
-        say(text)
+        say((markdown if format == "markdown" else latex)(made, figure))

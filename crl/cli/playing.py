@@ -48,7 +48,8 @@ def play(family: FamilyConfig, *, first_seed: int, prompts: str | None, record: 
                     said = _line()
                     action = action_of(said, actions)
                     step = step_or_error(readable, {0: action})[0]
-                    turns.append({"said": said, "action": action, **_came(step)})
+                    came = {"legal": step.legal, "feedback": step.feedback, "observation": step.observation}
+                    turns.append({"said": said, "action": action, **came})
                     _show_step(step, shown, start.goal)
                     actions = step.actions
             except (EOFError, KeyboardInterrupt) as end:
@@ -126,10 +127,6 @@ class Recording:
         self.games += done
 
 
-def _came(step: Step) -> dict[str, Any]:
-    return {"legal": step.legal, "feedback": step.feedback, "observation": step.observation}
-
-
 def _line() -> str:
     while True:
         said = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
@@ -162,7 +159,7 @@ def _outcome(step: Step, turns: int) -> str:
 
 def _show_start(start: Start, prompt: PromptConfig | None) -> None:
     if prompt is None:
-        say(f"{start.goal}\n\n{start.observation}\n\n{_possible(start.actions)}")
+        say(f"{start.goal}\n\n{start.observation}\n\n({actions_text(start.actions)})")
         return
     messages = actor_messages(
         prompt, goal=start.goal, observation=start.observation, actions=start.actions, experience=None, placement="user"
@@ -173,15 +170,11 @@ def _show_start(start: Start, prompt: PromptConfig | None) -> None:
 
 def _show_step(step: Step, prompt: PromptConfig | None, goal: str) -> None:
     if prompt is None or step.done:
-        said = [step.feedback, step.observation, "" if step.done else _possible(step.actions)]
+        said = [step.feedback, step.observation, "" if step.done else f"({actions_text(step.actions)})"]
         say("\n".join(each for each in said if each))
         return
     text = following_text(prompt, goal=goal, observation=step.observation, actions=step.actions, feedback=step.feedback)
     say(f"[user]\n{text}\n")
-
-
-def _possible(actions: Actions) -> str:
-    return f"({actions_text(actions)})"
 
 
 def _actor_prompt(name: str) -> PromptConfig:

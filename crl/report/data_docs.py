@@ -93,23 +93,18 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites |
             expected=f"rounds up to {existing[-1]}" if existing else "a run with a committed stage",
             where=str(run_path),
         )
-    stages = [
-        (number, stage, _tables(run, number, stage)) for number in wanted for stage in run.complete_stages(number)
-    ]
-    validated = [each for number, stage, tables in stages for each in _validated(number, stage, tables, own)]
+    validated: list[Validated] = []
+    for number, stage in [(at, name) for at in wanted for name in run.complete_stages(at)]:
+        names = [Path(name).stem for name in run.manifest(number, stage).digested.files if name.endswith(".parquet")]
+        types = filter(None, map(row_type_of, names))
+        written = {row_type: run.read(number, stage, row_type) for row_type in types}
+        validated += _validated(number, stage, written, own)
     for (number, stage), tables in kept.items():
         if not run.is_complete(number, stage):
             validated += _validated(number, stage, tables, own, committed=False)
     suites = {table: suite_with_own(table, own) for table in dict.fromkeys(each.table for each in validated)}
     cached(run.path, SITE, lambda directory: write_site(directory, run.experiment_name, validated, suites), again=True)
     return run.path / INDEX
-
-
-def _tables(run: RunDirectory, number: int, stage: str) -> dict[type[Row], pa.Table]:
-    """What a committed stage wrote."""
-    names = [Path(name).stem for name in run.manifest(number, stage).digested.files if name.endswith(".parquet")]
-    types = map(row_type_of, names)
-    return {row_type: run.read(number, stage, row_type) for row_type in types if row_type is not None}
 
 
 def _validated(

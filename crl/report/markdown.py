@@ -62,13 +62,8 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
             details = [f"      {escaped(line)}" for line in (row["details"] or "").splitlines()]
             lines += [f"- {plain(broken_words(row))}", "", *details, ""]
     # Two narrow tables: beside the column of details that the UI shows, a wide one would be cut off.
-    lines += [
-        "## Success",
-        "",
-        "Won/played; brackets are 95 % intervals in percent.",
-        "",
-        *_table(success_rows(shown, random_policy(summaries))),
-    ]
+    lines += ["## Success", "", "Won/played; brackets are 95 % intervals in percent.", ""]
+    lines += _table(success_rows(shown, random_policy(summaries)))
     if (tasks := newest_tasks(summaries)) is not None:
         rows = [row | {"task": plain(row["task"])} for row in task_rows(tasks)]
         lines += [f"## Tasks, {tasks.place}", "", "The average gives every task equal weight.", "", *_table(rows)]
@@ -126,9 +121,8 @@ def diff_markdown(diff: BankDiff, name: str, most: int = SHOWN_CHANGES) -> str:
         told = found[:left]
         left -= len(told)
         if told:
-            lines += [f"## {kind.capitalize()}: {len(found)}", ""]
-            lines += [line for change in told for line in _change(change, diff.proposed)]
-            lines.append("")
+            changes = (line for change in told for line in _change(change, diff.proposed))
+            lines += [f"## {kind.capitalize()}: {len(found)}", "", *changes, ""]
     hidden = max(0, len(diff.changes) - most)
     if hidden:
         command = (
@@ -185,13 +179,8 @@ def checks_markdown(round_number: int, checks: Sequence[StageChecks], data_docs:
 
 def breach_markdown(round_number: int, stage: str, error: CrlError) -> str:
     """Which table broke which rule, with the first offending rows: they are quoted as they are."""
-    lines = [
-        f"# Data check broken: round {round_number}, {plain(words(stage))}",
-        "",
-        "The stage is **not** committed.",
-        "",
-    ]
-    lines += [f"- {code(line)}" for line in error.found.splitlines()]
+    lines = [f"# Data check broken: round {round_number}, {plain(words(stage))}", "", "The stage is **not** committed."]
+    lines += ["", *(f"- {code(line)}" for line in error.found.splitlines())]
     for name, told in (("Expected", error.expected), ("Where", error.where), ("What to do", error.next_step)):
         if told:
             lines += ["", f"**{name}:** {plain(told)}"]
@@ -200,10 +189,8 @@ def breach_markdown(round_number: int, stage: str, error: CrlError) -> str:
 
 def report_markdown(name: str, path: Path, url: str | None) -> str:
     """Where the report page is: a link where something serves it, and the file."""
-    lines = [f"# Report of {plain(name)}", ""]
-    lines += [f"[Open the report]({url})", ""] if url else []
-    lines += [f"The file: {code(str(path))}", ""]
-    return "\n".join(lines)
+    link = [f"[Open the report]({url})", ""] if url else []
+    return "\n".join([f"# Report of {plain(name)}", "", *link, f"The file: {code(str(path))}", ""])
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:

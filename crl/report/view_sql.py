@@ -321,7 +321,10 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies[BankText.table] = _texts(source, earlier)
     bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}
     bodies["stages"] = _stages(source)
-    bodies |= {row_type.table: _with_notes(source, row_type) for row_type in _NOTED}  # they refer to `stages`
+    for row_type, noted in _NOTED.items():
+        added = ", ".join(f"stages.manifest ->> '{where}' AS {name}" for name, where, _ in noted)
+        written = f"({_stored(source, row_type)}) AS written"
+        bodies[row_type.table] = f"SELECT written.*, {added} FROM {written} JOIN stages USING (round, stage)"
     return bodies | _DERIVED
 
 
@@ -434,11 +437,6 @@ def _stages(source: Source) -> str:
         f"CAST(TRY_CAST(content AS JSON) ->> '{place}' AS {kind}) AS {name}" for name, kind, place, _ in STAGE_COLUMNS
     )
     return _STAGES.format(files=read, columns=columns)
-
-
-def _with_notes(source: Source, row_type: type[Row]) -> str:
-    added = ", ".join(f"stages.manifest ->> '{where}' AS {name}" for name, where, _ in _NOTED[row_type])
-    return f"SELECT written.*, {added} FROM ({_stored(source, row_type)}) AS written JOIN stages USING (round, stage)"
 
 
 def _empty(columns: Sequence[tuple[str, str]]) -> str:
