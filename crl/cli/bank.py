@@ -195,7 +195,7 @@ def _cells(entry: ShownEntry) -> tuple[Any, ...]:
 
 
 def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, list[float]] | None = None) -> None:
-    from crl.report.listing import Listing
+    from crl.report.terminal import Listing
 
     if not entries:
         return

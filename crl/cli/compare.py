@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.live import MovingLines, interruptible
+from crl.cli.progress import MovingLines, interruptible
 from crl.cli.shared import command, console, say, shown
 from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short

@@ -39,7 +39,7 @@ def list_environments(json: JsonOption = False) -> None:
     if json:
         say_json([each.as_data() for each in found], indent=2)
         return
-    from crl.report.listing import Listing
+    from crl.report.terminal import Listing
 
     rows = [(each.kind, each.about, each.playable) for each in found]
     print_listing(console(), Listing(("kind", "what it is", "here"), rows, words={"what it is", "here"}))
@@ -73,7 +73,7 @@ def check_environment(
     else:
         from rich.text import Text
 
-        from crl.report.listing import Listing
+        from crl.report.terminal import Listing
 
         styles = {"ok": "green", "failed": "bold red", "note": ""}
         rows = [(each.check, Text(each.outcome, styles[each.outcome]), each.said) for each in found]

@@ -132,8 +132,8 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
 
 
 def _print(evaluated: Evaluated) -> None:
-    from crl.report.listing import Listing
     from crl.report.success import results, with_averages
+    from crl.report.terminal import Listing
 
     rows = [
         (

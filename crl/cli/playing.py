@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from crl.cli.live import INTERRUPTED
+from crl.cli.progress import INTERRUPTED
 from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from crl.config import Experiment
     from crl.report.diff import BankDiff
-    from crl.report.listing import Listing
     from crl.report.summary import RoundSummary
+    from crl.report.terminal import Listing
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory, or the name of an experiment under $CRL_RUNS (./runs).")

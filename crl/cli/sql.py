@@ -13,7 +13,7 @@ from crl.paths import possible_path
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
-    from crl.report.listing import Listing
+    from crl.report.terminal import Listing
 
 
 def sql(
@@ -74,7 +74,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 def _listing(names: list[str], rows: list[tuple[Any, ...]]) -> Listing:
     """The rows of a result for people: numbers to four digits; columns with spaces in them may wrap."""
-    from crl.report.listing import Listing
+    from crl.report.terminal import Listing
 
     cells = [[f"{value:.4g}" if isinstance(value, float) else plain_cell(value) for value in row] for row in rows]
     numbers = {

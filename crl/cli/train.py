@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.live import LiveProgress, interruptible
+from crl.cli.progress import LiveProgress, interruptible
 from crl.cli.shared import (
     RunArgument,
     RunsOption,

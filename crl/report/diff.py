@@ -19,8 +19,8 @@ from crl.paths import quoted
 from crl.recipes.complementary.proposal import Proposal, proposal_of
 from crl.records import BankEvent, Operation, rows_of, rows_with
 from crl.report.bank import banked_round, banked_rounds
-from crl.report.listing import Listing
 from crl.report.story import told_reason
+from crl.report.terminal import Listing
 from crl.report.view_files import Tables
 from crl.report.views import query
 from crl.rounds.banks import PUBLISHES, publishing_stage, tables_of

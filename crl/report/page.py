@@ -3,7 +3,7 @@
 It is derived and disposable: not part of the record, no stage reads it, `crl report RUN` makes it again. A long run
 stays a small page: curves pool rounds, tables, texts and episodes show the newest and say what they leave out. Texts of
 models are escaped by the templates, those of episodes are in JSON that a script turns into text; the page's policy
-forbids every request, and any style or script but its own. The charts are in `curves.py` and `usefulness.py`, the
+forbids every request, and any style or script but its own. The charts are in `curves.py` and `bank.py`, the
 episodes in `episodes.py`, the templates beside this file in `templates/`.
 """
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from crl.report.listing import Listing
+from crl.report.terminal import Listing
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

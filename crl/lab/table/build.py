@@ -1,6 +1,6 @@
 """From the results of runs to a table: rows are methods with and without their bank, columns are tasks.
 
-Of one run success has Wilson's interval, and the average over tasks the one made of these (`crl/report/rates.py`). Of
+Of one run success has Wilson's interval, and the average over tasks the one made of these (`crl/report/success.py`). Of
 several runs every figure is the mean over runs with Student's t over seeds, as a study has it.
 """
 

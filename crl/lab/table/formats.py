@@ -13,9 +13,9 @@ from typing import Any
 
 from crl.lab.table.build import Cell, Figure, Row, Table
 from crl.report.cells import NOTHING
-from crl.report.listing import Listing
 from crl.report.markdown import plain
 from crl.report.success import AVERAGE
+from crl.report.terminal import Listing
 
 TITLES = {
     Figure.success: "share of held-out episodes won",

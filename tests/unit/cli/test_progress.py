@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from crl.cli.live import LiveProgress, progress_text, time_left
+from crl.cli.progress import LiveProgress, progress_text, time_left
 from crl.engine import events
 from crl.report.cells import seconds_text
 
