@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from crl.cli.bank_transfer import export_bank, import_bank
-from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, print_rows, say_json, show_diff, shown
+from crl.cli.shared import (
+    Format,
+    Plain,
+    RunArgument,
+    console,
+    print_listing,
+    print_rows,
+    say,
+    say_json,
+    show_diff,
+    shown,
+)
 from crl.paths import quoted
 from crl.run.find import find_run
 
@@ -71,16 +82,12 @@ def show(
         print_rows(_NAMES, map(_cells, entries), format)
         return
     _print_entries(entries, title=f"bank after round {bank.round}")
-
-    out = console()
     if not entries:
-        out.print(f"the bank after round {bank.round} is empty{f' in family {family}' if family else ''}")
+        say(f"the bank after round {bank.round} is empty{f' in family {family}' if family else ''}")
         return
     of = f"{len(entries)} entries" if len(entries) == len(rows) else f"{len(entries)} of {len(rows):,} entries"
     how = "" if len(entries) == len(rows) else f" ({_TOLD[order]}; all: --limit 0)"
-    out.print(
-        f"{of}{how}; where one comes from: crl bank why {shown(path)} {quoted(entries[0].entry_id)}", soft_wrap=True
-    )
+    say(f"{of}{how}; where one comes from: crl bank why {shown(path)} {quoted(entries[0].entry_id)}")
 
 
 @app.command("diff")
@@ -138,9 +145,8 @@ def history(run: RunArgument, entry: EntryArgument, round: UntilOption = None, f
     if format == "json":
         say_json(story.history(), indent=1)
         return
-    out = console()
-    out.print(f"experience {entry} (family {story.family}): {story.fate}", soft_wrap=True)
-    print_listing(out, history_listing(story))
+    say(f"experience {entry} (family {story.family}): {story.fate}")
+    print_listing(history_listing(story))
 
 
 @app.command("search")
@@ -171,7 +177,7 @@ def search(
     if format != "table":
         print_rows((score, *_NAMES), ((hit.score, *_cells(hit.entry)) for hit in hits), format)
     elif not hits:
-        console().print(f"nothing found in the bank after round {bank.round}")
+        say(f"nothing found in the bank after round {bank.round}")
     else:
         _print_entries(
             [hit.entry for hit in hits],
@@ -210,4 +216,4 @@ def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, l
         ])  # fmt: skip
     names = [*([score[0]] if score else []), "entry", "family", "version", "round", "uses", "credit", "experience"]
     right = {"version", "round", "uses", "credit", score[0] if score else ""}
-    print_listing(console(), Listing(names, rows, words={"experience"}, right=right, title=title, packed=True))
+    print_listing(Listing(names, rows, words={"experience"}, right=right, title=title, packed=True))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.shared import RunArgument, RunsOption, command, console, load, shown
+from crl.cli.shared import RunArgument, RunsOption, command, load, say, shown
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.find import find_run
@@ -40,19 +40,18 @@ def export_bank(
     if possible_path(to, "--to").exists():
         raise BadInput(f"{to} already exists", expected="a folder that does not exist yet")
     provenance = write_folder(gather(find_run(run), round, embeddings=vectors), to, format)
-    out = console()
-    out.print(
+    say(
         f"{provenance['entries']} entries of {provenance['experiment']}, bank after round {provenance['round']}, "
         f"snapshot {provenance['snapshot_digest'][:12]}"
     )
     for name in TABLES:
         relative = file_of(name, format)
-        out.print(f"  {to / relative}: {provenance['files'][relative]['rows']} rows", soft_wrap=True)
-    out.print(f"  {to / PROVENANCE}: where it comes from, and the SHA-256 of every table", soft_wrap=True)
+        say(f"  {to / relative}: {provenance['files'][relative]['rows']} rows")
+    say(f"  {to / PROVENANCE}: where it comes from, and the SHA-256 of every table")
     if format is Format.huggingface:
-        out.print(f"  {to / CARD}: the dataset card", soft_wrap=True)
-        out.print(f'in Python: datasets.load_dataset("{to}", split="train")', soft_wrap=True)
-    out.print(f"to begin another experiment with it: crl bank import conf/NAME.yaml {shown(to)}", soft_wrap=True)
+        say(f"  {to / CARD}: the dataset card")
+        say(f'in Python: datasets.load_dataset("{to}", split="train")')
+    say(f"to begin another experiment with it: crl bank import conf/NAME.yaml {shown(to)}")
 
 
 def import_bank(
@@ -82,22 +81,20 @@ def import_bank(
     directory = opened()  # made only now, where it is not there
     taken = put(directory, content)
     where = gathered.provenance
-    out = console()
     counts = ", ".join(f"{count} in family {name}" for name, count in sorted(taken.entries.items()))
-    out.print(
+    say(
         f"{directory.experiment_name} begins with {sum(taken.entries.values())} entries of {where['experiment']}, bank "
-        f"after round {where['round']}: {counts}",
-        soft_wrap=True,
+        f"after round {where['round']}: {counts}"
     )
     if taken.repeated:
-        out.print("it was already imported: nothing changed")
+        say("it was already imported: nothing changed")
     for reason, count in sorted(taken.left_out.items()):
-        out.print(f"left out: {count} ({_REASONS[reason]})")
-    out.print("uses, outcomes and retrieval counts start at zero; those of the source are in `imported_entries`")
+        say(f"left out: {count} ({_REASONS[reason]})")
+    say("uses, outcomes and retrieval counts start at zero; those of the source are in `imported_entries`")
     again = f"crl resume {shown(directory.path)} --rounds 3"
     if _is_config(target):
         again = command("crl", "train", target, options={"--runs": runs, "--set": set})
-    out.print(f"next: {again}", soft_wrap=True)
+    say(f"next: {again}")
 
 
 _REASONS = {

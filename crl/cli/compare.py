@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crl.cli.progress import MovingLines, interruptible
-from crl.cli.shared import command, console, say, shown
+from crl.cli.shared import command, say, shown
 from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short
 from crl.report.cells import seconds_text
@@ -52,18 +52,17 @@ def compare(
     if table_only:
         _conclude(loaded, planned, directory, {})
         return
-    out = console()
     options = {"--runs": runs, "--jobs": jobs, "--arms": arms, "--seeds": seeds}
     with interruptible(lambda: command("crl", "compare", study, options=options)):
         open_runs = [run for run in wanted if not run.is_finished()]
-        out.print(f"study {loaded.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
+        say(f"study {loaded.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
         if open_runs:  # before the directory of the study is made
-            prepare(open_runs, loaded.warm_starts, lambda line: out.print(f"  {line}", soft_wrap=True))
+            prepare(open_runs, loaded.warm_starts, lambda line: say(f"  {line}"))
         with only_one(directory):
             failed: dict[str, CrlError] = {}
             if open_runs:
                 at_a_time = min(jobs or default_jobs(open_runs), len(open_runs))
-                out.print(f"{len(open_runs)} to go, {at_a_time} at a time")
+                say(f"{len(open_runs)} to go, {at_a_time} at a time")
                 with StudyProgress(open_runs) as progress:
                     failed = run_all(open_runs, at_a_time, progress)
             _conclude(loaded, planned, directory, failed)
@@ -76,7 +75,7 @@ def _conclude(study: Study, planned: Sequence[PlannedRun], directory: Path, fail
 
     result, written = write_study(study, planned, directory)
     say(f"\n{study_markdown(result)}")
-    console().print(f"written: {', '.join(shown(path) for path in written)}", soft_wrap=True)
+    say(f"written: {', '.join(shown(path) for path in written)}")
     if failed:
         raise incomplete(failed, directory)
 

@@ -42,7 +42,7 @@ def list_environments(json: JsonOption = False) -> None:
     from crl.report.terminal import Listing
 
     rows = [(each.kind, each.about, each.playable) for each in found]
-    print_listing(console(), Listing(("kind", "what it is", "here"), rows, words={"what it is", "here"}))
+    print_listing(Listing(("kind", "what it is", "here"), rows, words={"what it is", "here"}))
 
 
 @app.command("check")
@@ -77,7 +77,7 @@ def check_environment(
 
         styles = {"ok": "green", "failed": "bold red", "note": ""}
         rows = [(each.check, Text(each.outcome, styles[each.outcome]), each.said) for each in found]
-        print_listing(console(), Listing(("check", "result", "found"), rows, words={"found"}))
+        print_listing(Listing(("check", "result", "found"), rows, words={"found"}))
     require_passed(found, name)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from crl.cli.shared import RunArgument, console, print_listing, say, say_json, shown
+from crl.cli.shared import RunArgument, print_listing, say, say_json, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.paths import possible_path, short
 from crl.run.find import find_run, is_run
@@ -73,7 +73,7 @@ def evaluate(
     directory = RunDirectory.open(find_run(run))
     check_evaluation(directory, last_runtime(directory.path), chosen_method(directory.method, choice))
     if (said := replaced(directory.method)) is not None:
-        console(stderr=as_json).print(said)
+        say(said, stderr=as_json)
     evaluated = evaluate_round(directory, round, choice=choice)
     kept = keep(directory, evaluated)
     if out is not None:
@@ -83,11 +83,11 @@ def evaluate(
     else:
         _print(evaluated)
         if out is not None:
-            console().print(f"{len(evaluated.rows)} rows written to {out}")
+            say(f"{len(evaluated.rows)} rows written to {out}")
     if kept.path is None:
-        console(stderr=True).print(kept.told, soft_wrap=True)
+        say(kept.told, stderr=True)
     elif not as_json:
-        console().print(kept.told.replace(str(kept.path), shown(kept.path)), soft_wrap=True)
+        say(kept.told.replace(str(kept.path), shown(kept.path)))
 
 
 def _listed(words: list[str] | None) -> tuple[str, ...] | None:
@@ -144,7 +144,7 @@ def _print(evaluated: Evaluated) -> None:
         for each in with_averages(results(evaluated.rows))
     ]  # fmt: skip
     title = f"round {evaluated.round}, held-out seeds; actions and tokens per episode"
-    print_listing(console(), Listing(_COLUMNS, rows, right=frozenset(_COLUMNS[2:]), title=title))
+    print_listing(Listing(_COLUMNS, rows, right=frozenset(_COLUMNS[2:]), title=title))
 
 
 def _save(rows: list[Evaluation], out: Path) -> None:
@@ -249,11 +249,10 @@ def _print_table(made: Table, figure: Figure, format: TableFormat) -> None:
     if format == "json":
         say_json(data(made), indent=1)
     elif format == "rich":
-        out = console()
-        print_listing(out, listing(made, figure))
-        out.print()
+        print_listing(listing(made, figure))
+        say("")
         for line in (HOW, *made.notes):
-            out.print(line, soft_wrap=True)
+            say(line)
     elif format == "csv":
         say(csv_text(made).rstrip("\n"))
     else:

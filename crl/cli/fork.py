@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.shared import RunArgument, console, parse_overrides, shown
+from crl.cli.shared import RunArgument, parse_overrides, say, shown
 from crl.errors import BadInput
 from crl.paths import short
 from crl.run.find import find_run
@@ -85,15 +85,15 @@ def changed_experiment(
 def _say(parent: RunDirectory, made: RunDirectory, round_number: int) -> None:
     from crl.report.state import changes_between
 
-    out, where = console(), shown(made.path)
-    out.print(f"{where} continues from round {round_number} of {shown(parent.path)}", soft_wrap=True)
+    where = shown(made.path)
+    say(f"{where} continues from round {round_number} of {shown(parent.path)}")
     changes = changes_between(*(each.method.model_dump(mode="json") for each in (parent, made)))
     for change in changes:
-        out.print(f"  {change}", soft_wrap=True)
+        say(f"  {change}")
     if not changes:
-        out.print("  with the same method: its rounds will have the digests of the parent's")
+        say("  with the same method: its rounds will have the digests of the parent's")
     last = made.lineage.ancestors[-1]
     if last.kept:
         names = ", ".join(key.partition("/")[2] for key in last.kept)
-        out.print(f"  with the parent's {names} of round {round_number + 1}; what follows them is still to run")
-    out.print(f"next:\n  crl resume {where}{'' if last.kept else ' --rounds 3'}", soft_wrap=True)
+        say(f"  with the parent's {names} of round {round_number + 1}; what follows them is still to run")
+    say(f"next:\n  crl resume {where}{'' if last.kept else ' --rounds 3'}")

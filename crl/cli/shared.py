@@ -133,14 +133,14 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def print_listing(out: Console, listing: Listing, *, paged: bool = False) -> None:
+def print_listing(listing: Listing, *, paged: bool = False) -> None:
     """Print rows whole: fitted to a terminal, as wide as they are elsewhere.
 
     With `paged`, what is longer than the terminal goes through the pager of the environment ($PAGER).
     """
     from crl.cli.consoles import escaped_listing
 
-    listing = escaped_listing(listing)
+    out, listing = console(), escaped_listing(listing)
     if not out.is_terminal:
         out.width = max(out.width, listing.natural_width())
         out.print(listing.rendered(None), soft_wrap=True)
@@ -178,36 +178,34 @@ def show_diff(diff: BankDiff) -> None:
     """Print a bank diff: its headline, then one row per change."""
     from crl.report.diff import diff_listing
 
-    out = console()
-    out.print(diff.headline(), soft_wrap=True)
+    say(diff.headline())
     if diff.changes:
-        print_listing(out, diff_listing(diff))
+        print_listing(diff_listing(diff))
 
 
 def say_pending(error: ApprovalPending, path: Path) -> None:
     """What a run that waits for a person ends with: nothing failed, and what to type."""
-    out = console()
-    out.print(f"\n{error.found}", soft_wrap=True)
-    out.print("nothing failed: every complete stage is kept, and nothing is running now. next:")
+    say(f"\n{error.found}")
+    say("nothing failed: every complete stage is kept, and nothing is running now. next:")
     where = shown(path)
     for command, purpose in (
         (f"crl approve {where} --show", "what would change"),
         (f"crl approve {where}", "approve it, or --reject ID, or --reject-all"),
         (f"crl resume {where}", "continue after that"),
     ):
-        out.print(f"  {command:<{len(where) + 20}}   {purpose}", soft_wrap=True)
+        say(f"  {command:<{len(where) + 20}}   {purpose}")
 
 
-def print_rounds(out: Console, summaries: Sequence[RoundSummary]) -> None:
+def print_rounds(summaries: Sequence[RoundSummary]) -> None:
     """The tables of a run's rounds, and what is worth a note about them."""
     from crl.report.round_tables import notes, round_tables
 
     for table in round_tables(summaries):
-        out.print()
-        out.print(table)
-    out.print()
+        say("")
+        console().print(table)
+    say("")
     for line in notes(summaries):
-        out.print(line, soft_wrap=True)
+        say(line)
 
 
 def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]:

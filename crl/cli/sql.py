@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.shared import Format, RunArgument, console, plain_cell, print_listing, print_rows, say, shown
+from crl.cli.shared import Format, RunArgument, plain_cell, print_listing, print_rows, say, shown
 from crl.paths import possible_path
 from crl.run.find import find_run
 
@@ -32,9 +32,8 @@ def sql(
     if format != "table":
         print_rows(names if format == "csv" else _distinct(names), rows, format)
         return
-    out = console()
-    print_listing(out, _listing(names, rows), paged=True)
-    out.print(f"{len(rows)} row{'' if len(rows) == 1 else 's'}")
+    print_listing(_listing(names, rows), paged=True)
+    say(f"{len(rows)} row{'' if len(rows) == 1 else 's'}")
 
 
 def catalog(run: RunArgument) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.shared import RunArgument, console, print_rounds, say, shown
+from crl.cli.shared import RunArgument, print_rounds, say, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.paths import short
 from crl.report.state import last_failure, never_asked, running_stages, unfinished
@@ -35,18 +35,17 @@ def status(run: RunArgument) -> None:
     from crl.run.lease import lease_state
 
     path = find_run(run)
-    out = console()
-    out.print(f"run {shown(path)}")
+    say(f"run {shown(path)}")
     summaries = summarize(path)
-    print_rounds(out, summaries)
+    print_rounds(summaries)
     if forks := fork_lines(path):
-        out.print("\n".join(["forks:", *(f"  {line}" for line in forks)]), soft_wrap=True)
+        say("\n".join(["forks:", *(f"  {line}" for line in forks)]))
     if (head := told_head(manifests(path), _complete(RunDirectory.open(path)))) is not None:
-        out.print(head, soft_wrap=True)
+        say(head)
     owner = lease_state(path)
     events = list(Journal(path).read())
     for line in _standing(path, owner, events):
-        out.print(line, soft_wrap=True)
+        say(line)
 
 
 def verify(
@@ -64,22 +63,21 @@ def verify(
     path = find_run(run)
     wanted = checked_form(head) if head is not None else None
     record, problems, complete = _looked_at(path)
-    out = console()
     for note in notes(record):
-        out.print(f"note: {note}", soft_wrap=True, markup=False)
+        say(f"note: {note}")
     if (told := told_head(record.stages, complete)) is not None:
-        out.print(told, soft_wrap=True)
+        say(told)
     for problem in problems:  # not a table: digests and commands have to be whole, to be compared and copied
-        out.print(str(problem), soft_wrap=True)
+        say(str(problem))
     if wanted is not None:
         try:
-            out.print(f"the given head is the one after round {hold_against(path, record.stages, wanted)}")
+            say(f"the given head is the one after round {hold_against(path, record.stages, wanted)}")
         except RecordDamaged as error:
             if not problems:  # else these come first, they may be why
                 raise
-            out.print(f"the given head does not fit: {error.found}", soft_wrap=True)
+            say(f"the given head does not fit: {error.found}")
     if not problems:
-        out.print(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
+        say(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
         return
     damaged = sum(problem.severity is Severity.damaged for problem in problems)
     raise RecordDamaged(
@@ -132,7 +130,6 @@ def mend(run: RunArgument) -> None:
     from crl.run.verify import Severity, verify
 
     path = find_run(run)
-    out = console()
     directory = RunDirectory.open(path)
     recipe = recipe_in(directory)
     # Before torch is imported: lost vectors are embedded in this process.
@@ -144,30 +141,27 @@ def mend(run: RunArgument) -> None:
     finally:
         services.close()
     for name in done.mended:
-        out.print(f"mended {name}", soft_wrap=True)
+        say(f"mended {name}")
     if done.kept:
-        out.print(f"the damaged files are kept in {shown(path / 'damaged')}", soft_wrap=True)
+        say(f"the damaged files are kept in {shown(path / 'damaged')}")
     found = [problem for problem in verify(path) if problem.severity is Severity.derived]
     played = [problem for problem in found if problem.file.startswith(f"{EVALUATIONS}/")]  # by a model: for good
     derived = [problem for problem in found if problem not in played]
     if derived:
         write_catalog(path)
         for problem in derived:
-            out.print(f"rebuilt, or to be rebuilt on next use: {problem.file}", soft_wrap=True)
+            say(f"rebuilt, or to be rebuilt on next use: {problem.file}")
     for problem, error in done.left:
-        out.print(
-            f"{problem.file} cannot be made again: {error.found}\n  mend     {problem.redo or problem.mend}",
-            soft_wrap=True,
-        )
+        say(f"{problem.file} cannot be made again: {error.found}\n  mend     {problem.redo or problem.mend}")
     for problem in played:
-        out.print(f"{problem.found}: it cannot be made again\n  mend     {problem.mend}", soft_wrap=True)
+        say(f"{problem.found}: it cannot be made again\n  mend     {problem.mend}")
     if left := len(done.left) + len(played):
         raise RecordDamaged(
             f"{left} file{'' if left == 1 else 's'} of {shown(path)} could not be made again",
             next_step="run the command named `mend`, the first one first; then crl resume",
         )
     if not done.mended and not derived:
-        out.print(f"{shown(path)}: nothing to mend")
+        say(f"{shown(path)}: nothing to mend")
 
 
 def redo(

@@ -17,10 +17,10 @@ from crl.cli.shared import (
     RunsOption,
     an_entry,
     command,
-    console,
     ending,
     load,
     print_rounds,
+    say,
     say_pending,
     shown,
 )
@@ -61,13 +61,13 @@ def train(
     loaded = load(experiment, set or [], runs)
     path = runs_root(loaded) / loaded.name
     if any(takes_preparing(role.model) for role in map(loaded.method.role, loaded.method.owners())):
-        console().print("preparing the language model (once; about a quarter of a minute)")
+        say("preparing the language model (once; about a quarter of a minute)")
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
     runtime = loaded.runtime if prefect else loaded.runtime.without_prefect()
-    check_ready(loaded.model_copy(update={"runtime": runtime}), path, rounds, say=console().print)
+    check_ready(loaded.model_copy(update={"runtime": runtime}), path, rounds, say=say)
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
     _say_precision(loaded.method)
-    console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
+    say(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
     options = {"--rounds": rounds if rounds != _ROUNDS else None, "--runs": runs, "--no-prefect": not prefect}
     again = command("crl", "train", experiment, options={**options, "--set": set})
     with _interruptible(path, again), LiveProgress() as live:
@@ -98,7 +98,7 @@ def resume(
     directory, runtime = RunDirectory.open(path), last_runtime(path)
     if shards is not None:
         runtime = runtime.model_copy(update={"shards": shards})
-    check_run(directory, runtime.without_prefect(), say=console().print)
+    check_run(directory, runtime.without_prefect(), say=say)
     _say_precision(directory.method)
     options = {"rounds": rounds, "shards": shards}
     again = f"crl resume {shown(path)}" + "".join(f" --{name} {value}" for name, value in options.items() if value)
@@ -111,7 +111,7 @@ def resume(
             )
         driver.run_rounds(last)
     if not live.ran:
-        console().print(f"nothing to do: every requested round of {shown(path)} is done")
+        say(f"nothing to do: every requested round of {shown(path)} is done")
     _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
 
 
@@ -133,10 +133,9 @@ def warm_start(
     settings = load_warm_start(file)
     # Before torch is imported: it reads them once.
     os.environ.update(prepare_environment(settings.threads))
-    out = console()
-    place = make(file, say=lambda line: out.print(line, soft_wrap=True), again=again)
-    out.print(f"warm start {settings.name}: {place} (its record: {RECORD} and record/)", soft_wrap=True)
-    out.print(f"models: warm:{settings.name}/actor and warm:{settings.name}/extractor")
+    place = make(file, say=say, again=again)
+    say(f"warm start {settings.name}: {place} (its record: {RECORD} and record/)")
+    say(f"models: warm:{settings.name}/actor and warm:{settings.name}/extractor")
 
 
 def _say_precision(method: Method) -> None:
@@ -144,7 +143,7 @@ def _say_precision(method: Method) -> None:
 
     said = replaced(method)
     if said is not None:
-        console().print(said)
+        say(said)
 
 
 @contextmanager
@@ -168,7 +167,7 @@ def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
     guard()
     # Prefect would print its own lines between ours; its UI and its log keep them all.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    console().print("starting Prefect (a few seconds; up to half a minute the first time)")
+    say("starting Prefect (a few seconds; up to half a minute the first time)")
     stop = watch(live)
     try:
         # The one place where the library reaches up to the flows: the command line is their front door. By name, so
@@ -201,16 +200,15 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     from crl.report.summary import summarize
     from crl.report.views import write_catalog
 
-    out = console()
     summaries = summarize(path)
-    print_rounds(out, summaries)
+    print_rounds(summaries)
     write_catalog(path)
     if live.ran or not (path / REPORT).exists():
         write_report(path)
     where = shown(path)
     for line in ending(where, live.ran, summaries):
-        out.print(line, soft_wrap=True)
-    out.print("next:")
+        say(line)
+    say("next:")
     entry = an_entry(path)
     steps = [(again, "further rounds")]
     if entry is not None:
@@ -220,4 +218,4 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     steps.append((f'crl sql {where} "{question}"', "success by round and arm; docs/queries.md has more questions"))
     steps.append((f"crl verify {where}", "check every file against its manifest"))
     for step, purpose in steps:
-        out.print(f"  # {purpose}\n  {step}", soft_wrap=True)
+        say(f"  # {purpose}\n  {step}")
