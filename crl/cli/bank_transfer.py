@@ -29,14 +29,14 @@ def export_bank(
     ] = None,
     format: Annotated[
         Format, typer.Option(help="parquet, jsonl, or huggingface: a dataset folder for `load_dataset`.")
-    ] = Format.parquet,
+    ] = "parquet",
     embeddings: Annotated[bool | None, typer.Option(help="Include the vectors; default yes, except for jsonl.")] = None,
 ) -> None:
     """Write the bank after a round to a folder. Entries, every text that led to them, uses, and where it comes from."""
     from crl.transfer.folder import write_folder
     from crl.transfer.gather import TABLES, gather
 
-    vectors = format is not Format.jsonl if embeddings is None else embeddings
+    vectors = format != "jsonl" if embeddings is None else embeddings
     if possible_path(to, "--to").exists():
         raise BadInput(f"{to} already exists", expected="a folder that does not exist yet")
     provenance = write_folder(gather(find_run(run), round, embeddings=vectors), to, format)
@@ -48,7 +48,7 @@ def export_bank(
         relative = file_of(name, format)
         say(f"  {to / relative}: {provenance['files'][relative]['rows']} rows")
     say(f"  {to / PROVENANCE}: where it comes from, and the SHA-256 of every table")
-    if format is Format.huggingface:
+    if format == "huggingface":
         say(f"  {to / CARD}: the dataset card")
         say(f'in Python: datasets.load_dataset("{to}", split="train")')
     say(f"to begin another experiment with it: crl bank import conf/NAME.yaml {shown(to)}")

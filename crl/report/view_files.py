@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import duckdb
@@ -223,9 +222,7 @@ class Tables:
     def __enter__(self) -> Tables:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def rounds(self, row_type: type[Row]) -> list[int]:

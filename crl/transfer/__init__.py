@@ -5,21 +5,16 @@ Here is how an export is written. Light: the command line imports this to know i
 
 from __future__ import annotations
 
-from enum import StrEnum
+from typing import Literal, get_args
 
 PROVENANCE, CARD = "provenance.json", "README.md"
-
-
-class Format(StrEnum):
-    """How the tables are written."""
-
-    parquet = "parquet"
-    jsonl = "jsonl"
-    huggingface = "huggingface"
+Format = Literal["parquet", "jsonl", "huggingface"]
+"""How the tables are written."""
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 def file_of(table: str, format: Format) -> str:
     """Path of a table inside the folder."""
-    if format is Format.huggingface:
+    if format == "huggingface":
         return f"{'data' if table == 'entries' else table}/train-00000-of-00001.parquet"
-    return f"{table}.{format.value}"
+    return f"{table}.{format}"

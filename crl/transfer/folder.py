@@ -25,7 +25,7 @@ from crl.records import RECORD_FORMAT, schema_of
 from crl.report.markdown import plain
 from crl.run.files import disk_errors, fsync, fsync_tree, remove_left_behind, sha256_file, temporary
 from crl.run.imports import EMBEDDING
-from crl.transfer import CARD, PROVENANCE, Format, file_of
+from crl.transfer import CARD, FORMATS, PROVENANCE, Format, file_of
 from crl.transfer.gather import FORMAT, TABLES, Gathered, entries_schema
 from crl.transfer.schema import (
     check_bank,
@@ -64,7 +64,7 @@ def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]
             provenance = {**bank.provenance, "files": files}
             text = json.dumps(provenance, indent=1, sort_keys=True, ensure_ascii=False)
             (scratch / PROVENANCE).write_text(text + "\n", encoding="utf-8")
-            if format is Format.huggingface:
+            if format == "huggingface":
                 card = dataset_card(bank.tables, provenance, {name: file_of(name, format) for name in TABLES})
                 (scratch / CARD).write_text(card, encoding="utf-8")
             fsync_tree(scratch)
@@ -83,7 +83,7 @@ def is_export(path: Path) -> bool:
 def read_folder(path: Path) -> Gathered:
     """An exported bank, checked from end to end. Raises BadInput for whatever `crl bank export` does not write."""
     provenance = _provenance(path)
-    formats = [each for each in Format if set(provenance["files"]) == {file_of(name, each) for name in TABLES}]
+    formats = [each for each in FORMATS if set(provenance["files"]) == {file_of(name, each) for name in TABLES}]
     if not formats:
         raise _no_export(path, f"{PROVENANCE} names {', '.join(sorted(provenance['files'])) or 'no files'}")
     tables = {}

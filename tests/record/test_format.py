@@ -20,7 +20,7 @@ from crl.run.directory import RunDirectory
 from crl.run.experiment_file import EXPERIMENT
 from crl.run.files import sha256_bytes
 from crl.run.verify import require_intact, verify
-from crl.transfer import PROVENANCE, Format
+from crl.transfer import PROVENANCE
 from crl.transfer.folder import read_folder, write_folder
 from crl.transfer.gather import gather
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
@@ -118,7 +118,7 @@ def test_what_is_damaged_is_not_taken_for_another_format(made: Path) -> None:
 
 
 def test_an_export_of_another_format_is_refused(made: Path, tmp_path: Path) -> None:
-    write_folder(gather(made, None), tmp_path / "bank", Format.parquet)
+    write_folder(gather(made, None), tmp_path / "bank", "parquet")
     assert read_folder(tmp_path / "bank").tables["entries"].num_rows == 1
     place = tmp_path / "bank" / PROVENANCE
     place.write_text(json.dumps({**json.loads(place.read_text()), "format_version": RECORD_FORMAT + 1}))
