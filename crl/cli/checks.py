@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from crl.cli.escaping import say, say_json
-from crl.cli.shared import Plain, RunArgument, shown
+from crl.cli.shared import Plain, RunArgument, say, say_json, shown
 from crl.run.find import find_run
 
 app = typer.Typer(
@@ -40,7 +39,7 @@ def list_suites(experiment: ExperimentOption = None) -> None:
 def show(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A row type, from `crl checks list`.")],
     experiment: ExperimentOption = None,
-    format: Annotated[Plain, typer.Option(help="Sentences, or Great Expectations' JSON.")] = Plain.text,
+    format: Annotated[Plain, typer.Option(help="Sentences, or Great Expectations' JSON.")] = "text",
 ) -> None:
     """Print one suite. As JSON it is what Great Expectations reads, and a template for your own."""
     from crl.checks.suites import row_types, sentences, suite_with_own
@@ -54,7 +53,7 @@ def show(
             expected=f"one of {', '.join(row_types())}",
             next_step=None if experiment else "for a table that a recipe brings, name its experiment: --experiment",
         )
-    if format is Plain.json:
+    if format == "json":
         say_json(suite_with_own(table, own), indent=2)
         return
     for sentence in sentences(table, own.get(table)):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from crl.report.rates import Rate, average, wilson
+from crl.report.success import Rate, average, wilson
 from crl.rounds.evaluate_again import Choice, Evaluated
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import keep_evaluation

@@ -38,7 +38,7 @@ from crl.errors import (
     StageTimedOut,
     StaleAttempt,
 )
-from crl.report.standing import last_failure
+from crl.report.state import last_failure
 from crl.run.directory import RunDirectory
 from crl.run.journal import Committed, Journal, committed
 from tests.marks import sampled

@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from crl.cli.readme import COLUMNS, blocks, inserted, main
+from benchmarks.readme import COLUMNS, blocks, inserted, main, picture
 from crl.report.views import query
+from tests.unit.report.builder import build_run
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
 README = """# A page
@@ -63,3 +64,10 @@ def test_picture_and_page_are_written_and_the_rest_is_printed(
     assert blocks(run)["ending"] in (tmp_path / "README.md").read_text()
     assert "<!-- from a run: why -->\n```\nexperience x-d-r0001-0-o0" in capsys.readouterr().out
     assert ElementTree.parse(tmp_path / "docs/quickstart.svg").getroot().tag.endswith("svg")
+
+
+def test_the_picture_is_svg_that_shows_the_rounds_and_asks_no_server(tmp_path: Path) -> None:
+    svg = picture(build_run(tmp_path))
+    text = " ".join(ElementTree.fromstring(svg).itertext()).replace("\xa0", " ")
+    assert "held out, with bank" in text and "seconds per stage" in text
+    assert "@font-face" not in svg and "cdn" not in svg

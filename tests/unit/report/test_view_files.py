@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from crl.records import BankEvent
-from crl.report.tables import Tables
+from crl.report.view_files import Tables
 from crl.report.views import query
 from tests.unit.report.builder import event, write_stage
 

@@ -1,15 +1,15 @@
-"""The tree of a run and its forks, from what each fork says of where it comes from. Only runs beside it are looked at.
+"""Where a run stands, from its record and its journal: what is missing, what failed last, what runs now, its forks.
 
-A parent knows nothing of its forks: nothing is written into it. So the tree is read from the lineages of all runs of
-the same folder. A run that was deleted has its place in it as long as a fork of it is there.
+A parent knows nothing of its forks: nothing is written into it. So the tree of a run and its forks is read from the
+lineages of all runs of the same folder. A run that was deleted has its place in it as long as a fork of it is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crl.errors import CrlError
 from crl.run.directory import RunDirectory
@@ -20,6 +20,66 @@ from crl.run.lineage import Ancestor, Lineage, load_lineage
 
 _MOST_CHANGES = 3
 _LONGEST_VALUE = 40
+
+if TYPE_CHECKING:
+    from crl.run.directory import RunDirectory
+
+
+def unfinished(path: Path | RunDirectory, events: Sequence[dict[str, Any]], *, since: int = 0) -> str | None:
+    """The first stage that is missing up to the last round that was asked for; None where nothing is.
+
+    Rounds before `since` are taken to be complete.
+    """
+    from crl.rounds.recipe import recipe_in
+    from crl.run.directory import RunDirectory
+
+    run = path if isinstance(path, RunDirectory) else RunDirectory.open(path)
+    recipe = recipe_in(run)
+    asked = [int(event["last"]) for event in events if event.get("event") == "target"]
+    last = max([since, *asked] if since else [*run.rounds(), *asked], default=0)
+    for number in range(since, last + 1):
+        for stage in recipe.stages_of(run.method, number):
+            if not run.is_complete(number, stage.name):
+                told = (
+                    "no rounds were asked for yet" if never_asked(run.path, events) else f"of {last} rounds asked for"
+                )
+                return f"round {number}, {stage.name}, {told}"
+    return None
+
+
+def never_asked(path: Path, events: Sequence[dict[str, Any]]) -> bool:
+    """Whether a run has no round, and nobody has asked it for one: what began it ended early."""
+    from crl.run.directory import round_numbers
+
+    asked = any(event.get("event") == "target" for event in events)
+    return not asked and not round_numbers(path)
+
+
+def last_failure(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The newest failed stage that was not committed afterward."""
+    failed: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for event in events:
+        place = (event.get("round"), event.get("stage"))
+        if event.get("event") == "stage_failed":
+            failed.pop(place, None)
+            failed[place] = event
+        elif event.get("event") == "stage_committed":
+            failed.pop(place, None)
+    return list(failed.values())[-1] if failed else None
+
+
+def running_stages(events: Sequence[dict[str, Any]]) -> list[str]:
+    """The stages that have started and not ended: one, or two where rounds overlap."""
+    now: dict[tuple[Any, Any], str] = {}
+    for event in events:
+        kind, place = event.get("event"), (event.get("round"), event.get("stage"))
+        if kind == "stage_started":
+            now[place] = f"round {place[0]}, {place[1]}, attempt {event.get('attempt', 1)}"
+        elif kind in ("stage_committed", "stage_failed"):
+            now.pop(place, None)
+        elif kind in ("attempt_started", "attempt_ended"):  # whoever was killed said nothing of the end
+            now.clear()
+    return list(now.values())
 
 
 @dataclass
@@ -34,25 +94,19 @@ class Node:
     children: dict[str, Node] = field(default_factory=dict)
 
 
-def tree_of(run_path: Path) -> Node | None:
-    """The tree that a run is in; None where it is no fork and has none. Damaged lineages of other runs are left out."""
+def fork_lines(run_path: Path) -> list[str]:
+    """The tree that a run is in as lines of text, the run marked; none where it is no fork and has none. Damaged
+    lineages of other runs are left out."""
     run_path = Path(run_path).absolute()
     found = dict(_lineages(run_path.parent))
     own = found.get(run_path.name) or load_lineage(run_path)
     first = own.ancestors[0].experiment if own.ancestors else run_path.name
     root = Node(first)
-    for name, lineage in sorted(found.items()):
-        if lineage.ancestors and lineage.ancestors[0].experiment == first:
+    for name, lineage in found.items():
+        if lineage.ancestors[0].experiment == first:
+            root.note = root.note if root.children else _note(run_path.parent, first, lineage.ancestors[0])
             _place(root, name, lineage, run_path.parent)
-    if not root.children:
-        return None
-    root.note = _note(run_path.parent, first, next(each.ancestors[0] for each in _all(found, first)))
-    return root
-
-
-def tree_lines(tree: Node, this: str) -> list[str]:
-    """The tree as lines of text; the run named `this` is marked."""
-    return [_line(tree, this), *_below(tree, this, "")]
+    return [_line(root, run_path.name), *_below(root, run_path.name, "")] if root.children else []
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -61,16 +115,13 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
 
 
 def _lineages(root: Path) -> Iterator[tuple[str, Lineage]]:
+    """The forks of a folder, by name."""
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         try:
             if is_run(path) and (lineage := load_lineage(path)).ancestors:
                 yield path.name, lineage
         except (CrlError, OSError):
             continue
-
-
-def _all(found: Mapping[str, Lineage], first: str) -> list[Lineage]:
-    return [each for each in found.values() if each.ancestors and each.ancestors[0].experiment == first]
 
 
 def _place(root: Node, name: str, lineage: Lineage, folder: Path) -> None:

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from crl.trackers.base import RoundFigures, TrackedRun
-from crl.trackers.mlflow import MLflow
-from crl.trackers.trackio import Trackio
-from crl.trackers.wandb import WandB
+from crl.trackers.dashboards import MLflow, Trackio, WandB
 
 ROWS = [{"round": 3, "arm": "with_bank", "won": 2, "games": 4}]
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]

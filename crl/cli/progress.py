@@ -1,4 +1,4 @@
-"""Live progress of rounds: a bar on a terminal, a plain line now and then elsewhere.
+"""Live progress of rounds: a bar on a terminal, a plain line now and then elsewhere; and one way out on Ctrl-C.
 
 It listens to the events of `crl/engine/events.py`, decides nothing, and must never stop a run: events of a kind it does
 not know are passed over.
@@ -6,20 +6,26 @@ not know are passed over.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
+
+import typer
 
 from crl.cli.shared import console, progress_lines
 from crl.engine import events
-from crl.report.durations import seconds_text
+from crl.report.cells import seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes after Ctrl-C and after SIGTERM."""
 PLAIN_EVERY_SECONDS = 15.0
 _LOG_LINES = 40
 """Lines of an engine's output that are shown when a stage fails: a traceback fits."""
@@ -89,12 +95,14 @@ class MovingLines:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def say(self, text: str) -> None:
+        """Print a line between those of the progress."""
+        self._out.print(text, soft_wrap=True)
 
 
 class LiveProgress(MovingLines):
@@ -113,13 +121,7 @@ class LiveProgress(MovingLines):
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        handler = getattr(self, f"_on_{type(event).__name__}", None)
-        if handler is not None:
-            handler(event)
-
-    def say(self, text: str) -> None:
-        """Print a line between those of the progress."""
-        self._out.print(text, soft_wrap=True)
+        getattr(self, f"_on_{type(event).__name__}", lambda event: None)(event)
 
     def _on_RoundStarted(self, event: events.RoundStarted) -> None:
         self._open[event.round] = 0
@@ -183,3 +185,27 @@ class LiveProgress(MovingLines):
         line = self._lines.pop((event.round, event.stage), None)
         if self._bar is not None and line is not None:
             self._bar.remove_task(line)
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived: the way out is that of Ctrl-C."""
+
+
+@contextmanager
+def interruptible(again: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM unwind what is inside, then say that the command `again()` goes on with it."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    # Prefect has a handler of its own while a flow runs, and hands the signal on to this one afterward.
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except (KeyboardInterrupt, _Terminated) as error:
+        console(stderr=True).print(
+            f"\ninterrupted. Every complete stage is kept; continue with: {again()}", soft_wrap=True
+        )
+        raise typer.Exit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,4 +1,4 @@
-"""What the README shows of a run, made from it: `python -m crl.cli.readme runs/quickstart`.
+"""What the README shows of a run, made from it: `python benchmarks/readme.py runs/quickstart`.
 
 Writes docs/quickstart.svg (the tables), and replaces in README.md the code block behind each line
 `<!-- from a run: NAME -->`; a name that the README does not have is printed, to be put there. Names: `ending` (the
@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 from crl.cli.shared import an_entry, ending
-from crl.report.picture import picture
-from crl.report.story_view import story_tree
+from crl.paths import quoted
+from crl.report.round_tables import round_tables
+from crl.report.story import story_tree
 from crl.report.summary import summarize
 from crl.report.why import why
 from crl.run.directory import RunDirectory
@@ -23,6 +24,8 @@ from crl.run.directory import RunDirectory
 PICTURE, README = Path("docs/quickstart.svg"), Path("README.md")
 COLUMNS = 108
 """Longest line of a block."""
+_TABLES = 132
+"""Columns of the picture: the widest table fits."""
 _WIDE = 100_000
 
 
@@ -56,6 +59,19 @@ def _story(run_path: Path, entry: str) -> str:
     out.print(story_tree(why(run_path, entry)))
     lines = [line.rstrip() for line in out.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     return "\n".join(line if len(line) <= COLUMNS else f"{line[: COLUMNS - 2].rstrip()} …" for line in lines)
+
+
+def picture(run_path: Path) -> str:
+    """What `crl train` shows at its end, drawn as SVG."""
+    from rich.console import Console
+
+    console = Console(record=True, width=_TABLES, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    for table in round_tables(summarize(run_path)):
+        console.print(table)
+        console.print()
+    svg = console.export_svg(title=f"crl train {quoted(run_path.name)}", unique_id="crl")
+    # Rich asks a web server for its font; a picture in the documentation asks nobody.
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
 
 def main(run_path: Path, folder: Path) -> None:

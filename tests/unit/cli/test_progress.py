@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from crl.cli.live import LiveProgress, progress_text, time_left
+from crl.cli.progress import LiveProgress, progress_text, time_left
 from crl.engine import events
-from crl.report.durations import seconds_text
+from crl.report.cells import seconds_text
 
 
 def test_progress_tells_rate_and_wins_of_all_episodes() -> None:

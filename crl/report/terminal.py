@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,7 +26,8 @@ class Listing:
     """Rows of a few columns."""
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[Text]]
+    rows: Sequence[Sequence[Any]]
+    """Cells are `Text`, or become it as they are."""
     words: Collection[str] = field(default_factory=frozenset)
     """Columns that may wrap between words."""
     right: Collection[str] = field(default_factory=frozenset)
@@ -34,6 +35,12 @@ class Listing:
     title: str = ""
     packed: bool = False
     """Whether a record has several short columns on one line, where the table does not fit."""
+
+    def __post_init__(self) -> None:
+        from rich.text import Text
+
+        rows = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in self.rows]
+        object.__setattr__(self, "rows", rows)
 
     def natural_width(self) -> int:
         """Columns of a terminal that the table takes with nothing wrapped."""
@@ -142,12 +149,9 @@ def _wrapped(cell: Text, width: int) -> list[Text]:
 def _widened(narrow: Sequence[int], natural: Sequence[int], room: int) -> list[int]:
     """Widths between the two that together take the room: columns of words share what is left, the narrowest first."""
     widths = list(narrow)
-    left = room - sum(widths)
-    while left > 0:
+    while sum(widths) < room:
         growing = [place for place, wide in enumerate(widths) if wide < natural[place]]
         if not growing:
             break
-        least = min(growing, key=lambda place: widths[place])
-        widths[least] += 1
-        left -= 1
+        widths[min(growing, key=lambda place: widths[place])] += 1
     return widths
