@@ -150,7 +150,7 @@ class EngineServices:
     def model_digest(self, role: str) -> str:
         """SHA-256 over the files of a role's base model, or of the embedder; a name without files is its own digest."""
         if role == "embedder":
-            from crl.policies.embedder_sources import embedder_digest
+            from crl.policies.embedders import embedder_digest
 
             return embedder_digest(self._embedder_use().name)
         return self._source(self._method.role(role).model).digest

@@ -16,7 +16,7 @@ What is held out, by construction (no list is kept):
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,9 +25,9 @@ from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.base import LAST_SEED
 from crl.config.environments import EnvironmentConfig
-from crl.envs.endings import check_running
 from crl.envs.levels import Levels
 from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
+from crl.envs.slots import Slots, stepped
 from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
@@ -156,16 +156,16 @@ class _Slot:
     done: bool = False
 
 
-class ShrinesEnvironment:
+class ShrinesEnvironment(Slots[_Slot]):
     """A wave of games at one shrine (protocols `Environment`, `Judge`, `Teacher`). Reward is 1 when it opens, else 0.
 
     A refused offering ends the game as a failure, `max_turns` at the turn limit. An action is the name of a thing.
     """
 
     def __init__(self, config: ShrinesConfig) -> None:
+        super().__init__()
         self.config = config
         self._games = games(config)
-        self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
@@ -180,13 +180,7 @@ class ShrinesEnvironment:
             for game in drawn
         ]
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        slot.turns += 1
         legal = action in slot.left
         told, reason = _lying(slot.left), None
         if action is not None and legal:
@@ -201,11 +195,8 @@ class ShrinesEnvironment:
                 told = f"The shrine refuses the {action} and stays shut."
         if reason is None and slot.turns >= self.config.max_turns:
             reason, told = StopReason.turn_limit, f"{told} No turns are left."
-        slot.done = reason is not None
-        success = reason is StopReason.success
         feedback = "" if legal else "That names nothing that lies here."
-        actions = () if slot.done else tuple(slot.left)
-        return Step(told, actions, legal, feedback, slot.done, success, float(success), reason)
+        return stepped(slot, reason, told, tuple(slot.left), feedback, legal=legal)
 
     def oracle(self, slot: int) -> str | None:
         """The next thing of the rule; None when the episode is done."""
@@ -255,10 +246,6 @@ class ShrinesEnvironment:
     def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
         """What a careful player would write after a game, from what it showed and the note that guided it."""
         return lesson_of(episode, turns)
-
-    def close(self) -> None:
-        """Nothing is held."""
-        self._slots = []
 
 
 def _lying(things: Sequence[str]) -> str:

@@ -9,15 +9,15 @@ actions are told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.endings import ENDINGS, check_running
 from crl.envs.levels import FewestMoves
+from crl.envs.slots import Slots, refusal, stepped, with_ending
 from crl.envs.sokoban_levels import ACTIONS, SokobanLevel, State, best_action, floor_range, sokoban_levels, solutions
 from crl.protocols import Start, Step, StopReason
 
@@ -95,7 +95,7 @@ class _Slot:
     done: bool = False
 
 
-class SokobanEnvironment:
+class SokobanEnvironment(Slots[_Slot]):
     """A wave of Sokoban episodes (protocol `Environment`). Reward is 1 once every box is on a target, else 0.
 
     `max_turns` ends an episode at the turn limit. A move that a wall or a box stops is legal and changes nothing; an
@@ -103,6 +103,7 @@ class SokobanEnvironment:
     """
 
     def __init__(self, config: SokobanConfig) -> None:
+        super().__init__()
         self.config = config
         self._symbols = _MASKED if config.masked else _PLAIN
         self._goal = _MASKED_GOAL if config.masked else _PLAIN_GOAL
@@ -113,7 +114,6 @@ class SokobanEnvironment:
             held_out_from=config.held_out_from,
             held_out_moves=config.held_out_moves,
         )
-        self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i. Raises BadInput where a seed finds no level."""
@@ -123,19 +123,11 @@ class SokobanEnvironment:
     def _text(self, slot: _Slot) -> str:
         return slot.level.room.text(slot.state, self._symbols)
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        slot.turns += 1
         room, legal = slot.level.room, action in ACTIONS
         if action is not None and legal:
             slot.state = room.moved(slot.state, action)
-        reason, feedback = None, ""
-        if not legal:
-            feedback = "That names no possible action. Possible: " + ", ".join(ACTIONS) + "."
+        reason, feedback = None, "" if legal else refusal(ACTIONS)
         if room.is_solved(slot.state):
             reason = StopReason.success
         elif self.config.ends_when_stuck and slot.state not in solutions(room):
@@ -143,11 +135,7 @@ class SokobanEnvironment:
             feedback = feedback if self.config.masked else _STUCK
         elif slot.turns >= self.config.max_turns:
             reason = StopReason.turn_limit
-        slot.done = reason is not None
-        success = reason is StopReason.success
-        observation = "\n".join([self._text(slot), *([ENDINGS[reason]] if reason else [])])
-        shown = () if slot.done else tuple(ACTIONS)
-        return Step(observation, shown, legal, feedback, slot.done, success, float(success), reason)
+        return stepped(slot, reason, with_ending(self._text(slot), reason), tuple(ACTIONS), feedback, legal=legal)
 
     def oracle(self, slot: int) -> str | None:
         """First action of a shortest solution; None when the episode is done or can no longer be won."""
@@ -157,7 +145,3 @@ class SokobanEnvironment:
     def content(self, slot: int) -> str:
         """Walls and targets of a slot's room, in plain symbols."""
         return self._slots[slot].level.content
-
-    def close(self) -> None:
-        """Nothing is held."""
-        self._slots = []

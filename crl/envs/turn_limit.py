@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from crl.envs.endings import ENDINGS, ended
+from crl.envs.slots import ENDINGS, ended
 from crl.protocols import Environment, Start, Step, StopReason, Teacher
 
 _SAME = ("truth", "lesson", "hint", "content", "why", "difficulty", "steps_together", "steps_apart")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from crl.config import Experiment, Method, RoundOutputs
 from crl.policies.determinism import gpu_count
-from crl.policies.embedder_sources import EMBEDDERS
+from crl.policies.embedders import EMBEDDERS
 from crl.policies.limits import all_stay
 from crl.policies.pace import Pace, pace_of
 from crl.policies.precision import computed

@@ -20,8 +20,7 @@ import pytest
 from crl.config.load import load_experiment
 from crl.errors import BadInput
 from crl.policies.determinism import settle_torch
-from crl.policies.embedder_sources import check_embedder, resolve_embedder
-from crl.policies.embedders import ModelEmbedder, load_embedder
+from crl.policies.embedders import ModelEmbedder, check_embedder, load_embedder, resolve_embedder
 from crl.preflight import check_ready
 
 ROOT = Path(__file__).parents[3]
