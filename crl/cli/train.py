@@ -49,7 +49,7 @@ def train(
     from crl.config.load import load_experiment, runs_root
     from crl.policies.sources import takes_preparing
     from crl.preflight import check_ready
-    from crl.run.directory import RunDirectory
+    from crl.run.directory import RunDirectory, stage_seconds
 
     overrides: dict[str, Any] = parse_overrides(set or [])
     if runs is not None:
@@ -65,7 +65,7 @@ def train(
     _say_precision(loaded.method)
     console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
     again = _again(experiment, rounds, runs, set or [], prefect=prefect)
-    with _interruptible(path, again), LiveProgress() as live:
+    with _interruptible(path, again), LiveProgress(taken=stage_seconds(path)) as live:
         if prefect:
             _run_flow(loaded, rounds, live)
         else:
@@ -87,7 +87,7 @@ def resume(
     """Finish what an interrupted run set out to do. Without a Prefect server; complete stages do not run again."""
     from crl.engine.targets import last_runtime
     from crl.preflight import check_run
-    from crl.run.directory import RunDirectory
+    from crl.run.directory import RunDirectory, stage_seconds
 
     path = find_run(run)
     directory, runtime = RunDirectory.open(path), last_runtime(path)
@@ -97,7 +97,11 @@ def resume(
     _say_precision(directory.method)
     options = {"rounds": rounds, "shards": shards}
     again = f"crl resume {shown(path)}" + "".join(f" --{name} {value}" for name, value in options.items() if value)
-    with _interruptible(path, again), LiveProgress() as live, _driver(directory, runtime, live) as driver:
+    with (
+        _interruptible(path, again),
+        LiveProgress(taken=stage_seconds(path)) as live,
+        _driver(directory, runtime, live) as driver,
+    ):
         first, last = driver.unfinished(more=rounds)
         if last < first == 0:
             raise BadInput(

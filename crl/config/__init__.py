@@ -26,7 +26,7 @@ from crl.config.mechanisms import (
     SelfDistillationConfig,
     WarmStartConfig,
 )
-from crl.config.method import RECIPES, BankUse, EmbedderUse, Method, RecipeConfig, RoleUse, RoundOutputs
+from crl.config.method import RECIPES, BankUse, EmbedderUse, Method, RecipeConfig, RoleUse
 from crl.config.nodes import NodesConfig
 from crl.config.objectives import ClippedObjective
 from crl.config.prompts import Exchange, PromptConfig
@@ -78,7 +78,6 @@ __all__ = [
     "RoleConfig",
     "RoleUse",
     "RolloutConfig",
-    "RoundOutputs",
     "Runtime",
     "SamplingConfig",
     "SearchAndAskConfig",

@@ -29,3 +29,10 @@ def gpu_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def device_bytes() -> int | None:
+    """Memory of one GPU; None where there is none."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from crl.config import LoraConfig
 from crl.config.roles import ENDPOINT
-from crl.policies.pace import Widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,9 @@ class ModelShape:
         return self.query or self.hidden
 
     @property
-    def widths(self) -> Widths:
-        """The widths of one layer."""
-        return Widths(self.hidden, self.attention, self.key_value, self.intermediate)
-
-    @property
     def layer_parameters(self) -> int:
-        """Parameters of the matrices of one layer."""
-        return self.widths.parameters
+        """Parameters of the matrices of one layer: query, key, value, output; gate, up, down."""
+        return self.hidden * (2 * self.attention + 2 * self.key_value + 3 * self.intermediate)
 
     @property
     def matrix_parameters(self) -> int:

@@ -17,7 +17,6 @@ from crl.checks.suite import Suite
 from crl.config import Method
 from crl.errors import BadInput
 from crl.learn.terms import Objective
-from crl.recipes.lengths import Lengths
 from crl.records import BankSnapshot, Row, Weights
 
 R = TypeVar("R", bound=Row)
@@ -114,8 +113,6 @@ class Recipe:
     """Rules of the row types that the recipe brings (`crl/checks`); each of them needs a suite."""
     check_ready: Callable[[Method, Path], None] = lambda method, run_path: None
     """Raises BadInput for what only models, prompts or the run's directory can tell, before work starts."""
-    typical: Callable[[Method], Mapping[str, Lengths]] = lambda method: {}
-    """How long outputs will be, by role, where a few games without a model can tell; for estimates of time."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preparation", in_order(self.preparation))
