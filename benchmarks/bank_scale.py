@@ -42,8 +42,8 @@ from crl.bank.segments import new_segments, text_digest
 from crl.bank.snapshot import Snapshot, add_digests, row_digest
 from crl.recipes.complementary.bank_access import open_retriever
 from crl.recipes.complementary.config import config_of
-from crl.recipes.context import StageContext
 from crl.records import BankChange, BankEntry, BankEvent, BankSnapshot, schema_of
+from crl.rounds.context import StageContext
 from crl.run.cache import clear
 
 BATCH, COUNT = 32, 16

@@ -20,9 +20,9 @@ from rich.table import Table
 
 from crl.engine.services import EngineServices, prepare_environment
 from crl.lab.study.statistics import Interval, interval, paired
-from crl.recipes import recipe_of
 from crl.recipes.complementary.config import config_of
-from crl.recipes.evaluate_again import evaluate_again
+from crl.rounds.evaluate_again import evaluate_again
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 
 

@@ -53,7 +53,7 @@ class NothingConfig(RecipeConfig):
 
 def build(method: Any) -> Any:
     """Nine stages that do nothing, after one that does the same."""
-    from crl.recipes.stage import Recipe, Stage
+    from crl.rounds.stage import Recipe, Stage
 
     return Recipe(
         name="nothing",

@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
-from crl.envs.swe import SweConfig
+from crl.worlds.swe import SweConfig
 
 COMMAND = json.dumps({"name": "execute_bash", "arguments": {"command": "true"}})
 SUBMIT = json.dumps({"name": "submit", "arguments": {}})

@@ -29,15 +29,15 @@ from crl.bank.segments import new_segments, place
 from crl.bank.snapshot import Snapshot
 from crl.config import Method, RoleConfig
 from crl.config.load import load_experiment
+from crl.credit.buffer import fill_buffer, select_batches
+from crl.credit.credit import credits_of, entry_scores, free_means
+from crl.credit.rewards import use_rewards
+from crl.credit.samples import cispo_samples, grpo_samples
 from crl.envs import make_environment
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
 from crl.extractor.prompts import distill_messages
-from crl.learn.buffer import fill_buffer, select_batches
-from crl.learn.credit import credits_of, entry_scores, free_means
-from crl.learn.rewards import use_rewards
-from crl.learn.samples import cispo_samples, grpo_samples
 from crl.learn.terms import Objective, objectives
 from crl.learn.trainer import Trainer
 from crl.policies import load_embedder, load_policy, resolve_model

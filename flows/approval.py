@@ -30,9 +30,9 @@ from pydantic import Field, ValidationError, create_model
 from crl.engine.driver import Driver, announce
 from crl.engine.events import Waits
 from crl.errors import BadInput, DecisionMade
-from crl.recipes.approvals import PendingApproval, decide
 from crl.report.diff import proposed_diff
 from crl.report.markdown import diff_markdown
+from crl.rounds.approvals import PendingApproval, decide
 from crl.run.decisions import Decision, load_decision
 from flows.present import run_logger, show
 from tasks.artifacts import artifact_key

@@ -24,9 +24,9 @@ from crl.engine.evaluation import keep
 from crl.engine.targets import last_runtime
 from crl.errors import CrlError
 from crl.preflight import check_evaluation
-from crl.recipes.evaluate_again import Choice, chosen_method
 from crl.records import Evaluation
 from crl.report.evaluation import results, with_averages
+from crl.rounds.evaluate_again import Choice, chosen_method
 from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from
 from flows.present import label, log_precision

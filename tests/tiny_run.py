@@ -134,7 +134,7 @@ def cut_back(run_path: Path, round_number: int, stage: str) -> None:
     """Take a stage and everything after it out of a copied run, as if it had not been made yet."""
     import shutil
 
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     run = RunDirectory.open(run_path)
     recipe = recipe_of(run.method)

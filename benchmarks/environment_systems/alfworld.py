@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment_systems.alfworld_reference import MISSING, Reference, interpreter
-from crl.envs.alfworld.files import games_of, load
-from crl.envs.alfworld.game import State
-from crl.envs.alfworld.tasks import TASKS
+from crl.worlds.alfworld.files import games_of, load
+from crl.worlds.alfworld.game import State
+from crl.worlds.alfworld.tasks import TASKS
 
 
 @dataclass(frozen=True)

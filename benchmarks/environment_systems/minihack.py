@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 from benchmarks.environment_systems.base import Case, Played, Separate
-from crl.envs.minihack import MiniHackConfig
+from crl.worlds.minihack.environment import MiniHackConfig
 
 KINDS = frozenset({"minihack"})
 TASKS = {

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from crl.envs.webshop import WebShopConfig
-from crl.envs.webshop.catalog import _own
+from crl.worlds.webshop import WebShopConfig
+from crl.worlds.webshop.catalog import _own
 
 
 @dataclass(frozen=True)

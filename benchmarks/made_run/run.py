@@ -14,7 +14,6 @@ from crl.bank.consolidate import Rules, consolidate
 from crl.bank.segments import new_segments, place, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config.load import load_experiment
-from crl.recipes.timing import TIMINGS
 from crl.records import (
     BankChange,
     BankEntry,
@@ -28,6 +27,7 @@ from crl.records import (
     schema_of,
     table_of,
 )
+from crl.rounds.timing import TIMINGS
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 

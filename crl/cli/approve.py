@@ -12,8 +12,8 @@ from crl.errors import BadInput
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
-    from crl.recipes.approvals import PendingApproval
-    from crl.recipes.stage import Recipe
+    from crl.rounds.approvals import PendingApproval
+    from crl.rounds.stage import Recipe
     from crl.run.decisions import Decision
     from crl.run.directory import RunDirectory
 
@@ -33,10 +33,10 @@ def approve(
 
     The first decision holds.
     """
-    from crl.recipes import recipe_in
-    from crl.recipes.approvals import check_choices, decide, login_name
     from crl.recipes.complementary.approve import refusals_of
     from crl.report.diff import proposed_diff
+    from crl.rounds.approvals import check_choices, decide, login_name
+    from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
 
     if reject and reject_all:
@@ -64,7 +64,7 @@ def approve(
 
 def _question(run: RunDirectory, recipe: Recipe, round_number: int | None) -> PendingApproval:
     """What is to be decided, or was decided and has not been used yet. Raises BadInput where there is nothing."""
-    from crl.recipes.approvals import questions
+    from crl.rounds.approvals import questions
     from crl.run.decisions import load_decision
 
     stages = (*recipe.preparation, *recipe.stages)

@@ -76,7 +76,7 @@ def import_bank(
     ] = None,
 ) -> None:
     """Begin an experiment with the bank of another one. Every entry keeps its provenance; counters start at zero."""
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
     from crl.transfer.take import fitting, put
 
     families = parse_families(family or [])

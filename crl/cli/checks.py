@@ -89,7 +89,7 @@ def _own(experiment: Path | None) -> dict[str, dict[str, Any]]:
         return {}
     from crl.checks.own import check_own_suites
     from crl.config.load import load_experiment
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     loaded = load_experiment(experiment)
     recipe_of(loaded.method)

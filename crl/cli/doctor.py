@@ -109,7 +109,7 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     from crl.preflight.estimate import check_disk, estimate
     from crl.preflight.models import readiness
     from crl.preflight.probe import Comparison
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     run_path, method = runs_root(experiment) / experiment.name, experiment.method
     findings = [Finding("experiment", f"{experiment.name}, method {method.digest()[:12]}")]

@@ -37,8 +37,8 @@ def fork(
     """Continue from a round of a run, as a new run. It begins with that round's weights, optimizer state and bank."""
     from crl.engine.targets import begin_after, last_runtime
     from crl.preflight import check_ready
-    from crl.recipes.fork import check_fork
-    from crl.recipes.fork import fork as make
+    from crl.rounds.fork import check_fork
+    from crl.rounds.fork import fork as make
     from crl.run.directory import RunDirectory
 
     path = find_run(run)

@@ -14,11 +14,11 @@ def mend(run: RunArgument) -> None:
 
     Covers the bank, its texts and vectors, plans, credit, and everything derived. Exit code 4 if one is left.
     """
+    from crl.audit.mend import mend as mend_record
     from crl.config import Runtime
     from crl.engine.services import EngineServices, prepare_environment
-    from crl.recipes import recipe_in
-    from crl.recipes.mend import mend as mend_record
     from crl.report.views import write_catalog
+    from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
     from crl.run.evaluations import EVALUATIONS
     from crl.run.lease import Lease

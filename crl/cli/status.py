@@ -93,8 +93,8 @@ def verify(
 
 def _looked_at(path: Path) -> tuple[Record, list[Problem], Callable[[int], bool]]:
     """The record, its problems, and whether a round is complete."""
-    from crl.recipes import recipe_in
-    from crl.recipes.audit import problems_of
+    from crl.audit.audit import problems_of
+    from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
     from crl.run.verify import problems_in, record_of
 
@@ -110,7 +110,7 @@ def _looked_at(path: Path) -> tuple[Record, list[Problem], Callable[[int], bool]
 
 def _complete(directory: RunDirectory) -> Callable[[int], bool]:
     """Whether all that is due in a round is there: only then is there a head to tell."""
-    from crl.recipes import recipe_in
+    from crl.rounds.recipe import recipe_in
 
     recipe = recipe_in(directory)
     return lambda number: all(
@@ -126,7 +126,7 @@ def redo(
 ) -> None:
     """Set aside a stage and everything built on it. `crl resume` makes them again; nothing is deleted."""
     from crl.config import Runtime
-    from crl.recipes import recipe_in
+    from crl.rounds.recipe import recipe_in
     from crl.run.decisions import withdraw_decision
     from crl.run.directory import RunDirectory
     from crl.run.lease import Lease
@@ -175,7 +175,7 @@ def parse_place(text: str) -> tuple[int, str]:
 
 
 def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any]]) -> list[str]:
-    from crl.recipes.approvals import awaited
+    from crl.rounds.approvals import awaited
 
     lines = []
     failure = last_failure(events)

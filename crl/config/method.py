@@ -65,7 +65,7 @@ class RecipeConfig(Model):
     kind: str = Field(description="Which recipe: what a round is made of.")
 
     BUILDER: ClassVar[str]
-    """`module:function` that builds the recipe (`crl.recipes.stage.Recipe`) of a `Method`: stages stay unloaded until
+    """`module:function` that builds the recipe (`crl.rounds.stage.Recipe`) of a `Method`: stages stay unloaded until
     somebody runs them."""
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset()
     """Keys of the method (`recipe.merge`; `*` stands for one name) that nothing reads until a round's episodes are

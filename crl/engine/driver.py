@@ -38,9 +38,9 @@ from crl.engine.supervisor import Cancelled
 from crl.engine.targets import remember_target, targets
 from crl.engine.track import Track
 from crl.errors import CrlError, StageFailed
-from crl.recipes import recipe_in
-from crl.recipes.approvals import PendingApproval, pending_approval
-from crl.recipes.stage import Recipe, Stage
+from crl.rounds.approvals import PendingApproval, pending_approval
+from crl.rounds.recipe import recipe_in
+from crl.rounds.stage import Recipe, Stage
 from crl.run.committed import not_committed
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import BadInput, DiskFull, RunDirectoryUnusable
-from crl.recipes import recipe_in
-from crl.recipes.evaluate_again import Choice, Evaluated, chosen_method
-from crl.recipes.stage import Recipe
+from crl.rounds.evaluate_again import Choice, Evaluated, chosen_method
+from crl.rounds.recipe import recipe_in
+from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import keep_evaluation
 
@@ -39,7 +39,7 @@ def evaluate_round(
     """The round that was evaluated, by default the latest, and one row per episode, with and without the bank.
 
     `choice` says what of it is played. Raises BadInput for a round that is not complete enough, whose weights retention
-    deleted, or for a choice that cannot be: `crl/recipes/evaluate_again.py`.
+    deleted, or for a choice that cannot be: `crl/rounds/evaluate_again.py`.
     """
     choice = choice or Choice()
     chosen_method(directory.method, choice)  # refused before anything is loaded
@@ -54,7 +54,7 @@ def evaluate_round(
     _require_weights(directory, recipe, chosen)
     from crl.engine.services import EngineServices, prepare_environment
     from crl.engine.targets import last_runtime
-    from crl.recipes.evaluate_again import evaluate_again
+    from crl.rounds.evaluate_again import evaluate_again
 
     # Before torch is imported: this process is the engine here.
     os.environ.update(prepare_environment(directory.method.threads))
@@ -114,9 +114,9 @@ def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
 
 def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     """Whether retention deleted the weights that the evaluation of a round needs."""
-    from crl.recipes.update import update_name
-    from crl.recipes.weights import CHECKPOINT
     from crl.records import Weights
+    from crl.rounds.update import update_name
+    from crl.rounds.weights import CHECKPOINT
     from crl.run.prunelog import pruned
 
     deleted = {f"rounds/{entry.round:04d}/{entry.stage}/{CHECKPOINT}" for entry in pruned(directory.path)}

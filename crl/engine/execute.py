@@ -24,12 +24,12 @@ from crl.engine.jobs import StageOutcome
 from crl.engine.parts import PartProgress
 from crl.errors import DataCheckFailed, EnvironmentBroken
 from crl.protocols import Services
-from crl.recipes.broken import has_broken
-from crl.recipes.context import Progress, StageContext, Writer
-from crl.recipes.memory import MemoryWriter
-from crl.recipes.stage import Recipe, Stage
-from crl.recipes.timing import joined
 from crl.records import Row
+from crl.rounds.broken import has_broken
+from crl.rounds.context import Progress, StageContext, Writer
+from crl.rounds.memory import MemoryWriter
+from crl.rounds.stage import Recipe, Stage
+from crl.rounds.timing import joined
 from crl.run.refused import discard_refused, keep_refused
 from crl.run.seeds import stage_seed_words
 

@@ -19,8 +19,8 @@ from crl.engine.parts import PartProgress, run_parts
 from crl.engine.pool import EnginePool
 from crl.engine.spread import PartOrder, PartRunner, Spread, run_on
 from crl.engine.supervisor import Engine
-from crl.recipes.stage import Stage
 from crl.records import Weights
+from crl.rounds.stage import Stage
 
 
 class Track:

@@ -24,7 +24,7 @@ from crl.engine.listener import ADDRESS_VARIABLE, connect
 from crl.engine.output import mark_end
 from crl.engine.services import EngineServices
 from crl.errors import EngineDied
-from crl.recipes import recipe_in
+from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
 from crl.run.guardian import end_with_parent
 

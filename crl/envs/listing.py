@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crl.config import ENVIRONMENTS
-from crl.envs.bridges.packages import BridgeConfig
 from crl.errors import BadInput, CrlError
+from crl.worlds.bridges.packages import BridgeConfig
 
 _NEEDS_SETTINGS = "needs settings: "
 

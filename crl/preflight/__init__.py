@@ -33,7 +33,7 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int, *, say: Say
     from crl.preflight.estimate import check_disk
     from crl.preflight.numbers import model_checks
     from crl.preflight.probe import Comparison
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     with Comparison(experiment.method, say=say) as models:
         _raise_first(checks_here(experiment))

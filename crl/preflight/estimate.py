@@ -76,7 +76,7 @@ class Estimate:
 
 def estimate(experiment: Experiment) -> Estimate:
     """Memory and disk of an experiment, with full contexts."""
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     method, recipe = experiment.method, recipe_of(experiment.method)
     compares = any(objective.reference for objective in recipe.objectives.values())

@@ -116,7 +116,7 @@ def _check_endpoint(nodes: NodesConfig) -> None:
 
 def _check_meetings(experiment: Experiment) -> None:
     """Raise BadInput where both tracks of rounds that overlap update over several ranks, which all meet at one port."""
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     method = experiment.method
     if not method.overlap or experiment.runtime.overlap_engines == 1:

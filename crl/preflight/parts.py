@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from crl.config import Method
-from crl.recipes.waves import together
+from crl.rounds.waves import together
 
 
 def collecting_parts(method: Method) -> int:

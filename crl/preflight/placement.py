@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from crl.config import Experiment, Method
 from crl.config.servers import ServerConfig
-from crl.recipes.stage import Recipe, Stage
 from crl.records import Weights
+from crl.rounds.stage import Recipe, Stage
 
 _LOOKED_AHEAD = 1000
 """Rounds in one of which a stage must be due to count."""
@@ -79,7 +79,7 @@ def _tracks(experiment: Experiment) -> list[tuple[Set[str], Set[str]]]:
     roles, owners = set(method.recipe.roles()), set(method.trained())
     if not method.overlap or experiment.runtime.overlap_engines == 1:
         return [(roles, owners)]
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     recipe = recipe_of(method)
     found: list[tuple[set[str], set[str]]] = [(set(), set()), (set(), set())]

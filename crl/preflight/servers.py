@@ -13,7 +13,7 @@ from crl.config.engines import ServedEngine
 from crl.config.servers import ServerConfig
 from crl.errors import BadInput
 from crl.preflight.placement import due_stages, engines_by_gpu, served
-from crl.recipes.stage import Recipe, Stage
+from crl.rounds.stage import Recipe, Stage
 
 _MOST_OF_A_GPU = 0.95
 """Share of its memory that servers may take together, as one may alone (`memory_share`)."""
@@ -90,7 +90,7 @@ def _check_tracks(experiment: Experiment, owner: str, address: str) -> None:
     method = experiment.method
     if not method.overlap or experiment.runtime.overlap_engines == 1:
         return
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     recipe = recipe_of(method)
     roles = {role for role in method.recipe.roles() if method.owner(role) == owner}

@@ -21,12 +21,12 @@ from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput
 from crl.paths import quoted
-from crl.recipes import recipe_in
-from crl.recipes.banks import PUBLISHES, publishing_stage
-from crl.recipes.reading import recorded_bank
-from crl.recipes.stage import Recipe
 from crl.records import EntryScore, RetrievalCount, Row, rows_of
 from crl.report.sorting import Sort
+from crl.rounds.banks import PUBLISHES, publishing_stage
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_in
+from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 
 R = TypeVar("R", bound=Row)

@@ -14,8 +14,8 @@ import pyarrow as pa
 from crl.checks.stage import OwnSuites, numbered, own_expectations
 from crl.checks.suites import applying, key_of, row_type_of, suite_of, suite_with_own
 from crl.errors import BadInput
-from crl.recipes import recipe_in
 from crl.records import Row
+from crl.rounds.recipe import recipe_in
 from crl.run.cache import CACHE, cached
 from crl.run.directory import RunDirectory
 from crl.run.refused import refused

@@ -24,8 +24,6 @@ from crl.checks.suites import sentences
 from crl.config import Method
 from crl.errors import CrlError
 from crl.paths import quoted
-from crl.recipes import recipe_of
-from crl.recipes.approvals import awaited
 from crl.report.branches import tree_lines, tree_of
 from crl.report.cells import percent
 from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
@@ -40,6 +38,8 @@ from crl.report.standing import last_failure, unfinished
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.tasks import newest_tasks
 from crl.report.usefulness import Usefulness, usefulness
+from crl.rounds.approvals import awaited
+from crl.rounds.recipe import recipe_of
 from crl.run.files import unwritable, write_atomically
 from crl.run.journal import Journal
 from crl.text.unicode import escaped

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from crl.config.load import load_experiment
-from crl.recipes import recipe_of
-from crl.recipes.stage import Recipe
 from crl.records import ROW_TYPES, BankEntry, Row
 from crl.report.play_sql import BROKEN_COLUMNS, SUCCESS_COLUMNS, TASK_COLUMNS, TIMING_COLUMNS
 from crl.report.view_sql import STAGE_COLUMNS, columns_of
+from crl.rounds.recipe import recipe_of
+from crl.rounds.stage import Recipe
 
 _HEAD = """# The views of a run
 

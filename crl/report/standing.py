@@ -15,7 +15,7 @@ def unfinished(path: Path | RunDirectory, events: Sequence[dict[str, Any]], *, s
 
     Rounds before `since` are taken to be complete.
     """
-    from crl.recipes import recipe_in
+    from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
 
     run = path if isinstance(path, RunDirectory) else RunDirectory.open(path)

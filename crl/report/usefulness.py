@@ -79,8 +79,8 @@ def usefulness(run: RunDirectory) -> Usefulness | None:
     Raises RecordDamaged.
     """
     from crl.bank.segments import load_texts
-    from crl.recipes import recipe_in
-    from crl.recipes.reading import recorded_bank
+    from crl.rounds.reading import recorded_bank
+    from crl.rounds.recipe import recipe_in
 
     newest = next((number for number in reversed(run.rounds()) if run.is_complete(number, _STAGE)), None)
     scores = [] if newest is None else rows_of(EntryScore, run.read(newest, _STAGE, EntryScore))

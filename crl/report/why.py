@@ -19,7 +19,6 @@ import pyarrow as pa
 from crl.bank.segments import load_texts
 from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted
-from crl.recipes import recipe_in
 from crl.records import (
     TRIAL,
     BankChange,
@@ -37,6 +36,7 @@ from crl.records import (
 from crl.report.bank import banked_round
 from crl.report.story import LEFT, MADE, EvaluationUse, Event, Import, SourceEpisode, Story, Tried, Use, Writing
 from crl.report.tables import Tables
+from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
 from crl.run.prunelog import pruned

@@ -1,6 +1,6 @@
 """Putting files of the record back: what was in their place is kept under `damaged/<n>/`, nothing is deleted.
 
-Whoever calls this has proven that the content is the one that was committed (`crl/recipes/recovery.py`).
+Whoever calls this has proven that the content is the one that was committed (`crl/audit/recovery.py`).
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from crl.paths import quoted
 from crl.policies import load_embedder
 from crl.policies.embedder_sources import embedder_digest
 from crl.recipes.complementary.partitions import capacities_of
-from crl.recipes.imported import check_vectors
-from crl.recipes.stage import Recipe
 from crl.records import vectors_of
+from crl.rounds.imported import check_vectors
+from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file
 from crl.run.imports import EMBEDDING, BankImport, bank_import, imported_files, load_import, write_import

@@ -11,7 +11,7 @@ import yaml
 
 from crl.config import FamilyConfig
 from crl.config.load import load_experiment
-from crl.envs.bridges.reasoning_gym import UNUSABLE
+from crl.worlds.bridges.reasoning_gym import UNUSABLE
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/bridges.md").read_text(encoding="utf-8")

@@ -17,8 +17,8 @@ import yaml
 from crl.cli import main
 from crl.config import ENVIRONMENTS, FamilyConfig, WarmStartConfig
 from crl.config.load import parse_experiment
-from crl.envs.alfworld.files import DOWNLOAD
 from crl.recipes.complementary.ready import check_demonstrations
+from crl.worlds.alfworld.files import DOWNLOAD
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")

@@ -152,7 +152,7 @@ def test_every_door_is_walked_through() -> None:
 def test_the_package_from_outside_builds_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the page walks through fits the library as it is; tests/outside installs and trains it."""
     from crl.config.load import load_experiment
-    from crl.recipes import recipe_of
+    from crl.rounds.recipe import recipe_of
 
     root = Path(__file__).parents[1] / "outside"
     monkeypatch.syspath_prepend(str(root))

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 from crl.config import Method
 from crl.recipes.complementary.config import BankRecipeConfig
 from crl.recipes.complementary.round import build as complementary
-from crl.recipes.context import StageContext
-from crl.recipes.stage import Recipe, Stage
+from crl.rounds.context import StageContext
+from crl.rounds.stage import Recipe, Stage
 
 RECIPE = "tests.faults.mishaps:MishapsConfig"
 VARIABLE = "CRL_MISHAP"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.audit import problems_of
 from crl.errors import RecordDamaged
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
 from crl.report.page import REPORT
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.manifest import Manifest
 from crl.run.verify import Problem, Severity, require_intact, verify

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from crl.audit.audit import bank_problems, problems_of
+from crl.audit.mend import Mending, mend
 from crl.bank.segments import EMBEDDINGS, SEGMENTS
 from crl.engine.services import EngineServices
 from crl.errors import RecordDamaged
-from crl.recipes import recipe_of
-from crl.recipes.audit import bank_problems, problems_of
-from crl.recipes.mend import Mending, mend
-from crl.recipes.reading import recorded_bank
 from crl.records import BankChange, BankEntry, schema_of
 from crl.report.bank import BankAfter
 from crl.report.diff import BankDiff, bank_diff
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes
 from crl.run.lease import Lease

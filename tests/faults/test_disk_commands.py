@@ -27,9 +27,9 @@ from crl.cli import app, main
 from crl.config import Runtime
 from crl.engine.driver import Driver
 from crl.errors import ApprovalPending
-from crl.recipes.evaluate_again import Evaluated
 from crl.records import Evaluation, rows_of
 from crl.report.bank import snapshot
+from crl.rounds.evaluate_again import Evaluated
 from crl.run.directory import RunDirectory
 from crl.run.journal import JOURNAL
 from tests.faults.disks import fill, small_disk, turn_read_only

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
+from crl.audit.audit import problems_of
 from crl.records import TRIAL, Trial
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from tests.faults.killing import killed_run
 from tests.faults.test_kills import SEED

@@ -27,8 +27,8 @@ from prefect.states import AwaitingRetry, Crashed, Running
 from crl.engine.driver import Driver
 from crl.engine.targets import last_runtime
 from crl.errors import ApprovalPending
-from crl.recipes.approvals import awaited, decide
 from crl.report.views import query
+from crl.rounds.approvals import awaited, decide
 from crl.run.directory import RunDirectory
 from flows.approval import WAITING_NAME
 from flows.limits import limit_name

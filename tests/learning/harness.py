@@ -8,9 +8,9 @@ from pathlib import Path
 from crl.config import Experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
-from crl.recipes import recipe_of
 from crl.records import rows_of
 from crl.records.base import R
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 

@@ -173,7 +173,7 @@ def chance(run: RunDirectory, episodes: int = 2000) -> float:
 
 @contextmanager
 def _reward_of_the_actor_flipped() -> Iterator[None]:
-    import crl.learn.samples as samples
+    import crl.credit.samples as samples
 
     advantages = samples.subgroup_advantages
     with pytest.MonkeyPatch.context() as patch:
@@ -296,7 +296,7 @@ def _cispo_experiment(seed: int, start: tuple[str | Path, str | Path], threads: 
 
 @contextmanager
 def _reward_of_the_extractor_flipped() -> Iterator[None]:
-    import crl.learn.credit as credit
+    import crl.credit.credit as credit
 
     outcome = credit.outcome
     with pytest.MonkeyPatch.context() as patch:

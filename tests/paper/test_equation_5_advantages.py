@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.learn.advantages import subgroup_advantages
+from crl.credit.advantages import subgroup_advantages
 
 TOLERANCE = 1e-5
 members = st.lists(st.tuples(st.floats(-3, 3, allow_subnormal=False), st.booleans()), min_size=1, max_size=12)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from crl.config import ExtractorObjective
-from crl.learn.buffer import reweight
-from crl.learn.samples import cispo_samples
+from crl.credit.buffer import reweight
+from crl.credit.samples import cispo_samples
 from crl.records import BufferItem, Generation
 
 

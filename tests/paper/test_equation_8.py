@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from crl.config import ExtractorObjective
+from crl.credit.buffer import fill_buffer, select_batches
+from crl.credit.credit import credits_of
+from crl.credit.rewards import judgment_metrics, reward_metrics, use_rewards
+from crl.credit.samples import cispo_samples
 from crl.errors import RecordDamaged
-from crl.learn.buffer import fill_buffer, select_batches
-from crl.learn.credit import credits_of
-from crl.learn.rewards import judgment_metrics, reward_metrics, use_rewards
-from crl.learn.samples import cispo_samples
 from crl.records import BufferItem, EntryUsefulness, Episode, Generation, Judgment, Retrieval
 
 ROUNDS, GROUPS, MEMBERS, ENTRIES = 3, 12, 6, 8

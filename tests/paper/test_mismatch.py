@@ -23,10 +23,10 @@ from crl.config import (
     RoleConfig,
 )
 from crl.config.engines import VllmEngine
-from crl.learn.causes import mismatch_causes
 from crl.learn.clipped import clipped_objective
-from crl.learn.health import MOST_MISMATCH_KL, mismatch_alarms, update_figures
 from crl.learn.objectives import cispo_objective, grpo_objective
+from crl.rounds.causes import mismatch_causes
+from crl.rounds.figures import MOST_MISMATCH_KL, mismatch_alarms, update_figures
 from tests.paper.reference import Batch, Floats, random_batch, relative_error
 from tests.paper.test_equations_3_and_5 import TOLERANCE, ours
 from tests.paper.test_stored_behavior import demonstrations, moved, update

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from crl.config import SuppressConfig, TrialConfig
-from crl.learn.effects import suppressed_texts, text_effects
-from crl.learn.other_credit import (
+from crl.credit.effects import suppressed_texts, text_effects
+from crl.credit.other_credit import (
     OWN_TASK,
     TaskKey,
     Tasks,
@@ -19,7 +19,7 @@ from crl.learn.other_credit import (
     trend_rewards,
     utilities_after,
 )
-from crl.learn.trials import Asked, TextKey, result_of, to_try, trial_rewards, trials_of
+from crl.credit.trials import Asked, TextKey, result_of, to_try, trial_rewards, trials_of
 from crl.records import CandidateUtility, Credit, Distillation, Episode, Operation, Retrieval, TextEffect, UseReward
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
+from crl.audit.audit import problems_of
 from crl.records import BankEntry
 from crl.report.views import query
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory, manifests
 from tests.recipe_runs import OTHERS
 from tests.tiny_run import crl_here

@@ -14,16 +14,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from crl.audit.mend import mend
 from crl.bank.segments import load_embeddings
 from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes import recipe_of
-from crl.recipes.mend import mend
-from crl.recipes.reading import recorded_bank
 from crl.records import BufferItem, Credit, EntryScore, ImportedEntry, rows_of
 from crl.report.bank import snapshot
 from crl.report.story import story_of
 from crl.report.why import why
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.imports import IMPORTS, load_import
 from crl.run.lease import Lease

@@ -30,8 +30,6 @@ from crl.policies import load_chat
 from crl.policies.miniature import write_miniature
 from crl.policies.sources import resolve_model, warm_directory
 from crl.protocols import Chat, Inquiry, Sampled, StopReason, WholeTurns
-from crl.recipes import recipe_of
-from crl.recipes.reading import recorded_bank
 from crl.records import (
     TRIAL,
     Distillation,
@@ -47,6 +45,8 @@ from crl.records import (
     Weights,
 )
 from crl.rollout.critic import UNKNOWN
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.text.templates import messages_of, prompt_text

@@ -20,11 +20,11 @@ import pytest
 from benchmarks.made_run import Size, writing
 from crl.bank.segments import load_texts
 from crl.bank.snapshot import Snapshot
-from crl.recipes import recipe_of
-from crl.recipes.reading import recorded_bank
 from crl.records import BankEntry, BankSnapshot, Retrieval, rows_of, schema_of
 from crl.report.bank import banked_rounds
 from crl.report.views import CATALOG, connect, write_catalog
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from tests.processes import PATIENCE_SECONDS
 

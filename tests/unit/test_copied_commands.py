@@ -16,13 +16,13 @@ from crl.errors import BadInput, CrlError
 from crl.lab.study.runs import incomplete
 from crl.lab.table.read import _chosen
 from crl.paths import quoted
-from crl.recipes import recipe_in
-from crl.recipes.approvals import PendingApproval
-from crl.recipes.fork import check_round
-from crl.recipes.reading import recorded_bank, recorded_rows
 from crl.records import Episode
 from crl.report.bank import snapshot
 from crl.report.diff import bank_diff, net_diff
+from crl.rounds.approvals import PendingApproval
+from crl.rounds.fork import check_round
+from crl.rounds.reading import recorded_bank, recorded_rows
+from crl.rounds.recipe import recipe_in
 from crl.run.decisions import Decision, write_decision
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import _check_current

@@ -14,8 +14,8 @@ from crl.config.load import is_index, parse_experiment, read_yaml
 from crl.errors import BadInput, FrozenMethodChanged, RecordDamaged
 from crl.lab.study.config import Study
 from crl.lab.study.figures import EVALUATE
-from crl.recipes import recipe_of
-from crl.recipes.fork_fit import SAME_IN_FORKS
+from crl.rounds.fork_fit import SAME_IN_FORKS
+from crl.rounds.recipe import recipe_of
 from crl.run import experiment_file
 from crl.run.lineage import load_lineage
 
@@ -53,7 +53,7 @@ class PlannedRun:
 
     def rounds_done(self) -> int:
         """The last round of the study up to which every stage is complete; −1 before round 0."""
-        from crl.recipes import recipe_in
+        from crl.rounds.recipe import recipe_in
         from crl.run.directory import RunDirectory
 
         run = RunDirectory(self.path, self.name, self.experiment.method)

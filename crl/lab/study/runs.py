@@ -173,7 +173,7 @@ def _prepare_forks(parent: PlannedRun, children: Children, on_event: Callable[[d
 
 def _fork(planned: PlannedRun, parent: PlannedRun) -> None:
     from crl.engine.targets import begin_after
-    from crl.recipes.fork import fork
+    from crl.rounds.fork import fork
     from crl.run.directory import RunDirectory
 
     also = partial(begin_after, round_number=0, runtime=planned.experiment.runtime)

@@ -13,9 +13,9 @@ from crl.config import Method
 from crl.errors import ApprovalPending, BadInput
 from crl.paths import quoted
 from crl.recipes.complementary.proposal import changing, operations_of, proposal_of, refused_by_trial
-from crl.recipes.context import StageContext
-from crl.recipes.stage import RowsOf
 from crl.records import Approval
+from crl.rounds.context import StageContext
+from crl.rounds.stage import RowsOf
 from crl.run.decisions import Decision, load_decision, shown_digest
 
 APPROVED, PARTLY, REJECTED = "approved", "partly", "rejected"

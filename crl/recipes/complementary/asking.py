@@ -14,15 +14,15 @@ from collections.abc import Sequence
 
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
+from crl.credit.credit import shown_by_episode
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import SeedOf
-from crl.learn.credit import shown_by_episode
 from crl.protocols import Advice, Advisor, Inquiry
 from crl.recipes.complementary.bank_access import open_retriever, texts_of
 from crl.recipes.complementary.config import config_of
-from crl.recipes.context import StageContext
-from crl.recipes.weights import weights_of
 from crl.records import RetrievalCount
+from crl.rounds.context import StageContext
+from crl.rounds.weights import weights_of
 
 
 def advisor_of(ctx: StageContext, bank: Snapshot, *, seed_of: SeedOf) -> Advisor | None:

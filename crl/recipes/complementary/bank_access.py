@@ -11,11 +11,11 @@ from crl.bank.changes import summary_of
 from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
-from crl.learn.effects import suppressed_texts
+from crl.credit.effects import suppressed_texts
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.partitions import partitions_of
-from crl.recipes.context import BANK, StageContext
 from crl.records import BankEntry, Operation, Retrieval, RetrievalCount, Task, TextEffect, rows_with
+from crl.rounds.context import BANK, StageContext
 from crl.run.cache import Shelf
 
 EFFECTS = "effects"

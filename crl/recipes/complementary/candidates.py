@@ -18,8 +18,8 @@ from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.extractor.merge import WHOLE_BANK, whole_bank, whole_families
 from crl.recipes.complementary.config import config_of
-from crl.recipes.context import StageContext
 from crl.records import BankEntry
+from crl.rounds.context import StageContext
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from crl.learn.credit import shown_by_episode
+from crl.credit.credit import shown_by_episode
 from crl.recipes.complementary.asking import advisor_of
 from crl.recipes.complementary.bank_access import texts_of
 from crl.recipes.complementary.config import config_of, declares_rewards
 from crl.recipes.complementary.judge import as_judged, verdicts_of
-from crl.recipes.context import StageContext
-from crl.recipes.waves import play, sampling_of, slots_of, together
-from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Question, RawReward, Retrieval, StrippedContext, Task, Turn
 from crl.rollout.play import PlayedEpisode, waves_of
 from crl.rollout.stripped import stripped_context
+from crl.rounds.context import StageContext
+from crl.rounds.waves import play, sampling_of, slots_of, together
+from crl.rounds.weights import weights_of
 
 
 def count_parts(ctx: StageContext) -> int:

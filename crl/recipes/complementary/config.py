@@ -36,7 +36,7 @@ from crl.config import (
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
 from crl.recipes.complementary.impossible import never_guided, recorded_problems, trial_problems
-from crl.recipes.impossible import answers_are_actions, hidden_answers, unbounded
+from crl.rounds.impossible import answers_are_actions, hidden_answers, unbounded
 
 ACTOR, EXTRACTOR = "actor", "extractor"
 

@@ -11,8 +11,8 @@ from crl.bank.segments import new_segments, place
 from crl.bank.snapshot import Snapshot
 from crl.recipes.complementary.approve import refusals
 from crl.recipes.complementary.proposal import proposal_of
-from crl.recipes.context import StageContext
 from crl.records import Approval, BankChange, BankEntry, BankEvent, BankSnapshot
+from crl.rounds.context import StageContext
 
 
 def consolidate(ctx: StageContext) -> None:

@@ -13,20 +13,18 @@ import pyarrow.compute as pc
 
 from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
-from crl.learn.answers import AnswerReward, answer_rewards
-from crl.learn.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, select_batches
-from crl.learn.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
-from crl.learn.effects import effect_metrics
-from crl.learn.other_credit import Tasks, by_other_tasks
-from crl.learn.rewards import judgment_metrics, reward_metrics, use_rewards
-from crl.learn.samples import cispo_samples, grpo_samples
-from crl.learn.self_distillation import distilled_episodes, nll_samples
+from crl.credit.answers import AnswerReward, answer_rewards
+from crl.credit.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, select_batches
+from crl.credit.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
+from crl.credit.effects import effect_metrics
+from crl.credit.other_credit import Tasks, by_other_tasks
+from crl.credit.rewards import judgment_metrics, reward_metrics, use_rewards
+from crl.credit.samples import cispo_samples, grpo_samples
+from crl.credit.self_distillation import distilled_episodes, nll_samples
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.credit_switches import effects, scored_at_once, tasks_of, trial_figures, utilities
 from crl.recipes.complementary.judge import verdicts_of
 from crl.recipes.complementary.resembling import recorded_resemblances
-from crl.recipes.context import StageContext
-from crl.recipes.stage import BEFORE
 from crl.records import (
     BankEvent,
     BufferItem,
@@ -47,6 +45,8 @@ from crl.records import (
     UseReward,
     rows_with,
 )
+from crl.rounds.context import StageContext
+from crl.rounds.stage import BEFORE
 
 NEW_BANK = "new_bank"
 """Name of the read of the bank that the round published; `bank` is the one that it played with."""

@@ -6,19 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from crl.config import SuppressConfig
-from crl.learn.buffer import SCORED
-from crl.learn.effects import text_effects
-from crl.learn.other_credit import (
+from crl.credit.buffer import SCORED
+from crl.credit.effects import text_effects
+from crl.credit.other_credit import (
     TaskKey,
     Tasks,
     task_of_episode,
     trend_rewards,
     utilities_after,
 )
-from crl.learn.trials import trial_metrics, trial_rewards
+from crl.credit.trials import trial_metrics, trial_rewards
 from crl.recipes.complementary.config import config_of
-from crl.recipes.context import StageContext
-from crl.recipes.stage import BEFORE
 from crl.records import (
     TRIAL,
     BufferItem,
@@ -32,6 +30,8 @@ from crl.records import (
     Trial,
     UseReward,
 )
+from crl.rounds.context import StageContext
+from crl.rounds.stage import BEFORE
 
 
 class ScoredAtOnce(NamedTuple):

@@ -17,7 +17,6 @@ from crl.bank.segments import text_digest
 from crl.extractor.distill import items_of
 from crl.extractor.outputs import Distilled
 from crl.protocols import Environment, Instructive, Lesson
-from crl.recipes.broken import games_of
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrations import (
     WAVE,
@@ -28,12 +27,13 @@ from crl.recipes.complementary.demonstrations import (
     shares,
     write_script,
 )
-from crl.recipes.context import StageContext
-from crl.recipes.tasks import task_of
-from crl.recipes.waves import of_all, play, sampling_of, starts_of
-from crl.recipes.weights import weights_of
 from crl.records import QUESTION, Episode, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.broken import games_of
+from crl.rounds.context import StageContext
+from crl.rounds.tasks import task_of
+from crl.rounds.waves import of_all, play, sampling_of, starts_of
+from crl.rounds.weights import weights_of
 
 
 def played_by_script(

@@ -23,9 +23,9 @@ from crl.recipes.complementary.candidates import merge_candidates
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.proposal import disbelieved, rules_of
 from crl.recipes.complementary.resembling import Resembling
-from crl.recipes.context import StageContext
-from crl.recipes.weights import weights_of
 from crl.records import Distillation, Episode, Generation, Operation, Resemblance, Turn
+from crl.rounds.context import StageContext
+from crl.rounds.weights import weights_of
 
 
 def count_distill_parts(ctx: StageContext) -> int:

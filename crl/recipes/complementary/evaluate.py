@@ -16,23 +16,23 @@ import numpy as np
 
 from crl.bank.snapshot import Snapshot
 from crl.config import FamilyConfig, Method
-from crl.learn.credit import shown_by_episode
+from crl.credit.credit import shown_by_episode
 from crl.protocols import Step, StopReason
-from crl.recipes.broken import Game, naming
 from crl.recipes.complementary.asking import advisor_of
 from crl.recipes.complementary.bank_access import open_retriever, retrieve_all, texts_of
 from crl.recipes.complementary.judge import judged_in_evaluation
-from crl.recipes.context import BANK, StageContext
-from crl.recipes.single_plays import tasks_at, waves_over
-from crl.recipes.stage import Read, Stage
-from crl.recipes.update import update_name
-from crl.recipes.waves import environment_of, play, sampling_of, slots_of
-from crl.recipes.weights import weights_of
 from crl.records import FREE, GUIDED, Evaluation, Retrieval, RetrievalCount, Turn
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import broke, step_or_error
 from crl.rollout.play import PlayedEpisode
 from crl.rollout.readable import Readable
+from crl.rounds.broken import Game, naming
+from crl.rounds.context import BANK, StageContext
+from crl.rounds.single_plays import tasks_at, waves_over
+from crl.rounds.stage import Read, Stage
+from crl.rounds.update import update_name
+from crl.rounds.waves import environment_of, play, sampling_of, slots_of
+from crl.rounds.weights import weights_of
 from crl.run.seeds import seed_for
 
 WITH_BANK, WITHOUT_BANK, RANDOM = "with_bank", "without_bank", "random"

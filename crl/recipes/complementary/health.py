@@ -12,10 +12,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crl.bank.segments import load_texts
-from crl.learn.buffer import oldest_wait, ripe_items
-from crl.learn.form import output_figures, turn_figures, unreadable_figures
-from crl.learn.guidance import guidance_figures
-from crl.learn.health import (
+from crl.credit.buffer import oldest_wait, ripe_items
+from crl.protocols import Judge
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.credit import NEW_BANK
+from crl.recipes.complementary.judge import JUDGE
+from crl.records import (
+    TRIAL,
+    BufferItem,
+    Credit,
+    Distillation,
+    Episode,
+    Generation,
+    Operation,
+    Row,
+    Sample,
+    TextEffect,
+    Trial,
+    Turn,
+    rows_with,
+)
+from crl.rounds.context import StageContext
+from crl.rounds.figures import (
     Figures,
     Note,
     age_figures,
@@ -33,29 +51,11 @@ from crl.learn.health import (
     update_figures,
     written_figures,
 )
-from crl.protocols import Judge
-from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.credit import NEW_BANK
-from crl.recipes.complementary.judge import JUDGE
-from crl.recipes.context import StageContext
-from crl.recipes.health import mismatch_alarms_of, tokens_of, write_health
-from crl.recipes.stage import BEFORE
-from crl.recipes.update import update_name
-from crl.records import (
-    TRIAL,
-    BufferItem,
-    Credit,
-    Distillation,
-    Episode,
-    Generation,
-    Operation,
-    Row,
-    Sample,
-    TextEffect,
-    Trial,
-    Turn,
-    rows_with,
-)
+from crl.rounds.form import output_figures, turn_figures, unreadable_figures
+from crl.rounds.guidance import guidance_figures
+from crl.rounds.health import mismatch_alarms_of, tokens_of, write_health
+from crl.rounds.stage import BEFORE
+from crl.rounds.update import update_name
 
 OUTPUTS = ("distill", "merge")
 NOTES = ("add", "update", "merge")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 
 from crl.recipes.complementary.consolidate import publish
-from crl.recipes.context import StageContext
-from crl.recipes.imported import begin_with
 from crl.records import BankEntry, Weights, schema_of
+from crl.rounds.context import StageContext
+from crl.rounds.imported import begin_with
 from crl.run.imports import load_import
 
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from crl.learn.credit import shown_by_episode, usable
+from crl.credit.credit import shown_by_episode, usable
 from crl.protocols import Policy
 from crl.recipes.complementary.bank_access import texts_of
 from crl.recipes.complementary.config import config_of
-from crl.recipes.context import StageContext
-from crl.recipes.stage import BEFORE
-from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Judgment, Retrieval, SuccessRate, Task
 from crl.rollout import critic
 from crl.rollout.play import EpisodeSlot
+from crl.rounds.context import StageContext
+from crl.rounds.stage import BEFORE
+from crl.rounds.weights import weights_of
 
 JUDGE = "judge"
 PLAYED_BEFORE = "played_before"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from crl.recipes.complementary.bank_access import open_retriever, retrieve_all
 from crl.recipes.complementary.config import config_of
-from crl.recipes.context import StageContext
-from crl.recipes.stage import BEFORE
-from crl.recipes.tasks import drawn_tasks
 from crl.records import FREE, GUIDED, Retrieval, RetrievalCount, Suppression, Task
+from crl.rounds.context import StageContext
+from crl.rounds.stage import BEFORE
+from crl.rounds.tasks import drawn_tasks
 
 
 def plan(ctx: StageContext) -> None:

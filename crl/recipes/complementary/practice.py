@@ -15,7 +15,6 @@ import numpy as np
 from crl.extractor.distill import DistillItem
 from crl.extractor.outputs import Distilled
 from crl.protocols import Teacher, TeachingEnvironment
-from crl.recipes.broken import games_of
 from crl.recipes.complementary.demonstrations import (
     WAVE,
     ScriptedRole,
@@ -26,10 +25,11 @@ from crl.recipes.complementary.demonstrations import (
     slot_with,
     write_script,
 )
-from crl.recipes.context import StageContext
-from crl.recipes.tasks import task_of
-from crl.recipes.waves import of_all
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress
+from crl.rounds.broken import games_of
+from crl.rounds.context import StageContext
+from crl.rounds.tasks import task_of
+from crl.rounds.waves import of_all
 from crl.text.unicode import valid_text
 
 TRUE_NOTES = 0.75

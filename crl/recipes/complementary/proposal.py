@@ -13,11 +13,11 @@ from crl.bank.consolidate import Consolidated, Rules, closed, consolidate
 from crl.bank.resemblance import SimilarPairs
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
-from crl.learn.trials import REASONS, trial_refusals
+from crl.credit.trials import REASONS, trial_refusals
 from crl.recipes.complementary.partitions import capacities_of, partitions_of
 from crl.recipes.complementary.resembling import recorded_resemblances
-from crl.recipes.stage import RowsOf
 from crl.records import TRIAL, EntryScore, Operation, Resemblance, Trial
+from crl.rounds.stage import RowsOf
 
 SCORES = "scores"
 """Name of the read of the entries' scores so far."""

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from crl.config import Method, PromptConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.protocols import Chat, Start
-from crl.recipes.chats import chat_of, check_reads, check_writes
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
+from crl.rounds.chats import chat_of, check_reads, check_writes
 from crl.run.manifest import key_of
 
 

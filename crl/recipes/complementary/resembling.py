@@ -19,9 +19,9 @@ from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.partitions import Partition, partitions_of
-from crl.recipes.context import StageContext
-from crl.recipes.stage import RowsOf
 from crl.records import Operation, Resemblance, rows_with
+from crl.rounds.context import StageContext
+from crl.rounds.stage import RowsOf
 
 
 def recorded_resemblances(method: Method, rows: RowsOf) -> list[Resemblance]:

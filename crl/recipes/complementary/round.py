@@ -33,9 +33,6 @@ from crl.recipes.complementary.bank_access import EFFECTS
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of, declares_rewards
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.complementary.proposal import SCORES
-from crl.recipes.context import BANK
-from crl.recipes.stage import BEFORE, Read, Recipe, Stage, always
-from crl.recipes.update import update_name, update_stage
 from crl.records import (
     TRIAL,
     Approval,
@@ -73,6 +70,9 @@ from crl.records import (
     UseReward,
     Weights,
 )
+from crl.rounds.context import BANK
+from crl.rounds.stage import BEFORE, Read, Recipe, Stage, always
+from crl.rounds.update import update_name, update_stage
 
 FIRST_TRACK = ("plan", judge.JUDGE, "collect", credit.ADVANTAGES)
 """With the actor's update, where rounds overlap."""

@@ -21,17 +21,17 @@ from crl.bank.consolidate import Consolidation
 from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.config import Method, TrialConfig
-from crl.learn.trials import Asked, TextKey, ahead, in_force, result_of, to_try, trials_of
+from crl.credit.trials import Asked, TextKey, ahead, in_force, result_of, to_try, trials_of
 from crl.protocols import Start
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.proposal import rules_of
-from crl.recipes.context import StageContext
-from crl.recipes.stage import BEFORE
-from crl.recipes.tasks import task_of
-from crl.recipes.waves import play, sampling_of, starts_of, together
-from crl.recipes.weights import weights_of
 from crl.records import TRIAL, Episode, Generation, Operation, Resemblance, Trial, TrialResult, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.context import StageContext
+from crl.rounds.stage import BEFORE
+from crl.rounds.tasks import task_of
+from crl.rounds.waves import play, sampling_of, starts_of, together
+from crl.rounds.weights import weights_of
 
 WRITING = ("add", "update")
 """Kinds of distilled operations that write a text."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import ANNOTATE, TEACHER, config_of
 from crl.recipes.dreamgym.form import OK, one_line, predicted_part
 from crl.recipes.dreamgym.predicting import said
 from crl.recipes.dreamgym.prompts import step_of
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem
 from crl.recipes.dreamgym.store import POOL, items_of, newest, transitions_of
-from crl.recipes.weights import weights_of
 from crl.records import Generation
+from crl.rounds.context import StageContext
+from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of
 from crl.text.outputs import prepared, room_for_prompt, sample_outputs, token_record
 from crl.text.templates import messages_of

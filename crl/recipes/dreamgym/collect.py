@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.environment import DreamEnvironment, Rules
 from crl.recipes.dreamgym.explore import transitions_of, watched_wave
@@ -18,10 +17,11 @@ from crl.recipes.dreamgym.rows import FAILURE, REAL, SYNTHETIC, TURN_LIMIT, Pool
 from crl.recipes.dreamgym.store import POOL, Store, items_of
 from crl.recipes.dreamgym.store import transitions_of as rows_of_items
 from crl.recipes.dreamgym.watching import Watched
-from crl.recipes.waves import play, sampling_of, starts_of, together
-from crl.recipes.weights import weights_of
 from crl.records import Episode, Generation, Task, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
+from crl.rounds.context import StageContext
+from crl.rounds.waves import play, sampling_of, starts_of, together
+from crl.rounds.weights import weights_of
 
 COLLECT, PLAN = "collect", "plan"
 

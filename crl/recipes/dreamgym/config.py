@@ -12,7 +12,7 @@ from pydantic import Field
 from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, SeedRange
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
-from crl.recipes.impossible import refused, unbounded, unread_settings, whole_reference
+from crl.rounds.impossible import refused, unbounded, unread_settings, whole_reference
 
 ACTOR, EXPERIENCE, TEACHER = "actor", "experience", "teacher"
 PREDICT, VARY, ANNOTATE = "predict", "vary", "annotate"

@@ -15,13 +15,13 @@ import numpy as np
 
 from crl.config import Method
 from crl.protocols import Chat
-from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import EXPERIENCE, PREDICT, config_of
 from crl.recipes.dreamgym.prompts import answer_of, predict_messages, situation_of
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, transitions_of
-from crl.recipes.weights import weights_of
 from crl.records import Generation, Metric, Sample
+from crl.rounds.context import StageContext
+from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of
 from crl.text.templates import Messages, prompt_text
 

@@ -7,10 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from crl.learn.credit import usable
-from crl.learn.form import turn_figures
-from crl.learn.health import Figures, group_figures, play_figures, update_figures
-from crl.recipes.context import StageContext
+from crl.credit.credit import usable
 from crl.recipes.dreamgym.annotate import ANNOTATE_STAGE
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, config_of
@@ -21,10 +18,13 @@ from crl.recipes.dreamgym.rows import ENDINGS, REAL, SYNTHETIC, DreamTask, PoolI
 from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.truth import FLOORED, UNSEEN
 from crl.recipes.dreamgym.validate import DRIFT, VALIDATE
-from crl.recipes.health import mismatch_alarms_of, tokens_of, write_health
-from crl.recipes.stage import BEFORE
-from crl.recipes.update import update_name
 from crl.records import Episode, Generation, Turn, rows_with
+from crl.rounds.context import StageContext
+from crl.rounds.figures import Figures, group_figures, play_figures, update_figures
+from crl.rounds.form import turn_figures
+from crl.rounds.health import mismatch_alarms_of, tokens_of, write_health
+from crl.rounds.stage import BEFORE
+from crl.rounds.update import update_name
 
 REAL_STEPS, TOTAL = "real_steps", "real_steps_total"
 MOST_MALFORMED = 0.25

@@ -17,17 +17,17 @@ import numpy as np
 from crl.abilities import Graded
 from crl.config import FamilyConfig
 from crl.protocols import Start
-from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import VARY, CurriculumConfig, config_of
 from crl.recipes.dreamgym.curriculum import aimed_at, capability, most_varying, nearest
 from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.predicting import ExperienceModel
 from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, TaskValue
 from crl.recipes.dreamgym.validate import require_truth
-from crl.recipes.tasks import drawn_tasks
-from crl.recipes.waves import starts_of
 from crl.records import Generation, Metric, Task
 from crl.rollout.readable import Readable
+from crl.rounds.context import StageContext
+from crl.rounds.tasks import drawn_tasks
+from crl.rounds.waves import starts_of
 from crl.text.answers import text_flaw
 from crl.text.templates import messages_of
 

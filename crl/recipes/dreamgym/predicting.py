@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crl.protocols import Policy
-from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import EXPERIENCE, PREDICT, config_of
 from crl.recipes.dreamgym.form import OK, Predicted, read
 from crl.recipes.dreamgym.prompts import Situation, predict_messages
 from crl.recipes.dreamgym.rows import Prediction, Transition
-from crl.recipes.weights import weights_of
 from crl.records import Generation
+from crl.rounds.context import StageContext
+from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of
 from crl.text.answers import after_thoughts
 from crl.text.outputs import Output, Prompt, room_for_prompt, sample_outputs, token_record

@@ -11,7 +11,6 @@ from crl.learn.terms import NLL, Objective
 from crl.recipes.complementary import evaluate
 from crl.recipes.complementary.initialize import base_weights
 from crl.recipes.complementary.round import when
-from crl.recipes.context import StageContext
 from crl.recipes.dreamgym import annotate, collect, corpus, credit, explore, health, plan, ready, store, validate
 from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.rows import (
@@ -24,9 +23,10 @@ from crl.recipes.dreamgym.rows import (
     Transition,
     TransitionVector,
 )
-from crl.recipes.stage import BEFORE, Read, Recipe, Stage
-from crl.recipes.update import update_name, update_stage
 from crl.records import Episode, Generation, Metric, Sample, Task, Turn, Weights
+from crl.rounds.context import StageContext
+from crl.rounds.stage import BEFORE, Read, Recipe, Stage
+from crl.rounds.update import update_name, update_stage
 
 PLAYED = (Episode, Turn, Generation, Transition)
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from crl.config import Method
 from crl.errors import BadInput
-from crl.recipes.context import StageContext
 from crl.recipes.dreamgym.config import config_of
 from crl.recipes.dreamgym.corpus import CORPUS, TOO_LONG, TRANSITIONS
 from crl.recipes.dreamgym.explore import EXPLORE, fitted_before
@@ -20,8 +19,9 @@ from crl.recipes.dreamgym.prompts import situation_of
 from crl.recipes.dreamgym.rows import HELD_OUT, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, seen, transitions_of
 from crl.recipes.dreamgym.truth import alarms_of, truth_figures
-from crl.recipes.forked import method_of_round
 from crl.records import Generation, Metric
+from crl.rounds.context import StageContext
+from crl.rounds.forked import method_of_round
 
 VALIDATE, DRIFT = "validate", "drift"
 

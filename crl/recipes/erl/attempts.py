@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from crl.bank.segments import text_digest
-from crl.learn.credit import usable
-from crl.recipes.context import StageContext
+from crl.credit.credit import usable
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.rows import SECOND, Reflection
-from crl.recipes.waves import play_with_actor, together, write_played
-from crl.recipes.weights import weights_of
 from crl.records import Episode, StrippedContext, Task
 from crl.rollout.play import EpisodeSlot, waves_of
 from crl.rollout.stripped import stripped_context
+from crl.rounds.context import StageContext
+from crl.rounds.waves import play_with_actor, together, write_played
+from crl.rounds.weights import weights_of
 
 COLLECT, PLAN = "collect", "plan"
 

@@ -18,7 +18,7 @@ from crl.config import (
     RoleUse,
 )
 from crl.errors import BadInput
-from crl.recipes.impossible import refused, unbounded, unread_settings, whole_reference
+from crl.rounds.impossible import refused, unbounded, unread_settings, whole_reference
 
 ACTOR, REFLECTOR = "actor", "reflector"
 REFLECT = "reflect"

@@ -15,14 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from crl.config import Method
-from crl.learn.credit import entry_scores, outcome, usable
-from crl.recipes.context import StageContext
+from crl.credit.credit import entry_scores, outcome, usable
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
 from crl.recipes.erl.prompts import OK
 from crl.recipes.erl.rows import FIRST, REFLECTION, SECOND, Reflection
-from crl.recipes.sequences import Sequenced, record_of, sequence_samples
-from crl.recipes.stage import BEFORE
 from crl.records import (
     Credit,
     EntryScore,
@@ -33,6 +30,9 @@ from crl.records import (
     Sample,
     StrippedContext,
 )
+from crl.rounds.context import StageContext
+from crl.rounds.sequences import Sequenced, record_of, sequence_samples
+from crl.rounds.stage import BEFORE
 
 SUFFIX = "-internalized"
 """End of the id of a sample that learns an attempt in the context of the first prompt."""

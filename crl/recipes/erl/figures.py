@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from crl.learn.credit import usable
-from crl.learn.health import Figures, Note, one_text_share
+from crl.credit.credit import usable
 from crl.recipes.erl.rows import Reflection
 from crl.records import BankEvent, Episode
+from crl.rounds.figures import Figures, Note, one_text_share
 
 Pairs = Sequence[tuple[Episode, Episode]]
 """Attempts with the attempt before each."""

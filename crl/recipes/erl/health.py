@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from crl.learn.form import turn_figures
-from crl.learn.health import (
+from crl.protocols import StopReason
+from crl.recipes.complementary.credit import NEW_BANK
+from crl.recipes.erl.attempts import attempt_id, attempt_stage, reflect_stage
+from crl.recipes.erl.config import ACTOR, config_of
+from crl.recipes.erl.figures import attempt_figures, carried, memory_figures, reflection_figures
+from crl.recipes.erl.rows import Reflection
+from crl.records import BankEvent, Episode, Generation, Operation, Turn
+from crl.rounds.context import StageContext
+from crl.rounds.figures import (
     age_figures,
     cut_alarm,
     cut_figures,
@@ -11,16 +18,9 @@ from crl.learn.health import (
     play_figures,
     update_figures,
 )
-from crl.protocols import StopReason
-from crl.recipes.complementary.credit import NEW_BANK
-from crl.recipes.context import StageContext
-from crl.recipes.erl.attempts import attempt_id, attempt_stage, reflect_stage
-from crl.recipes.erl.config import ACTOR, config_of
-from crl.recipes.erl.figures import attempt_figures, carried, memory_figures, reflection_figures
-from crl.recipes.erl.rows import Reflection
-from crl.recipes.health import mismatch_alarms_of, write_health
-from crl.recipes.update import update_name
-from crl.records import BankEvent, Episode, Generation, Operation, Turn
+from crl.rounds.form import turn_figures
+from crl.rounds.health import mismatch_alarms_of, write_health
+from crl.rounds.update import update_name
 
 MOST_MALFORMED = 0.5
 """Above this share of malformed reflections most further attempts go by the old instructions."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from crl.recipes.context import StageContext
 from crl.recipes.erl.rows import FIRST
-from crl.recipes.tasks import drawn_tasks
 from crl.records import Task
+from crl.rounds.context import StageContext
+from crl.rounds.tasks import drawn_tasks
 
 
 def plan(ctx: StageContext) -> None:

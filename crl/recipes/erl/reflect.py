@@ -12,17 +12,17 @@ from collections.abc import Sequence
 
 from crl.extractor.trajectory import render_trajectory
 from crl.protocols import Policy, ToolCalls
-from crl.recipes.chats import chat_of
-from crl.recipes.context import StageContext
 from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, pending, waves
 from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, reflect_of
 from crl.recipes.erl.memory import retrieved, texts_of
 from crl.recipes.erl.prompts import Attempt, parsed, reflect_messages
 from crl.recipes.erl.rows import Reflection
-from crl.recipes.waves import starts_of
-from crl.recipes.weights import weights_of
 from crl.records import Generation, Retrieval, Turn
 from crl.rollout.actions import actions_text
+from crl.rounds.chats import chat_of
+from crl.rounds.context import StageContext
+from crl.rounds.waves import starts_of
+from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of
 from crl.text.outputs import Prompt, room_for_prompt, sample_outputs, token_record
 from crl.text.templates import fill, placeholders

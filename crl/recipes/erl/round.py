@@ -15,13 +15,10 @@ from crl.recipes.complementary import approve, consolidate, evaluate, initialize
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.complementary.proposal import SCORES
 from crl.recipes.complementary.round import BANK_TABLES, when
-from crl.recipes.context import BANK
 from crl.recipes.erl import attempts, credit, health, memory, plan, ready, reflect
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
 from crl.recipes.erl.rows import REFLECTION_SUITE, Reflection
-from crl.recipes.stage import BEFORE, Read, Recipe, Stage
-from crl.recipes.update import update_name, update_stage
 from crl.records import (
     Approval,
     Credit,
@@ -39,6 +36,9 @@ from crl.records import (
     Turn,
     Weights,
 )
+from crl.rounds.context import BANK
+from crl.rounds.stage import BEFORE, Read, Recipe, Stage
+from crl.rounds.update import update_name, update_stage
 
 
 def build(method: Method) -> Recipe:

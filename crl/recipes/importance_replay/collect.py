@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from crl.recipes.context import StageContext
-from crl.recipes.waves import play_with_actor, together, write_played
 from crl.records import Task
 from crl.rollout.play import EpisodeSlot, waves_of
+from crl.rounds.context import StageContext
+from crl.rounds.waves import play_with_actor, together, write_played
 
 
 def count_parts(ctx: StageContext) -> int:

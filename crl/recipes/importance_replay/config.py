@@ -19,7 +19,7 @@ from crl.config import (
 )
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
-from crl.recipes.impossible import refused, unbounded, unread_settings, whole_reference
+from crl.rounds.impossible import refused, unbounded, unread_settings, whole_reference
 
 ACTOR = "actor"
 NEUTRAL = 0.5

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crl.learn.credit import usable
-from crl.learn.streams import stream_advantages
-from crl.recipes.context import StageContext
+from crl.credit.credit import usable
+from crl.credit.streams import stream_advantages
 from crl.recipes.importance_replay.buffer import (
     ORDERS_A_ROUND,
     Batch,
@@ -32,9 +31,10 @@ from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceRepla
 from crl.recipes.importance_replay.features import features_of, text_of
 from crl.recipes.importance_replay.network import matrix, network_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, ReplayEmbedding, ReplayItem
-from crl.recipes.sequences import grpo_sample, record_of
-from crl.recipes.stage import BEFORE
 from crl.records import Episode, Generation, Metric, Sample, Turn
+from crl.rounds.context import StageContext
+from crl.rounds.sequences import grpo_sample, record_of
+from crl.rounds.stage import BEFORE
 
 COLLECT = "collect"
 

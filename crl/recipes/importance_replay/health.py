@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.learn.form import turn_figures
-from crl.learn.health import Figures, age_figures, group_figures, play_figures, update_figures
-from crl.recipes.context import StageContext
-from crl.recipes.health import mismatch_alarms_of, write_health
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.credit import COLLECT
 from crl.recipes.importance_replay.measure import CREDIT, MEASURE
 from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE
 from crl.recipes.importance_replay.rows import HELD, Improvement, ReplayDraw, ReplayItem
-from crl.recipes.update import update_name
 from crl.records import Episode, Turn
+from crl.rounds.context import StageContext
+from crl.rounds.figures import Figures, age_figures, group_figures, play_figures, update_figures
+from crl.rounds.form import turn_figures
+from crl.rounds.health import mismatch_alarms_of, write_health
+from crl.rounds.update import update_name
 
 _CARRIED = ("replay_buffer", "replay_entered", "replay_evicted", "replay_without_advantage", "scores_refreshed")
 _LOSSES = ("extractor_loss", "coupling_loss", "draws_labeled")

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from crl.learn.credit import usable
-from crl.recipes.context import StageContext
+from crl.credit.credit import usable
 from crl.recipes.importance_replay.config import ACTOR, ReplayProbeConfig, config_of
 from crl.recipes.importance_replay.network import matrix, network_of, rows_of_network, settings_of
 from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE, probe_id
@@ -31,9 +30,10 @@ from crl.recipes.importance_replay.rows import (
     ProbePair,
     ReplayDraw,
 )
-from crl.recipes.stage import BEFORE
-from crl.recipes.weights import weights_of
 from crl.records import Episode, Metric, Weights
+from crl.rounds.context import StageContext
+from crl.rounds.stage import BEFORE
+from crl.rounds.weights import weights_of
 
 CREDIT, MEASURE = "credit", "measure"
 AFTER = "after"

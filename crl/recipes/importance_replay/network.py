@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crl.recipes.context import StageContext
 from crl.recipes.importance_replay.config import ExtractorNetworkConfig, config_of
 from crl.recipes.importance_replay.rows import ExtractorTensor
+from crl.rounds.context import StageContext
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:

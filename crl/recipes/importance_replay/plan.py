@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from crl.recipes.context import StageContext
 from crl.recipes.importance_replay.config import config_of
-from crl.recipes.tasks import drawn_tasks
 from crl.records import FREE, Task
+from crl.rounds.context import StageContext
+from crl.rounds.tasks import drawn_tasks
 
 
 def plan(ctx: StageContext) -> None:

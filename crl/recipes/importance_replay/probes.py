@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow.compute as pc
 
 from crl.config import Method
-from crl.recipes.context import StageContext
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.rows import PROBE
-from crl.recipes.single_plays import Place, tasks_at, waves_over
-from crl.recipes.stage import BEFORE
-from crl.recipes.waves import play_with_actor, write_played
-from crl.recipes.weights import weights_of
 from crl.records import Sample
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.context import StageContext
+from crl.rounds.single_plays import Place, tasks_at, waves_over
+from crl.rounds.stage import BEFORE
+from crl.rounds.waves import play_with_actor, write_played
+from crl.rounds.weights import weights_of
 from crl.run.seeds import seed_for
 
 BEFORE_UPDATE, AFTER_UPDATE = "probe_before", "probe_after"

@@ -22,9 +22,9 @@ from crl.recipes.importance_replay.rows import (
     ReplayEmbedding,
     ReplayItem,
 )
-from crl.recipes.stage import BEFORE, Read, Recipe, Stage
-from crl.recipes.update import update_name, update_stage
 from crl.records import Episode, Generation, ImportedEntry, Metric, Sample, Task, Turn, Weights
+from crl.rounds.stage import BEFORE, Read, Recipe, Stage
+from crl.rounds.update import update_name, update_stage
 
 
 def build(method: Method) -> Recipe:

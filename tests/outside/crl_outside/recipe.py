@@ -12,18 +12,18 @@ import numpy as np
 
 from crl.checks.suite import Suite
 from crl.config import Method
-from crl.learn.advantages import standardized
-from crl.learn.samples import grpo_samples
+from crl.credit.advantages import standardized
+from crl.credit.samples import grpo_samples
 from crl.learn.terms import Objective, objectives
 from crl.protocols import Start
-from crl.recipes.context import StageContext
-from crl.recipes.stage import Read, Recipe, Stage
-from crl.recipes.tasks import task_of
-from crl.recipes.update import update_name, update_stage
-from crl.recipes.waves import play, slots_of
-from crl.recipes.weights import weights_of
 from crl.records import Episode, Evaluation, Generation, Metric, Row, Sample, Task, Turn, Weights
 from crl.rollout.play import PlayedEpisode
+from crl.rounds.context import StageContext
+from crl.rounds.stage import Read, Recipe, Stage
+from crl.rounds.tasks import task_of
+from crl.rounds.update import update_name, update_stage
+from crl.rounds.waves import play, slots_of
+from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of, seed_for
 from crl.text.outputs import prepared, room_for_prompt, sample_outputs, token_record
 

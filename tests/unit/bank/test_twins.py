@@ -10,16 +10,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from crl.audit.audit import problems_of
 from crl.bank.retrieve import BankRetriever
 from crl.bank.segments import load_embeddings, load_texts, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig, RetrievalConfig
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes.audit import problems_of
-from crl.recipes.reading import recorded_bank
 from crl.records import Credit, EntryScore, rows_of
 from crl.report.bank import snapshot
 from crl.report.why import why
+from crl.rounds.reading import recorded_bank
 from crl.transfer.gather import gather
 from tests.record.test_import import begin
 from tests.unit.bank.test_consolidate import entry, held, operation, run

@@ -14,7 +14,7 @@ from crl.errors import BadInput
 from crl.preflight.estimate import estimate
 from crl.recipes.complementary.partitions import capacities_of, partitions_of
 from crl.recipes.complementary.ready import check_placeholders, check_room
-from crl.recipes.waves import together
+from crl.rounds.waves import together
 
 CONF = Path(__file__).parents[3] / "conf"
 ENDLESS = "tests.unit.recipes.endless:EndlessConfig"

@@ -10,9 +10,9 @@ from typing import ClassVar
 from crl.config import Experiment, Method
 from crl.recipes.complementary.config import BankRecipeConfig
 from crl.recipes.complementary.round import build as complementary
-from crl.recipes.context import BANK, StageContext
-from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import BankEntry, BankEvent, Operation
+from crl.rounds.context import BANK, StageContext
+from crl.rounds.stage import Read, Recipe, Stage
 from tests.unit.engine import fake_recipe  # noqa: F401  (engines that run it check no tables)
 from tests.unit.engine.harness import make_experiment
 

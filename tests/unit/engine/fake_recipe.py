@@ -21,9 +21,9 @@ import numpy as np
 
 from crl.config import Method, RecipeConfig, RoleUse
 from crl.errors import BadInput, DataCheckFailed
-from crl.recipes.context import StageContext
-from crl.recipes.stage import BEFORE, Read, Recipe, Stage
 from crl.records import Metric
+from crl.rounds.context import StageContext
+from crl.rounds.stage import BEFORE, Read, Recipe, Stage
 from crl.run.files import write_atomically
 from crl.run.lease import LeaseFile
 

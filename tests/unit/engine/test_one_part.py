@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from crl.engine.execute import Attempt, execute_part, execute_stage
-from crl.recipes.context import StageContext
-from crl.recipes.stage import Read, Recipe, Stage
 from crl.records import EntryScore, Metric
+from crl.rounds.context import StageContext
+from crl.rounds.stage import Read, Recipe, Stage
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from tests.unit.engine.harness import make_experiment

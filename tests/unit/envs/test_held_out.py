@@ -15,12 +15,12 @@ from crl.envs import check_environment
 from crl.envs.frozenlake import FrozenLakeConfig, lakes
 from crl.envs.levels import BLOCK, REPEATS, Levels, is_held_out
 from crl.envs.masked_lake import MaskedLakeConfig
-from crl.envs.minihack import MiniHackConfig
 from crl.envs.realms import RealmsConfig, layouts
 from crl.envs.shrines import ShrinesConfig
 from crl.envs.sokoban import SokobanConfig
 from crl.errors import BadInput
 from crl.protocols import Leveled
+from crl.worlds.minihack.environment import MiniHackConfig
 from tests.marks import sampled
 
 FROM = 1_000_000
@@ -109,7 +109,7 @@ def test_equal_seeds_are_equal_levels_in_whatever_order_they_are_asked_for(made,
 
 def test_equal_seeds_are_equal_levels_in_another_process(made):
     program = (
-        "from crl.envs.minihack import MiniHackConfig\n"
+        "from crl.worlds.minihack.environment import MiniHackConfig\n"
         "from tests.unit.envs.test_held_out import FROM, ROOM, contents\n"
         "print(contents(MiniHackConfig(id=ROOM).make(), [3, 4, FROM + 1, FROM + 2]))"
     )

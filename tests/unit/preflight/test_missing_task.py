@@ -12,9 +12,9 @@ from crl.config import EnvironmentConfig, FamilyConfig, SeedRange
 from crl.config.families import FamilyChange
 from crl.config.load import load_experiment, parse_experiment
 from crl.envs.frozenlake import FrozenLakeConfig
-from crl.envs.hotpotqa import HotpotQAConfig
 from crl.errors import BadInput
 from crl.preflight import check_ready
+from crl.worlds.hotpotqa import HotpotQAConfig
 
 CONF = Path(__file__).parents[3] / "conf"
 

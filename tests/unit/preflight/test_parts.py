@@ -10,9 +10,9 @@ from crl.cli.doctor import _shards
 from crl.config import Experiment
 from crl.config.load import load_experiment
 from crl.preflight.parts import collecting_parts
-from crl.recipes.waves import together
 from crl.records import FREE, Task
 from crl.rollout.play import waves_of
+from crl.rounds.waves import together
 
 CONF = Path(__file__).parents[3] / "conf"
 

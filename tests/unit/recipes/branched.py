@@ -8,18 +8,18 @@ from typing import Any
 
 from crl.config import Experiment, Method
 from crl.engine.execute import Attempt, execute_stage
-from crl.recipes import recipe_in
+from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes
 from crl.run.journal import Journal
 from crl.run.lease import Lease
-from tests.unit.recipes.dreamgym_played import DreamServices
-from tests.unit.recipes.dreamgym_played import experiment as dream_experiment
-from tests.unit.recipes.erl_played import ErlServices
-from tests.unit.recipes.erl_played import experiment as erl_experiment
+from tests.recipes.dreamgym.dreamgym_played import DreamServices
+from tests.recipes.dreamgym.dreamgym_played import experiment as dream_experiment
+from tests.recipes.erl.erl_played import ErlServices
+from tests.recipes.erl.erl_played import experiment as erl_experiment
+from tests.recipes.importance_replay.replay_played import ReplayServices
+from tests.recipes.importance_replay.replay_played import experiment as replay_experiment
 from tests.unit.recipes.played import Services, Trainer, experiment
-from tests.unit.recipes.replay_played import ReplayServices
-from tests.unit.recipes.replay_played import experiment as replay_experiment
 
 FEW = {
     "method__families__0__evaluation_seeds__count": 2,

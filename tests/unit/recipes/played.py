@@ -20,10 +20,10 @@ from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
 from crl.policies.sources import resolve_model
 from crl.protocols import Sampled, StopReason, WholeTurns
-from crl.recipes import recipe_of
-from crl.recipes.stage import Recipe
 from crl.records import Weights, rows_of
 from crl.records.base import R
+from crl.rounds.recipe import recipe_of
+from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from tests.unit.report.scripted import sha

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from crl.config import Experiment
-from crl.recipes import recipe_in
-from crl.recipes.context import StageContext
-from crl.recipes.kept_rollouts import ALWAYS_AFTER, OF_UPDATES, rollout_stages, within
-from crl.recipes.memory import MemoryWriter
+from crl.rounds.context import StageContext
+from crl.rounds.kept_rollouts import ALWAYS_AFTER, OF_UPDATES, rollout_stages, within
+from crl.rounds.memory import MemoryWriter
+from crl.rounds.recipe import recipe_in
 from tests.unit.recipes.branched import finished, services_of
 from tests.unit.recipes.played import CRITIC
 from tests.unit.recipes.tracing import settings_read

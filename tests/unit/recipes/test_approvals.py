@@ -15,8 +15,8 @@ from crl.cli import main
 from crl.config import Runtime
 from crl.engine.driver import Driver
 from crl.errors import ApprovalPending, BadInput
-from crl.recipes.approvals import PendingApproval, awaited, decide
 from crl.report.views import query
+from crl.rounds.approvals import PendingApproval, awaited, decide
 from crl.run.decisions import decision_path, load_decision, write_decision
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal

@@ -14,15 +14,13 @@ import numpy as np
 import pytest
 import yaml
 
+from crl.audit.audit import problems_of
 from crl.bank.segments import load_texts
 from crl.config import Experiment, SamplingConfig
 from crl.config.load import parse_experiment
 from crl.engine.execute import Attempt, execute_part, execute_stage
 from crl.engine.services import EngineServices
 from crl.protocols import Chat, Policy, Sampled, StopReason, WholeTurns
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
-from crl.recipes.reading import recorded_bank
 from crl.records import (
     BufferItem,
     Credit,
@@ -39,6 +37,8 @@ from crl.records import (
     Turn,
     Weights,
 )
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from tests.learning.harness import rows

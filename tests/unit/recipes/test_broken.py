@@ -12,14 +12,14 @@ from crl.config import EnvironmentConfig
 from crl.engine.execute import Attempt, execute_part, execute_stage
 from crl.errors import BadInput, EnvironmentBroken
 from crl.protocols import Start, Step, StopReason
-from crl.recipes import recipe_of
-from crl.recipes.broken import BROKEN, Game, joined, note_games, require_games
-from crl.recipes.evaluate_again import evaluate_again
 from crl.records import Episode, Evaluation
 from crl.report.markdown import rounds_markdown
 from crl.report.round_tables import notes
 from crl.report.summary import summarize
 from crl.report.views import query
+from crl.rounds.broken import BROKEN, Game, joined, note_games, require_games
+from crl.rounds.evaluate_again import evaluate_again
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from tests.unit.recipes.played import Policy, Services, experiment, write

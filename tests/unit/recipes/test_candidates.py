@@ -7,9 +7,9 @@ import re
 import pytest
 
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes.context import StageContext
-from crl.recipes.memory import MemoryWriter
 from crl.records import Distillation, Generation, Operation, schema_of, table_of
+from crl.rounds.context import StageContext
+from crl.rounds.memory import MemoryWriter
 from tests.unit.extractor.conftest import ScriptedPolicy
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
 

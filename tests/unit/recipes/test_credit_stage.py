@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from crl.config import Experiment
+from crl.credit.buffer import HeldText
 from crl.learn import collapse
-from crl.learn.buffer import HeldText
 from crl.recipes.complementary import credit
-from crl.recipes.reading import recorded_bank
 from crl.records import BankEvent, BufferItem, Metric, Operation, Retrieval, Sample, UseReward
 from crl.report.curves import bank_charts
 from crl.report.summary import summarize
+from crl.rounds.reading import recorded_bank
 from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
 

@@ -9,15 +9,15 @@ import yaml
 
 from crl.config import PromptConfig
 from crl.envs.frozenlake import FrozenLakeConfig
-from crl.envs.minihack import MiniHackConfig
 from crl.envs.sokoban import SokobanConfig
 from crl.envs.sokoban_levels import best_action
 from crl.extractor.parse import parse_output
 from crl.extractor.prompts import check_prompts as check_extractor_prompts
 from crl.rollout.actions import parse_action
 from crl.rollout.prompts import actor_messages, check_prompts, following_text
-from tests.unit.envs.test_minihack import MOVES
+from crl.worlds.minihack.environment import MiniHackConfig
 from tests.unit.envs.test_sokoban import read_room
+from tests.worlds.minihack.test_minihack import MOVES
 
 FOLDER = Path(__file__).parents[3] / "conf/prompts"
 GRID = ("up", "down", "left", "right")

@@ -8,8 +8,8 @@ import pytest
 
 from crl.config import SeedRange
 from crl.errors import BadInput
-from crl.recipes import recipe_of
-from crl.recipes.evaluate_again import Choice, evaluate_again
+from crl.rounds.evaluate_again import Choice, evaluate_again
+from crl.rounds.recipe import recipe_of
 from tests.unit.report.scripted import experiment
 
 

@@ -15,8 +15,8 @@ from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
 from crl.protocols import Start, Step
 from crl.recipes.complementary.evaluate import RANDOM_PLAYS
-from crl.recipes.reading import recorded_bank
 from crl.records import Evaluation, RetrievalCount
+from crl.rounds.reading import recorded_bank
 from tests.unit.recipes.played import Played, Policy, Services, experiment
 
 ROUNDS = 3

@@ -12,8 +12,8 @@ from crl.config.base import LAST_SEED
 from crl.config.families import FamilyBank
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput
-from crl.recipes.evaluate_again import Choice, chosen_method, evaluate_again
 from crl.records import Evaluation
+from crl.rounds.evaluate_again import Choice, chosen_method, evaluate_again
 from tests.unit.recipes.played import Played, experiment
 
 ROUND = 2

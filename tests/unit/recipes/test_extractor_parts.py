@@ -9,8 +9,8 @@ import pytest
 
 from crl.engine.execute import Attempt, execute_part, execute_stage, missing_parts
 from crl.engine.services import EngineServices
-from crl.recipes import recipe_of
 from crl.records import Distillation, Episode, rows_of
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from tests.unit.recipes.played import Services, experiment, one_by_one

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from crl.audit.audit import problems_of
+from crl.audit.mend import mend
 from crl.cli.fork import changed_experiment
 from crl.config import Runtime
 from crl.errors import BadInput
-from crl.recipes import recipe_in
-from crl.recipes.audit import problems_of
 from crl.recipes.erl.config import ErlConfig
-from crl.recipes.fork import fork
-from crl.recipes.mend import mend
-from crl.recipes.reading import recorded_bank
 from crl.records import Generation, Sample, Weights, rows_of
+from crl.rounds.fork import fork
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory, manifests
 from crl.run.head import heads
 from crl.run.lease import Lease

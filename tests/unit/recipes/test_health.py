@@ -13,8 +13,8 @@ from crl.config import RECIPES, ActorCriticConfig, FamilyConfig, SelfDistillatio
 from crl.engine.driver import Driver
 from crl.envs import make_environment
 from crl.envs.realms import RealmsConfig, hidden_rule, note
-from crl.recipes import recipe_of
 from crl.records import Metric, rows_of
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from tests.tiny_run import ROUNDS, experiment
 from tests.unit.report.scripted import Ask, ScriptedRun, Services

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crl.audit.audit import problems_of
 from crl.bank.segments import load_texts
-from crl.recipes.audit import problems_of
-from crl.recipes.reading import recorded_bank
 from crl.records import (
     BankSnapshot,
     BufferItem,
@@ -28,6 +27,7 @@ from crl.records import (
     Task,
     UseReward,
 )
+from crl.rounds.reading import recorded_bank
 from tests.unit.recipes.played import CRITIC, VERDICTS, Played, experiment
 
 ROUNDS = 3

@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
+from crl.audit.audit import problems_of
 from crl.config import Experiment
 from crl.config.load import parse_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
 from crl.protocols import Policy
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
-from crl.recipes.reading import recorded_bank
 from crl.records import (
     Episode,
     Evaluation,
@@ -35,6 +33,8 @@ from crl.records import (
 )
 from crl.report.summary import summarize
 from crl.report.tasks import newest_tasks
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.redo import set_aside

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from crl.audit.audit import problems_of
 from crl.config.load import load_experiment
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
 from crl.records import Episode, Turn
+from crl.rounds.recipe import recipe_of
 from crl.run.verify import verify
 from tests.learning.harness import rows, train
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from crl.recipes import recipe_of
 from crl.recipes.complementary.credit import COMING_BANK
-from crl.recipes.context import BANK
-from crl.recipes.stage import Read, Stage, in_order
+from crl.rounds.context import BANK
+from crl.rounds.recipe import recipe_of
+from crl.rounds.stage import Read, Stage, in_order
 from tests.tiny_run import experiment
 
 OF_THE_SECOND_TRACK = {("plan", "bank"), ("collect", "bank"), ("collect", "extractor"), ("credit", "bank")}

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crl.audit.audit import problems_of
+from crl.audit.staleness import staleness_problems
 from crl.config import Method
 from crl.errors import BadInput
-from crl.recipes.audit import problems_of
-from crl.recipes.stage import Read, Recipe
-from crl.recipes.staleness import staleness_problems
 from crl.records import Distillation, Evaluation, Generation, Retrieval, Sample, Weights
 from crl.report.views import query
+from crl.rounds.stage import Read, Recipe
 from crl.run.files import sha256_bytes
 from tests.unit.recipes.played import ROOT, Played, Policy, Services, Trainer, act, experiment, one_by_one
 

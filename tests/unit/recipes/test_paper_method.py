@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from crl.audit.audit import problems_of
 from crl.config import Experiment
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
@@ -20,8 +21,6 @@ from crl.engine.services import EngineServices
 from crl.policies import resolve_model
 from crl.preflight import check_ready, checks
 from crl.protocols import Policy
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
 from crl.recipes.complementary.ready import check_placeholders
 from crl.records import (
     BankEvent,
@@ -35,6 +34,7 @@ from crl.records import (
     Sample,
     Weights,
 )
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.verify import verify

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
+from crl.audit.audit import problems_of
 from crl.config import Method
 from crl.config.load import load_experiment
 from crl.policies import resolve_model
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
 from crl.records import Episode, Evaluation
+from crl.rounds.recipe import recipe_of
 from crl.run.verify import verify
 from tests.learning.harness import rows, train
-from tests.unit.envs.alfworld.world import make_data
-from tests.unit.envs.webshop_files import record, write
 from tests.unit.extractor.test_thinking import write_thinking
 from tests.unit.policies.test_model_embedder import write_embedder
 from tests.unit.recipes.test_paper_method import CUT, PAPER, SMALL
+from tests.worlds.alfworld.world import make_data
+from tests.worlds.webshop.webshop_files import record, write
 
 pytestmark = pytest.mark.slow
 

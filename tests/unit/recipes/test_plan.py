@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from crl.envs import make_environment
-from crl.recipes.context import StageContext
-from crl.recipes.memory import MemoryWriter
 from crl.records import Retrieval, Task
+from crl.rounds.context import StageContext
+from crl.rounds.memory import MemoryWriter
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
 
 

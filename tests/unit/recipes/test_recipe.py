@@ -8,8 +8,8 @@ import pytest
 
 from crl.config.load import load_experiment
 from crl.errors import BadInput
-from crl.recipes import recipe_of
-from crl.recipes.context import StageContext
+from crl.rounds.context import StageContext
+from crl.rounds.recipe import recipe_of
 
 TINY = Path(__file__).parents[3] / "conf" / "tiny.yaml"
 

@@ -19,8 +19,8 @@ from crl.errors import BadInput, StageFailed
 from crl.recipes.complementary.demonstrations import ScriptedRole
 from crl.recipes.complementary.ready import check_demonstrations
 from crl.recipes.complementary.recorded import played_again, without_refused
-from crl.recipes.context import StageContext
 from crl.records import Episode, Metric, Sample, Turn, rows_of
+from crl.rounds.context import StageContext
 from tests.unit.recipes.played import Services
 from tests.unit.rollout.fakes import END, CharacterChat
 

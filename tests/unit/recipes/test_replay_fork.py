@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from crl.audit.audit import problems_of
 from crl.errors import BadInput
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes import recipe_in
-from crl.recipes.audit import problems_of
-from crl.recipes.fork import fork
 from crl.recipes.importance_replay.rows import ExtractorTensor, ReplayDraw
 from crl.records import rows_of
+from crl.rounds.fork import fork
+from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
+from tests.recipes.importance_replay.replay_played import ReplayServices, experiment
 from tests.unit.recipes.branched import begun, changed, digests, experiment_of, play
-from tests.unit.recipes.replay_played import ReplayServices, experiment
 
 EMBEDDED = {"recipe__weighting": "learned", "recipe__extractor__embedder": "lexical"}
 LEARNED = {f"method__{key}": value for key, value in EMBEDDED.items()}

@@ -8,17 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from crl.audit.audit import problems_of
+from crl.audit.recovery import _StoredVectors, remake
 from crl.bank.segments import text_digest
 from crl.errors import RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
 from crl.recipes.complementary.proposal import SCORES, proposal_of
 from crl.recipes.complementary.resembling import Resembling
-from crl.recipes.context import StageContext
-from crl.recipes.reading import recorded_bank
-from crl.recipes.recovery import _StoredVectors, remake
-from crl.recipes.stage import Read
 from crl.records import (
     BankEvent,
     BufferItem,
@@ -30,6 +26,10 @@ from crl.records import (
     schema_of,
     table_of,
 )
+from crl.rounds.context import StageContext
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_of
+from crl.rounds.stage import Read
 from tests.unit.extractor.conftest import ScriptedPolicy
 from tests.unit.recipes.test_candidates import HOLE, ICE, add
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from crl.config import Method, RoleConfig
 from crl.errors import BadInput
-from crl.recipes import recipe_of
 from crl.records import Sample, Weights, rows_of
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from tests.tiny_run import NAME, crl, experiment, train
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crl.audit.audit import problems_of
 from crl.bank.segments import load_texts
-from crl.recipes.audit import problems_of
-from crl.recipes.reading import recorded_bank
 from crl.records import (
     BufferItem,
     CandidateUtility,
@@ -25,6 +24,7 @@ from crl.records import (
     TextEffect,
     UseReward,
 )
+from crl.rounds.reading import recorded_bank
 from tests.unit.recipes.played import Played, experiment
 
 ROUNDS = 3

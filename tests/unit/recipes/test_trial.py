@@ -11,14 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from crl.audit.audit import problems_of
+from crl.audit.trials import trial_problems
 from crl.bank.segments import text_digest
 from crl.config import Experiment, Method, TrialConfig
-from crl.learn.trials import in_force
-from crl.recipes import recipe_of
-from crl.recipes.audit import problems_of
-from crl.recipes.reading import recorded_bank
-from crl.recipes.stage import Recipe
-from crl.recipes.trial_audit import trial_problems
+from crl.credit.trials import in_force
 from crl.records import (
     TRIAL,
     BankEvent,
@@ -37,6 +34,9 @@ from crl.records import (
 )
 from crl.report.views import query
 from crl.report.why import why
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_of
+from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from tests.unit.recipes.played import VERDICTS, Played, Policy, Services, Session, act, experiment, one_by_one
 from tests.unit.recipes.test_overlap import second_track_late

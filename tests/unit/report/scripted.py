@@ -16,9 +16,6 @@ from typing import Any
 from crl.config import Experiment
 from crl.config.load import load_experiment
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes import recipe_of
-from crl.recipes.context import StageContext
-from crl.recipes.reading import recorded_bank
 from crl.records import (
     Distillation,
     Episode,
@@ -32,6 +29,9 @@ from crl.records import (
     Weights,
     table_of,
 )
+from crl.rounds.context import StageContext
+from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.seeds import seed_for

@@ -14,13 +14,13 @@ from crl.checks import suites
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.errors import BadInput, DataCheckFailed
-from crl.recipes import recipe_in
-from crl.recipes.context import StageContext
 from crl.recipes.erl.rows import Reflection
-from crl.recipes.stage import Recipe, Stage
 from crl.records import schema_of
 from crl.report.data_docs import INDEX, write_data_docs
 from crl.report.page import write_report
+from crl.rounds.context import StageContext
+from crl.rounds.recipe import recipe_in
+from crl.rounds.stage import Recipe, Stage
 from crl.run.cache import faults
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease

@@ -10,13 +10,13 @@ import pytest
 
 from crl.config import EnvironmentConfig, SamplingConfig, SearchAndAskConfig
 from crl.envs.frozenlake import FrozenLakeConfig
-from crl.envs.hotpotqa.environment import HotpotQAConfig
-from crl.envs.minihack import MiniHackConfig
 from crl.envs.realms import RealmsConfig
 from crl.protocols import Advice, Inquiry, Start
 from crl.records import Generation
 from crl.rollout.actions import parse_question
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
+from crl.worlds.hotpotqa.environment import HotpotQAConfig
+from crl.worlds.minihack.environment import MiniHackConfig
 from tests.unit.rollout.fakes import OFFER, CharacterChat, Corridor, ScriptedPolicy, actor_prompt, method, task
 
 ASKING = SearchAndAskConfig(uses=2, max_characters=12)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from crl.envs.side_by_side import SideBySide
-from crl.envs.swe.calls import FORM, TOOLS
 from crl.protocols import Actions, Start, Step
 from crl.rollout.kept_steps import KeptSteps
 from crl.run.jsonlines import JsonLines
+from crl.worlds.swe.calls import FORM, TOOLS
 from tests.processes import wait_until
 from tests.unit.rollout.fakes import Corridor
 

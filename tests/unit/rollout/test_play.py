@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from crl.checks import check_tables
 from crl.config import SamplingConfig
+from crl.credit.credit import usable
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput, PromptTooLong, StageFailed
-from crl.learn.credit import usable
 from crl.records import Episode, Generation, Turn, rows_of, table_of
 from crl.rollout.environments import MixedEnvironment
 from crl.rollout.live import Guide

@@ -8,15 +8,15 @@ from typing import Any, cast
 import pytest
 
 from crl.envs import make_environment
-from crl.learn.form import unreadable_figures
 from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
-from crl.recipes import recipe_of
-from crl.recipes.context import StageContext
-from crl.recipes.memory import MemoryWriter
-from crl.recipes.tasks import task_of
 from crl.records import Episode, Evaluation, Generation, Metric, Task, Turn
 from crl.rollout.actions import parse_action
 from crl.rollout.readable import Readable
+from crl.rounds.context import StageContext
+from crl.rounds.form import unreadable_figures
+from crl.rounds.memory import MemoryWriter
+from crl.rounds.recipe import recipe_of
+from crl.rounds.tasks import task_of
 from crl.text.outputs import Prompt, sample_outputs
 from crl.text.unicode import valid_text
 from tests.unit.recipes.played import Played, Policy, Services, experiment, write

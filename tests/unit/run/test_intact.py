@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crl.errors import RecordDamaged
-from crl.recipes.weights import identify
+from crl.rounds.weights import identify
 from crl.run import files, intact
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file, sha256_once

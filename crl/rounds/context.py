@@ -1,0 +1,210 @@
+"""What a running stage sees: its method and round, the rows it declared, a writer, seeds, services, progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from crl.bank.changes import TableOf, open_snapshot
+from crl.bank.snapshot import Snapshot
+from crl.config import Method
+from crl.errors import EnvironmentBroken
+from crl.faults import Fault, attempt
+from crl.protocols import Environment, Services
+from crl.records import Metric, Row, rows_of, schema_of, table_of
+from crl.rounds.banks import tables_of
+from crl.rounds.broken import Game, note_games, require_games
+from crl.rounds.stage import Recipe, Stage
+from crl.rounds.timing import note_time
+from crl.run.manifest import Manifest, key_of
+from crl.run.seeds import seed_for
+from crl.text.unicode import valid_text, with_texts
+
+R = TypeVar("R", bound=Row)
+Progress = Callable[[dict[str, Any]], None]
+BANK = "bank"
+"""Name of the read of the bank that a stage works with."""
+
+
+class Writer(Protocol):
+    """The part of the record's stage writer that a stage may use."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    def write(self, row_type: type[Row], table: pa.Table) -> None: ...
+
+    def share(self, relative: str, content: bytes) -> None: ...
+
+
+class Reader(Protocol):
+    """The part of the run directory that a stage may use."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def read(self, round_number: int, stage: str, row_type: type[Row]) -> pa.Table: ...
+
+
+class StageContext:
+    """Handed to `Stage.run`. Every read is remembered: the manifest lists the digests of what was read."""
+
+    def __init__(
+        self,
+        *,
+        method: Method,
+        recipe: Recipe,
+        stage: Stage,
+        round_number: int,
+        reader: Reader,
+        writer: Writer,
+        services: Services,
+        progress: Progress,
+        arms: frozenset[str] | None = None,
+        families: frozenset[str] | None = None,
+        unfinished: Path | None = None,
+        broken_episodes_limit: float = 0.9,
+    ) -> None:
+        self.method, self.recipe, self.stage, self.round = method, recipe, stage, round_number
+        self.services = services
+        self.arms, self.families = arms, families
+        """Arms and task families of an evaluation that are wanted, where a person evaluates a round again; None: all of
+        them."""
+        self.unfinished = unfinished
+        """Folder whose files outlive an attempt that ends early and go when the stage is committed; None: there is
+        none. What is in it may save work and nothing else."""
+        self._broken_limit = broken_episodes_limit
+        self._reader, self._writer, self._progress = reader, writer, progress
+        self.inputs: set[tuple[int, str]] = set()
+        self._bank_rows: dict[tuple[int, str, type[Row]], pa.Table] = {}
+        self.notes: dict[str, Any] = {}
+        """What the stage wants in its manifest beside the digest: what rows may not hold, such as times."""
+
+    @property
+    def run_path(self) -> Path:
+        """The run directory."""
+        return self._reader.path
+
+    @property
+    def directory(self) -> Path:
+        """Where the stage may put files of its own (a checkpoint); they are digested with it."""
+        return self._writer.directory
+
+    def environment(self, family: str) -> Environment:
+        """The environment of a task family, as it is in this round. Raises EnvironmentBroken where there is none."""
+        made = attempt(lambda: self.services.environment(family, self.round))
+        if isinstance(made, Fault):
+            raise EnvironmentBroken(
+                f"the environment cannot be made: {made.code}\n{made.details}",
+                where=f"environment of family {family}",
+                next_step=EnvironmentBroken.ADVICE,
+            ) from made.error
+        return made
+
+    def rows(self, row_type: type[R], name: str) -> list[R]:
+        """Rows of a declared read, by its name; none where that round has no such stage. Undeclared reads are
+        refused."""
+        return rows_of(row_type, self.table(row_type, name))
+
+    def table(self, row_type: type[Row], name: str) -> pa.Table:
+        """As :meth:`rows`, as an Arrow table: for a few columns of many rows."""
+        resolved = self._resolve(name)
+        if resolved is None:
+            return schema_of(row_type).empty_table()
+        self.inputs.add(resolved)
+        return self._reader.read(*resolved, row_type)
+
+    def figures(self, name: str) -> dict[str, float]:
+        """Figures that a declared read recorded, by their names."""
+        rows = self.table(Metric, name)
+        return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))
+
+    def bank(self, name: str = BANK) -> Snapshot:
+        """The bank of a declared read; an empty one where there was none."""
+        round_number, table_of = self.bank_tables(name)
+        return Snapshot.of(self.round, []) if round_number is None else open_snapshot(round_number, table_of)
+
+    def bank_tables(self, name: str = BANK) -> tuple[int | None, TableOf]:
+        """The round of that bank (None: there was none) and the tables it is put together from.
+
+        The stage that published it is remembered as read: its digest vouches for the rounds before it.
+        """
+        place = self._resolve(name)
+        if place is not None:
+            self.inputs.add(place)
+        return None if place is None else place[0], tables_of(self.recipe, self.method, self._read_once)
+
+    def _read_once(self, round_number: int, stage: str, row_type: type[Row]) -> pa.Table:
+        # A stage asks for a bank and for where its texts are: of a million entries the file would be read twice.
+        key = (round_number, stage, row_type)
+        if key not in self._bank_rows:
+            self._bank_rows[key] = self._reader.read(round_number, stage, row_type)
+        return self._bank_rows[key]
+
+    def rows_at(self, row_type: type[R], round_number: int, stage: str) -> list[R]:
+        """Rows of a stage of an exact earlier round, named by a row already read (a waiting extractor output)."""
+        return rows_of(row_type, self.table_at(row_type, round_number, stage))
+
+    def table_at(self, row_type: type[Row], round_number: int, stage: str) -> pa.Table:
+        """As :meth:`rows_at`, as an Arrow table: for a few of many rows."""
+        self.inputs.add((round_number, stage))
+        return self._reader.read(round_number, stage, row_type)
+
+    def round_of(self, name: str) -> int:
+        """The round that a declared read is of; 0 where it is before the first."""
+        return max(0, self.round + self.stage.read(name).offset)
+
+    def _resolve(self, name: str) -> tuple[int, str] | None:
+        read = self.stage.read(name)
+        return self.recipe.resolve(self.method, self.round, read.stage, read.offset)
+
+    def digests(self) -> dict[str, str]:
+        """Digest of every stage that was read so far, by `0007/distill`."""
+        keys = [key_of(*place) for place in sorted(self.inputs)]
+        return {key: Manifest.load(self.run_path / "rounds" / key).digest for key in keys}
+
+    def write(self, row_type: type[R], rows: Iterable[R]) -> None:
+        """Write the rows of one type; once per type. Whoever wrote its texts, they are made valid Unicode."""
+        listed = list(rows)
+        try:
+            table = table_of(row_type, listed)
+        except UnicodeEncodeError:
+            table = table_of(row_type, [with_texts(row, valid_text) for row in listed])
+        self._writer.write(row_type, table)
+
+    def write_table(self, row_type: type[Row], table: pa.Table) -> None:
+        """Write an Arrow table of a type as it is."""
+        self._writer.write(row_type, table.cast(schema_of(row_type)))
+
+    def share(self, relative: str, content: bytes) -> None:
+        """Write a content-addressed file outside the stage (bank segments): written once, digested with the stage."""
+        self._writer.share(relative, content)
+
+    def seed(self, *parts: str | int) -> np.random.SeedSequence:
+        """Seed of (experiment seed, round, stage, parts)."""
+        return seed_for(self.method.seed, self.round, self.stage.name, *parts)
+
+    @contextmanager
+    def timed(self, work: str, items: int) -> Iterator[None]:
+        """Note how long the block takes, as one batch of so many items: see `timing.py`."""
+        began = time.monotonic()
+        yield
+        note_time(self.notes, work, items=items, seconds=time.monotonic() - began)
+
+    def note_games(self, games: Iterable[Game]) -> None:
+        """Count games that were played, or starts of games that a later stage plays (`broken.py`)."""
+        note_games(self.notes, games, of=(self.round, self.stage.name))
+
+    def require_games(self) -> None:
+        """Raise EnvironmentBroken where too many of the games that were noted broke."""
+        require_games(self.notes, self._broken_limit, f"round {self.round}, stage {self.stage.name}")
+
+    def progress(self, done: int, total: int, **figures: Any) -> None:
+        """Tell whoever watches; never part of the record."""
+        self._progress({"done": done, "total": total, **figures})

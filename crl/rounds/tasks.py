@@ -1,0 +1,88 @@
+"""The tasks that a round plays, as rows: whichever recipe plays them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from crl.config import FamilyConfig, SeedRange
+from crl.protocols import Start
+from crl.records import FREE, Task
+from crl.rollout.readable import Readable
+from crl.rounds.broken import games_from, naming
+from crl.rounds.context import StageContext
+
+
+def train_seeds(family: FamilyConfig) -> SeedRange:
+    """All train seeds of a family."""
+    return family.train_seeds
+
+
+def drawn_tasks(
+    ctx: StageContext,
+    streams: Callable[[int], Sequence[str]],
+    seeds_of: Callable[[FamilyConfig], SeedRange] = train_seeds,
+) -> list[Task]:
+    """The tasks of a round, a group of members for each; `streams` says for a group size the stream of each member,
+    `seeds_of` which seeds of a family are drawn from."""
+    tasks: list[Task] = []
+    for family in ctx.method.families:
+        members = streams(ctx.method.group_size(family))
+        first_group = len({task.group for task in tasks})
+        tasks += _family_tasks(ctx, family, seeds_of(family), members, first_group)
+        ctx.progress(len(tasks), sum(each.groups * ctx.method.group_size(each) for each in ctx.method.families))
+    return tasks
+
+
+def task_of(
+    ctx: StageContext,
+    start: Start,
+    *,
+    episode_id: str,
+    family: str,
+    group: int,
+    environment_seed: int,
+    member: int = 0,
+    stream: str = FREE,
+) -> Task:
+    """The row of one episode to play. Its retrieval query is the task description: goal and first observation."""
+    return Task(
+        episode_id=episode_id,
+        round=ctx.round,
+        family=family,
+        group=group,
+        member=member,
+        environment_seed=environment_seed,
+        stream=stream,
+        goal=start.goal,
+        first_observation=start.observation,
+        query=f"{start.goal}\n{start.observation}",
+    )
+
+
+def _family_tasks(
+    ctx: StageContext, family: FamilyConfig, seeds: SeedRange, streams: Sequence[str], first_group: int
+) -> list[Task]:
+    import numpy as np
+
+    generator = np.random.default_rng(ctx.seed(family.name))
+    # Distinct tasks where the range allows it, so that a round is not the same task over and over.
+    drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)
+    environment_seeds = [seeds.start + int(value) for value in drawn]
+    longest = ctx.method.rollout.longest_observation
+    with naming(family.name):
+        starts = Readable(ctx.environment(family.name), longest).reset_many(environment_seeds)
+    ctx.note_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))
+    return [
+        task_of(
+            ctx,
+            start,
+            episode_id=f"r{ctx.round:04d}-{family.name}-g{first_group + index:04d}-m{member:03d}",
+            family=family.name,
+            group=first_group + index,
+            environment_seed=environment_seed,
+            member=member,
+            stream=stream,
+        )
+        for index, (environment_seed, start) in enumerate(zip(environment_seeds, starts, strict=True))
+        for member, stream in enumerate(streams)
+    ]

@@ -1,0 +1,164 @@
+"""Playing waves of planned tasks in a stage: shared by collecting, evaluation and warm start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from crl.config import Method, SamplingConfig
+from crl.protocols import Advisor, Environment, Policy, Start
+from crl.records import Episode, Generation, Retrieval, Task, Turn
+from crl.rollout.environments import MixedEnvironment
+from crl.rollout.kept_steps import KeptSteps
+from crl.rollout.live import Guide
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
+from crl.rollout.readable import Readable
+from crl.rounds.broken import games_from, games_of, naming
+from crl.rounds.context import StageContext
+from crl.rounds.weights import weights_of
+from crl.run.jsonlines import JsonLines
+
+
+def slots_of(
+    tasks: Sequence[Task], chosen: Mapping[str, Sequence[Retrieval]], texts: Mapping[str, str]
+) -> list[EpisodeSlot]:
+    """Tasks with the experiences that guide each, if some were chosen. `texts` maps content digest to text."""
+    slots = []
+    for task in tasks:
+        guides = [
+            Guide(row.entry_id, row.content_digest, texts[row.content_digest])
+            for row in chosen.get(task.episode_id, [])
+        ]
+        if not guides:
+            slots.append(EpisodeSlot(task))
+        else:
+            first, *others = guides
+            slots.append(EpisodeSlot(task, first.entry_id, first.content_digest, first.experience, tuple(others)))
+    return slots
+
+
+def play(
+    ctx: StageContext,
+    policy: Policy,
+    slots: Sequence[EpisodeSlot],
+    *,
+    sampling: SamplingConfig,
+    weights_digest: str,
+    seed_of: Callable[[str], np.random.SeedSequence] | None = None,
+    environment: Environment | None = None,
+    advisor: Advisor | None = None,
+    progress: Progress | None = None,
+    predicted: bool = False,
+) -> list[PlayedEpisode]:
+    """Play one wave, in the environment of its family (or of its families) unless another is given.
+
+    `advisor` answers the questions of guided episodes; without one they are offered none. `progress` takes the figures
+    of the wave where it is not a part of the stage. `predicted`: the environment is a model, whose breaks are no fault.
+    """
+    with naming(slots[0].task.family if slots else ""):
+        played = play_wave(
+            policy,
+            environment or kept_environment(ctx, slots, weights_digest),
+            slots,
+            method=ctx.method,
+            seed_of=seed_of or (lambda episode_id: ctx.seed(episode_id)),
+            sampling=sampling,
+            weights_digest=weights_digest,
+            stage=ctx.stage.name,
+            advisor=advisor,
+            progress=progress or (lambda figures: ctx.progress(**figures)),
+        )
+    if not predicted:
+        ctx.note_games(games_of(played))
+    return played
+
+
+def kept_environment(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_digest: str) -> Environment:
+    """The environment of a wave; where it keeps steps, with those of an earlier attempt at the same wave."""
+    families = [slot.task.family for slot in slots]
+    environment = environment_of(ctx, families)
+    keeps = any(family.environment.keeps_steps for family in ctx.method.families if family.name in families)
+    if ctx.unfinished is None or not keeps:
+        return environment
+    episodes = [slot.task.episode_id for slot in slots]
+    played = [*zip(episodes, [slot.shown for slot in slots], strict=True)]
+    wave = {"method": ctx.method.digest(), "inputs": ctx.digests(), "weights": weights_digest, "played": played}
+    name = hashlib.sha256(json.dumps(wave, sort_keys=True).encode()).hexdigest()
+    ctx.unfinished.mkdir(parents=True, exist_ok=True)
+    return KeptSteps(environment, JsonLines(ctx.unfinished / f"steps-{name[:32]}.jsonl"), episodes)
+
+
+def play_with_actor(
+    ctx: StageContext, slots: Sequence[EpisodeSlot], seed_of: Callable[[str], np.random.SeedSequence] | None = None
+) -> list[PlayedEpisode]:
+    """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play."""
+    if not slots:
+        return []
+    weights = weights_of(ctx, "actor")
+    policy = ctx.services.policy("actor", weights)
+    with ctx.timed("play", len(slots)):
+        return play(
+            ctx,
+            policy,
+            slots,
+            sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
+            weights_digest=weights.weights_digest,
+            seed_of=seed_of,
+        )
+
+
+def write_played(ctx: StageContext, played: Sequence[PlayedEpisode]) -> None:
+    """Write episodes with their turns and token records."""
+    ctx.write(Episode, [each.episode for each in played])
+    ctx.write(Turn, [turn for each in played for turn in each.turns])
+    ctx.write(Generation, [each.generation for each in played])
+
+
+def together(method: Method) -> dict[str, str]:
+    """By task family, the first one of those that it may share a wave with.
+
+    A wave is sampled with one setting: families share waves where waves may mix and their sampling is the same.
+    """
+    first: dict[str, str] = {}
+    for family in method.families:
+        same = (
+            other
+            for other in first.values()
+            if method.rollout.mixed_waves and method.sampling("actor", other) == method.sampling("actor", family.name)
+        )
+        first[family.name] = next(same, family.name)
+    return first
+
+
+def sampling_of(method: Method, families: Iterable[str]) -> SamplingConfig:
+    """How the actor samples in a wave of these families, which share their setting (:func:`together`)."""
+    return method.sampling("actor", next(iter(families)))
+
+
+def of_all(ctx: StageContext, before: int, total: int) -> Progress:
+    """Progress of a wave as that of all demonstrations. Who wins among them says nothing about the model."""
+    return lambda figures: ctx.progress(before + figures["done"], total)
+
+
+def starts_of(ctx: StageContext, places: Sequence[tuple[str, int]], *, played_here: bool = False) -> list[Start]:
+    """What an actor is shown first at each place: a task family and an environment seed.
+
+    `played_here`: this stage plays them too, and counts them there; those that do not start are counted here.
+    """
+    with naming(places[0][0] if places else ""):
+        environment = environment_of(ctx, [family for family, _ in places])
+        readable = Readable(environment, ctx.method.rollout.longest_observation)
+        starts = readable.reset_many([seed for _, seed in places])
+    games = games_from(starts, places)
+    ctx.note_games([game for game in games if game.error is not None] if played_here else games)
+    return starts
+
+
+def environment_of(ctx: StageContext, families: Sequence[str]) -> Environment:
+    """The environment of a wave whose slots are of these families."""
+    if len(set(families)) == 1:
+        return ctx.environment(families[0])
+    return MixedEnvironment(families, ctx.environment)

@@ -1,0 +1,170 @@
+"""ALFWorld: household tasks in words. Its config, and a wave of its episodes.
+
+What is shown, what can be done and when a task is done are those of the `alfworld` package on the same game file; the
+engine is this project's own (`game`, about 4,000 steps per second on one core). The files themselves are the user's:
+`files` says where they are looked for and what to do where they are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from crl.config.environments import EnvironmentConfig, HeldOutFrom
+from crl.envs.endings import ENDINGS, check_running
+from crl.protocols import Lesson, Start, Step, StopReason
+from crl.records import Episode, Turn
+from crl.worlds.alfworld.files import games_of, load
+from crl.worlds.alfworld.game import Game, State
+from crl.worlds.alfworld.lessons import lesson_of
+from crl.worlds.alfworld.oracle import next_command
+from crl.worlds.alfworld.tasks import TASKS, Games, Task
+from crl.worlds.alfworld.wording import Wording
+
+_CACHED = 256
+"""Compiled games that an environment keeps: a group shares its game, and rounds come back to it."""
+_REFUSAL = "That names no possible action."
+
+Split = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,60}$")]
+
+
+class AlfworldConfig(EnvironmentConfig):
+    """ALFWorld's text games: six kinds of household tasks, played in the words of the alfworld package."""
+
+    model_config = ConfigDict(title="ALFWorld")
+
+    kind: Literal["alfworld"] = "alfworld"
+    data: Path | None = Field(
+        None,
+        description="Folder that holds json_2.1.1, as alfworld-download fills it. null: $ALFWORLD_DATA, else "
+        "~/.cache/alfworld.",
+    )
+    train_split: Split = Field("train", description="Folder of the games that seeds of training play.")
+    evaluation_split: Split = Field(
+        "valid_unseen", description="Folder of the games that seeds from held_out_from on play."
+    )
+    tasks: tuple[Task, ...] = Field(
+        TASKS, min_length=1, description="Task families that are played; all six unless some are named."
+    )
+    max_turns: int = Field(40, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    failure_reward: float = Field(
+        -1.0, ge=-1000.0, le=1.0, description="Reward of an episode that does not reach its goal; one that does gets 1."
+    )
+    wording: Wording = Field(
+        "put",
+        description="Words for putting something down: put X in/on Y (release 2.1.1, the paper's), move X to Y "
+        "(alfworld from 0.4 on), or file: as each game file says it.",
+    )
+    held_out_from: HeldOutFrom = 1_000_000
+
+    @field_validator("tasks")
+    @classmethod
+    def _once(cls, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        if len(set(tasks)) < len(tasks):
+            raise ValueError("a task family is named twice")
+        return tasks
+
+    @model_validator(mode="after")
+    def _splits(self) -> AlfworldConfig:
+        if self.held_out_from is not None and self.train_split == self.evaluation_split:
+            raise ValueError(
+                f"train_split and evaluation_split are both {self.train_split}: nothing would be held out. Name "
+                "another split, or set held_out_from: null"
+            )
+        return self
+
+    @property
+    def held_out_levels(self) -> int | None:
+        """The number of games of the evaluation split. Raises BadInput where they are missing."""
+        if self.held_out_from is None:
+            return None
+        return len(games_of(self.data, self.evaluation_split, self.tasks))
+
+    def make(self) -> AlfworldEnvironment:
+        """A wave of ALFWorld episodes. Raises BadInput where game files are missing or damaged."""
+        return AlfworldEnvironment(self)
+
+
+@dataclass
+class _Slot:
+    state: State
+    turns: int = 0
+    done: bool = False
+
+
+class AlfworldEnvironment:
+    """A wave of ALFWorld episodes (protocol `Environment`). The admissible commands are the actions.
+
+    Reaching the goal ends an episode with reward 1; until then it is worth `failure_reward`. An action that is not
+    admissible spends a turn, as in the `alfworld` package. Raises BadInput where a game file is missing or damaged.
+    """
+
+    def __init__(self, config: AlfworldConfig) -> None:
+        self.config = config
+        self.games = Games(
+            config.data,
+            train_split=config.train_split,
+            evaluation_split=config.evaluation_split,
+            tasks=config.tasks,
+            held_out_from=config.held_out_from,
+        )
+        self._loaded = lru_cache(maxsize=_CACHED)(self._load)
+        self._slots: list[_Slot] = []
+
+    def _load(self, path: Path) -> Game:
+        return load(path, self.config.wording)
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with the game of seeds[i]. Raises BadInput for a damaged game file."""
+        self._slots = [_Slot(self._loaded(self.games.of(seed).path).start()) for seed in seeds]
+        return [Start(slot.state.game.task, slot.state.text, slot.state.commands) for slot in self._slots]
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one command in each slot given. Stepping a slot that is done raises RuntimeError."""
+        check_running(self._slots, actions)
+        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
+
+    def _step(self, slot: _Slot, action: str | None) -> Step:
+        slot.turns += 1
+        state = slot.state
+        command = action if action in state.operators else None
+        text, legal = state.do(command or ""), command is not None
+        success = state.won
+        reason = None
+        if success:
+            reason = StopReason.success
+        elif slot.turns >= self.config.max_turns:
+            reason = StopReason.turn_limit
+        slot.done = reason is not None
+        return Step(
+            observation=text if reason is None else f"{text}\n{ENDINGS[reason]}",
+            actions=() if slot.done else state.commands,
+            legal=legal,
+            feedback="" if legal else _REFUSAL,
+            done=slot.done,
+            success=success,
+            reward=1.0 if success else self.config.failure_reward,
+            stop_reason=reason,
+        )
+
+    def oracle(self, slot: int) -> str | None:
+        """The first command of a short way to the goal, from the full state; None when the episode is done."""
+        return None if self._slots[slot].done else next_command(self._slots[slot].state)
+
+    def content(self, slot: int) -> str:
+        """The task of a slot and all that is true at its beginning, by the names that a player reads."""
+        return self._slots[slot].state.game.content
+
+    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+        """What a game teaches, for demonstrations (protocol `Instructive`)."""
+        return lesson_of(episode, turns)
+
+    def close(self) -> None:
+        """Nothing is held but compiled games."""
+        self._slots = []
+        self._loaded.cache_clear()

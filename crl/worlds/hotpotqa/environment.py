@@ -1,0 +1,264 @@
+"""Questions with search as a batched text environment: its settings, and a wave of questions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from crl.config.environments import EnvironmentConfig, HeldOutFrom
+from crl.envs.endings import ENDINGS, check_running
+from crl.protocols import FreeText, Lesson, Start, Step, StopReason
+from crl.records import Episode, Turn
+from crl.worlds.hotpotqa.files import DISTRACTOR, FULLWIKI, TRAIN
+from crl.worlds.hotpotqa.lessons import lesson_of
+from crl.worlds.hotpotqa.oracle import next_action
+from crl.worlds.hotpotqa.questions import Paragraph, Question
+from crl.worlds.hotpotqa.score import LEAST_F1, Score, normalized, reward_of, score_of
+from crl.worlds.hotpotqa.search import Search, Way
+from crl.worlds.hotpotqa.sides import Sides, own_sides, sides_of
+
+FORM = FreeText("search[query] or answer[text]")
+_ACTION = re.compile(r"\s*(search|answer)\[(.+)\]", re.IGNORECASE)
+_REFUSAL = (
+    "That is no action. Possible: search[query], which shows paragraphs, or answer[text], which ends the episode."
+)
+_LONGEST_QUERY = 1000
+
+
+class HotpotQAConfig(EnvironmentConfig):
+    """Questions whose answer follows from two paragraphs: search for them, then answer."""
+
+    model_config = ConfigDict(title="HotpotQA")
+
+    kind: Literal["hotpotqa"] = "hotpotqa"
+    questions: Literal["own", "distractor", "fullwiki", "files"] = Field(
+        "own",
+        description="own: questions written for this project, which need no files; distractor and fullwiki: HotpotQA's "
+        "training questions, with the development questions of that setting held out; files: those named below.",
+    )
+    directory: str | None = Field(
+        None, min_length=1, description="Where the files are; null: $HOTPOTQA_DATA, else ~/.cache/hotpotqa."
+    )
+    train_file: str | None = Field(
+        None, min_length=1, description="With questions: files, the file of the questions to train on."
+    )
+    held_out_file: str | None = Field(
+        None,
+        min_length=1,
+        description="With questions: files, the file of the held-out questions; null: a quarter of the questions of "
+        "train_file, by a hash of their words.",
+    )
+    paragraphs_file: str | None = Field(
+        None,
+        min_length=1,
+        description="With questions: files, a file of questions whose paragraphs are searched too (scope: file).",
+    )
+    scope: Literal["question", "file"] = Field(
+        "question",
+        description="What a search looks through: the question's own paragraphs (ten in the distractor setting), or "
+        "those of all questions of its file.",
+    )
+    search: Way = Field(
+        "bm25", description="How paragraphs are found: by words (BM25), or by the nearest embeddings of an embedder."
+    )
+    embedder: str = Field(
+        "minilm",
+        description="With search: embeddings: minilm, lexical, a directory of a sentence-transformers model, or its "
+        "Hugging Face id.",
+    )
+    results: int = Field(3, ge=1, le=50, description="Paragraphs that a search shows at most.")
+    paragraph_characters: int | None = Field(
+        None, ge=20, le=1_000_000, description="Characters of a paragraph that are shown; null: all."
+    )
+    max_turns: int = Field(5, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    least_f1: float = Field(
+        LEAST_F1,
+        ge=0,
+        le=1,
+        description="An answer that is not the very one earns its F1 from here on, and nothing below.",
+    )
+    feedback: Literal["evidence", "outcome", "none"] = Field(
+        "evidence",
+        description="What is said after the last turn: how near the answer was (outcome), and which of the paragraphs "
+        "that it follows from were found (evidence). It never tells the answer.",
+    )
+    held_out_from: HeldOutFrom = 1_000_000
+
+    @model_validator(mode="after")
+    def _files(self) -> HotpotQAConfig:
+        named = [name for name in ("train_file", "held_out_file", "paragraphs_file") if getattr(self, name) is not None]
+        if self.questions == "files" and self.train_file is None:
+            raise ValueError("questions: files needs train_file")
+        if self.questions != "files" and named:
+            raise ValueError(f"{', '.join(named)} needs questions: files, found questions: {self.questions}")
+        if self.paragraphs_file is not None and self.scope == "question":
+            raise ValueError("paragraphs_file is searched with scope: file only, found scope: question")
+        return self
+
+    @property
+    def held_out_levels(self) -> int | None:
+        """The number of held-out questions. Raises BadInput where the files are missing."""
+        return None if self.held_out_from is None else self.sides().held_out
+
+    def sides(self) -> Sides:
+        """The questions. Raises BadInput where their files are missing or damaged."""
+        if self.questions == "own":
+            return own_sides(self.held_out_from, self.search, self.embedder)
+        names = (self.train_file, self.held_out_file, self.paragraphs_file)
+        if self.questions != "files":
+            names = (TRAIN, DISTRACTOR if self.questions == "distractor" else FULLWIKI, None)
+        return sides_of(
+            self.directory, names, self.held_out_from, self.search, self.embedder, alone=self.scope == "question"
+        )
+
+    def make(self) -> HotpotQAEnvironment:
+        """A wave of questions. Raises BadInput where files or the embedder are missing, or a record is malformed."""
+        return HotpotQAEnvironment(self)
+
+
+@dataclass
+class _Slot:
+    question: Question
+    search: Search
+    observation: str
+    found: dict[str, Paragraph] = field(default_factory=dict)
+    """Paragraphs that were shown, by title."""
+    queries: list[str] = field(default_factory=list)
+    turns: int = 0
+    done: bool = False
+
+
+class HotpotQAEnvironment:
+    """A wave of questions (protocols `Environment`, `Leveled`, `Instructive`). Success is an exact match; the reward
+    is 1 for one, else the F1 from `least_f1` on.
+
+    An answer ends an episode; so does the turn limit, with 0. What is no action spends a turn and changes nothing.
+    """
+
+    def __init__(self, config: HotpotQAConfig) -> None:
+        """Raises BadInput where files or the embedder are missing, or a record is malformed."""
+        self.config = config
+        self._sides = config.sides()
+        self._slots: list[_Slot] = []
+
+    def question_of(self, seed: int) -> Question:
+        """The question of a seed."""
+        side, number = self._sides.of(seed)
+        return side.questions[number]
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with the question of seeds[i]."""
+        self._slots = [self._slot(seed) for seed in seeds]
+        return [Start(slot.question.text, self._page(slot), FORM) for slot in self._slots]
+
+    def _slot(self, seed: int) -> _Slot:
+        side, number = self._sides.of(seed)
+        search = side.search(number, whole=self.config.scope == "file")
+        count = len(search.paragraphs)
+        return _Slot(side.questions[number], search, f"{count} paragraphs can be searched.")
+
+    def _page(self, slot: _Slot) -> str:
+        return f"{slot.observation}\nTurns left: {self.config.max_turns - slot.turns}."
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
+        check_running(self._slots, actions)
+        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
+
+    def _step(self, slot: _Slot, action: str | None) -> Step:
+        slot.turns += 1
+        parsed = parse_action(action)
+        score = None
+        if parsed is not None and parsed[0] == "search":
+            self._search(slot, parsed[1])
+        elif parsed is not None:
+            score = score_of(parsed[1], slot.question.answer)
+            slot.observation = f"Answered: {parsed[1]}"
+        reason = None
+        if score is not None:
+            reason = StopReason.success if score.exact else StopReason.failure
+        elif slot.turns >= self.config.max_turns:
+            reason = StopReason.turn_limit
+        slot.done = reason is not None
+        said = [] if parsed is not None else [_REFUSAL]
+        if slot.done:
+            said += [self._verdict(slot, score)] if self.config.feedback != "none" else []
+        ending = [ENDINGS[reason]] if reason is StopReason.turn_limit else []
+        return Step(
+            observation="\n".join([slot.observation, *ending]) if slot.done else self._page(slot),
+            actions=FreeText("") if slot.done else FORM,
+            legal=parsed is not None,
+            feedback=" ".join(said),
+            done=slot.done,
+            success=reason is StopReason.success,
+            reward=0.0 if score is None else reward_of(score, self.config.least_f1),
+            stop_reason=reason,
+        )
+
+    def _search(self, slot: _Slot, query: str) -> None:
+        found = slot.search.find(query[:_LONGEST_QUERY], self.config.results)
+        slot.queries.append(query)
+        slot.found.update((paragraph.title, paragraph) for paragraph in found)
+        listed = [f"[{place}] {self._shown(paragraph)}" for place, paragraph in enumerate(found, start=1)]
+        slot.observation = "\n".join([f"Found for {query}:", *listed]) if listed else f"Nothing is found for {query}."
+
+    def _shown(self, paragraph: Paragraph) -> str:
+        text, most = paragraph.text, self.config.paragraph_characters
+        return f"{paragraph.title}: {text if most is None or len(text) <= most else text[:most].rstrip() + ' …'}"
+
+    def _verdict(self, slot: _Slot, score: Score | None) -> str:
+        """What is said of the whole episode; it does not tell the answer."""
+        if score is None:
+            said = "No answer was given."
+        elif score.exact:
+            said = "The answer is right."
+        elif score.f1 > 0:
+            said = f"The answer is not exact: its words match with F1 {score.f1:.2f}."
+        else:
+            said = "The answer is wrong."
+        support = slot.question.support
+        if self.config.feedback == "outcome" or not support:
+            return said
+        seen = [title for title in support if title in slot.found]
+        names = f": {', '.join(seen)}" if seen else ""
+        return f"{said} Of the {len(support)} paragraphs that it follows from, {len(seen)} were found{names}."
+
+    def oracle(self, slot: int) -> str | None:
+        """The next action of a reader who knows the answer and what it follows from; None when the episode is done."""
+        state = self._slots[slot]
+        if state.done:
+            return None
+        return next_action(state.question, state.found, state.queries, self.config.max_turns - state.turns)
+
+    def content(self, slot: int) -> str:
+        """The words of a slot's question."""
+        return normalized(self._slots[slot].question.text)
+
+    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+        """What an episode teaches, for demonstrations."""
+        return lesson_of(episode, turns)
+
+    def close(self) -> None:
+        """Nothing is held: questions are kept for the next environment of the process."""
+        self._slots = []
+
+
+def parse_action(action: str | None) -> tuple[str, str] | None:
+    """What an action does and with what: ("search", query) or ("answer", text); None for anything else."""
+    found = _ACTION.match(action or "")
+    text = "" if found is None else " ".join(_inside(found[2]).split())
+    return None if found is None or not text else (found[1].lower(), text)
+
+
+def _inside(text: str) -> str:
+    """What is before the bracket that closes; all of it where brackets do not pair."""
+    depth = 1
+    for place, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if not depth:
+            return text[:place]
+    return text

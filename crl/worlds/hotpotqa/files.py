@@ -1,0 +1,74 @@
+"""Files of questions: where they are looked for, what to do where they are missing, and how they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from crl.errors import BadInput
+from crl.paths import possible_path, quoted
+from crl.worlds.hotpotqa.questions import Paragraph, Question, malformed, question_of
+from crl.worlds.json_files import array
+
+VARIABLE = "HOTPOTQA_DATA"
+_DEFAULT = "~/.cache/hotpotqa"
+TRAIN, DISTRACTOR, FULLWIKI = (
+    "hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json", "hotpot_dev_fullwiki_v1.json",
+)  # fmt: skip
+_HOME = "http://curtis.ml.cmu.edu/datasets/hotpot"
+"""Where the authors give the files out (hotpotqa.github.io)."""
+
+
+def data_directory(directory: str | None) -> tuple[Path, str]:
+    """Where the files are looked for, and what says so: the config, $HOTPOTQA_DATA, or ~/.cache/hotpotqa."""
+    if directory is not None:
+        name, source = directory, "environment.directory"
+    elif os.environ.get(VARIABLE):
+        name, source = os.environ[VARIABLE], f"${VARIABLE}"
+    else:
+        name, source = _DEFAULT, f"the default {_DEFAULT}"
+    return possible_path(name, "the directory of HotpotQA's files", where=source, home=True), source
+
+
+def find(directory: str | None, names: Sequence[str]) -> list[Path]:
+    """Paths of files. Raises BadInput that says what is missing and how to get it."""
+    folder, source = data_directory(directory)
+    missing = [name for name in dict.fromkeys(names) if not (folder / name).is_file()]
+    if not missing:
+        return [folder / name for name in names]
+    known = [name for name in missing if name in (TRAIN, DISTRACTOR, FULLWIKI)]
+    get = " && ".join(f"curl -fLO {_HOME}/{name}" for name in known)
+    own = "play the questions of this project, which need no files: environment.questions: own"
+    raise BadInput(
+        f"HotpotQA's files are missing: {', '.join(missing)}",
+        expected="the authors' files, unchanged (hotpotqa.github.io; Yang et al., 2018). License: CC BY-SA 4.0"
+        if known
+        else "files of questions in one of the forms that docs/hotpotqa.md lists",
+        where=f"{folder} (named by {source}; environment.directory comes first, then ${VARIABLE}, then {_DEFAULT})",
+        next_step=f"mkdir -p {quoted(folder)} && cd {quoted(folder)} && {get}\nOr {own}"
+        if known
+        else f"correct the names, or {own}",
+    )
+
+
+def read(path: Path) -> list[Question]:
+    """The questions of a file, in their order. Raises BadInput, with the record, where one cannot be read.
+
+    Equal paragraphs of several questions are kept once: the training file has two thirds of a gigabyte.
+    """
+    kept: dict[Paragraph, Paragraph] = {}
+    questions = []
+    for number, record in array(path, malformed, of="questions"):
+        question = question_of(record, number, f"{path}, record {number}")
+        own = tuple(kept.setdefault(paragraph, paragraph) for paragraph in question.paragraphs)
+        questions.append(Question(question.id, question.text, question.answer, question.kind, own, question.support))
+    if not questions:
+        raise malformed("it holds no question", "at least one question", str(path))
+    return questions
+
+
+def paragraphs_of(questions: Sequence[Question]) -> list[Paragraph]:
+    """All paragraphs of some questions, each once, in their order. Of one title several texts are several."""
+    found: Mapping[Paragraph, None] = dict.fromkeys(each for question in questions for each in question.paragraphs)
+    return list(found)

@@ -1,0 +1,130 @@
+"""The reference fix as calls of the tools: for demonstrations, and as proof that a task can be solved with them.
+
+Each file is looked at where it is changed, then edited; what the editor cannot do (remove, move to another mode, a file
+that is no text) is done by the shell. At the end it submits.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import os
+import shlex
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from crl.worlds.swe.calls import BASH, EDITOR, SUBMIT, Call
+from crl.worlds.swe.editor import LARGEST
+from crl.worlds.swe.patches import touched
+from crl.worlds.swe.sandbox import TESTBED
+
+_AROUND = 8
+"""Lines before and behind a change that are looked at."""
+_PART = 90_000
+"""Characters of base64 in one command, which has to be shorter than `calls.LONGEST_COMMAND`; a multiple of four."""
+
+
+def calls_of(patch: str, base: Path, fixed: Path, most: int) -> list[Call]:
+    """The calls that make a base tree the fixed one, then `submit`. Where they are more than `most`, nothing is looked
+    at; they may still be more."""
+    paths = sorted(touched(patch))
+    for looking in (True, False):
+        calls = [call for path in paths for call in _file(path, base / path, fixed / path, looking=looking)]
+        if len(calls) < most:
+            break
+    return [*calls, Call(SUBMIT, {})]
+
+
+def _file(path: str, old: Path, new: Path, *, looking: bool) -> Iterator[Call]:
+    where = f"{TESTBED}/{path}"
+    named = shlex.quote(path)
+    before, after = _text(old), _text(new)
+    if not os.path.lexists(new):
+        if os.path.lexists(old):
+            yield Call(BASH, {"command": f"rm -f -- {named}"})
+        return
+    if new.is_symlink():
+        folder = shlex.quote(str(Path(path).parent))
+        yield Call(BASH, {"command": f"mkdir -p -- {folder} && ln -sfn -- {shlex.quote(str(new.readlink()))} {named}"})
+        return
+    if after is None or (before is None and os.path.lexists(old)):
+        content = base64.b64encode(new.read_bytes()).decode()
+        folder = shlex.quote(str(Path(path).parent))
+        parts = [content[at : at + _PART] for at in range(0, len(content), _PART)] or [""]
+        yield Call(BASH, {"command": f"mkdir -p -- {folder} && rm -f -- {named} && base64 -d > {named} <<< {parts[0]}"})
+        for part in parts[1:]:
+            yield Call(BASH, {"command": f"base64 -d >> {named} <<< {part}"})
+    elif before is None:
+        yield Call(EDITOR, {"command": "create", "path": where, "file_text": after})
+    else:
+        yield from _edits(where, before, after, looking=looking)
+    if _executable(new) != _executable(old):  # what is not there yet is not executable
+        yield Call(BASH, {"command": f"chmod {'+x' if _executable(new) else '-x'} -- {named}"})
+
+
+def _edits(where: str, before: str, after: str, *, looking: bool) -> Iterator[Call]:
+    """Replacements that make one text the other, each of a text that is there exactly once when it is replaced."""
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    done: list[str] = []
+    """The lines that are final, up to where `old` goes on."""
+    at = 0
+    for tag, first, last, begin, end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        done += old[at:first]
+        at = first
+        if tag == "equal":
+            continue
+        current = "".join([*done, *old[at:]])
+        if not current:
+            yield Call(
+                EDITOR, {"command": "insert", "path": where, "insert_line": 0, "new_str": "".join(new[begin:end])}
+            )
+        else:
+            if looking:
+                shown = [
+                    max(1, len(done) + 1 - _AROUND),
+                    min(current.count("\n") + 1, len(done) + last - first + _AROUND),
+                ]
+                if shown[0] <= current.count("\n"):
+                    yield Call(EDITOR, {"command": "view", "path": where, "view_range": shown})
+            yield _replacement(where, current, done, old[first:last], old[last:], new[begin:end])
+        done += new[begin:end]
+        at = last
+
+
+def _replacement(where: str, text: str, head: list[str], out: list[str], tail: list[str], into: list[str]) -> Call:
+    """Replace lines between others, with as much of what is around as makes them be there once."""
+    before, after = 0, 0
+    while True:
+        left, right = head[len(head) - before :], tail[:after]
+        old = "".join([*left, *out, *right])
+        if old and _once(text, old):
+            return Call(
+                EDITOR,
+                {"command": "str_replace", "path": where, "old_str": old, "new_str": "".join([*left, *into, *right])},
+            )
+        if before <= after and before < len(head):
+            before += 1
+        elif after < len(tail):
+            after += 1
+        else:
+            before += 1
+
+
+def _once(text: str, old: str) -> bool:
+    at = text.find(old)
+    return at >= 0 and text.find(old, at + 1) < 0
+
+
+def _text(path: Path) -> str | None:
+    """The text of a file that the editor can take; None where it is none."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode) or path.lstat().st_size > LARGEST:
+            return None
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _executable(path: Path) -> bool:
+    return os.path.lexists(path) and bool(path.lstat().st_mode & stat.S_IXUSR)

@@ -1,0 +1,207 @@
+"""WebShop as a batched text environment: its settings, and a wave of visits to one site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from crl.config.environments import EnvironmentConfig, HeldOutFrom
+from crl.envs.endings import ENDINGS, check_running
+from crl.protocols import FreeText, Lesson, Start, Step, StopReason
+from crl.records import Episode, Turn
+from crl.worlds.webshop.catalog import Catalog, catalog
+from crl.worlds.webshop.goals import NO_LIMIT, Goal, sizes
+from crl.worlds.webshop.lessons import KIND, NOT_MET, PRICE, lesson_of
+from crl.worlds.webshop.oracle import Plan, next_action, plan_for
+from crl.worlds.webshop.pages import page_text
+from crl.worlds.webshop.reward import rapidfuzz
+from crl.worlds.webshop.site import Site, Visit
+
+_SHORT_FORM = FreeText("search[words] or click[x], where x stands in brackets on the page")
+_MOST_NAMED = 20
+"""What can be clicked that an answer to an impossible action names."""
+
+
+class WebShopConfig(EnvironmentConfig):
+    """A web shop: find a product with the qualities, options and price asked for, and buy it."""
+
+    model_config = ConfigDict(title="WebShop")
+
+    kind: Literal["webshop"] = "webshop"
+    catalog: Literal["own", "small", "full"] = Field(
+        "own",
+        description="What the shop sells. own: a catalog made for this project, which needs no data; small and full: "
+        "the original site's 1,000 products, or all of them.",
+    )
+    directory: str | None = Field(
+        None,
+        min_length=1,
+        description="Where the original site's files are; null: $WEBSHOP_DATA, else ~/.cache/webshop.",
+    )
+    products: int | None = Field(
+        None,
+        ge=1,
+        le=2_000_000,
+        description="The first so many products; null: 1,000 of the catalog own, all of another.",
+    )
+    goals: Literal["synthetic", "human"] = Field(
+        "synthetic",
+        description="synthetic: an instruction for each combination of a product's options; human: those that people "
+        "wrote (items_human_ins.json), not for the catalog own.",
+    )
+    view: Literal["text", "rich", "short"] = Field(
+        "text",
+        description="How pages are written. text and rich: the original site's modes text and text_rich; short: our "
+        "own, for small contexts (`prompts: webshop`).",
+    )
+    attributes_page: bool = Field(
+        True, description="Whether a product has a page of its attributes; the original shows it only on demand."
+    )
+    tell_missing: bool = Field(
+        False, description="Whether the last page says what a purchase lacked; the original shows its score only."
+    )
+    max_turns: int = Field(15, ge=1, le=1000, description="Turns before an episode counts as failed.")
+    held_out_split: Literal["test", "development"] = Field(
+        "test",
+        description="Goals of the held-out seeds: the first 500 of all (test) or the 1,000 behind them (development). "
+        "Of 1,500 goals or less, the first quarter or the second.",
+    )
+    held_out_from: HeldOutFrom = 1_000_000
+
+    @model_validator(mode="after")
+    def _own_goals(self) -> WebShopConfig:
+        if self.catalog == "own" and self.goals == "human":
+            raise ValueError("goals: human needs catalog: small or full; the catalog own has synthetic goals only")
+        return self
+
+    @property
+    def held_out_levels(self) -> int | None:
+        """The number of goals of the held-out split. Raises BadInput where the data is missing."""
+        if self.held_out_from is None:
+            return None
+        test, development = sizes(len(self.sold().goals))
+        return test if self.held_out_split == "test" else development
+
+    def sold(self) -> Catalog:
+        """The catalog. Raises BadInput where its data is missing, or a record of it is malformed."""
+        return catalog(self.catalog, self.goals, self.products, self.directory)
+
+    def make(self) -> WebShopEnvironment:
+        """A wave of visits. Raises BadInput where rapidfuzz or the data is missing, or a record of it is malformed."""
+        return WebShopEnvironment(self)
+
+
+@dataclass
+class _Slot:
+    visit: Visit
+    plan: Plan | None = None
+    """The oracle's, made when it is first asked."""
+    turns: int = 0
+    done: bool = False
+
+
+class WebShopEnvironment:
+    """A wave of visits (protocols `Environment`, `Leveled`, `Instructive`). The reward is that of the purchase, 0 to 1;
+    success is a reward of 1.
+
+    Buying ends an episode, as a failure unless it is worth 1; so does the turn limit, with 0. An action that is not
+    possible spends a turn and changes nothing.
+    """
+
+    def __init__(self, config: WebShopConfig) -> None:
+        """Raises BadInput where rapidfuzz or the data is missing, or a record of it is malformed."""
+        rapidfuzz()
+        self.config = config
+        self.site = Site(config.sold(), attributes_page=config.attributes_page)
+        self._slots: list[_Slot] = []
+
+    def goal_of(self, seed: int) -> Goal:
+        """The goal of a seed. Raises BadInput where the catalog has none on its side."""
+        goals = self.site.catalog.goals
+        return goals.get(goals.of_seed(seed, self.config.held_out_from, self.config.held_out_split))
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start `len(seeds)` episodes, slot i with seed i."""
+        self._slots = [_Slot(Visit(self.goal_of(seed))) for seed in seeds]
+        return [Start(slot.visit.goal.text, self._page(slot), self._form(slot)) for slot in self._slots]
+
+    def _page(self, slot: _Slot) -> str:
+        return page_text(self.site, slot.visit, self.config.view)
+
+    def _form(self, slot: _Slot) -> FreeText:
+        if self.config.view == "short":
+            return _SHORT_FORM
+        clickable = self.site.clickable(slot.visit)
+        return FreeText(f"search[words] or click[x] with x one of: {', '.join(clickable)}" if clickable
+                        else "search[words]")  # fmt: skip
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
+        check_running(self._slots, actions)
+        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
+
+    def _step(self, slot: _Slot, action: str | None) -> Step:
+        slot.turns += 1
+        visit = slot.visit
+        legal = self.site.act(visit, action)
+        worth = 0.0 if visit.reward is None else visit.reward.total
+        reason = None
+        if visit.reward is not None:
+            reason = StopReason.success if worth == 1 else StopReason.failure
+        elif slot.turns >= self.config.max_turns:
+            reason = StopReason.turn_limit
+        slot.done = reason is not None
+        observation = self._page(slot)
+        if visit.reward is not None and worth < 1 and self.config.tell_missing:
+            observation += f"\n{NOT_MET}{'; '.join(missing(visit))}."
+        if reason is StopReason.turn_limit:
+            observation += f"\n{ENDINGS[reason]}"
+        feedback = "" if legal else self._refusal(slot)
+        return Step(
+            observation, FreeText("") if slot.done else self._form(slot), legal, feedback, slot.done,
+            reason is StopReason.success, worth, reason,
+        )  # fmt: skip
+
+    def _refusal(self, slot: _Slot) -> str:
+        clickable = self.site.clickable(slot.visit)
+        if not clickable:
+            return "That is not possible on this page. Possible: search[words]."
+        named = ", ".join(clickable[:_MOST_NAMED]) + (", …" if len(clickable) > _MOST_NAMED else "")
+        return f"That is not possible on this page. Possible: search[words] or click[x] with x one of: {named}."
+
+    def oracle(self, slot: int) -> str | None:
+        """The next action of a shopper that knows the goal; None when the episode is done or nothing can be found."""
+        state = self._slots[slot]
+        if state.done:
+            return None
+        state.plan = state.plan or plan_for(self.site, state.visit.goal)
+        return None if state.plan is None else next_action(self.site, state.visit, state.plan)
+
+    def content(self, slot: int) -> str:
+        """The instruction of a slot without its price limit."""
+        return self._slots[slot].visit.goal.content
+
+    def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
+        """What a visit teaches, for demonstrations."""
+        return lesson_of(episode, turns)
+
+    def close(self) -> None:
+        """Nothing is held: a catalog is kept for the next environment of the process."""
+        self._slots = []
+
+
+def missing(visit: Visit) -> list[str]:
+    """What a purchase lacks, in words."""
+    wanted, reward = visit.goal.wanted, visit.reward
+    assert reward is not None, "something was bought"
+    lacking = [name for name, met in zip(wanted.attributes, reward.attributes_met, strict=True) if not met]
+    options = [option if isinstance(option, str) else f"{option[0]}: {option[1]}" for option in wanted.options]
+    lacking += [option for option, met in zip(options, reward.options_met, strict=True) if not met]
+    if not reward.price_met and wanted.price_upper != NO_LIMIT:
+        lacking.append(f"{PRICE} {wanted.price_upper:.2f} dollars")
+    if reward.kind < 1:
+        lacking.append(f"{KIND} ({wanted.query})" if wanted.query else KIND)
+    return lacking

@@ -1,0 +1,243 @@
+"""Experiential RL (arXiv 2602.13949) against plain arithmetic: clip, penalty, advantages of streams, the whole loss."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crl.config import ClippedObjective, DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig
+from crl.config.load import load_experiment
+from crl.credit.streams import stream_advantages
+from crl.errors import BadInput
+from crl.learn.terms import NLL, Objective
+from crl.recipes.erl.credit import Internalized, Sequenced, samples_of
+from crl.records import Generation
+from tests.paper.reference import Floats, random_batch, relative_error
+
+ROOT = Path(__file__).parents[3]
+VOCABULARY, TEMPERATURE = 32, 0.7
+
+
+def by_hand(batch: Any, reference_BT: Floats, low: float, high: float, kl: float, mean: bool) -> tuple[float, Floats]:
+    """Loss, and its derivatives in the log-probabilities, by cases and one token at a time."""
+    logprobs, loss = batch.logprobs(), 0.0
+    derivative = np.zeros_like(logprobs)
+    for b in range(len(logprobs)):
+        places = [t for t in range(logprobs.shape[1]) if batch.mask_BT[b, t] > 0]
+        share = batch.weights_B[b] / (len(places) if mean and places else 1)
+        a = batch.advantages_B[b]
+        for t in places:
+            rho = math.exp(logprobs[b, t] - batch.behavior_BT[b, t])
+            bounded = min(max(rho, 1 - low), 1 + high)
+            r = math.exp(reference_BT[b, t] - logprobs[b, t])
+            loss -= share * (min(rho * a, bounded * a) - kl * (r - 1 - math.log(r)))
+            derivative[b, t] -= share * ((rho * a if rho * a <= bounded * a else 0.0) - kl * (1 - r))
+    return loss, derivative
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kl", [0.0, 0.001, 0.5])
+@pytest.mark.parametrize("aggregation", ["token_sum", "token_mean"])
+def test_the_objective_clips_by_two_bounds_and_penalizes_leaving_the_base_model(
+    seed: int, kl: float, aggregation: Any
+) -> None:
+    import torch
+
+    from crl.learn.clipped import clipped_objective
+
+    batch = random_batch(seed)
+    rng = np.random.default_rng(seed + 100)
+    reference_BT = (batch.logprobs() + 0.5 * rng.normal(size=batch.mask_BT.shape)) * batch.mask_BT
+    config = ClippedObjective(clip_low=0.2, clip_high=0.28, kl=kl, aggregation=aggregation)
+    expected, derivative = by_hand(batch, reference_BT, 0.2, 0.28, kl, aggregation == "token_mean")
+    ratios = np.exp(batch.logprobs() - batch.behavior_BT)[batch.mask_BT > 0]
+    assert ((ratios > 1.2) & (ratios < 1.28)).any() and (ratios > 1.28).any() and (ratios < 0.8).any()
+
+    logits = torch.tensor(batch.logits_BTV, requires_grad=True)
+    scaled = torch.log_softmax(logits / batch.temperature, -1)
+    logprobs_BT = scaled.gather(-1, torch.tensor(batch.targets_BT)[..., None])[..., 0] * torch.tensor(batch.mask_BT)
+    tensors = (batch.behavior_BT, reference_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    loss, counted = clipped_objective(logprobs_BT, *map(torch.tensor, tensors), config)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, rel=1e-9)
+    assert logits.grad is not None
+    assert relative_error(logits.grad.numpy(), batch.logit_gradient(derivative)) < 1e-9
+    r = np.exp(reference_BT - batch.logprobs())[batch.mask_BT > 0]
+    assert counted.reference_sum == pytest.approx((r - 1 - np.log(r)).sum())
+
+
+def test_the_low_variance_estimator_is_unbiased_never_negative_and_zero_for_equal_models() -> None:
+    import torch
+
+    from crl.learn.clipped import divergence
+
+    rng = np.random.default_rng(1)
+    policy, reference = rng.dirichlet(np.ones(50)), rng.dirichlet(np.ones(50))
+    of_token = divergence(torch.tensor(np.log(policy)), torch.tensor(np.log(reference)), torch.ones(50)).numpy()
+    exact = float((policy * np.log(policy / reference)).sum())
+    assert (of_token >= 0).all()
+    assert float((policy * of_token).sum()) == pytest.approx(exact, rel=1e-9), "its mean over samples of the policy"
+    same = torch.tensor(np.log(policy))
+    assert float(divergence(same, same, torch.ones(50)).abs().max()) == 0.0
+
+
+def test_a_penalty_needs_something_to_compare_with() -> None:
+    import torch
+
+    from crl.learn.clipped import clipped_objective
+
+    one = torch.ones(1, 1)
+    with pytest.raises(ValueError, match="penalty"):
+        clipped_objective(-one, -one, None, one, one[0], one[0], ClippedObjective(kl=0.1))
+
+
+def test_every_stream_of_every_task_is_normalized_on_its_own() -> None:
+    rng = np.random.default_rng(2)
+    groups = [(int(task), str(stream)) for task, stream in zip(rng.integers(0, 5, 60), rng.choice(["first", "second", "reflection"], 60), strict=True)]  # noqa: E501  # fmt: skip
+    groups += [(9, "second"), (10, "first"), (10, "first")]
+    rewards = [float(value) for value in rng.choice([0.0, 0.5, 1.0], len(groups))]
+    rewards[-3:] = [1.0, 1.0, 1.0]  # the only one of its group; two whose rewards are equal
+    found = stream_advantages(rewards, groups, ClippedObjective())
+    for place, (group, reward) in enumerate(zip(groups, rewards, strict=True)):
+        mates = [rewards[other] for other in range(len(groups)) if groups[other] == group]
+        mean = math.fsum(mates) / len(mates)
+        deviation = math.sqrt(math.fsum((each - mean) ** 2 for each in mates) / len(mates))
+        expected = reward if len(mates) == 1 else 0.0 if deviation == 0 else (reward - mean) / deviation
+        assert found[place] == pytest.approx(expected, abs=1e-9)
+    assert found[-3] == 1.0 and list(found[-2:]) == [0.0, 0.0]
+    assert stream_advantages([1.0], ["alone"], ClippedObjective(singleton="zero"))[0] == 0.0
+
+
+# -- the whole loss of a round, on a model ----------------------------------------------------------------------------
+
+
+def generation(name: str, rng: np.random.Generator, role: str = "actor") -> Generation:
+    prompt, answer = (int(value) for value in rng.integers(2, 6, size=2))
+    return Generation(
+        generation_id=name, round=3, stage="collect", role=role, kind="episode", weights_digest="w",
+        temperature=TEMPERATURE, token_ids=[int(token) for token in rng.integers(0, VOCABULARY, prompt + answer)],
+        loss_mask=[0] * prompt + [1] * answer,
+        logprobs=[0.0] * prompt + [float(value) for value in -3.5 + 0.5 * rng.normal(size=answer)],
+        prompt="p", output="o", stop_reason="success",
+    )  # fmt: skip
+
+
+def logprobs(network: Any, tokens: list[int], mask: list[int]) -> Floats:
+    """Log-probability of every trained token under the temperature, one sequence at a time in float64."""
+    import torch
+
+    with torch.no_grad():
+        logits_TV = network(torch.tensor([tokens])).logits[0].double().numpy() / TEMPERATURE
+    found = []
+    for place, token in enumerate(tokens):
+        if mask[place]:
+            row = logits_TV[place - 1]
+            found.append(float(row[token] - row.max() - np.log(np.exp(row - row.max()).sum())))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["full weights", "adapters"])
+@pytest.mark.parametrize("aggregation", ["token_sum", "token_mean"])
+def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_model(
+    model: Path, tmp_path: Path, lora: LoraConfig | None, aggregation: Any
+) -> None:
+    """The second update: by then the weights are no longer those of the base model."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from crl.learn.trainer import Trainer
+
+    rng = np.random.default_rng(7)
+    kl, factor = 0.3, 0.5
+    method = load_experiment(
+        ROOT / "conf/erl_tiny.yaml",
+        {"method.recipe.objective.kl": kl, "method.recipe.objective.aggregation": aggregation,
+         "method.recipe.internalize.weight": factor},
+    ).method  # fmt: skip
+    rewards = {"first": [1.0, 0.0, 0.0, 1.0], "reflection": [1.0, 0.25], "second": [1.0, 0.25]}
+    sequences = [
+        Sequenced(
+            "reflector" if stream == "reflection" else "actor", generation(f"{stream}{index}", rng), reward, stream
+        )
+        for stream, earned in rewards.items()
+        for index, reward in enumerate(earned)
+    ]
+    learned = []
+    for each in sequences[-2:]:  # what the second attempts sampled, behind another prompt
+        start = each.generation.loss_mask.index(1)
+        prompt = [int(token) for token in rng.integers(0, VOCABULARY, 4)]
+        tokens = prompt + each.generation.token_ids[start:]
+        learned.append(
+            Internalized(each.generation, each.reward, tokens, [0] * 4 + each.generation.loss_mask[start:], [])
+        )
+    samples = samples_of(sequences, learned, method, round=3)
+    objectives = {
+        "grpo": Objective("crl.learn.clipped:clipped_term", method.recipe.objective, reference=True),
+        "nll": NLL,
+    }  # type: ignore[attr-defined]
+
+    role = RoleConfig(
+        model="miniature", lora=lora, optimizer=OptimizerConfig(kind="sgd", learning_rate=0.3, gradient_clip=0),
+        deepspeed=DeepSpeedConfig(micro_batch=3),
+    )  # fmt: skip
+    trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
+    first = trainer.update(samples, objectives)
+    assert first["reference_kl"] == pytest.approx(0.0, abs=1e-6), "before the first step the policy is the base model"
+    trainer.save(tmp_path)
+    second = trainer.update(samples, objectives)
+    trainer.dispose()
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
+    moved: Any = AutoModelForCausalLM.from_pretrained(model if lora else tmp_path, dtype=torch.float64)
+    if lora is not None:
+        import peft
+
+        moved = peft.PeftModel.from_pretrained(moved, str(tmp_path)).double()
+    moved.eval()
+    count, penalties, loss = len(sequences) + len(learned), [], 0.0
+    advantages = stream_advantages(
+        [each.reward for each in sequences], [each.group for each in sequences], ClippedObjective()
+    )
+    for each, a in zip(sequences, advantages, strict=True):
+        record = each.generation
+        new, old = (
+            logprobs(moved, record.token_ids, record.loss_mask),
+            logprobs(base, record.token_ids, record.loss_mask),
+        )
+        stored = np.array([value for value, trained in zip(record.logprobs, record.loss_mask, strict=True) if trained])
+        rho = np.exp(new - stored)
+        penalty = np.exp(old - new) - 1 - (old - new)
+        terms = np.minimum(rho * a, np.clip(rho, 0.8, 1.28) * a) - kl * penalty
+        loss -= (terms.sum() if aggregation == "token_sum" else terms.mean()) / count
+        penalties += list(penalty)
+    for each in learned:
+        taught = logprobs(moved, each.token_ids, each.loss_mask)
+        loss -= factor * each.reward * (taught.sum() if aggregation == "token_sum" else taught.mean()) / count
+    assert second["loss"] == pytest.approx(loss, rel=1e-4)
+    assert second["reference_kl"] == pytest.approx(np.mean(penalties), rel=1e-3) and second["reference_kl"] > 1e-4
+
+
+def test_a_round_whose_rewards_are_equal_takes_no_step_for_the_penalty_alone(model: Path) -> None:
+    from crl.learn.trainer import Trainer
+
+    rng = np.random.default_rng(8)
+    method = load_experiment(ROOT / "conf/erl_tiny.yaml", {}).method
+    equal = [Sequenced("actor", generation(f"g{index}", rng), 1.0, "first") for index in range(3)]
+    objectives = {"grpo": Objective("crl.learn.clipped:clipped_term", ClippedObjective(kl=0.1), reference=True)}
+    trainer = Trainer(RoleConfig(model="miniature"), model_path=model, checkpoint=None, threads=1)
+    assert trainer.update(samples_of(equal, [], method, round=1), objectives)["stepped"] == 0
+    unequal = [*equal, Sequenced("actor", generation("g3", rng), 0.0, "second"), Sequenced("actor", generation("g4", rng), 1.0, "second")]  # noqa: E501  # fmt: skip
+    figures = trainer.update(samples_of(unequal, [], method, round=1), objectives)
+    trainer.dispose()
+    assert figures["stepped"] == 1 and figures["samples_without_gradient"] == 0, "the penalty holds all of them"
+
+
+def test_zero_3_is_refused_where_the_objective_compares_with_the_base_model() -> None:
+    setting = {"method.roles.actor.deepspeed.zero_stage": 3}
+    with pytest.raises(BadInput, match="compares with the base model"):
+        load_experiment(ROOT / "conf/erl_tiny.yaml", setting)
+    load_experiment(ROOT / "conf/erl_tiny.yaml", {**setting, "method.recipe.objective.kl": 0})
