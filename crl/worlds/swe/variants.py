@@ -2,7 +2,7 @@
 
 A variant is a number. The bugs that `data/swe/variants` lists are gone through in a fixed order, all libraries mixed,
 once per dress; so the first `bugs(split)` variants are different bugs, and all of them differ in content. Each is
-verified: its tests were run when the list was made (crl.worlds.swe.variant_index).
+verified: its tests were run when the list was made (data.swe.mutations.bugs).
 
     variants = Variants("train")
     variants[5].row()             # the same on every machine
@@ -23,9 +23,9 @@ from crl.paths import quoted
 from crl.worlds.swe.dressing import dressed, dresses, renamer
 from crl.worlds.swe.library import Library, Split, libraries
 from crl.worlds.swe.shipped import Kind, Level, Task
-from crl.worlds.swe.statements import report_of, statement
-from crl.worlds.swe.trials import Observation
-from crl.worlds.swe.variant_index import Known, digest_of, index_file
+from data.swe.mutations.reports import report_of, statement
+from data.swe.mutations.trials import Observation
+from data.swe.mutations.bugs import Known, digest_of, index_file
 
 _MARK = "-v"
 
@@ -109,7 +109,7 @@ def _task(name: str, number: int, dress: int) -> Task:
             f"the list of bugs of {name} is older than its code: {bug.path} differs",
             expected="a list made from the library as it is",
             where=str(index_file(plain)),
-            next_step=f"python -m crl.worlds.swe.variant_index {quoted(name)}",
+            next_step=f"python -m data.swe.mutations.bugs {quoted(name)}",
         )
     instance_id = f"{name}{_MARK}{number:04d}-{dress}"
     renamed = renamer(plain, dress)

@@ -27,7 +27,7 @@ from crl.worlds.swe.shipped import (
     shipped_tasks,
     tasks,
 )
-from crl.worlds.swe.trials import run_trials
+from data.swe.mutations.trials import run_trials
 from tests.marks import sampled
 
 ROOT = Path(__file__).parents[3]

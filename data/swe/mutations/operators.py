@@ -1,7 +1,7 @@
 """Operators that break correct code in one place, as people do.
 
 `mutations(path, text)` finds every place where an operator applies, in the order of the text: pure syntax, nothing is
-run. Whether a change is a bug, its tests say (crl.worlds.swe.variant_index). The change is made in the text, not in its
+run. Whether a change is a bug, its tests say (data.swe.mutations.bugs). The change is made in the text, not in its
 tree, so that formatting and comments stay and the reference fix is a few lines.
 
 | operators | what goes wrong |

@@ -1,6 +1,6 @@
 """The tasks that ship as a data set folder, which `swe` plays as it plays any other.
 
-    python -m crl.worlds.swe.data_set FOLDER [--variants 2000] [--seed 0]
+    python -m data.swe.mutations.__main__ FOLDER [--variants 2000] [--seed 0]
 
     FOLDER/rows.jsonl    the tasks written by hand, and generated variants to train on; the column `split` tells which
                          rows are held out

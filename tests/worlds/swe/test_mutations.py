@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from crl.errors import BadInput
-from crl.worlds.swe.data_set import write_data_set
+from data.swe.mutations.__main__ import write_data_set
 from crl.worlds.swe.dressing import dressed, dresses
 from crl.worlds.swe.library import libraries
-from crl.worlds.swe.mutations import mutations
+from data.swe.mutations.operators import mutations
 from crl.worlds.swe.repository import Clones
 from crl.worlds.swe.rows import load_rows
 from crl.worlds.swe.shipped import LEVELS, Task, shipped_rows, shipped_tasks
-from crl.worlds.swe.trials import run_trials
-from crl.worlds.swe.variant_index import digest_of, known
+from data.swe.mutations.trials import run_trials
+from data.swe.mutations.bugs import digest_of, known
 from crl.worlds.swe.variants import Variants, known_bugs, variant
 
 ROOT = Path(__file__).parents[3]

@@ -1,6 +1,6 @@
 """Which mutations are bugs: each tried, those kept whose tests tell, as data that ships.
 
-    python -m crl.worlds.swe.variant_index [library …]
+    python -m data.swe.mutations.bugs [library …]
 
 writes `data/swe/variants/<library>.jsonl`, one line per bug (:class:`Known`). A mutation is kept if judging tests fail
 with it, at most half of all tests do, a user could say what is wrong, and nothing hangs; it has to fail the same tests
@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from crl.worlds.swe.library import DATA, Library, libraries
-from crl.worlds.swe.mutations import Mutation, mutations
-from crl.worlds.swe.statements import Report, report_of
-from crl.worlds.swe.trials import Observation, Trial, run_trials
+from data.swe.mutations.operators import Mutation, mutations
+from data.swe.mutations.reports import Report, report_of
+from data.swe.mutations.trials import Observation, Trial, run_trials
 
 MOST = 160
 """Bugs of one library at most."""
