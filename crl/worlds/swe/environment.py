@@ -110,10 +110,6 @@ class SweEnvironment:
         """
         self._clear()
         self._slots = [_Slot(self.tasks.of(seed)) for seed in seeds]
-        if not self._source.lasting:
-            rows = [slot.row for slot in self._slots]
-            self.repositories.forget(rows)
-            self._source.forget(rows)
         return [self._start(slot.row) for slot in self._slots]
 
     def _start(self, row: Row) -> Start:

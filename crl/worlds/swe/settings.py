@@ -18,12 +18,8 @@ class SweSettings(EnvironmentConfig):
         None,
         min_length=1,
         description="Tasks in SWE-Bench's row format: a file (.jsonl, .json, .parquet) or a folder of "
-        "datasets.save_to_disk; null: the tasks that ship.",
-    )
-    tasks: Literal["written", "generated", "both"] = Field(
-        "both",
-        description="Training tasks of those that ship: written by hand, generated, or one of four written by hand. "
-        "Held-out ones are written by hand, over libraries that training does not know.",
+        "datasets.save_to_disk; null: the tasks that ship; held-out ones are over libraries that training does not "
+        "know.",
     )
     level: Literal["easy", "medium", "hard"] | None = Field(
         None, description="Level of difficulty of the tasks that ship; null: all."

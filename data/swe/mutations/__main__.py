@@ -1,49 +1,48 @@
-"""The tasks that ship as a data set folder, which `swe` plays as it plays any other.
+"""More bug-fix tasks: the libraries that ship are broken in many places. A script, run once; it writes rows.
 
-    python -m data.swe.mutations.__main__ FOLDER [--variants 2000] [--seed 0]
+    python -m data.swe.mutations FOLDER [--bugs 20] [--names 1] [--seed 0] [--library recency] …
 
-    FOLDER/rows.jsonl    the tasks written by hand, and generated variants to train on; the column `split` tells which
-                         rows are held out
-    FOLDER/repos/        a bare repository per library
+    FOLDER/rows.jsonl    the tasks that ship and those that were made; the column `split` tells which are held out
+    FOLDER/repos/        a bare repository per library, with a branch per task
 
-The same arguments give the same rows and commits on every machine. A folder that is there is brought up to date.
+`swe` plays them as it plays any rows, and so does another trainer that knows SWE-Bench's format:
+
+    environment: {kind: swe, rows: FOLDER/rows.jsonl}
+
+Made tasks are all of libraries to train on. What is tried and kept is in `bugs.py`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import typer
 
-from crl.errors import BadInput
-from crl.worlds.swe.shipped import materialize_all, shipped_tasks
-from crl.worlds.swe.variants import Variants
+from crl.worlds.swe.library import libraries
+from crl.worlds.swe.repository import write_repository
+from crl.worlds.swe.shipped import Task, shipped_tasks
+from data.swe.mutations.bugs import bugs_of, renamed
 
-VARIANTS = 2000
-"""Variants of a data set unless another number is asked for."""
+TRAINED = sorted(name for name, library in libraries().items() if library.split == "train")
 
 
-def write_data_set(folder: Path, *, variants: int = VARIANTS, seed: int = 0) -> Path:
-    """Write rows and repositories; the file of the rows. `rows.jsonl` is replaced last, when all else is there.
-
-    Raises BadInput for a number of variants that cannot be drawn.
-    """
-    available = Variants()
-    if not 0 <= variants <= len(available):
-        raise BadInput(
-            f"{variants} variants cannot be drawn",
-            expected=f"a number from 0 to {len(available)}",
-            where="variants",
-            next_step="ask for fewer",
-        )
-    tasks = [*shipped_tasks().values(), *available.draw(variants, seed)]
-    lines = []
-    materialize_all(tasks, folder / "repos")
+def write_rows(tasks: Iterable[Task], folder: Path) -> Path:
+    """Rows and repositories of tasks; the file of the rows, which is replaced last, when all else is there."""
+    tasks = list(tasks)
+    trees: dict[str, dict[str, Mapping[str, str]]] = {}
     for task in tasks:
-        row = task.row()
+        trees.setdefault(task.library.name, {})[task.instance_id] = task.files
+    commits = {
+        instance_id: commit
+        for name, those in trees.items()
+        for instance_id, commit in write_repository(those, folder / "repos" / f"{name}.git").items()
+    }
+    lines = []
+    for task in tasks:
+        row = task.row().model_copy(update={"base_commit": commits[task.instance_id]})
         lines.append(json.dumps(row.model_dump(mode="json", by_alias=True, exclude={"image"}), ensure_ascii=False))
     unfinished = folder / f".rows.{os.getpid()}"
     unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -52,16 +51,21 @@ def write_data_set(folder: Path, *, variants: int = VARIANTS, seed: int = 0) -> 
 
 def main(
     folder: Path,
-    variants: int = typer.Option(VARIANTS, help="Generated tasks to train on."),
-    seed: int = typer.Option(0, help="Which of them are drawn."),
+    bugs: int = typer.Option(20, min=0, help="Bugs of each library, at most: some have fewer."),
+    names: int = typer.Option(1, min=1, help="Choices of names that each bug is written under."),
+    seed: int = typer.Option(0, help="Which bugs are tried first."),
+    library: list[str] = typer.Option(TRAINED, help="Libraries that are broken; again for more than one."),  # noqa: B008
 ) -> None:
-    """Write the tasks that ship, and variants of them, as rows of SWE-Bench's format with their repositories."""
-    try:
-        rows = write_data_set(folder, variants=variants, seed=seed)
-    except BadInput as error:
-        typer.echo(str(error), err=True)
-        sys.exit(error.exit_code)
-    typer.echo(f"{rows}: {len(shipped_tasks())} tasks and {variants} variants")
+    """Write the tasks that ship, and tasks made by breaking their libraries, as rows with their repositories."""
+    if unknown := set(library).difference(TRAINED):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: expected one of {', '.join(TRAINED)}")
+    made: list[Task] = []
+    for name in library:
+        found = bugs_of(libraries()[name], bugs, seed)
+        made += [renamed(task, number) for number in range(names) for task in found]
+        typer.echo(f"{name}: {len(found)} bugs")
+    rows = write_rows([*shipped_tasks().values(), *made], folder)
+    typer.echo(f"{rows}: {len(shipped_tasks())} tasks that ship and {len(made)} that were made")
 
 
 if __name__ == "__main__":

@@ -1,80 +1,87 @@
-"""Which mutations are bugs: each tried, those kept whose tests tell, as data that ships.
+"""Which mutations of a library are bugs: each is tried, those are kept whose tests tell.
 
-    python -m data.swe.mutations.bugs [library …]
+A mutation is kept if judging tests fail with it, at most half of all tests do, a user could say what is wrong, and
+nothing hangs; it has to fail the same tests in every run, also with another order of sets.
 
-writes `data/swe/variants/<library>.jsonl`, one line per bug (:class:`Known`). A mutation is kept if judging tests fail
-with it, at most half of all tests do, a user could say what is wrong, and nothing hangs; it has to fail the same tests
-in every run, also with another order of sets. Of a library that has more, `MOST` are drawn. Without names, the lists of
-all libraries to train on are written.
+Each bug can be had under several names: `library.yaml` lists names of the library's with others that may take their
+place, in code, tests and text. Behavior stays as it is, so what was tried holds under every name.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import random
 import re
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import replace
+from types import MappingProxyType
+from typing import cast
 
-from crl.worlds.swe.library import DATA, Library, libraries
+import yaml
+
+from crl.worlds.swe.library import DATA, Files, Library
+from crl.worlds.swe.shipped import Kind, Level, Task
 from data.swe.mutations.operators import Mutation, mutations
-from data.swe.mutations.reports import Report, report_of
+from data.swe.mutations.reports import Report, report_of, statement
 from data.swe.mutations.trials import Observation, Trial, run_trials
 
-MOST = 160
-"""Bugs of one library at most."""
 _REPORTS = 2
 _BATCH = 40
 _SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Known:
-    """A mutation that is a bug.
+def bugs_of(library: Library, most: int, seed: int) -> list[Task]:
+    """So many bugs of a library, or all where it has fewer: seconds of processor time for ten.
 
-    `digest`: the first 12 hexadecimal digits of the changed file's SHA-256. `fails`: names of the judging tests that
-    fail, without their file; `visible`: of those in the tree, with it. `seen`: what the statement is made of.
+    Mutations are tried in an order that the seed decides.
     """
-
-    path: str
-    start: int
-    end: int
-    text: str
-    operator: str
-    kind: str
-    level: str
-    digest: str
-    fails: tuple[str, ...]
-    visible: tuple[str, ...]
-    seen: tuple[tuple[str, int, str, str], ...]
-
-    def applied(self, source: str) -> str:
-        return source[: self.start] + self.text + source[self.end :]
-
-
-def index_file(library: Library) -> Path:
-    return DATA / "variants" / f"{library.name}.jsonl"
-
-
-def digest_of(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def known(library: Library) -> list[Known]:
-    """The bugs of a library: runs its mutations, minutes of processor time."""
     candidates = [mutation for path in library.sources for mutation in mutations(path, library.files[path])]
-    random.Random(f"swe mutations of {library.name}").shuffle(candidates)
-    found: list[Known] = []
+    random.Random(f"swe mutations of {library.name}, {seed}").shuffle(candidates)
+    found: list[Task] = []
     for start in range(0, len(candidates), _BATCH):
-        if len(found) < MOST:
+        if len(found) < most:
             found += _bugs(library, candidates[start : start + _BATCH])
-    return sorted(found[:MOST], key=lambda each: (each.path, each.start, each.end, each.text))
+    return found[:most]
 
 
-def _bugs(library: Library, candidates: Sequence[Mutation]) -> list[Known]:
+def renamed(task: Task, number: int) -> Task:
+    """A task under other names. `number` counts the choices of names; 0, and each multiple of all, is the task."""
+    names = _names(task.library.name, number)
+    if not names:
+        return task
+    words = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b")
+
+    def other(text: str) -> str:
+        return words.sub(lambda match: names[match[0]], text)
+
+    def files(those: Files) -> Files:
+        return MappingProxyType({other(path): other(text) for path, text in those.items()})
+
+    return replace(
+        task,
+        instance_id=f"{task.instance_id}-{number}",
+        library=replace(task.library, files=files(task.library.files), judging=files(task.library.judging)),
+        statement=other(task.statement),
+        broken=files(MappingProxyType(dict(task.broken))),
+    )
+
+
+def _names(library: str, number: int) -> dict[str, str]:
+    """The names that others take the place of, and these: choices in a row differ in most names."""
+    about = yaml.safe_load((DATA / "libraries" / library / "library.yaml").read_text(encoding="utf-8"))
+    names, total = {}, math.prod(len(others) + 1 for others in about["renames"].values())
+    stride = int(total * 0.618) | 1
+    while math.gcd(stride, total) != 1:
+        stride += 2
+    left = number * stride % total
+    for name, others in about["renames"].items():
+        left, choice = divmod(left, len(others) + 1)
+        if choice:
+            names[name] = others[choice - 1]
+    return names
+
+
+def _bugs(library: Library, candidates: Sequence[Mutation]) -> list[Task]:
     changed = [{each.path: each.applied(library.files[each.path])} for each in candidates]
     trials = run_trials(library, changed, observe=True, times=2, seconds=_SECONDS)
     telling = [index for index, trial in enumerate(trials) if _tells(library, trial)]
@@ -82,8 +89,8 @@ def _bugs(library: Library, candidates: Sequence[Mutation]) -> list[Known]:
     found = []
     for index, other in zip(telling, again, strict=True):
         trial, mutation = trials[index], candidates[index]
-        if trial.failed == other.failed and (bug := _known(library, mutation, trial)):
-            found.append(bug)
+        if trial.failed == other.failed and (task := _task(library, mutation, trial)) is not None:
+            found.append(task)
     return found
 
 
@@ -92,7 +99,7 @@ def _tells(library: Library, trial: Trial) -> bool:
     return judging and not trial.ended and 2 * len(trial.failed) <= len(library.tests) and bool(trial.observations)
 
 
-def _known(library: Library, mutation: Mutation, trial: Trial) -> Known | None:
+def _task(library: Library, mutation: Mutation, trial: Trial) -> Task | None:
     reports = {
         name: report
         for name, seen in trial.observations.items()
@@ -102,19 +109,20 @@ def _known(library: Library, mutation: Mutation, trial: Trial) -> Known | None:
     if not chosen or _misnamed(mutation, trial.observations[chosen[0]]):
         return None
     judging = next(iter(library.judging))
-    fails = tuple(name.partition("::")[2] for name in trial.failed if name.startswith(judging))
-    seen = tuple((name, *_plain(trial.observations[name])) for name in chosen)
+    fails = tuple(name for name in trial.failed if name.startswith(judging))
     visible = tuple(name for name in trial.failed if not name.startswith(judging))
-    level = _level(mutation, [reports[name] for name in chosen], len(fails), bool(visible))
-    text = mutation.applied(library.files[mutation.path])
-    return Known(
-        mutation.path, mutation.start, mutation.end, mutation.text, mutation.operator, mutation.kind, level,
-        digest_of(text), fails, visible, seen,
-    )  # fmt: skip
-
-
-def _plain(seen: Observation) -> tuple[int, str, str]:
-    return seen.statement, seen.how, seen.got
+    told = [reports[name] for name in chosen]
+    instance_id = f"{library.name}-{mutation.path.rpartition('/')[2][:-3]}-{mutation.start}-{mutation.digest}"
+    return Task(
+        instance_id=instance_id,
+        library=library,
+        level=_level(mutation, told, len(fails), bool(visible)),
+        kind=cast(Kind, mutation.kind),
+        statement=statement(told, library.name, instance_id),
+        broken=MappingProxyType({mutation.path: mutation.applied(library.files[mutation.path])}),
+        fail_to_pass=fails,
+        visible_failures=visible,
+    )
 
 
 def _misnamed(mutation: Mutation, seen: Observation) -> bool:
@@ -122,7 +130,7 @@ def _misnamed(mutation: Mutation, seen: Observation) -> bool:
     return mutation.operator in ("method", "extreme") and seen.how == "raised" and seen.got.startswith("AttributeError")
 
 
-def _level(mutation: Mutation, reports: list[Report], fails: int, visible: bool) -> str:
+def _level(mutation: Mutation, reports: list[Report], fails: int, visible: bool) -> Level:
     """Easy where the report names the function that is broken, hard where no name leads there and one test tells."""
     words = set(re.findall(r"\w+", " ".join(report.last for report in reports)))
     code = set(re.findall(r"\w+", " ".join(report.code for report in reports)))
@@ -132,18 +140,3 @@ def _level(mutation: Mutation, reports: list[Report], fails: int, visible: bool)
     if parts[-1].startswith("_") and not parts[-1].startswith("__") and fails <= 2 and not code & set(parts):
         return "hard"
     return "medium"
-
-
-def main(names: Sequence[str]) -> None:
-    trained = [name for name, library in libraries().items() if library.split == "train"]
-    for name in names or trained:
-        library = libraries()[name]
-        bugs = known(library)
-        index_file(library).parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(asdict(bug), ensure_ascii=False) + "\n" for bug in bugs]
-        index_file(library).write_text("".join(lines), encoding="utf-8")
-        print(f"{name}: {len(bugs)} bugs", flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,171 +1,127 @@
-"""Generated bug-fix tasks: deterministic, different in content, verified, and reported by what is observed."""
+"""The script that makes more bug-fix tasks: what it breaks is broken, told as a user sees it, and played as rows."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from itertools import islice
+from contextlib import closing
+from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import typer
 
-from crl.errors import BadInput
-from data.swe.mutations.__main__ import write_data_set
-from crl.worlds.swe.dressing import dressed, dresses
+from crl.worlds.swe import SweConfig
 from crl.worlds.swe.library import libraries
-from data.swe.mutations.operators import mutations
 from crl.worlds.swe.repository import Clones
 from crl.worlds.swe.rows import load_rows
-from crl.worlds.swe.shipped import LEVELS, Task, shipped_rows, shipped_tasks
+from crl.worlds.swe.shipped import Level, Task, shipped_tasks
+from data.swe.mutations.__main__ import TRAINED, main, write_rows
+from data.swe.mutations.bugs import bugs_of, renamed
+from data.swe.mutations.operators import mutations
 from data.swe.mutations.trials import run_trials
-from data.swe.mutations.bugs import digest_of, known
-from crl.worlds.swe.variants import Variants, known_bugs, variant
+from tests.worlds.swe.world import Player, made, needs_bwrap
 
-ROOT = Path(__file__).parents[3]
-TRAIN = sorted(name for name, library in libraries().items() if library.split == "train")
-ROWS = """
-import json
-from crl.worlds.swe.variants import Variants
-print(json.dumps([task.row().model_dump(mode="json") for task in Variants().draw(12, seed=5)]))
-"""
+MOST = 8
+NAME = "durations"
+"""A library none of whose mutations waits for long."""
 
 
-def test_there_are_thousands() -> None:
-    variants = Variants()
-    assert variants.bugs >= 1000
-    assert len(variants) >= 10_000
-    levels = Counter(bug.level for name in TRAIN for bug in known_bugs(name))
-    assert min(levels[level] for level in LEVELS) >= 50
-    assert len({bug.operator for name in TRAIN for bug in known_bugs(name)}) >= 12
+@cache
+def made_bugs() -> tuple[Task, ...]:
+    return tuple(bugs_of(libraries()[NAME], MOST, seed=0))
 
 
-def test_only_libraries_to_train_on_have_them() -> None:
-    assert {name for name in libraries() if known_bugs(name)} == set(TRAIN)
-    with pytest.raises(BadInput, match="no variants"):
-        Variants("evaluation")
-    assert {task.split for task in islice(Variants(), 50)} == {"train"}
-
-
-def test_they_are_equal_in_other_processes() -> None:
-    environment = {**os.environ, "PYTHONHASHSEED": "5"}
-    other = subprocess.run(
-        [sys.executable, "-c", ROWS], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
-    )
-    drawn = Variants().draw(12, seed=5)
-    assert json.loads(other.stdout) == [task.row().model_dump(mode="json") for task in drawn]
-    assert [task.instance_id for task in Variants().draw(12, seed=6)] != [task.instance_id for task in drawn]
-
-
-def test_they_differ_in_content() -> None:
-    variants = Variants()
-    every = [variants[number] for number in (*range(120), *range(variants.bugs, variants.bugs + 120))]
-    assert len({task.row().base_commit for task in every}) == 240
-    assert len({task.instance_id for task in every}) == 240
-    broken = {text for task in shipped_tasks().values() for text in task.broken.values()}
-    assert broken - {text for task in every for text in task.broken.values()}
-
-
-def test_lists_of_bugs_belong_to_the_code_as_it_is() -> None:
-    for name in TRAIN:
-        files, bugs = libraries()[name].files, known_bugs(name)
-        assert [digest_of(bug.applied(files[bug.path])) for bug in bugs] == [bug.digest for bug in bugs]
-        assert len({bug.digest for bug in bugs}) == len(bugs)
-
-
-def test_listed_bugs_are_mutations() -> None:
-    library = libraries()["recency"]
-    possible = {
-        digest_of(each.applied(library.files[path]))
-        for path in library.sources
-        for each in mutations(path, library.files[path])
-    }
-    assert {bug.digest for bug in known_bugs("recency")} <= possible
-
-
-@pytest.mark.parametrize("name", TRAIN)
-def test_sampled_variants_fail_before_and_pass_after_their_fix(name: str) -> None:
-    """In a dress in which names differ: what was verified of the plain library holds."""
-    check(name, dress=1 + len(name), step=29)
+def test_a_mutation_changes_one_place() -> None:
+    name = "recency"
+    for path in libraries()[name].sources:
+        text = libraries()[name].files[path]
+        found = mutations(path, text)
+        assert len({each.applied(text) for each in found} - {text}) == len(found) > 10
+        assert all(len(each.applied(text)) - len(text) == len(each.text) - (each.end - each.start) for each in found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRAIN)
-def test_every_bug_in_every_name(name: str) -> None:
-    for dress in (0, 1, dresses(libraries()[name]) - 1):
-        check(name, dress, step=1)
+def test_there_are_thousands_of_places_and_a_dozen_ways_to_break_them() -> None:
+    every = [libraries()[name] for name in TRAINED]
+    found = [each for library in every for path in library.sources for each in mutations(path, library.files[path])]
+    assert len(found) >= 2000
+    assert len({each.operator for each in found}) >= 12
 
 
-def check(name: str, dress: int, step: int) -> None:
-    mine = [variant(f"{name}-v{number:04d}-{dress}") for number in range(0, len(known_bugs(name)), step)]
-    library = dressed(name, dress)
-    correct, *trials = run_trials(library, [{}, *(task.broken for task in mine)], hash_seed=3)
-    assert (correct.ended, correct.failed) == (None, ())
-    for task, trial in zip(mine, trials, strict=True):
-        assert trial.ended is None, task.instance_id
-        assert set(trial.failed) == {*task.fail_to_pass, *task.visible_failures}, task.instance_id
-        assert task.fail_to_pass
-        assert not {*task.pass_to_pass} & set(trial.failed)
+def test_bugs_fail_before_and_pass_after_their_fix() -> None:
+    """In a run with another order of sets, under the library's own names and under others."""
+    assert len(made_bugs()) == MOST == len({task.row().patch for task in made_bugs()})
+    assert len({task.instance_id for task in made_bugs()}) == MOST
+    assert {task.level for task in made_bugs()} <= set(get_args(Level))
+    for number in (0, 5):
+        tasks = [renamed(task, number) for task in made_bugs()]
+        correct, *trials = run_trials(tasks[0].library, [{}, *(task.broken for task in tasks)], hash_seed=3)
+        assert (correct.ended, correct.failed) == (None, ())
+        for task, trial in zip(tasks, trials, strict=True):
+            assert trial.ended is None, task.instance_id
+            assert set(trial.failed) == {*task.fail_to_pass, *task.visible_failures}, task.instance_id
+            assert task.fail_to_pass and not {*task.pass_to_pass} & set(trial.failed)
 
 
-def test_dresses_differ() -> None:
-    for library in libraries().values():
-        words = [word for others in library.renames.values() for word in others]
-        text = "\n".join([*library.files, *library.files.values(), *library.judging.values()])
-        taken = set(text.replace("/", " ").replace("(", " ").replace(".", " ").split())
-        assert not taken & set(words), library.name
-        names = {frozenset(dressed(library.name, dress).files.items()) for dress in range(40)}
-        assert len(names) == 40
+@pytest.mark.slow
+def test_the_seed_decides_what_is_broken() -> None:
+    library = libraries()[NAME]
+    again, other = (bugs_of(library, 2, seed) for seed in (0, 1))
+    assert [task.row() for task in again] == [task.row() for task in made_bugs()[:2]]
+    assert [task.row() for task in other] != [task.row() for task in again]
 
 
-def test_statements_say_what_was_seen() -> None:
-    for task in islice(Variants(), 200):
-        assert "```python\n" in task.statement
-        assert f"from {task.library.sources[0].partition('/')[0]} import" in task.statement
+def test_other_names_are_nowhere_in_the_library_before() -> None:
+    task = made_bugs()[0]
+    assert renamed(task, 0) is task
+    others = [renamed(task, number) for number in range(1, 20)]
+    assert len({tuple(other.files.items()) for other in others}) == 19
+    assert len({other.instance_id for other in others}) == 19
+    for other in others:
+        assert f"from {other.library.sources[0].partition('/')[0]} import" in other.statement
+
+
+def test_statements_say_what_was_seen_and_not_where() -> None:
+    for task in made_bugs():
+        assert "```python\n" in task.statement and f"from {NAME} import" in task.statement
         assert any(word in task.statement.lower() for word in ("expected", "should")), task.statement
-        assert not revealed(task), task.instance_id
+        added = [line[1:].strip() for line in task.row().patch.splitlines() if line[0] == "+" and line[:3] != "+++"]
+        assert not [line for line in added if len(line) > 12 and line in task.statement], task.instance_id
 
 
-def revealed(task: Task) -> list[str]:
-    added = [line[1:].strip() for line in task.row().patch.splitlines() if line.startswith("+") and line[:3] != "+++"]
-    return [line for line in added if len(line) > 12 and line in task.statement]
-
-
-def test_a_name_gives_its_variant() -> None:
-    task = Variants()[17]
-    assert variant(task.instance_id).row() == task.row()
-    for name in ("recency-v9999-0", "recency-none-value", "nothing-v1-0", "recency-v0001-999999", "throttle-v0-0"):
-        with pytest.raises(BadInput, match="names no variant"):
-            variant(name)
-    with pytest.raises(IndexError):
-        Variants()[len(Variants())]
-
-
-def test_levels_and_kinds_select() -> None:
-    hard = Variants(level="hard")
-    assert {task.level for task in islice(hard, 30)} == {"hard"}
-    assert {task.kind for task in islice(Variants(kind="boundary"), 30)} == {"boundary"}
-    assert hard.bugs + Variants(level="easy").bugs + Variants(level="medium").bugs == Variants().bugs
-
-
-@pytest.mark.slow
-def test_the_lists_can_be_made_again() -> None:
-    """The list of one library, made anew: bugs that hang or not by the machine's load may differ, so nearly all."""
-    made = {bug.digest for bug in known(libraries()["durations"])}
-    listed = {bug.digest for bug in known_bugs("durations")}
-    assert len(made & listed) >= 0.95 * len(listed)
-
-
-def test_a_data_set_is_rows_and_repositories(tmp_path: Path) -> None:
-    rows = write_data_set(tmp_path, variants=20, seed=3)
+def test_rows_and_repositories_are_what_swe_reads(tmp_path: Path) -> None:
+    tasks = [*shipped_tasks().values(), *made_bugs(), renamed(made_bugs()[0], 3)]
+    rows = write_rows(tasks, tmp_path)
     loaded = load_rows(rows)
-    assert len(loaded) == len(shipped_tasks()) + 20
-    assert loaded == [*shipped_rows(), *(task.row() for task in Variants().draw(20, seed=3))]
+    assert [row.instance_id for row in loaded] == [task.instance_id for task in tasks]
+    assert all(len(row.base_commit) == 40 for row in loaded), "commits, not branches"
     assert Counter((row.model_extra or {})["split"] for row in loaded)["train"] > 50
-    assert len(set(Clones(tmp_path / "repos").check(loaded))) == len(libraries())
+    assert len(Clones(tmp_path / "repos").check(loaded)) == len(libraries())
     before = rows.read_bytes()
-    assert write_data_set(tmp_path, variants=20, seed=3).read_bytes() == before
-    with pytest.raises(BadInput, match="cannot be drawn"):
-        write_data_set(tmp_path, variants=-1)
+    assert write_rows(tasks, tmp_path).read_bytes() == before
+    config = SweConfig(rows=str(rows))
+    assert config.held_out_levels == sum(task.split == "evaluation" for task in tasks)
+
+
+def test_a_library_that_is_held_out_is_not_broken(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match=r"throttle: expected one of agenda"):
+        main(tmp_path, bugs=1, names=1, seed=0, library=["throttle"])
+    assert not list(tmp_path.iterdir())
+
+
+@needs_bwrap
+@pytest.mark.slow
+def test_what_the_script_writes_is_played(tmp_path: Path) -> None:
+    main(tmp_path / "made", bugs=6, names=2, seed=4, library=[NAME])
+    config = SweConfig(rows=str(tmp_path / "made/rows.jsonl"), cache=str(tmp_path / "cache"), max_turns=50)
+    with closing(made(config)) as environment:
+        training = environment.tasks.training
+        seeds = [number for number, row in enumerate(training) if row.instance_id not in shipped_tasks()]
+        assert len(seeds) == 12
+        for seed in seeds:
+            assert Player(environment, seed).submit().reward == 0.0
+            environment.reset_many([seed])
+            while not (step := environment.step_many({0: environment.oracle(0)})[0]).done:
+                assert step.legal
+            assert step.reward == 1.0, training[seed].instance_id
