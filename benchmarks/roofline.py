@@ -78,7 +78,7 @@ def update(options: argparse.Namespace, weights: str) -> Compared:
     from crl.learn.terms import objectives
     from crl.learn.trainer import Trainer
     from crl.policies import resolve_model
-    from crl.policies.precision import computed
+    from crl.policies.machine import computed
 
     batch = ROOT / "build" / "update_batch.jsonl"
     if not batch.is_file():

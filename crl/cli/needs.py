@@ -49,8 +49,7 @@ def _parts(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
 def _memory(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
     import psutil
 
-    from crl.policies.determinism import device_bytes, gpu_count
-    from crl.policies.precision import computes_bfloat16
+    from crl.policies.machine import computes_bfloat16, device_bytes, gpu_count
     from crl.preflight.estimate import gigabytes
     from crl.preflight.placement import engines_by_gpu
 

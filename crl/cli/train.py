@@ -115,7 +115,7 @@ def resume(
 
 
 def _say_precision(method: Method) -> None:
-    from crl.policies.precision import replaced
+    from crl.policies.machine import replaced
 
     said = replaced(method)
     if said is not None:

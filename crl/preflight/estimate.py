@@ -15,10 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crl.config import Experiment, Method
-from crl.policies.determinism import gpu_count
 from crl.policies.embedder_sources import EMBEDDERS
-from crl.policies.limits import all_stay
-from crl.policies.precision import computed
+from crl.policies.machine import all_stay, computed, gpu_count
 from crl.preflight.memory import (
     FLOAT32,
     PROCESS,
@@ -193,7 +191,7 @@ def gigabytes(count: int) -> str:
 
 def _servers(experiment: Experiment, handed: Mapping[str, int], *, on_gpu: bool) -> dict[str, dict[str, int]]:
     """What each server that an engine starts holds, by its parts; on a GPU its share, which it takes at once."""
-    from crl.policies.determinism import device_bytes
+    from crl.policies.machine import device_bytes
 
     made = {}
     for name, server in served(experiment).items():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from crl.config import LoraConfig
 from crl.config.roles import ENDPOINT
+from crl.policies.sources import HUB_ID, is_path, takes_preparing
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,21 @@ def shape_of(model: str) -> ModelShape | None:
         )
     except KeyError:
         return None
+
+
+def readiness(name: str) -> str:
+    """In words, of a name that was checked; nothing is loaded, prepared or downloaded.
+
+    A Hugging Face id that was downloaded in part counts as missing: the download goes on where it stopped.
+    """
+    if takes_preparing(name):
+        return "will be prepared on first use"
+    if is_path(name) or not HUB_ID.fullmatch(name):
+        return "ready"
+    config = config_file(name)
+    if config is not None and any(config.parent.glob("*.safetensors")):
+        return "ready"
+    return "not on this machine: will be downloaded from Hugging Face on first use"
 
 
 def _configs(model: str) -> Iterator[Path]:

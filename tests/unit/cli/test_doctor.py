@@ -122,9 +122,9 @@ def test_modules_that_a_model_lacks_are_named_beside_the_rest(crl: Crl, tiny: Pa
 def test_a_7b_experiment_is_ready_and_what_is_too_big_is_said(crl: Crl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of its model is on this machine."""
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24_000_000_000))
-    monkeypatch.setattr("crl.policies.determinism.device_bytes", lambda: None)
-    monkeypatch.setattr("crl.policies.precision.computes_bfloat16", lambda: True)
-    monkeypatch.setattr("crl.preflight.models.config_file", lambda name: None)
+    monkeypatch.setattr("crl.policies.machine.device_bytes", lambda: None)
+    monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)
+    monkeypatch.setattr("crl.preflight.shapes.config_file", lambda name: None)
     outcome = crl("doctor", CONF / "scale/qwen-7b.yaml")
     assert outcome.code == 0, outcome.err
     lines = {line[9:].split("  ")[0]: line for line in outcome.out.splitlines()}

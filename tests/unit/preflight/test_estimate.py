@@ -149,7 +149,7 @@ SERVED = {"method.roles.actor.engine": "vllm", "method.roles.extractor.engine": 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
     """GPUs of 80 GB."""
     monkeypatch.setattr("crl.preflight.estimate.gpu_count", lambda: gpus)
-    monkeypatch.setattr("crl.policies.determinism.device_bytes", lambda: 80_000_000_000)
+    monkeypatch.setattr("crl.policies.machine.device_bytes", lambda: 80_000_000_000)
 
 
 def test_a_server_on_a_gpu_takes_its_share_and_a_kept_trainer_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_time_is_told_from_the_rounds_that_a_run_has(tmp_path: Path) -> None:
 
 def test_doctor_says_what_servers_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_gpu(monkeypatch)
-    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 1)
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 1)
 
     def told(**runtime: object) -> dict[str, Need]:
         settings = {f"runtime.{name}": value for name, value in runtime.items()}

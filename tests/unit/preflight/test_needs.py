@@ -15,7 +15,7 @@ from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.tree_attention import Paths
 from crl.policies.cache import RowCache
 from crl.policies.language_model import load_policy
-from crl.policies.limits import PASS_TOKENS
+from crl.policies.machine import PASS_TOKENS
 from crl.policies.sources import resolve_model
 from crl.preflight.estimate import estimate
 from crl.preflight.memory import activations, checkpoint_bytes, head_memory, sampling_memory, update_memory
@@ -193,7 +193,7 @@ def test_the_head_is_counted_where_tokens_are_trained() -> None:
 
 def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model that is nowhere on this machine: 7.6 billion parameters, adapters of rank 16, one GPU."""
-    monkeypatch.setattr("crl.policies.precision.computes_bfloat16", lambda: True)
+    monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)
     needed = estimate(load_experiment(SCALE))
     parameters, adapters = 7_615_283_200, 28 * 16 * (4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18_944))
     actor, update = needed.sampling["actor"], needed.updates["actor"]
