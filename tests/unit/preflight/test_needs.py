@@ -207,14 +207,6 @@ def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert needed.device_bytes < 80e9, "it is meant for one GPU of 80 GB"
 
 
-def test_who_writes_one_turn_samples_no_more_side_by_side_than_its_recipe_lets() -> None:
-    one, four = (
-        estimate(load_experiment(tiny_run.ROOT / "conf/tiny.yaml", {"method.recipe.distill.batch": batch})).sampling
-        for batch in (1, 4)
-    )
-    assert four["extractor"].cache == 4 * one["extractor"].cache and four["actor"] == one["actor"]
-
-
 ROLE_7B = load_experiment(SCALE).method.role("actor")
 
 

@@ -6,7 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 from crl.records import Generation
-from tests.unit.recipes import dreamgym_played, erl_played, replay_played
+from tests.recipes.dreamgym import dreamgym_played
+from tests.recipes.erl import erl_played
+from tests.recipes.importance_replay import replay_played
 from tests.unit.recipes.played import Played
 
 
