@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crl.report.durations import seconds_text
+from crl.report.cells import seconds_text
 
 if TYPE_CHECKING:
     from crl.config import Experiment

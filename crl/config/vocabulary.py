@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from crl.config.pretrained import pretrained
+from crl.config.models import pretrained
 
 Logits = TypeVar("Logits", bound=Any)
 

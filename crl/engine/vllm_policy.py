@@ -20,9 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from crl.config import RoleConfig
-from crl.config.attention import check_attention
-from crl.config.pretrained import pretrained
-from crl.config.servers import ServerConfig
+from crl.config.engines import ServerConfig
+from crl.config.models import check_attention, pretrained
 from crl.config.vocabulary import absent_ids, load_tokenizer, rows_of_model
 from crl.engine.folder import own_folder
 from crl.engine.vllm_server import VllmServer, paused, wrong_logprobs

@@ -16,8 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from crl.config import RoleConfig
-from crl.config.attention import check_attention
-from crl.config.pretrained import pretrained
+from crl.config.models import check_attention, pretrained
 from crl.config.vocabulary import absent_ids, load_tokenizer, rows_of_model
 from crl.errors import RecordDamaged
 from crl.policies.cache import ATTENTION

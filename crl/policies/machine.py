@@ -36,7 +36,7 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 def settle_torch(threads: int) -> None:
     """Threads of this process, and on a CPU deterministic algorithms wherever torch has one.
 
-    On a GPU these are for gradients alone (`crl/learn/deterministic.py`): there, writing to chosen places sorts them
+    On a GPU these are for gradients alone (`crl/learn/scoring.py`): there, writing to chosen places sorts them
     first, and sampling reads no place that it wrote to twice.
     """
     import torch

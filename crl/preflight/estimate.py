@@ -29,7 +29,7 @@ from crl.preflight.memory import (
 )
 from crl.preflight.placement import EnginePlace, engines_by_gpu, served
 from crl.preflight.shapes import ModelShape, shape_of
-from crl.run.disk import require_free, same_disk
+from crl.run.files import require_free, same_disk
 
 _TOKEN_ROW = 18
 """Bytes per token on disk: id, mask and log-probability, once as a generation and once as a sample."""

@@ -32,7 +32,7 @@ from crl.run.guardian import PARENT
 
 _LOG = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy")
-_CODE = ("config/attention.py", "config/pretrained.py", "config/vocabulary.py", "engine/probe.py", "learn", "policies")
+_CODE = ("config/models.py", "config/vocabulary.py", "engine/probe.py", "learn", "policies")
 """Files and folders of this package that the numbers follow from."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
