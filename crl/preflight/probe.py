@@ -223,7 +223,7 @@ def _code() -> str:
     """The digest of this project's code that samples and updates."""
     root = Path(__file__).parents[1]
     named = [root / name for name in _CODE]
-    files = sorted(file for path in named for file in ([path] if path.is_file() else path.rglob("*.py")))
+    files = sorted(file for path in named for file in ([path] if path.suffix else path.rglob("*.py")))
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
