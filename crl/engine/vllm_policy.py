@@ -23,7 +23,7 @@ from crl.config import RoleConfig
 from crl.config.attention import check_attention
 from crl.config.pretrained import pretrained
 from crl.config.servers import ServerConfig
-from crl.engine.folder import own_folder
+from crl.engine.process import own_folder
 from crl.engine.vllm_server import VllmServer, paused, wrong_logprobs
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat

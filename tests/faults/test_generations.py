@@ -54,7 +54,7 @@ class Tree:
             return "command"
         if guardian.__file__ in words:
             return "guardian" if str(self.process.pid) in words else "guardian of the child"
-        if "crl.engine.ranks" in words:
+        if "crl.engine.launch" in words:
             return "launcher"
         if WORKER in words:
             return "engine" if rank is None else f"rank {rank}"

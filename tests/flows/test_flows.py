@@ -14,8 +14,7 @@ from prefect.states import AwaitingRetry
 
 from crl.errors import BadInput, DataCheckFailed, StageFailed
 from crl.run.directory import RunDirectory
-from flows.resume import resume
-from flows.train import train
+from flows.train import resume, train
 from tests.processes import wait_until
 from tests.unit.engine.harness import digests, make_driver, make_experiment
 
@@ -64,7 +63,7 @@ def test_a_transient_failure_is_retried_and_the_record_is_that_of_an_undisturbed
     assert set(children) == {"round 0", "round 1", "round 2"}
     stages = task_runs(children["round 1"].id)
     assert set(stages) == {"draw", "spread", "learn", "total"}
-    assert (stages["draw"].run_count, stages["spread"].run_count) == (2, 1)
+    assert all(stage.state.is_completed() and stage.run_count == 1 for stage in stages.values()), "the driver retries"
     assert any("draw" in artifact.data for artifact in artifacts("fake-rounds"))
 
     # The same again finds nothing to do; more rounds go on from there.

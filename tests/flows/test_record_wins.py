@@ -20,8 +20,7 @@ from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.redo import set_aside
 from flows.limits import ensure_limit
-from flows.resume import resume
-from flows.train import train
+from flows.train import resume, train
 from tests.processes import wait_until
 from tests.unit.engine.harness import digests, make_driver, make_experiment
 
