@@ -32,6 +32,7 @@ from crl.cli import (
     mend,
     report,
     sql,
+    stage,
     status,
     table,
     train,
@@ -62,6 +63,7 @@ app.command("status")(status.status)
 app.command("verify")(status.verify)
 app.command("mend")(mend.mend)
 app.command("redo")(status.redo)
+app.command("stage")(stage.stage)
 app.command("sql")(sql.sql)
 app.command("catalog")(sql.catalog)
 app.command("report")(report.report)
@@ -128,6 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say("Aborted!", stderr=True)
         raise SystemExit(1) from None
     except Exception as error:
+        if stage.debugged():
+            raise
         known = error if isinstance(error, CrlError) else _disk_error(error)
         if known is None:  # a fault of ours: Python would print it, with whatever it quotes, as it is
             say(traceback.format_exc().rstrip("\n"), stderr=True)

@@ -15,6 +15,7 @@ def mend(run: RunArgument) -> None:
     Covers the bank, its texts and vectors, plans, credit, and everything derived. Exit code 4 if one is left.
     """
     from crl.audit.mend import mend as mend_record
+    from crl.audit.verify import Severity, verify
     from crl.config import Runtime
     from crl.engine.services import EngineServices, prepare_environment
     from crl.report.views import write_catalog
@@ -22,7 +23,6 @@ def mend(run: RunArgument) -> None:
     from crl.run.directory import RunDirectory
     from crl.run.evaluations import EVALUATIONS
     from crl.run.lease import Lease
-    from crl.run.verify import Severity, verify
 
     path = find_run(run)
     out = console()

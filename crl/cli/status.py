@@ -19,10 +19,10 @@ from crl.report.standing import last_failure, never_asked, running_stages, unfin
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
+    from crl.audit.problem import Record
+    from crl.audit.verify import Problem
     from crl.run.directory import RunDirectory
     from crl.run.lease import LeaseState
-    from crl.run.problem import Record
-    from crl.run.verify import Problem
 
 
 def status(run: RunArgument) -> None:
@@ -59,9 +59,9 @@ def verify(
     ] = None,
 ) -> None:
     """Check every file of a run against its manifest. The chain and the banks' digests too; exit code 4 on problems."""
+    from crl.audit.notes import notes
+    from crl.audit.verify import Severity
     from crl.run.head import checked_form, hold_against, told_head
-    from crl.run.notes import notes
-    from crl.run.verify import Severity
 
     path = find_run(run)
     wanted = checked_form(head) if head is not None else None
@@ -94,9 +94,9 @@ def verify(
 def _looked_at(path: Path) -> tuple[Record, list[Problem], Callable[[int], bool]]:
     """The record, its problems, and whether a round is complete."""
     from crl.audit.audit import problems_of
+    from crl.audit.verify import problems_in, record_of
     from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
-    from crl.run.verify import problems_in, record_of
 
     try:
         directory = RunDirectory.open(path)
@@ -125,12 +125,12 @@ def redo(
     ],
 ) -> None:
     """Set aside a stage and everything built on it. `crl resume` makes them again; nothing is deleted."""
+    from crl.audit.redo import set_aside
     from crl.config import Runtime
     from crl.rounds.recipe import recipe_in
     from crl.run.decisions import withdraw_decision
     from crl.run.directory import RunDirectory
     from crl.run.lease import Lease
-    from crl.run.redo import set_aside
 
     path = find_run(run)
     number, stage = parse_place(start)

@@ -95,7 +95,7 @@ class Driver:
     # -- opening and closing ---------------------------------------------------------------------------------------
 
     def __enter__(self) -> Driver:
-        from crl.run.verify import require_intact
+        from crl.audit.verify import require_intact
 
         with contextlib.ExitStack() as stack:
             lease = Lease.acquire(self.run.path, seconds=self.runtime.lease_seconds, on_lost=self._cancel)

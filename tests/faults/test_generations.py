@@ -16,8 +16,8 @@ import psutil
 import pytest
 import yaml
 
+from crl.audit.verify import verify
 from crl.run import guardian
-from crl.run.verify import verify
 from tests.faults.killing import MARK, WORKER, marked
 from tests.processes import PATIENCE_SECONDS, command_line, ended, environ, kill, wait_until
 from tests.study.studies import ARMS, NAME, fake, write

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.verify import verify
 from crl.errors import NotEnoughDisk, RecordDamaged, StaleAttempt
 from crl.records import Weights, table_of
 from crl.report.views import write_catalog
@@ -19,7 +20,6 @@ from crl.run.files import remove
 from crl.run.lease import Lease, commit_guard
 from crl.run.prunelog import pruned
 from crl.run.retention import prune
-from crl.run.verify import verify
 from tests.unit.run.support import finished_run, weights_row, write_stage
 
 

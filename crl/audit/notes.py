@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from crl.audit.problem import Record, on_one_line
 from crl.errors import RecordDamaged
 from crl.run.committed import place_of
 from crl.run.decisions import DECISIONS, decided_rounds, decision_path
@@ -18,7 +19,6 @@ from crl.run.journal import JOURNAL, Journal
 from crl.run.jsonlines import JsonLines
 from crl.run.lease import LEASE, LeaseFile
 from crl.run.manifest import MANIFEST, Manifest, key_of
-from crl.run.problem import Record, on_one_line
 from crl.run.prunelog import PRUNED, unlisted
 
 _LISTS = {PRUNED: "sha256s", "trackers.jsonl": "tracker"}
