@@ -25,7 +25,6 @@ FLOORS = (
         "crl.records",
         "crl.config",
         "crl.protocols",
-        "crl.abilities",
         "crl.text",
         "crl.faults",
     ),
