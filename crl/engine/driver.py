@@ -253,10 +253,11 @@ class Driver:
         )
         self._emit(RoundDone(round_number, 0.0 if idle else time.monotonic() - started))
 
-    def run_round(self, round_number: int) -> list[StageOutcome]:
+    def run_round(self, round_number: int) -> None:
         """Every stage of a round in order."""
         with self.round(round_number) as stages:
-            return [self.run_stage(round_number, stage) for stage in stages]
+            for stage in stages:
+                self.run_stage(round_number, stage)
 
     def run_rounds(self, last: int) -> list[int]:
         """Run until round `last` is complete; returns the rounds that had something to do."""
