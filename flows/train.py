@@ -7,15 +7,17 @@ time, each in a thread; they begin in order, which is what Prefect knows them by
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from prefect import flow
-from prefect.client.schemas.objects import State
+from prefect import flow, get_client
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
@@ -28,7 +30,6 @@ from crl.errors import CrlError
 from crl.preflight import check_ready, check_run
 from crl.run.directory import RunDirectory
 from flows.approval import wait_for_decision
-from flows.disagreement import report_disagreements
 from flows.limits import ensure_limit, exclusive
 from flows.parameters import (
     NOTHING,
@@ -41,7 +42,8 @@ from flows.parameters import (
     experiment_from,
     run_from,
 )
-from flows.present import label, log_precision, rounds_text
+from flows.present import label, log_precision, present_run, rounds_text
+from flows.queries import flow_runs, task_runs
 from flows.schedule import deployable
 from flows.shards import spread_over_tasks
 from flows.tidy import end_earlier_attempts
@@ -54,6 +56,7 @@ already_checked: ContextVar[bool] = ContextVar("already_checked", default=False)
 """Whether the caller has held the experiment against this machine: that takes seconds."""
 _LONGEST = 200
 """Characters of a changed value in the log."""
+_ROUND = re.compile(r"^round (\d+)$")
 
 
 @flow(name="train", persist_result=False, validate_parameters=False)
@@ -163,7 +166,7 @@ def visits(driver: Driver, first: int, last: int) -> Iterator[tuple[list[int], l
         get_run_logger().info("round %d is not complete any more: the rounds from there on run first", missing)
         first = missing
     due = [number for number in range(first, last + 1) if not driver.round_complete(number)]
-    report_disagreements(driver)
+    _report_disagreements(driver)
     end_earlier_attempts()
     if not due:
         get_run_logger().info(
@@ -210,3 +213,39 @@ def _begin(name: str, path: Path) -> None:
         get_run_logger().warning(
             "this flow run has run before, but there is no record at %s: it starts from the beginning", path
         )
+
+
+def _report_disagreements(driver: Driver) -> None:
+    """Write into the log what Prefect remembers of the present flow run's stages that the record knows otherwise."""
+    run = present_run()
+    if run is not None and run.run_count > 1:
+        for line in _disagreements(driver, run.id):
+            get_run_logger().warning("%s", line)
+
+
+def _disagreements(driver: Driver, flow_run_id: UUID) -> Iterator[str]:
+    """One line for each stage of the flow run's rounds that Prefect and the record see differently."""
+    remembered: dict[tuple[int, str], bool] = {}
+    for number, task in _tasks(flow_run_id):
+        # Several attempts of one stage: what any of them completed was complete.
+        done = task.state is not None and task.state.is_completed()
+        remembered[number, task.name] = remembered.get((number, task.name), False) or done
+    for (number, stage), done in sorted(remembered.items()):
+        if stage not in driver.stages(number):
+            continue
+        complete = driver.run.is_complete(number, stage)
+        if done and not complete:
+            yield f"Prefect has {stage} of round {number} as completed, the record has not: it runs again"
+        elif complete and not done:
+            yield f"Prefect has {stage} of round {number} as not completed, the record has it: it does not run again"
+
+
+def _tasks(flow_run_id: UUID) -> Iterator[tuple[int, TaskRun]]:
+    with get_client(sync_client=True) as client:
+        children = flow_runs(client, {"parent_flow_run_id": {"any_": [flow_run_id]}})
+        rounds = {child.id: int(found[1]) for child in children if (found := _ROUND.match(child.name))}
+        if not rounds:
+            return
+        for task in task_runs(client, {"flow_run_id": {"any_": list(rounds)}}):
+            if task.flow_run_id is not None:
+                yield rounds[task.flow_run_id], task

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
-from crl.engine.execute import Attempt, execute_part, execute_rank, execute_stage, missing_parts
+from crl.engine.execute import Attempt, execute_part, execute_stage, missing_parts
 from crl.engine.failures import failure_of
 from crl.engine.jobs import Job, JobKind, decode, encode
 from crl.engine.listener import ADDRESS_VARIABLE, connect
@@ -74,7 +74,7 @@ class Worker:
         services.begin(job.round, job.stage, job.part, attempt=job.attempt)
         self._last_progress = 0.0  # the beginning of a stage is reported
         if self._rank > 0:
-            return partial(execute_rank, run, recipe, job.round, job.stage, Path(cast(str, job.directory)), services)
+            return partial(_take_part, run, recipe, job, services)
         attempt = Attempt(
             token=job.token,
             progress=self._progress,
@@ -126,6 +126,16 @@ def _count_parts(run: RunDirectory, recipe: Recipe, job: Job, services: EngineSe
         return {"count": 0, "missing": []}
     count, missing = missing_parts(run, recipe, job.round, job.stage, services)
     return {"count": count, "missing": missing}
+
+
+def _take_part(run: RunDirectory, recipe: Recipe, job: Job, services: EngineServices) -> None:
+    """Be a rank above 0 of an update: same reads, same collective calls; rank 0 writes the same rows into the record.
+
+    A sharded checkpoint puts this rank's files where rank 0 writes the stage.
+    """
+    from crl.audit.again import make
+
+    make(run, recipe, job.round, job.stage, services, directory=Path(cast(str, job.directory)))
 
 
 def _failure(job: Job, error: BaseException) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from flows import train
 def test_a_retried_flow_run_begins_with_what_was_taken_back(
     complete: set[int], visited: list[int], worked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("report_disagreements", "end_earlier_attempts", "spread_over_tasks", "finish_page"):
+    for name in ("_report_disagreements", "end_earlier_attempts", "spread_over_tasks", "finish_page"):
         monkeypatch.setattr(train, name, lambda *arguments: None)
     monkeypatch.setattr(train, "get_run_logger", lambda: SimpleNamespace(info=lambda *words: None))
     driver: Any = SimpleNamespace(
