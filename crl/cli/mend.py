@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from crl.cli.shared import RunArgument, console, shown
 from crl.errors import RecordDamaged
 from crl.run.find import find_run
@@ -17,7 +15,7 @@ def mend(run: RunArgument) -> None:
     from crl.audit.mend import mend as mend_record
     from crl.audit.verify import Severity, verify
     from crl.config import Runtime
-    from crl.engine.services import EngineServices, prepare_environment
+    from crl.engine.services import services_here
     from crl.report.views import write_catalog
     from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
@@ -28,14 +26,9 @@ def mend(run: RunArgument) -> None:
     out = console()
     directory = RunDirectory.open(path)
     recipe = recipe_in(directory)
-    # Before torch is imported: lost vectors are embedded in this process.
-    os.environ.update(prepare_environment(directory.method.threads))
-    services = EngineServices(directory)
-    try:
-        with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
-            done = mend_record(directory, recipe, services, token=lease.token)
-    finally:
-        services.close()
+    # Lost vectors are embedded in this process.
+    with services_here(directory) as services, Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
+        done = mend_record(directory, recipe, services, token=lease.token)
     for name in done.mended:
         out.print(f"mended {name}", soft_wrap=True)
     if done.kept:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -44,7 +43,7 @@ def stage(
     For a debugger: python -m pdb -m crl stage RUN ROUND STAGE. The models that the stage needs are loaded here.
     """
     from crl.audit.again import make
-    from crl.engine.services import EngineServices, prepare_environment
+    from crl.engine.services import services_here
     from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
 
@@ -54,17 +53,11 @@ def stage(
     _require_runnable(directory, recipe, round, stage)
     if into is not None:
         _require_new(into, path)
-    # Before torch is imported: this process is the engine here.
-    os.environ.update(prepare_environment(directory.method.threads))
-    services = EngineServices(directory)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="crl-stage-") as folder:
+    with tempfile.TemporaryDirectory(prefix="crl-stage-") as folder, services_here(directory) as services:
         files = Path(folder) if into is None else into
-        try:
-            services.begin(round, stage, None)
-            made = make(directory, recipe, round, stage, services, directory=files, progress=_Told(stage))
-        finally:
-            services.close()
+        services.begin(round, stage, None)
+        made = make(directory, recipe, round, stage, services, directory=files, progress=_Told(stage))
         seconds = time.monotonic() - started
         own = sorted(place.relative_to(files).as_posix() for place in files.rglob("*") if place.is_file())
         say(f"{stage} of round {round} of {shown(path)}: made again in {seconds:.1f} s; the record is not changed")

@@ -64,6 +64,10 @@ def test_a_transient_failure_is_retried_and_the_record_is_that_of_an_undisturbed
     stages = task_runs(children["round 1"].id)
     assert set(stages) == {"draw", "spread", "learn", "total"}
     assert all(stage.state.is_completed() and stage.run_count == 1 for stage in stages.values()), "the driver retries"
+    with get_client(sync_client=True) as client:
+        shown = client.request("GET", "/task_run_states/", params={"task_run_id": str(stages["draw"].id)}).json()
+    [tried] = [state["message"] for state in shown if state["name"] == "Retrying"]
+    assert "attempt 2" in tried and "SIGKILL" in tried
     assert any("draw" in artifact.data for artifact in artifacts("fake-rounds"))
 
     # The same again finds nothing to do; more rounds go on from there.
