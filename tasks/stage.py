@@ -1,23 +1,19 @@
-"""The Prefect task that runs one stage: log lines, the state it shows, artifacts of data-check breaches.
+"""The Prefect task that runs one stage: log lines, progress, artifacts of data-check breaches.
 
 What it takes and returns is small: paths, names, a digest. Rows stay in the run directory. It has no retries of its
-own: the driver retries (`Driver.run_stage`), and the task shows that.
+own: the driver retries (`Driver.run_stage`), and the log of the task says so.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
-from uuid import UUID
 
-from prefect import get_client, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from prefect.runtime import task_run
-from prefect.states import Running
 
 from crl.engine.driver import driver_for
 from crl.engine.events import Event, LogLine, Progress, RetryScheduled, StageDone, StageSkipped
@@ -87,9 +83,8 @@ def _logging(round_number: int, stage: str) -> Callable[[Event], None]:
                 last = time.monotonic()
                 logger.info(progress_line(stage, event.done, event.total, event.figures))
             case RetryScheduled():
-                text = f"tried again in {event.delay_seconds:.1f} s (attempt {event.attempt}): {event.reason}"
-                logger.warning("%s: %s", stage, text)
-                _show(Running(name="Retrying", message=text))
+                delay, attempt = event.delay_seconds, event.attempt
+                logger.warning("%s: tried again in %.1f s (attempt %d): %s", stage, delay, attempt, event.reason)
             case StageDone():
                 rows = ", ".join(f"{count} {table}" for table, count in event.rows.items())
                 logger.info("%s: done in %.1f s, digest %s; %s", stage, event.seconds, event.digest[:12], rows)
@@ -97,12 +92,6 @@ def _logging(round_number: int, stage: str) -> Callable[[Event], None]:
                 logger.info("%s: complete already, digest %s", stage, event.digest[:12])
 
     return write
-
-
-def _show(state: State[Any]) -> None:
-    """Have the UI show a state of the present task run: a note for people, which may fail."""
-    with contextlib.suppress(Exception), get_client(sync_client=True) as client:
-        client.set_task_run_state(UUID(str(task_run.id)), state, force=True)
 
 
 def _short(value: Any) -> str:
