@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from crl.cli.escaping import say
 from crl.cli.shared import RunArgument, shown
 from crl.errors import BadInput, DataCheckFailed
 from crl.paths import short
+from crl.records import Metric
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
@@ -57,18 +58,18 @@ def stage(
     with tempfile.TemporaryDirectory(prefix="crl-stage-") as folder, services_here(directory) as services:
         files = Path(folder) if into is None else into
         services.begin(round, stage, None)
-        made = make(directory, recipe, round, stage, services, directory=files, progress=_Told(stage))
+        made = make(directory, recipe, round, stage, services, directory=files, progress=_Progress(stage))
         seconds = time.monotonic() - started
         own = sorted(place.relative_to(files).as_posix() for place in files.rglob("*") if place.is_file())
         say(f"{stage} of round {round} of {shown(path)}: made again in {seconds:.1f} s; the record is not changed")
-        for line in _told(directory, round, made, files, own, rows):
+        for line in _lines(directory, round, made, files, own, rows):
             say(f"  {line}")
         if into is not None:
             _write(made, into)
             say(f"written to {shown(into)}")
 
 
-class _Told:
+class _Progress:
     """Progress, a line every few seconds."""
 
     def __init__(self, stage: str) -> None:
@@ -118,44 +119,50 @@ def _require_new(into: Path, run_path: Path) -> None:
     into.mkdir(parents=True, exist_ok=True)
 
 
-def _told(run: RunDirectory, number: int, made: Made, files: Path, own: list[str], rows: int) -> Iterator[str]:
+def _lines(run: RunDirectory, number: int, made: Made, files: Path, own: list[str], rows: int) -> Iterator[str]:
     """What was made, a line per table and file, and how it differs from what is recorded."""
     from crl.audit.again import differences
+    from crl.checks import check_tables
+    from crl.engine.targets import last_runtime
     from crl.run.files import sha256_bytes, sha256_file
 
-    name = made.stage.name
-    recorded = run.is_complete(number, name)
+    name, recorded = made.stage.name, run.is_complete(number, made.stage.name)
+    digested = run.manifest(number, name).digested if recorded else None
+    known = {} if digested is None else {file: each.sha256 for file, each in digested.files.items()} | digested.shared
     if not recorded:
         yield "the stage is not recorded: there is nothing to compare with"
+
+    def compared(file: str, same: Callable[[], bool]) -> str:
+        if not recorded:
+            return ""
+        return ", not in the record" if file not in known else ", equal" if same() else ", differs (made | recorded)"
+
     for row_type, table in made.tables.items():
-        found = differences(row_type, table, run.read(number, name, row_type)) if recorded else []
-        yield f"{row_type.table}: {table.num_rows} rows" + (_word(not found) if recorded else "")
-        for line in found[:_SHOWN]:
-            yield f"  {_cut(line)}"
+        file, found = f"{row_type.table}.parquet", list[str]()
+        if file in known:
+            found = differences(row_type, table, run.read(number, name, row_type))
+        yield f"{row_type.table}: {table.num_rows} rows{compared(file, lambda found=found: not found)}"
+        yield from (f"  {_cut(line)}" for line in found[:_SHOWN])
         if len(found) > _SHOWN:
             yield f"  and {len(found) - _SHOWN} more"
-        if row_type.table == "metrics":
+        if row_type is Metric:
             yield from (f"  {row['name']} {row['value']:.6g}" for row in table.to_pylist())
         else:
             yield from (f"  {_cut(json.dumps(row, ensure_ascii=False))}" for row in table.slice(0, rows).to_pylist())
-    digested = run.manifest(number, name).digested if recorded else None
     for file in own:
-        known = None if digested is None else digested.files.get(file)
-        same = known is not None and known.sha256 == sha256_file(files / file)
-        yield f"{file}: {(files / file).stat().st_size} bytes" + (_word(same) if recorded else "")
-    for relative, content in sorted(made.shared.items()):
-        same = digested is not None and digested.shared.get(relative) == sha256_bytes(content)
-        yield f"{relative}: {len(content)} bytes" + (_word(same) if recorded else "")
+        place = files / file
+        same = compared(file, lambda file=file, place=place: known[file] == sha256_file(place))
+        yield f"{file}: {place.stat().st_size} bytes{same}"
+    for file, content in sorted(made.shared.items()):
+        same = compared(file, lambda file=file, content=content: known[file] == sha256_bytes(content))
+        yield f"{file}: {len(content)} bytes{same}"
+    for file in sorted(known.keys() - {f"{each.table}.parquet" for each in made.tables} - {*own, *made.shared}):
+        yield f"{file}: only in the record"
     try:
-        _check(made, f"round {number}, stage {name}")
+        own_suites = last_runtime(run.path).expectations
+        check_tables(made.tables, where=f"round {number}, stage {name}", own=own_suites)
     except DataCheckFailed as error:
         yield f"a data check refuses it: {error.found}"
-
-
-def _check(made: Made, where: str) -> None:
-    from crl.checks import check_tables
-
-    check_tables(made.tables, where=where, own={})
 
 
 def _write(made: Made, into: Path) -> None:
@@ -166,10 +173,6 @@ def _write(made: Made, into: Path) -> None:
         place = into / relative
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
-
-
-def _word(same: bool) -> str:
-    return ", equal" if same else ", differs (made | recorded):"
 
 
 def _cut(text: str) -> str:

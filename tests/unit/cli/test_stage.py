@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import bdb
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from crl.cli import main
+from crl.config import Method
 from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
-from crl.records import Metric
+from crl.records import EntryScore, Metric
 from crl.rounds.recipe import recipe_in
+from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file
 from crl.run.lease import Lease
@@ -70,6 +74,24 @@ def test_what_differs_is_told_by_key_and_column(path: Path, crl: Crl, monkeypatc
     assert any(line.startswith("stage spread, name p2-d0: value: 7.5 | ") for line in lines)
     assert "stage spread, name p0-dx: only in what was made" in lines
     assert "stage spread, name p0-d1: only in the record" in lines
+
+
+def test_tables_and_files_that_come_or_go_are_told(path: Path, crl: Crl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(ctx: Any) -> None:
+        (ctx.directory / "other.txt").write_text("other")
+        ctx.write(EntryScore, [])
+
+    build = fake_recipe.build
+
+    def changed(method: Method) -> Recipe:
+        recipe = build(method)
+        stages = [replace(each, run=other) if each.name == "learn" else each for each in recipe.stages]
+        return replace(recipe, stages=tuple(stages))
+
+    monkeypatch.setattr(fake_recipe, "build", changed)
+    made = crl("stage", path, "1", "learn").out
+    assert "entry_scores: 0 rows, not in the record" in made and "other.txt: 5 bytes, not in the record" in made
+    assert "metrics.parquet: only in the record" in made and "rank0.txt: only in the record" in made
 
 
 def test_the_next_stage_is_made_before_it_is_recorded_and_written_where_it_is_told(path: Path, crl: Crl) -> None:
