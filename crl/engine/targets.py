@@ -58,6 +58,11 @@ def remember_target(
     return first, last
 
 
+def begin_after(directory: Path, round_number: int, runtime: Runtime) -> None:
+    """Note the runtime of a run that goes on after a round. Nothing is asked of it yet."""
+    remember_target(Journal(directory), round_number + 1, round_number, purpose=None, token=0, runtime=runtime)
+
+
 def fork_run(
     parent: RunDirectory,
     round_number: int,
@@ -77,12 +82,8 @@ def fork_run(
     from crl.rounds.recipe import recipe_in
 
     require_intact(parent.path, from_rows=partial(recipe_in(parent).from_rows, parent.method))
-    runtime = runtime or last_runtime(parent.path)
-
-    def begin_after(directory: Path) -> None:
-        remember_target(Journal(directory), round_number + 1, round_number, purpose=None, token=0, runtime=runtime)
-
-    return fork(parent, round_number, experiment, root, keep_rollouts=keep_rollouts, also=begin_after)
+    also = partial(begin_after, round_number=round_number, runtime=runtime or last_runtime(parent.path))
+    return fork(parent, round_number, experiment, root, keep_rollouts=keep_rollouts, also=also)
 
 
 def last_runtime(run_path: Path) -> Runtime:
