@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from crl.bank.segments import EMBEDDINGS, text_digest
-from crl.checks.suites import key_of as key_of_table
 from crl.config import Method
 from crl.errors import RecordDamaged
 from crl.protocols import Services, TextVectors
@@ -124,7 +123,7 @@ def differences(row_type: type[Row], made: pa.Table, recorded: pa.Table) -> list
 def _by_key(row_type: type[Row], table: pa.Table) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for row in table.to_pylist():
-        key = ", ".join(f"{column} {row[column]}" for column in key_of_table(row_type.table))
+        key = ", ".join(f"{column} {row[column]}" for column in row_type.rules.key)
         while key in rows:  # a rule is broken, which others say
             key += " (again)"
         rows[key] = row

@@ -18,9 +18,9 @@ from itertools import groupby
 
 from crl.audit.problem import Problem, Record, Severity
 from crl.audit.redo import pruned_sources
-from crl.run.committed import Place, moved_away
 from crl.run.files import sha256_file
-from crl.run.manifest import MANIFEST, Manifest, key_of, parse_key
+from crl.run.journal import moved_away
+from crl.run.manifest import MANIFEST, Manifest, Place, key_of, parse_key
 
 Found = tuple[str, str]
 """What was expected and what was found."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from crl.errors import BadInput, RecordDamaged
 from crl.run.aside import take_out
-from crl.run.committed import Place, committed
 from crl.run.directory import complete_stages, round_numbers
+from crl.run.journal import committed
 from crl.run.lineage import load_lineage
-from crl.run.manifest import Manifest, key_of, parse_key
+from crl.run.manifest import Manifest, Place, key_of, parse_key
 from crl.run.retention import recorded_checkpoints
 
 Order = Callable[[int], Sequence[str]]
@@ -41,7 +41,7 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
         )
     affected = _affected(run_path, (round_number, stage), everything, order)
     _check_own(run_path, (round_number, stage), affected)
-    # What is gone already is taken back as well: it is no loss from here on (`committed.py`).
+    # What is gone already is taken back as well: it is no loss from here on (`journal.py`).
     taken = [_from(place, list(commits), order) for place in ((round_number, stage), *affected[:1])]
     gone = sorted(set().union(*taken) - set(everything))
     take_out(run_path, affected, gone, first_round=round_number, token=token)

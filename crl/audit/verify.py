@@ -24,7 +24,6 @@ from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.paths import quoted
 from crl.run import cache, experiment_file
 from crl.run.branch import FORKED
-from crl.run.committed import committed, newest_attempt
 from crl.run.decisions import decided_rounds, decision_path, load_decision
 from crl.run.directory import is_round, manifests
 from crl.run.evaluations import evaluation_faults
@@ -32,12 +31,11 @@ from crl.run.experiment_file import EXPERIMENT
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.head import heads
 from crl.run.imports import imported_files
-from crl.run.journal import Journal
+from crl.run.journal import Journal, committed, newest_attempt
 from crl.run.lease import LEASE, LOCK, LeaseFile
 from crl.run.lineage import LINEAGE, Lineage, load_lineage
 from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of
-from crl.run.prunelog import pruned
-from crl.run.retention import CHECKPOINT, is_pruned
+from crl.run.retention import CHECKPOINT, is_pruned, pruned
 
 _SHOWN = 5
 _RECORD = (EXPERIMENT, LINEAGE, "rounds", "bank", "decisions", "imports")

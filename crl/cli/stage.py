@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.escaping import say
-from crl.cli.shared import RunArgument, shown
+from crl.cli.shared import RunArgument, say, shown
 from crl.errors import BadInput, DataCheckFailed
 from crl.paths import short
 from crl.records import Metric

@@ -27,8 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crl.run.guardian import PARENT, end_with_parent
-from crl.run.loopback import on_loopback
+from crl.run.guardian import PARENT, end_with_parent, on_loopback
 
 if TYPE_CHECKING:
     from crl.config import NodesConfig  # a launcher starts sooner without

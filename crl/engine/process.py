@@ -29,8 +29,8 @@ from typing import IO
 
 import psutil
 
+from crl.run.files import machine_digest
 from crl.run.guardian import MARK, guard
-from crl.run.owner import machine_digest
 
 _LAST_LINES_SECONDS = 10.0
 """For output that is under way when the process has ended; a child of it that lives on may hold it open for longer."""

@@ -24,7 +24,7 @@ from crl.engine.launch import start_of
 from crl.engine.listener import WorkerListener
 from crl.engine.process import LINE_LENGTH, OnLine, ProcessGroup, ProcessOutput, describe_exit, own_folder
 from crl.errors import EngineDied, StageTimedOut, from_payload
-from crl.run.loopback import STORE_VARIABLE
+from crl.run.guardian import STORE_VARIABLE
 
 _TICK_SECONDS = 0.2
 _START_SECONDS = 600.0

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from crl.run.committed import Place
 from crl.run.files import aside, disk_errors, fsync, move, temporary
 from crl.run.journal import Journal
 from crl.run.lease import commit_guard
-from crl.run.manifest import key_of
+from crl.run.manifest import Place, key_of
 
 
 def take_out(run_path: Path, stages: Sequence[Place], gone: Sequence[Place], *, first_round: int, token: int) -> None:

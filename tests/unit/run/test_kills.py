@@ -12,8 +12,7 @@ from crl.audit.verify import Severity, require_intact, verify
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.lease import Lease
-from crl.run.prunelog import pruned
-from crl.run.retention import prune
+from crl.run.retention import prune, pruned
 from tests.marks import sampled
 from tests.unit.run import jobs
 from tests.unit.run.killed import run_killed
