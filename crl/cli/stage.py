@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,16 +131,16 @@ def _lines(run: RunDirectory, number: int, made: Made, files: Path, own: list[st
     if not recorded:
         yield "the stage is not recorded: there is nothing to compare with"
 
-    def compared(file: str, same: Callable[[], bool]) -> str:
+    def compared(file: str, same: bool) -> str:
         if not recorded:
             return ""
-        return ", not in the record" if file not in known else ", equal" if same() else ", differs (made | recorded)"
+        return ", not in the record" if file not in known else ", equal" if same else ", differs (made | recorded)"
 
     for row_type, table in made.tables.items():
         file, found = f"{row_type.table}.parquet", list[str]()
         if file in known:
             found = differences(row_type, table, run.read(number, name, row_type))
-        yield f"{row_type.table}: {table.num_rows} rows{compared(file, lambda found=found: not found)}"
+        yield f"{row_type.table}: {table.num_rows} rows{compared(file, not found)}"
         yield from (f"  {_cut(line)}" for line in found[:_SHOWN])
         if len(found) > _SHOWN:
             yield f"  and {len(found) - _SHOWN} more"
@@ -150,11 +150,9 @@ def _lines(run: RunDirectory, number: int, made: Made, files: Path, own: list[st
             yield from (f"  {_cut(json.dumps(row, ensure_ascii=False))}" for row in table.slice(0, rows).to_pylist())
     for file in own:
         place = files / file
-        same = compared(file, lambda file=file, place=place: known[file] == sha256_file(place))
-        yield f"{file}: {place.stat().st_size} bytes{same}"
+        yield f"{file}: {place.stat().st_size} bytes{compared(file, known.get(file) == sha256_file(place))}"
     for file, content in sorted(made.shared.items()):
-        same = compared(file, lambda file=file, content=content: known[file] == sha256_bytes(content))
-        yield f"{file}: {len(content)} bytes{same}"
+        yield f"{file}: {len(content)} bytes{compared(file, known.get(file) == sha256_bytes(content))}"
     for file in sorted(known.keys() - {f"{each.table}.parquet" for each in made.tables} - {*own, *made.shared}):
         yield f"{file}: only in the record"
     try:
