@@ -332,6 +332,17 @@ def _parameters(model: Path) -> int:
     return found
 
 
+@contextmanager
+def services_here(run: RunDirectory) -> Iterator[EngineServices]:
+    """The services of this process, which stands for an engine; closed at the end. Enter before torch is imported."""
+    os.environ.update(prepare_environment(run.method.threads))
+    services = EngineServices(run)
+    try:
+        yield services
+    finally:
+        services.close()
+
+
 def prepare_environment(threads: int) -> dict[str, str]:
     """Variables an engine process must start with: libraries read them once, when they are imported."""
     return {

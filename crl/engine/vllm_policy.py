@@ -23,7 +23,7 @@ from crl.config import RoleConfig
 from crl.config.engines import ServerConfig
 from crl.config.models import check_attention, pretrained
 from crl.config.vocabulary import absent_ids, load_tokenizer, rows_of_model
-from crl.engine.folder import own_folder
+from crl.engine.process import own_folder
 from crl.engine.vllm_server import VllmServer, paused, wrong_logprobs
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat

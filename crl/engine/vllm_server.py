@@ -17,8 +17,7 @@ from pathlib import Path
 
 from crl.config import RoleConfig
 from crl.config.engines import ServerConfig, interpreter
-from crl.engine.folder import own_folder
-from crl.engine.process import ProcessGroup, describe_exit
+from crl.engine.process import ProcessGroup, describe_exit, own_folder
 from crl.errors import BadInput, EngineDied
 from crl.policies.machine import gpu_count
 from crl.policies.served import GENERATE

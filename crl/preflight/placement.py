@@ -1,6 +1,6 @@
 """Where an experiment computes: the engines of its tracks, what samples and learns in each, and which share a GPU.
 
-As `crl/engine/track.py` and `crl/engine/devices.py` place them: the engines of a second track come behind those of the
+As `crl/engine/driver.py` and `crl/engine/pool.py` place them: the engines of a second track come behind those of the
 first, and devices are given out in turn, from the first again where there are too few. An update over several ranks
 has an engine of its own, with a rank on each device from that of its track's first shard on.
 """

@@ -172,12 +172,11 @@ def _prepare_forks(parent: PlannedRun, children: Children, on_event: Callable[[d
 
 
 def _fork(planned: PlannedRun, parent: PlannedRun) -> None:
-    from crl.engine.targets import begin_after
-    from crl.rounds.fork import fork
+    from crl.engine.targets import fork_run
     from crl.run.directory import RunDirectory
 
-    also = partial(begin_after, round_number=0, runtime=planned.experiment.runtime)
-    fork(RunDirectory.open(parent.path), 0, planned.experiment, planned.path.parent, also=also)
+    parent_run, experiment = RunDirectory.open(parent.path), planned.experiment
+    fork_run(parent_run, 0, experiment, planned.path.parent, runtime=experiment.runtime)
 
 
 def _advance(planned: PlannedRun, children: Children, on_event: Callable[[dict[str, Any]], None], rounds: int) -> None:

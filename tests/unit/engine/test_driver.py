@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from crl.config import Runtime
-from crl.engine.driver import driver_for, watch
+from crl.engine.driver import Track, driver_for, watch
 from crl.engine.events import (
     Event,
     LogLine,
@@ -152,24 +152,25 @@ def test_a_heartbeat_that_cannot_be_written_is_told_as_that(tmp_path):
 
 
 def test_a_commit_that_its_maker_did_not_live_to_tell_is_told_by_the_next(tmp_path, monkeypatch):
-    with make_driver(tmp_path) as driver:
-        track, path = driver._tracks[0], driver.run.path
-        run = track.run
+    run = Track.run
 
-        def dies_behind_the_commit(*job):
-            run(*job)
-            raise EngineDied("gone")
+    def dies_behind_the_commit(*job):
+        run(*job)
+        raise EngineDied("gone")
 
-        monkeypatch.setattr(track, "run", dies_behind_the_commit)
-        driver.run_round(0)  # which is retried
+    with monkeypatch.context() as patched:
+        patched.setattr(Track, "run", dies_behind_the_commit)
+        with make_driver(tmp_path) as driver:
+            driver.run_round(0)  # which is retried
+        path = driver.run.path
         assert last_failure(Journal(path).read()) is None
-        with pytest.raises(EngineDied):
+        with make_driver(tmp_path, retries=0) as driver, pytest.raises(EngineDied):
             driver.run_stage(1, "draw")
         digest = driver.run.manifest(1, "draw").digest
         assert last_failure(Journal(path).read())
     with make_driver(tmp_path):
         assert last_failure(Journal(path).read()) is None
-        assert committed(path)[1, "draw"] == Committed(digest, 1)
+        assert committed(path)[1, "draw"] == Committed(digest, 2)
 
 
 @pytest.mark.slow  # an engine starts only to import Great Expectations; each half of it is a fast test

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-
 from crl.abilities import Explains, Graded
+
 from crl.envs import check_environment
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.levels import is_held_out

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from crl.abilities import Explains, Graded
+
 from crl.config import FamilyConfig, SeedRange
 from crl.envs import make_environment
 from crl.envs.frozenlake import FrozenLakeConfig

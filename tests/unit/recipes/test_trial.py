@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from crl.audit.audit import problems_of
-from crl.audit.trials import trial_problems
+from crl.audit.audit import problems_of, trial_problems
 from crl.bank.segments import text_digest
 from crl.config import Experiment, Method, TrialConfig
 from crl.credit.trials import in_force

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.notes import notes
+from crl.audit.verify import Severity, problems_in, record_of, verify
 from crl.run import cache
 from crl.run.directory import RunDirectory
 from crl.run.journal import JOURNAL
 from crl.run.lease import LEASE, Lease
 from crl.run.manifest import MANIFEST, Manifest, key_of
-from crl.run.notes import notes
 from crl.run.retention import prune
-from crl.run.verify import Severity, problems_in, record_of, verify
 from crl.trackers.subscriber import LEDGER
 from tests.unit.run.support import finished_run, resume
 

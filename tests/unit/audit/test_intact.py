@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit import intact
+from crl.audit.verify import require_intact, verify
 from crl.errors import RecordDamaged
 from crl.rounds.weights import identify
-from crl.run import files, intact
+from crl.run import files
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file, sha256_once
 from crl.run.lease import Lease
-from crl.run.verify import require_intact, verify
 from tests.unit.run.support import finished_run, write_stage
 
 

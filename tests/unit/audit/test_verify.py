@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.redo import set_aside
+from crl.audit.verify import Problem, Severity, problems_in, record_of, require_intact, verify
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.run import cache
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file
 from crl.run.lease import Lease
 from crl.run.manifest import Manifest
-from crl.run.redo import set_aside
 from crl.run.retention import prune
-from crl.run.verify import Problem, Severity, problems_in, record_of, require_intact, verify
 from tests.marks import sampled
 from tests.unit.run.support import digests, experiment, finished_run, inputs_of, resume, stages_of, write_stage
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows import rounds
+from flows import train
 
 
 @pytest.mark.parametrize(
@@ -21,15 +21,14 @@ from flows import rounds
 def test_a_retried_flow_run_begins_with_what_was_taken_back(
     complete: set[int], visited: list[int], worked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("report_disagreements", "end_earlier_attempts", "spread_over_tasks", "finish_page"):
-        monkeypatch.setattr(rounds, name, lambda *arguments: None)
-    monkeypatch.setattr(rounds, "get_run_logger", lambda: SimpleNamespace(info=lambda *words: None))
-    seen: list[int] = []
+    for name in ("_report_disagreements", "end_earlier_attempts", "spread_over_tasks", "finish_page"):
+        monkeypatch.setattr(train, name, lambda *arguments: None)
+    monkeypatch.setattr(train, "get_run_logger", lambda: SimpleNamespace(info=lambda *words: None))
     driver: Any = SimpleNamespace(
         round_complete=complete.__contains__,
         next_round=lambda: len(complete),
-        visit=lambda numbers, visit: seen.extend(numbers),
         run=SimpleNamespace(path=Path("/run")),
     )
-    assert rounds.run_rounds(driver, 4, 6) == worked, "what it set out for once"
-    assert seen == visited
+    with train.visits(driver, 4, 6) as (numbers, due):
+        assert due == worked, "what it set out for once"
+        assert numbers == visited

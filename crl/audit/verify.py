@@ -15,28 +15,31 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from crl.audit.chain import chain_problems, lost_stages, stale
+from crl.audit.intact import LastIntact
+from crl.audit.problem import NO_FILE, FromRows, Record, fork_again, move_away, no_recipe
+from crl.audit.problem import Problem as Problem
+from crl.audit.problem import Severity as Severity
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.paths import quoted
 from crl.run import cache, experiment_file
-from crl.run.chain import chain_problems, stale
+from crl.run.branch import FORKED
 from crl.run.decisions import decided_rounds, decision_path, load_decision
 from crl.run.directory import is_round, manifests
 from crl.run.evaluations import evaluation_faults
+from crl.run.experiment_file import EXPERIMENT
 from crl.run.files import sha256_bytes, sha256_file
-from crl.run.fork_problems import fork_problems, has_lost_lineage, readable_lineage
+from crl.run.head import heads
 from crl.run.imports import imported_files
-from crl.run.intact import LastIntact
-from crl.run.journal import committed, newest_attempt
+from crl.run.journal import Journal, committed, newest_attempt
 from crl.run.lease import LEASE, LOCK, LeaseFile
-from crl.run.links import links
-from crl.run.lost import lost_stages
+from crl.run.lineage import LINEAGE, Lineage, load_lineage
 from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of
-from crl.run.problem import NO_FILE, FromRows, Record, move_away, no_recipe
-from crl.run.problem import Problem as Problem
-from crl.run.problem import Severity as Severity
 from crl.run.retention import CHECKPOINT, is_pruned, pruned
 
 _SHOWN = 5
+_RECORD = (EXPERIMENT, LINEAGE, "rounds", "bank", "decisions", "imports")
+"""What no link may be in."""
 
 
 def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_recipe) -> list[Problem]:
@@ -57,7 +60,7 @@ def record_of(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_rec
     experiment_file.check_format(run_path)
     # The journal first: a stage that is committed meanwhile is then on the disk before it is missed.
     commits = committed(run_path)
-    lineage = readable_lineage(run_path)
+    lineage = _readable_lineage(run_path)
     return Record(run_path, deep, manifests(run_path), pruned(run_path), commits, from_rows, lineage=lineage)
 
 
@@ -68,10 +71,10 @@ def problems_in(record: Record) -> list[Problem]:
 
 def _recorded(record: Record) -> list[Problem]:
     record.stale = stale(record)
-    linked = list(links(record))
+    linked = list(_links(record))
     problems = [*_experiment(record), *_manifests(record), *linked, *_stages(record), *chain_problems(record)]
     problems += [*_shared(record), *lost_stages(record), *_foreign(record), *_decisions(record), *_imports(record)]
-    problems += fork_problems(record)
+    problems += _fork_problems(record)
     elsewhere = {problem.file for problem in linked}  # named once, whatever is found there
     return [problem for problem in problems if problem in linked or problem.file not in elsewhere]
 
@@ -115,7 +118,7 @@ def _experiment(record: Record) -> Iterator[Problem]:
         expected = error.expected or f"method {recorded}"
         yield Problem(experiment_file.EXPERIMENT, None, None, expected, error.found, mend)
         return
-    if has_lost_lineage(record):
+    if _has_lost_lineage(record):
         return  # which of the stages another run made, by its method, is not known
     digest = method.digest()
     if methods and digest not in methods:  # the file of another experiment, or an older one
@@ -276,6 +279,87 @@ def _housekeeping(record: Record) -> Iterator[Problem]:
     lock = record.run_path / LOCK
     if lock.exists() and lock.stat().st_size:
         yield problem(LOCK, f"SHA-256 {sha256_bytes(b'')} (an empty file)", sha256_file(lock))
+
+
+def _links(record: Record) -> Iterator[Problem]:
+    """Files, stages, rounds that are elsewhere, also where what is found there is right: all of the record is in the
+    run, and whatever a link leads to may change unseen."""
+    for path in (link for name in _RECORD for link in _links_below(record.run_path / name)):
+        file, mend = path.relative_to(record.run_path), _copied(path)
+        number, stage = None, None
+        match file.parts:
+            case ("rounds", name, inner) if is_round(name):
+                number, stage, mend = int(name), inner, record.redo(int(name), inner)
+        if not path.exists():  # there is no stage to take back, and no file to copy
+            mend = move_away(record.run_path, path)
+        expected, found = "no link: a record is whole in its run", f"a link to {path.readlink()}"
+        yield Problem(file.as_posix(), stage, number, expected, found, mend)
+
+
+def _links_below(place: Path) -> Iterator[Path]:
+    """Links at and below a place, without following any; what attempts have not committed starts with a dot."""
+    if place.is_symlink():
+        yield place
+        return
+    for parent, directories, names in os.walk(place):
+        directories[:] = sorted(name for name in directories if not name.startswith("."))
+        yield from (path for name in [*directories, *sorted(names)] if (path := Path(parent, name)).is_symlink())
+
+
+def _copied(link: Path) -> str:
+    """The command that puts what a link leads to into its place."""
+    beside = link.with_name(f"{link.name}-copied")
+    return f"cp -rL {quoted(link)} {quoted(beside)} && rm {quoted(link)} && mv {quoted(beside)} {quoted(link)}"
+
+
+def _readable_lineage(run_path: Path) -> Lineage:
+    """The lineage of a run; an empty one where the file is damaged, which :func:`_fork_problems` says."""
+    try:
+        return load_lineage(run_path)
+    except RecordDamaged:
+        return Lineage()
+
+
+def _has_lost_lineage(record: Record) -> bool:
+    """Whether the run is a fork whose lineage is missing or damaged."""
+    return record.lineage.parent is None and (
+        (record.run_path / LINEAGE).exists() or _forked(record.run_path) is not None
+    )
+
+
+def _fork_problems(record: Record) -> Iterator[Problem]:
+    """A lineage that is missing or was changed; inherited stages that do not give the head that the parent had."""
+    parent = record.lineage.parent
+    if parent is None:
+        if not _has_lost_lineage(record):
+            return
+        try:
+            load_lineage(record.run_path)
+            found = NO_FILE
+        except RecordDamaged as error:
+            found = error.found
+        yield Problem(LINEAGE, None, None, "the lineage of a fork, as the journal says", found, _forked_again(record))
+        return
+    inherited = {place: each for place, each in record.stages.items() if place[0] <= parent.round}
+    if any(isinstance(each, RecordDamaged) for each in inherited.values()):
+        return  # named elsewhere: the head is that of all of them
+    found_head = heads(inherited).get(parent.round, "none: there is no such round")
+    if found_head != parent.head:
+        expected = f"head {parent.head} after round {parent.round}, that of {parent.experiment}"
+        again = fork_again(record.run_path, parent)
+        yield Problem("rounds", None, parent.round, expected, f"head {found_head}", again)
+
+
+def _forked(run_path: Path) -> dict[str, object] | None:
+    return next((event for event in Journal(run_path).read() if event.get("event") == FORKED), None)
+
+
+def _forked_again(record: Record) -> str:
+    """The command that makes the fork again, as far as the journal knows of what it was forked."""
+    told = _forked(record.run_path) or {}
+    parent, number = quoted(str(told.get("parent", "PARENT"))), quoted(str(told.get("round", "N")))
+    name = quoted(f"{record.run_path.absolute().name}-again")
+    return f"crl fork {parent} --round {number} --name {name}{' --keep-rollouts' if told.get('kept') else ''}"
 
 
 def _differs(record: Record, path: Path, file: FileDigest) -> str | None:

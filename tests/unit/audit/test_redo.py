@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.redo import set_aside
+from crl.audit.verify import Severity, require_intact, verify
 from crl.errors import BadInput, StaleAttempt
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.lease import Lease
-from crl.run.redo import set_aside
 from crl.run.retention import prune
-from crl.run.verify import Severity, require_intact, verify
 from tests.unit.run.support import ORDER, experiment, finished_run, stages_of, write_stage
 
 

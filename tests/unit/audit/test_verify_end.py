@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.notes import notes
+from crl.audit.redo import set_aside
+from crl.audit.verify import Problem, Severity, record_of, require_intact, verify
 from crl.errors import RecordDamaged
 from crl.run.directory import RunDirectory
 from crl.run.journal import JOURNAL, Journal
 from crl.run.lease import Lease
 from crl.run.manifest import MANIFEST, Manifest, key_of
-from crl.run.notes import notes
-from crl.run.redo import set_aside
 from crl.run.retention import prune
-from crl.run.verify import Problem, Severity, record_of, require_intact, verify
 from tests.unit.run.support import digests, finished_run, resume, stages_of, write_stage
 
 ROUNDS = 3

@@ -1,19 +1,27 @@
 """The chain of manifests: does each stage match what later ones read, and which of two that disagree is the wrong one?
+And what of the record is gone?
 
 A manifest is vouched for by the stages that read it, and by the journal. Stages are looked at from the newest to the
 oldest, so that a manifest that is wrong itself accuses nobody. Where two manifests disagree and nothing else speaks for
 either, it cannot be known which one is wrong: the older stage is named.
+
+A stage that was read and is gone is named by the chain. Of those that nobody read (the last stage, the last round, a
+whole tail, and in the middle what no stage reads) only the journal knows: they were committed, were not set aside, and
+are gone without a trace in the record. Resuming makes a lost stage again; where that needs a checkpoint that retention
+deleted, `crl redo` takes back what wrote the checkpoint as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
+from crl.audit.problem import Problem, Record, Severity
+from crl.audit.redo import pruned_sources
 from crl.run.files import sha256_file
-from crl.run.manifest import MANIFEST, Manifest, key_of, parse_key
-from crl.run.problem import Problem, Record
+from crl.run.journal import moved_away
+from crl.run.manifest import MANIFEST, Manifest, Place, key_of, parse_key
 
-Place = tuple[int, str]
 Found = tuple[str, str]
 """What was expected and what was found."""
 Readers = dict[Place, dict[Place, str]]
@@ -69,6 +77,31 @@ def chain_problems(record: Record) -> Iterator[Problem]:
             yield record.damaged(f"rounds/{key}", *place, expected, "no such stage")
 
 
+def lost_stages(record: Record) -> Iterator[Problem]:
+    """One problem for each lost stage, or for a round of which all is lost."""
+    present = {*record.manifests, *record.unreadable}
+    read = {key for manifest in record.manifests.values() for key in manifest.digested.inputs}
+    gone = {place: commit for place, commit in record.committed.items() if place not in present}
+    if not gone:
+        return
+    gone = {place: gone[place] for place in gone.keys() - moved_away(record.run_path, gone)}
+    rounds = {number for number, _ in present}
+    order = list(record.committed)
+    listed = sorted(gone, key=lambda place: (place[0], order.index(place)))
+    for number, group in groupby(listed, key=lambda place: place[0]):
+        places = list(group)
+        unread = [place for place in places if key_of(*place) not in read]
+        if not unread:
+            continue
+        if number not in rounds and unread == places:
+            expected = f"stages {', '.join(stage for _, stage in places)}, committed as the journal says"
+            yield _lost(record, f"rounds/{number:04d}", places, expected, "no such round", set(gone))
+            continue
+        for place in unread:
+            expected = f"digest {gone[place].digest or 'unknown'} (committed, as the journal says)"
+            yield _lost(record, f"rounds/{key_of(*place)}", [place], expected, "no such stage", set(gone))
+
+
 def _said(readers: Readers, place: Place, wrong: dict[Place, Found]) -> dict[Place, str]:
     """What the stages that read this one, and are not wrong themselves, say about its digest."""
     return {reader: digest for reader, digest in readers.get(place, {}).items() if reader not in wrong}
@@ -103,3 +136,13 @@ def _fits(record: Record, place: Place, manifest: Manifest) -> bool:
     directory = record.run_path / "rounds" / key_of(*place)
     present = [(directory / name, file.sha256) for name, file in manifest.digested.files.items()]
     return all(sha256_file(path) == sha256 for path, sha256 in present if path.is_file())
+
+
+def _lost(record: Record, file: str, places: list[Place], expected: str, found: str, gone: set[Place]) -> Problem:
+    number, stage = places[0]
+    redo = record.redo(number, stage)
+    needs_models = [place for place in places if not record.from_rows(*place)]
+    everything = [*record.manifests, *record.unreadable]
+    again = not needs_models or not pruned_sources(record.run_path, {*needs_models, *gone}, everything)
+    mend = record.resume() if again else redo
+    return Problem(file, stage, number, expected, found, mend, Severity.lost, redo)

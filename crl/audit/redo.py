@@ -1,7 +1,6 @@
-"""Setting a stage aside, with everything that came after it, so that resuming makes it again.
+"""Which stages go with one that is set aside: everything that came after it, so that resuming makes it again.
 
-Nothing is deleted: the directories move to `damaged/<n>/rounds/…`. Stages and rounds are moved newest first, so a crash
-in the middle leaves a record that is whole up to some stage.
+Nothing is deleted: the directories move to `damaged/<n>/rounds/…` (`crl/run/aside.py`).
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from crl.errors import BadInput, RecordDamaged
+from crl.run.aside import take_out
 from crl.run.directory import complete_stages, round_numbers
-from crl.run.files import aside, move
-from crl.run.journal import Journal, committed
-from crl.run.lease import commit_guard
+from crl.run.journal import committed
 from crl.run.lineage import load_lineage
-from crl.run.manifest import Manifest, key_of, parse_key
+from crl.run.manifest import Manifest, Place, key_of, parse_key
 from crl.run.retention import recorded_checkpoints
 
-Place = tuple[int, str]
 Order = Callable[[int], Sequence[str]]
 """The stages of a round, in order, as the recipe has them."""
 
@@ -44,19 +41,10 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
         )
     affected = _affected(run_path, (round_number, stage), everything, order)
     _check_own(run_path, (round_number, stage), affected)
-    target = aside(run_path, "rounds")
-    with commit_guard(run_path, token):
-        for number, name in reversed(affected):
-            move(run_path / "rounds" / key_of(number, name), target / key_of(number, name))
-            _move_parts(run_path, target, number, name)
-        _move_unfinished(run_path, target, round_number)
-        # What is gone already is taken back as well: it is no loss from here on (`journal.py`).
-        taken = [_from(place, list(commits), order) for place in ((round_number, stage), *affected[:1])]
-        gone = sorted(set().union(*taken) - set(everything))
-        if affected or gone:
-            keys = [key_of(*place) for place in [*affected, *gone]]
-            where = target.parent.relative_to(run_path).as_posix() if affected else None
-            Journal(run_path).record("set_aside", token=token, stages=keys, directory=where)
+    # What is gone already is taken back as well: it is no loss from here on (`journal.py`).
+    taken = [_from(place, list(commits), order) for place in ((round_number, stage), *affected[:1])]
+    gone = sorted(set().union(*taken) - set(everything))
+    take_out(run_path, affected, gone, first_round=round_number, token=token)
     return affected
 
 
@@ -142,16 +130,3 @@ def _all_stages(run_path: Path, order: Order) -> list[Place]:
         known = list(order(number))
         found += [(number, name) for name in sorted(names, key=lambda name: known.index(name) if name in known else -1)]
     return found
-
-
-def _move_parts(run_path: Path, target: Path, number: int, stage: str) -> None:
-    source = run_path / "rounds" / f"{number:04d}" / f".parts-{stage}"
-    if source.is_dir():
-        move(source, target / f"{number:04d}" / source.name)
-
-
-def _move_unfinished(run_path: Path, target: Path, first_round: int) -> None:
-    """Parts of stages that were not complete: they may have been made from what is set aside."""
-    for directory in sorted((run_path / "rounds").glob("[0-9]*/.parts-*")):
-        if int(directory.parent.name) >= first_round:
-            move(directory, target / directory.parent.name / directory.name)
