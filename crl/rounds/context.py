@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -208,3 +210,13 @@ class StageContext:
     def progress(self, done: int, total: int, **figures: Any) -> None:
         """Tell whoever watches; never part of the record."""
         self._progress({"done": done, "total": total, **figures})
+
+
+def write_figures(
+    ctx: StageContext, figures: Mapping[str, float], alarms: Mapping[str, str | None] = MappingProxyType({})
+) -> None:
+    """Write the metrics of a stage, with what is to be said about some of them."""
+    metric = partial(Metric, round=ctx.round, stage=ctx.stage.name)
+    ctx.write(
+        Metric, [metric(name=name, value=float(value), alarm=alarms.get(name)) for name, value in figures.items()]
+    )

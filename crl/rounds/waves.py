@@ -91,14 +91,21 @@ def kept_environment(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_di
 
 
 def play_with_actor(
-    ctx: StageContext, slots: Sequence[EpisodeSlot], seed_of: Callable[[str], np.random.SeedSequence] | None = None
+    ctx: StageContext,
+    slots: Sequence[EpisodeSlot],
+    seed_of: Callable[[str], np.random.SeedSequence] | None = None,
+    *,
+    environment: Environment | None = None,
+    predicted: bool = False,
+    work: str = "play",
 ) -> list[PlayedEpisode]:
-    """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play."""
+    """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play. `work` is
+    what its time is noted as; the others as in :func:`play`."""
     if not slots:
         return []
     weights = weights_of(ctx, "actor")
     policy = ctx.services.policy("actor", weights)
-    with ctx.timed("play", len(slots)):
+    with ctx.timed(work, len(slots)):
         return play(
             ctx,
             policy,
@@ -106,6 +113,8 @@ def play_with_actor(
             sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
             weights_digest=weights.weights_digest,
             seed_of=seed_of,
+            environment=environment,
+            predicted=predicted,
         )
 
 

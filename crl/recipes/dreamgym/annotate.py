@@ -16,9 +16,9 @@ from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem
 from crl.recipes.dreamgym.store import POOL, items_of, newest, transitions_of
 from crl.records import Generation
 from crl.rounds.context import StageContext
-from crl.rounds.weights import weights_of
+from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
-from crl.text.outputs import messages_of, prepared, room_for_prompt, sample_outputs, token_record
+from crl.text.outputs import messages_of, prepared, room_for_prompt, sample_outputs
 
 ANNOTATE_STAGE = "annotate"
 
@@ -46,10 +46,7 @@ def annotate(ctx: StageContext) -> None:
         line = one_line(text or "")
         if reason_code == OK and not line:
             reason_code = "empty_text"
-        record = token_record(
-            output, generation_id=f"g-{output.prompt.name}", round=ctx.round, stage=ctx.stage.name, role=TEACHER,
-            kind=ANNOTATE, weights_digest=weights.weights_digest, temperature=role.sampling.temperature,
-        )  # fmt: skip
+        record = recorded(ctx, output, TEACHER, ANNOTATE, weights)
         records.append(record)
         found.append(
             Annotation(

@@ -16,14 +16,14 @@ import numpy as np
 from crl.config import Method
 from crl.protocols import Chat
 from crl.recipes.dreamgym.config import EXPERIENCE, PREDICT, config_of
-from crl.recipes.dreamgym.prompts import answer_of, predict_messages, situation_of
+from crl.recipes.dreamgym.prompts import answer_of, fitted, situation_of
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, transitions_of
-from crl.records import Generation, Metric, Sample
-from crl.rounds.context import StageContext
+from crl.records import Generation, Sample
+from crl.rounds.context import StageContext, write_figures
 from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of
-from crl.text.outputs import Messages, prompt_text
+from crl.text.outputs import prompt_text
 
 CORPUS = "corpus"
 TRANSITIONS, TOO_LONG = "transitions", "transitions_too_long"
@@ -60,14 +60,7 @@ def corpus(ctx: StageContext) -> None:
     explained = sum(bool(reasoning_of(row, config.reasoning, taught)) for row in rows)
     figures["transitions_explained"] = explained
     told = "no transition fits the context of the role experience" if rows and not records else None
-    ctx.write(
-        Metric,
-        [
-            Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value),
-                   alarm=told if name == TOO_LONG else None)
-            for name, value in figures.items()
-        ],
-    )  # fmt: skip
+    write_figures(ctx, figures, {TOO_LONG: told})
 
 
 def reasoning_of(row: Transition, source: str, taught: Mapping[str, str | None]) -> str | None:
@@ -78,21 +71,15 @@ def reasoning_of(row: Transition, source: str, taught: Mapping[str, str | None])
 
 
 def demonstrated(
-    chat: Chat, method: Method, row: Transition, neighbors: Sequence[Transition], text: str, context: int
+    chat: Chat, method: Method, row: Transition, neighbors: list[Transition], text: str, context: int
 ) -> Generation | None:
     """The token record of an output that says `text` about a transition, in a prompt with as many neighbors as fit, the
     nearest ones; None where it does not fit the context."""
-    template = method.prompts_of(row.family)[PREDICT]
-    answer = chat.answer(text)
-    for shown in range(len(neighbors), -1, -1):
-        messages = predict_messages(template, situation_of(row), neighbors[:shown])
-        prompt = list(chat.opening(messages))
-        if len(prompt) + len(answer) <= context:
-            return _record(row, messages, prompt, list(answer), text)
-    return None
-
-
-def _record(row: Transition, messages: Messages, prompt: list[int], answer: list[int], text: str) -> Generation:
+    answer = list(chat.answer(text))
+    room = context - len(answer)
+    messages, prompt, _ = fitted(chat, method.prompts_of(row.family)[PREDICT], situation_of(row), neighbors, room)
+    if len(prompt) > room:
+        return None
     return Generation(
         generation_id=f"fit-{row.transition_id}",
         round=row.round,

@@ -16,8 +16,8 @@ from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.curriculum import task_values
 from crl.recipes.dreamgym.rows import SYNTHETIC, DreamTask, TaskValue
-from crl.records import Episode, Generation, Metric, Sample, Task
-from crl.rounds.context import StageContext
+from crl.records import Episode, Generation, Sample, Task
+from crl.rounds.context import StageContext, write_figures
 from crl.rounds.sequences import Sequenced, sequence_samples
 
 
@@ -47,14 +47,7 @@ def credit(ctx: StageContext) -> None:
     if trained:
         figures["synthetic_share"] = synthetic_share(trained)
     told = f"{errored} of {len(episodes)} episodes broke and train nothing"
-    alarms = {"episodes_errored": told if errored else None}
-    ctx.write(
-        Metric,
-        [
-            Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value), alarm=alarms.get(name))
-            for name, value in figures.items()
-        ],
-    )
+    write_figures(ctx, figures, {"episodes_errored": told if errored else None})
 
 
 def synthetic_share(episodes: Sequence[Episode]) -> float:

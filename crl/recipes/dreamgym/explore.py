@@ -18,13 +18,13 @@ from crl.recipes.dreamgym.corpus import CORPUS
 from crl.recipes.dreamgym.rows import EXPLORED, Transition
 from crl.recipes.dreamgym.store import split_of
 from crl.recipes.dreamgym.watching import Watched, real_transitions
-from crl.records import Episode, Generation, Task, Turn
+from crl.records import Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.broken import games_of
 from crl.rounds.context import StageContext
 from crl.rounds.stage import Recipe
 from crl.rounds.tasks import task_of
-from crl.rounds.waves import kept_environment, play, sampling_of, starts_of
+from crl.rounds.waves import kept_environment, play_with_actor, starts_of, write_played
 from crl.rounds.weights import weights_of
 
 EXPLORE = "explore"
@@ -81,11 +81,12 @@ def explore_part(ctx: StageContext, part: int) -> None:
     tasks = _tasks(ctx, family, numbered)
     slots = [EpisodeSlot(task) for task in tasks]
     watched, policy = watched_wave(ctx, slots), explorer(ctx.recipe, ctx.method, ctx.round)
-    with ctx.timed("play", len(slots)):
-        played = _by_chance(ctx, watched, slots, part) if policy == "random" else _by_actor(ctx, watched, slots)
-    ctx.write(Episode, [each.episode for each in played])
-    ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [each.generation for each in played])
+    if policy == "random":
+        with ctx.timed("play", len(slots)):
+            played = _by_chance(ctx, watched, slots, part)
+    else:
+        played = play_with_actor(ctx, slots, environment=watched)
+    write_played(ctx, played)
     ctx.write(Transition, transitions_of(ctx, tasks, watched, policy))
 
 
@@ -119,18 +120,6 @@ def _tasks(ctx: StageContext, family: FamilyConfig, numbered: Sequence[tuple[int
         )
         for (group, seed), start in zip(numbered, starts, strict=True)
     ]  # fmt: skip
-
-
-def _by_actor(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot]) -> list[PlayedEpisode]:
-    weights = weights_of(ctx, ACTOR)
-    return play(
-        ctx,
-        ctx.services.policy(ACTOR, weights),
-        slots,
-        sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
-        weights_digest=weights.weights_digest,
-        environment=watched,
-    )
 
 
 def _by_chance(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot], part: int) -> list[PlayedEpisode]:

@@ -22,9 +22,9 @@ from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.predicting import ExperienceModel
 from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, TaskValue
 from crl.recipes.dreamgym.validate import require_truth
-from crl.records import Generation, Metric, Task
+from crl.records import Generation, Task
 from crl.rollout.environments import Readable
-from crl.rounds.context import StageContext
+from crl.rounds.context import StageContext, write_figures
 from crl.rounds.tasks import drawn_tasks
 from crl.rounds.waves import starts_of
 from crl.text.answers import text_flaw
@@ -53,7 +53,7 @@ def plan(ctx: StageContext) -> None:
     tasks: list[Task] = []
     origins: list[DreamTask] = []
     records: list[Generation] = []
-    metrics: list[Metric] = []
+    figures: dict[str, float] = {}
     for family in ctx.method.families:
         groups = _groups(drawn, family)
         synthetic = config.synthetic_groups(len(groups), ctx.round)
@@ -69,16 +69,11 @@ def plan(ctx: StageContext) -> None:
             tasks += [dataclasses.replace(task, stream=stream) for task in members]
         graded = isinstance(ctx.environment(family.name), Graded)
         if config.curriculum is not None and graded and any(value.difficulty is not None for value in values):
-            reached = capability(values, family.name, config.curriculum.target)
-            metrics.append(
-                Metric(
-                    round=ctx.round, stage=ctx.stage.name, name=f"capability_{family.name}", value=reached, alarm=None
-                )
-            )
+            figures[f"capability_{family.name}"] = capability(values, family.name, config.curriculum.target)
     ctx.write(Task, tasks)
     ctx.write(DreamTask, origins)
     ctx.write(Generation, records)
-    ctx.write(Metric, metrics)
+    write_figures(ctx, figures)
 
 
 def _groups(tasks: Sequence[Task], family: FamilyConfig) -> list[list[Task]]:

@@ -20,7 +20,7 @@ from crl.recipes.dreamgym.rows import HELD_OUT, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, seen, transitions_of
 from crl.recipes.dreamgym.truth import alarms_of, truth_figures
 from crl.records import Generation, Metric
-from crl.rounds.context import StageContext
+from crl.rounds.context import StageContext, write_figures
 from crl.rounds.forked import method_of_round
 
 VALIDATE, DRIFT = "validate", "drift"
@@ -48,10 +48,9 @@ def validate(ctx: StageContext) -> None:
     true = held_out_rows(ctx)
     rows, records = predicted(ctx, true, VALIDATE)
     figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
-    alarms = alarms_of(figures, config)
     ctx.write(Prediction, rows)
     ctx.write(Generation, records)
-    ctx.write(Metric, [_metric(ctx, name, value, alarms.get(name)) for name, value in figures.items()])
+    write_figures(ctx, figures, alarms_of(figures, config))
 
 
 def drift(ctx: StageContext) -> None:
@@ -64,7 +63,7 @@ def drift(ctx: StageContext) -> None:
     figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)
     ctx.write(Generation, records)
-    ctx.write(Metric, [_metric(ctx, f"drift_{name}", value, None) for name, value in figures.items()])
+    write_figures(ctx, {f"drift_{name}": value for name, value in figures.items()})
 
 
 def predicted(ctx: StageContext, true: Sequence[Transition], name: str) -> tuple[list[Prediction], list[Generation]]:
@@ -113,7 +112,3 @@ def require_truth(ctx: StageContext) -> None:
             next_step="read the table predictions of that stage; then begin an experiment with more real episodes "
             "(method.recipe.explore.first), more epochs (fit.epochs), or a lower floor (truth)",
         )
-
-
-def _metric(ctx: StageContext, name: str, value: float, alarm: str | None) -> Metric:
-    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=alarm)

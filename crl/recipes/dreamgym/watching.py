@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crl.protocols import Environment, Explains, Start, Step, StopReason
-from crl.recipes.dreamgym.form import one_line
-from crl.recipes.dreamgym.rows import CONTINUES, FAILURE, REAL, SUCCESS, TURN_LIMIT, Transition
+from crl.recipes.dreamgym.form import Predicted
+from crl.recipes.dreamgym.prompts import Situation, transition_of
+from crl.recipes.dreamgym.rows import CONTINUES, FAILURE, SUCCESS, TURN_LIMIT, Transition
 from crl.records import Task
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import Readable
@@ -84,34 +85,12 @@ def real_transitions(task: Task, seen: Seen, *, split: str, policy: str, history
     for turn, (action, step, why) in enumerate(seen.steps):
         names = named_actions(actions)
         if step.error is None and step.observation.strip() and action is not None and (not names or action in names):
-            explained = one_line(why or "") or None
-            found.append(
-                Transition(
-                    transition_id=f"t-{task.episode_id}-{turn}",
-                    round=task.round,
-                    source=REAL,
-                    split=split,
-                    policy=policy,
-                    family=task.family,
-                    environment_seed=task.environment_seed,
-                    episode_id=task.episode_id,
-                    turn=turn,
-                    goal=task.goal,
-                    history=history_of(shown, history),
-                    observation=observation,
-                    action=action,
-                    actions=list(names),
-                    reasoning=explained,
-                    reasoning_source="none" if explained is None else "environment",
-                    next_observation=step.observation,
-                    next_actions=list(named_actions(step.actions)),
-                    feedback=step.feedback,
-                    legal=step.legal,
-                    outcome=outcome_of(step),
-                    reward=step.reward if step.done else 0.0,
-                    prediction_id=None,
-                )
-            )
+            followed = Predicted(
+                step.observation, named_actions(step.actions), outcome_of(step), step.reward if step.done else 0.0,
+                step.feedback, step.legal, why,
+            )  # fmt: skip
+            situation = Situation(task.goal, history_of(shown, history), observation, action, turn)
+            found.append(transition_of(task, situation, names, followed, split=split, policy=policy))
         shown.append((observation, action or ""))
         observation, actions = step.observation, step.actions
     return found

@@ -26,12 +26,11 @@ from crl.records import (
     EntryScore,
     Episode,
     Generation,
-    Metric,
     Retrieval,
     Sample,
     StrippedContext,
 )
-from crl.rounds.context import StageContext
+from crl.rounds.context import StageContext, write_figures
 from crl.rounds.sequences import Sequenced, sequence_samples
 from crl.rounds.stage import BEFORE
 
@@ -61,19 +60,7 @@ def credit(ctx: StageContext) -> None:
     errored = sum(not usable(row) for stage in _attempt_stages(config) for row in ctx.rows(Episode, stage))
     broke = f"{errored} episodes broke and train nothing" if errored else None
     figures = {"sequences": len(sequences), "distilled_samples": len(learned), "episodes_errored": errored}
-    ctx.write(
-        Metric,
-        [
-            Metric(
-                round=ctx.round,
-                stage=ctx.stage.name,
-                name=name,
-                value=float(value),
-                alarm=broke if name == "episodes_errored" else None,
-            )
-            for name, value in figures.items()
-        ],
-    )
+    write_figures(ctx, figures, {"episodes_errored": broke})
 
 
 def samples_of(

@@ -22,9 +22,9 @@ from crl.rollout.actions import actions_text
 from crl.rounds.chats import chat_of
 from crl.rounds.context import StageContext
 from crl.rounds.waves import starts_of
-from crl.rounds.weights import weights_of
+from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
-from crl.text.outputs import Prompt, fill, placeholders, room_for_prompt, sample_outputs, token_record
+from crl.text.outputs import Prompt, fill, placeholders, prepared, room_for_prompt, sample_outputs
 
 SHORTEST = 120
 """Characters below which a trajectory says too little to reflect on."""
@@ -81,18 +81,7 @@ def _written(
                 generation_id=f"g-{output.prompt.name}",
             )
         )
-        records.append(
-            token_record(
-                output,
-                generation_id=f"g-{output.prompt.name}",
-                round=ctx.round,
-                stage=ctx.stage.name,
-                role=REFLECTOR,
-                kind=REFLECT,
-                weights_digest=weights.weights_digest,
-                temperature=role.sampling.temperature,
-            )
-        )
+        records.append(recorded(ctx, output, REFLECTOR, REFLECT, weights))
     ctx.progress(len(again), len(again), malformed=sum(row.text is None for row in rows))
     return rows, records
 
@@ -140,9 +129,7 @@ def _fitted(
     seed = number_of(ctx.seed(name))
 
     def made(budget: int | None) -> Prompt:
-        messages = reflect_messages(prompt, attempt, memory, config, budget)
-        token_ids = list(policy.chat.opening(messages))
-        return Prompt(name, messages, token_ids if len(token_ids) <= room else None, seed)
+        return prepared(policy, name, reflect_messages(prompt, attempt, memory, config, budget), room, seed=seed)
 
     whole = made(None)
     if whole.token_ids is not None:

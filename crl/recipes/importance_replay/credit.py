@@ -32,8 +32,8 @@ from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceRepla
 from crl.recipes.importance_replay.features import features_of, text_of
 from crl.recipes.importance_replay.network import matrix, network_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, ReplayEmbedding, ReplayItem
-from crl.records import Episode, Generation, Metric, Sample, Turn
-from crl.rounds.context import StageContext
+from crl.records import Episode, Generation, Sample, Turn
+from crl.rounds.context import StageContext, write_figures
 from crl.rounds.sequences import grpo_sample
 from crl.rounds.stage import BEFORE
 
@@ -49,25 +49,14 @@ class Played:
     advantage: float
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """One sample of one optimizer step."""
-
-    generation: Generation
-    reward: float
-    advantage: float
-    weight: float
-    step: int
-
-
 def credit(ctx: StageContext) -> None:
     """Fill the buffer, draw from it, make the samples of the update."""
     config, episodes = config_of(ctx.method), ctx.rows(Episode, COLLECT)
     played = played_of(episodes, ctx.rows(Generation, COLLECT), config)
     figures = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
     if not config.replays:
-        chosen = [
-            Chosen(each.generation, each.episode.reward, each.advantage, 1 / len(played), step)
+        samples = [
+            _sample(ctx, each.generation, each.episode.reward, each.advantage, 1 / len(played), step)
             for step in range(config.buffer.steps)
             for each in played
         ]
@@ -80,7 +69,7 @@ def credit(ctx: StageContext) -> None:
             held = _refreshed(ctx, held, embeddings)
         batches = _batches(ctx, held, len(played))
         rows = _draws(ctx, batches, held, embeddings)
-        chosen = _chosen(ctx, rows, held)
+        samples = _samples(ctx, rows, held)
         ctx.write(ReplayItem, [*gone, *noted(held, batches, round=ctx.round)])
         ctx.write(ReplayEmbedding, embeddings.new)
         ctx.write(ReplayDraw, rows)
@@ -91,8 +80,11 @@ def credit(ctx: StageContext) -> None:
             "replay_without_advantage": float(len(played) - len(new)),
             "scores_refreshed": float(sum(item.scored_round == ctx.round for item in held)),
         }
-    ctx.write(Sample, [_sample(each, ctx.round) for each in chosen])
-    ctx.write(Metric, [_metric(ctx, name, value) for name, value in figures.items()])
+    ctx.write(Sample, samples)
+    errored = figures["episodes_errored"]
+    write_figures(
+        ctx, figures, {"episodes_errored": f"{errored:.0f} episodes broke and train nothing" if errored else None}
+    )
 
 
 def played_of(
@@ -232,7 +224,11 @@ def _scores(ctx: StageContext, held: Sequence[ReplayItem]) -> NDArray[np.float64
     return np.array([item.score if learns else 1.0 for item in held], dtype=np.float64)
 
 
-def _chosen(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[ReplayItem]) -> list[Chosen]:
+def _sample(ctx: StageContext, record: Generation, reward: float, advantage: float, weight: float, step: int) -> Sample:
+    return grpo_sample(record, ACTOR, reward, advantage, weight, round=ctx.round, step=step)
+
+
+def _samples(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[ReplayItem]) -> list[Sample]:
     """What the update trains: a sample that was drawn n times of B has the weight n/B times its factor."""
     items = {item.generation_id: item for item in held}
     records = _records(ctx, [items[row.generation_id] for row in draws])
@@ -240,7 +236,8 @@ def _chosen(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[Repla
     for row in draws:
         of_step[row.step] += row.draws
     return [
-        Chosen(
+        _sample(
+            ctx,
             record_of(records, row.generation_id),
             items[row.generation_id].reward,
             items[row.generation_id].advantage,
@@ -262,14 +259,3 @@ def _records(ctx: StageContext, items: Iterable[ReplayItem]) -> dict[str, Genera
         for row in ctx.rows_at(Generation, *place)
         if row.generation_id in ids
     }
-
-
-def _sample(chosen: Chosen, round: int) -> Sample:
-    return grpo_sample(
-        chosen.generation, ACTOR, chosen.reward, chosen.advantage, chosen.weight, round=round, step=chosen.step
-    )
-
-
-def _metric(ctx: StageContext, name: str, value: float) -> Metric:
-    broke = f"{value:.0f} episodes broke and train nothing" if name == "episodes_errored" and value else None
-    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=broke)
