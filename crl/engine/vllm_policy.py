@@ -29,7 +29,7 @@ from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model, untie
 from crl.policies.machine import cpu_computes_bfloat16
-from crl.policies.scoring import sequence_logprobs
+from crl.policies.sampling import sequence_logprobs
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
 from crl.run.files import disk_error

@@ -30,11 +30,6 @@ from crl.rounds.weights import weights_of
 EXPLORE = "explore"
 
 
-def due(method: Method, round_number: int) -> bool:
-    """Before every fit."""
-    return config_of(method).fits(round_number)
-
-
 def fitted_before(recipe: Recipe, method: Method, round_number: int) -> bool:
     """Whether the experience model was fitted in an earlier round; in a fork also by the run it goes on from."""
     return any(recipe.resolve(method, number, CORPUS, 0) is not None for number in range(1, round_number))

@@ -11,7 +11,7 @@ from crl.learn.terms import NLL, Objective
 from crl.recipes.complementary import evaluate
 from crl.recipes.complementary.initialize import base_weights
 from crl.recipes.complementary.round import when
-from crl.recipes.dreamgym import annotate, collect, corpus, credit, explore, health, plan, ready, store, validate
+from crl.recipes.dreamgym import collect, corpus, credit, explore, health, plan, ready, store, validate
 from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.rows import (
     ROWS,
@@ -48,7 +48,7 @@ def build(method: Method) -> Recipe:
             reads=(weights(ACTOR, 1),),
             writes=PLAYED,
             role=ACTOR,
-            due=explore.due,
+            due=corpus.due,
             parts=explore.count_parts,
             run_part=explore.explore_part,
         ),
@@ -70,8 +70,8 @@ def build(method: Method) -> Recipe:
         *when(
             taught,
             Stage(
-                name=annotate.ANNOTATE_STAGE,
-                run=annotate.annotate,
+                name=corpus.ANNOTATE_STAGE,
+                run=corpus.annotate,
                 reads=(pool, weights(TEACHER, 1)),
                 writes=(Annotation, Generation),
                 role=TEACHER,
@@ -81,7 +81,7 @@ def build(method: Method) -> Recipe:
         Stage(
             name=corpus.CORPUS,
             run=corpus.corpus,
-            reads=(pool, weights(EXPERIENCE, 1), *when(taught, Read(annotate.ANNOTATE_STAGE))),
+            reads=(pool, weights(EXPERIENCE, 1), *when(taught, Read(corpus.ANNOTATE_STAGE))),
             writes=(Generation, Sample, Metric),
             role=EXPERIENCE,
             due=corpus.due,
@@ -93,7 +93,7 @@ def build(method: Method) -> Recipe:
             reads=(pool, weights(EXPERIENCE, 0)),
             writes=(Prediction, Generation, Metric),
             role=EXPERIENCE,
-            due=validate.due,
+            due=corpus.due,
         ),
         Stage(
             name=collect.PLAN,
@@ -127,7 +127,7 @@ def build(method: Method) -> Recipe:
                 Read("credit"),
                 Read(validate.VALIDATE),
                 Read(validate.DRIFT),
-                *when(taught, Read(annotate.ANNOTATE_STAGE)),
+                *when(taught, Read(corpus.ANNOTATE_STAGE)),
                 pool,
                 *(Read(update_name(owner)) for owner in method.trained()),
                 Read("health", -1, BEFORE),

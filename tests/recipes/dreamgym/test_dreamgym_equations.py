@@ -25,7 +25,7 @@ from crl.recipes.dreamgym.form import predicted_part, reasoning_part
 from crl.recipes.dreamgym.prompts import answer_of, step_of
 from crl.recipes.dreamgym.rows import DreamTask, PoolItem, TaskValue, Transition
 from crl.recipes.dreamgym.store import gathered
-from crl.recipes.dreamgym.truth import gap_bound
+from crl.recipes.dreamgym.validate import gap_bound
 from crl.records import Episode, Generation, Sample, Task
 
 ROOT = Path(__file__).parents[3]
