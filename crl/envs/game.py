@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from crl.config.environments import EnvironmentConfig
-from crl.envs.levels import Levels
+from crl.envs.levels import Drawn, Levels
 from crl.envs.slots import NO_ACTION, Slots, refusal, stepped
 from crl.protocols import Actions, Environment, Start, Step, StopReason
 
@@ -128,15 +128,6 @@ class Games(Slots[_Slot]):
         return None if found.done else self.game.solve(found.state)
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A state that a seed drew (protocol `Level`)."""
-
-    state: Any
-    content: str
-    moves: int | None = None
-
-
 class LeveledGames(Games):
     """The same for a game that says what its levels hold (protocol `Leveled`)."""
 
@@ -153,10 +144,10 @@ class LeveledGames(Games):
         )
         self._contents: list[str] = []
 
-    def _draws(self, seed: int) -> Iterator[_Drawn]:
+    def _draws(self, seed: int) -> Iterator[Drawn]:
         for attempt in count():
             state = self.game.begin(random.Random(f"{seed}/{attempt}"))
-            yield _Drawn(state, self.game.content(state))
+            yield Drawn(state, self.game.content(state))
 
     def _begin(self, seed: int) -> Any:
         return copy.deepcopy(self._levels.of(seed).state)

@@ -10,8 +10,7 @@ from random import Random
 from typing import Any, Literal
 
 from crl.config import EnvironmentConfig
-from crl.envs.check.policies import ILLEGAL, draw_action
-from crl.envs.check.walks import Walk, Walks, walked, wrong_actions
+from crl.envs.check.walks import ILLEGAL, Walk, Walks, draw_action, walked, wrong_actions
 from crl.protocols import Environment, FreeText, Leveled, Start, Step
 
 _DIGITS = re.compile(r"\d+")

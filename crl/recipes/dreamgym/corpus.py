@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from crl.config import Method
+from crl.credit.samples import sample_of
 from crl.protocols import Chat
 from crl.recipes.dreamgym.config import ANNOTATE, EXPERIENCE, PREDICT, TEACHER, config_of
 from crl.recipes.dreamgym.form import OK, one_line, predicted_part
@@ -115,24 +116,11 @@ def batches(records: Sequence[Generation], epochs: int, batch: int, *, round: in
         steps = len({sample.step for sample in samples})
         for place, index in enumerate(generator.permutation(len(records))):
             record = records[int(index)]
-            samples.append(
-                Sample(
-                    sample_id=f"r{round:04d}-{EXPERIENCE}-{record.generation_id}-e{epoch}",
-                    round=round,
-                    role=EXPERIENCE,
-                    objective="nll",
-                    source=f"{round:04d}/{CORPUS}",
-                    generation_id=record.generation_id,
-                    reward=0.0,
-                    advantage=1.0,
-                    weight=1.0,
-                    temperature=record.temperature,
-                    token_ids=record.token_ids,
-                    loss_mask=record.loss_mask,
-                    logprobs=record.logprobs,
-                    step=steps + place // batch,
-                )
-            )
+            sample = sample_of(
+                record, round=round, role=EXPERIENCE, objective="nll", reward=0.0, advantage=1.0, weight=1.0,
+                step=steps + place // batch,
+            )  # fmt: skip
+            samples.append(dataclasses.replace(sample, sample_id=f"{sample.sample_id}-e{epoch}"))
     return samples
 
 

@@ -14,7 +14,7 @@ from crl.credit.samples import record_of
 from crl.credit.uses import usable
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, config_of
-from crl.recipes.dreamgym.curriculum import task_values
+from crl.recipes.dreamgym.plan import task_values
 from crl.recipes.dreamgym.rows import SYNTHETIC, DreamTask, TaskValue
 from crl.records import Episode, Generation, Sample, Task
 from crl.rounds.context import StageContext, write_figures

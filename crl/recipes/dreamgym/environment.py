@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from crl.errors import CrlError, StageFailed
 from crl.protocols import Actions, Start, Step, StopReason
+from crl.recipes.dreamgym.explore import history_of
 from crl.recipes.dreamgym.form import Predicted
 from crl.recipes.dreamgym.predicting import Answered, Asked, ExperienceModel, prediction_row
 from crl.recipes.dreamgym.prompts import Situation, transition_of
 from crl.recipes.dreamgym.rows import CONTINUES, NEITHER, SUCCESS, TURN_LIMIT, Prediction, Transition
-from crl.recipes.dreamgym.watching import history_of
 from crl.records import Generation, Task
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import broke

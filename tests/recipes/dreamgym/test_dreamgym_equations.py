@@ -20,8 +20,8 @@ from crl.policies import load_chat, resolve_model
 from crl.recipes.dreamgym.config import StoreConfig
 from crl.recipes.dreamgym.corpus import batches, demonstrated
 from crl.recipes.dreamgym.credit import credit, synthetic_share, within_mix
-from crl.recipes.dreamgym.curriculum import capability, most_varying, variance
 from crl.recipes.dreamgym.form import predicted_part, reasoning_part
+from crl.recipes.dreamgym.plan import capability, most_varying, variance
 from crl.recipes.dreamgym.prompts import answer_of, step_of
 from crl.recipes.dreamgym.rows import DreamTask, PoolItem, TaskValue, Transition
 from crl.recipes.dreamgym.store import gathered
