@@ -272,12 +272,8 @@ def _scored(client: Client, ids: Sequence[int]) -> NDArray[np.float32]:
         "token_ids": list(ids),
         "sampling_params": {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
     }
-    try:
-        told = client.post(GENERATE, request)["prompt_logprobs"]
+    answer = client.post(GENERATE, request)
+    with client.reading("a score that is none"):
+        told = answer["prompt_logprobs"]
         found = [0.0, *(float(each[str(index)]["logprob"]) for index, each in zip(ids[1:], told[1:], strict=True))]
-    except (KeyError, TypeError, ValueError) as error:
-        raise EngineDied(
-            f"{client.name} gave a score that is none ({type(error).__name__}: {error})",
-            where=client.address,
-        ) from None
     return np.array(found, dtype=np.float32)

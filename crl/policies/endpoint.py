@@ -18,7 +18,7 @@ import numpy as np
 from crl.config import RoleConfig, SamplingConfig
 from crl.config.engines import ServerConfig
 from crl.config.roles import ENDPOINT
-from crl.errors import BadInput, EngineDied, PromptTooLong
+from crl.errors import BadInput, PromptTooLong
 from crl.paths import quoted
 from crl.policies.served import SentWhole
 from crl.policies.serving import Client, key_of
@@ -123,16 +123,10 @@ class EndpointSession(SentWhole):
         }
         sent = {name: value for name, value in request.items() if name not in self._leave_out}
         found = self._client.post("/chat/completions", sent)
-        try:
+        with self._client.reading("an answer that is none", "one choice with a message"):
             [choice] = found["choices"]
             text = str(choice["message"]["content"] or "")
             cut = choice["finish_reason"] == "length"
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineDied(
-                f"{self._client.name} gave an answer that is none ({type(error).__name__}: {error})",
-                expected="one choice with a message",
-                where=self._client.address,
-            ) from None
         ids = [ord(character) for character in text] if cut else EndpointChat().answer(text)
         return Sampled(ids, [0.0] * len(ids), StopReason.length if cut else StopReason.end_of_turn)
 

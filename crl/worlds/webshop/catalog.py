@@ -11,7 +11,6 @@ The original site's data is read unchanged:
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from crl.errors import BadInput
-from crl.paths import possible_path, quoted
-from crl.worlds.json_files import array, shown, table
+from crl.paths import quoted
+from crl.worlds.json_files import array, data_folder, shown, table
 from crl.worlds.search import SearchIndex
 from crl.worlds.webshop.goals import Goals, Instruction
 from crl.worlds.webshop.own import PRODUCTS as OWN_PRODUCTS
@@ -42,20 +41,9 @@ _DRIVE: Mapping[str, str] = {
 """Ids of the authors' files, from `setup.sh` of princeton-nlp/WebShop."""
 
 
-def data_directory(directory: str | None) -> tuple[Path, str]:
-    """Where the files are looked for, and what says so: the config, $WEBSHOP_DATA, or ~/.cache/webshop."""
-    if directory is not None:
-        name, source = directory, "method.families[].environment.directory"
-    elif os.environ.get("WEBSHOP_DATA"):
-        name, source = os.environ["WEBSHOP_DATA"], "$WEBSHOP_DATA"
-    else:
-        name, source = "~/.cache/webshop", "the default ~/.cache/webshop"
-    return possible_path(name, "the directory of WebShop's data", where=source, home=True), source
-
-
 def find(directory: str | None, names: list[str]) -> list[Path]:
     """Paths of files of the original data. Raises BadInput that says what is missing and how to get it."""
-    folder, source = data_directory(directory)
+    folder, source = data_folder(directory, "WEBSHOP_DATA", "~/.cache/webshop", "WebShop's data")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         get = " && ".join(
