@@ -19,7 +19,7 @@ from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.validate import DRIFT, FLOORED, UNSEEN, VALIDATE
 from crl.records import Episode, Generation, Turn, rows_with
 from crl.rounds.context import StageContext
-from crl.rounds.figures import Figures, group_figures, play_figures, update_figures
+from crl.rounds.figures import Figures, group_figures, play_figures, token_figures, update_figures
 from crl.rounds.form import turn_figures
 from crl.rounds.health import mismatch_alarms_of, tokens_of, write_health
 from crl.rounds.stage import BEFORE
@@ -53,8 +53,7 @@ def health(ctx: StageContext) -> None:
         REAL_STEPS: float(steps),
         TOTAL: before.get(TOTAL, 0.0) + steps,
         "synthetic_steps": float(sum(row.turns for row in of_stream[SYNTHETIC])),
-        "actor_tokens_read": float(sum(row.tokens_read for row in acted)),
-        "actor_tokens_sampled": float(sum(row.tokens_sampled for row in acted)),
+        **token_figures(ACTOR, acted),
         **_tokens(ctx, EXPERIENCE, (DRIFT, VALIDATE, PLAN, COLLECT)),
         **(_tokens(ctx, TEACHER, (ANNOTATE_STAGE,)) if TEACHER in config_of(ctx.method).roles() else {}),
         **_of(ctx.figures("credit"), SHARES),

@@ -11,7 +11,7 @@ from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE
 from crl.recipes.importance_replay.rows import HELD, Improvement, ReplayDraw, ReplayItem
 from crl.records import Episode, Turn
 from crl.rounds.context import StageContext
-from crl.rounds.figures import Figures, age_figures, group_figures, play_figures, update_figures
+from crl.rounds.figures import Figures, age_figures, group_figures, play_figures, token_figures, update_figures
 from crl.rounds.form import turn_figures
 from crl.rounds.health import mismatch_alarms_of, write_health
 from crl.rounds.update import update_name
@@ -31,8 +31,7 @@ def health(ctx: StageContext) -> None:
         **play_figures(episodes),
         **turn_figures(episodes, turns),
         **group_figures(episodes, subgroups=False),
-        "actor_tokens_read": float(sum(row.tokens_read for row in episodes)),
-        "actor_tokens_sampled": float(sum(row.tokens_sampled for row in episodes)),
+        **token_figures(ACTOR, episodes),
         **update_figures(owner, update),
         **({"actor_loss": update["loss"]} if "loss" in update else {}),
     }
@@ -49,8 +48,7 @@ def health(ctx: StageContext) -> None:
         probes = [row for stage in (BEFORE_UPDATE, AFTER_UPDATE) for row in ctx.rows(Episode, stage)]
         figures |= {
             "probe_episodes": float(len(probes)),
-            "probe_tokens_read": float(sum(row.tokens_read for row in probes)),
-            "probe_tokens_sampled": float(sum(row.tokens_sampled for row in probes)),
+            **token_figures("probe", probes),
             **improvement_figures(ctx.rows(Improvement, MEASURE)),
         }
     write_health(ctx, figures, {ACTOR}, mismatch_alarms_of(ctx, figures))

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from crl.worlds.search import SearchIndex, stored_length, term_of, words
-from crl.worlds.stems import stem
+from crl.worlds.search import SearchIndex, stem, stored_length, term_of, words
 from crl.worlds.webshop.reward import nouns
 
 pytest.importorskip("rapidfuzz", reason="rapidfuzz is not installed (extra envs)")
