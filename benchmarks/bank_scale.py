@@ -169,7 +169,7 @@ def plan_context(root: Path, round_number: int, index: str) -> StageContext:
 def consolidate(root: Path) -> Row:
     """The stage `consolidate` of round 1."""
     import crl.recipes.complementary.consolidate as stage
-    from crl.recipes.complementary.proposal import Proposal
+    from crl.rounds.proposal import Proposal
 
     row, run, given = Row("consolidate"), open_run(root), np.load(root / "changes.npz")
     texts = json.loads((root / "changes.json").read_text(encoding="utf-8"))

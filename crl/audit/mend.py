@@ -14,7 +14,7 @@ from itertools import groupby
 from crl.audit.recovery import remake
 from crl.errors import CrlError, RecordDamaged
 from crl.protocols import Services
-from crl.rounds.imported import import_again
+from crl.rounds.publish import import_again
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes, sha256_file

@@ -16,7 +16,6 @@ from crl.bank.segments import load_texts, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted
-from crl.recipes.complementary.proposal import Proposal, proposal_of
 from crl.records import BankEvent, Operation, rows_of, rows_with
 from crl.report.bank import banked_round, banked_rounds
 from crl.report.listing import Listing
@@ -25,6 +24,7 @@ from crl.report.tables import Tables
 from crl.report.views import query
 from crl.rounds.banks import PUBLISHES, publishing_stage, tables_of
 from crl.rounds.context import BANK
+from crl.rounds.proposal import Proposal, proposal_of
 from crl.rounds.reading import recorded_bank, recorded_rows
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory

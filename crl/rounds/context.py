@@ -19,7 +19,7 @@ from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
 from crl.records import Metric, Row, rows_of, schema_of, table_of
 from crl.rounds.banks import tables_of
-from crl.rounds.broken import Game, note_games, require_games
+from crl.rounds.provenance import Game, note_games, require_games
 from crl.rounds.stage import Recipe, Stage
 from crl.rounds.timing import note_time
 from crl.run.manifest import Manifest, key_of

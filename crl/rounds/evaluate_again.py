@@ -16,9 +16,9 @@ from crl.config.environments import MOST_HELD_OUT
 from crl.errors import BadInput
 from crl.paths import short
 from crl.protocols import Services
-from crl.recipes.complementary.evaluate import RANDOM, WITH_BANK, WITHOUT_BANK
 from crl.records import Evaluation
 from crl.rounds.context import Reader, StageContext
+from crl.rounds.evaluate import RANDOM, WITH_BANK, WITHOUT_BANK
 from crl.rounds.memory import MemoryWriter
 from crl.rounds.stage import Recipe
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crl.records import Metric
+from crl.rounds.alarms import counters, health_metrics
 from crl.rounds.causes import mismatch_causes
-from crl.rounds.collapse import counters, health_metrics
 from crl.rounds.context import StageContext
 from crl.rounds.figures import mismatch_alarms
 from crl.rounds.forked import method_of_round

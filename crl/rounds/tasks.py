@@ -8,8 +8,8 @@ from crl.config import FamilyConfig, SeedRange
 from crl.protocols import Start
 from crl.records import FREE, Task
 from crl.rollout.readable import Readable
-from crl.rounds.broken import games_from, naming
 from crl.rounds.context import StageContext
+from crl.rounds.provenance import games_from, naming
 
 
 def train_seeds(family: FamilyConfig) -> SeedRange:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from crl.rounds import broken
+from crl.rounds import provenance as broken
 
 TIMINGS = "timings"
 """Their place among the notes of a stage, by kind of work."""

@@ -16,8 +16,8 @@ from crl.rollout.kept_steps import KeptSteps
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
 from crl.rollout.readable import Readable
-from crl.rounds.broken import games_from, games_of, naming
 from crl.rounds.context import StageContext
+from crl.rounds.provenance import games_from, games_of, naming
 from crl.rounds.weights import weights_of
 from crl.run.jsonlines import JsonLines
 

@@ -58,8 +58,8 @@ DOORS = {
     "crl.learn.scoring": {"crl.policies.vocabulary"},
     # To go with the next steps of this refactoring.
     "crl.envs.listing": {"crl.worlds.bridges.packages"},
-    "crl.rounds.evaluate_again": {"crl.recipes.complementary.evaluate"},
-    "crl.rounds.imported": {"crl.recipes.complementary.consolidate"},
+    "crl.rounds.evaluate_again": {"crl.rounds.evaluate"},
+    "crl.rounds.publish": {"crl.recipes.complementary.consolidate"},
 }
 Graph = dict[str, set[str]]
 

@@ -25,9 +25,9 @@ from crl.lab.warm.config import ExtractorDemonstrations
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat, Lesson
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.demonstrations import ScriptedRole, play_script, say_script, write_script
 from crl.records import Generation
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.demonstrations import ScriptedRole, play_script, say_script, write_script
 from crl.run.seeds import seed_for
 
 _FREE, _TRUE = 0.3, 0.8

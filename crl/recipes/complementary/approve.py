@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from crl.config import Method
 from crl.errors import ApprovalPending, BadInput
 from crl.paths import quoted
-from crl.recipes.complementary.proposal import changing, operations_of, proposal_of, refused_by_trial
 from crl.records import Approval
 from crl.rounds.context import StageContext
+from crl.rounds.proposal import changing, operations_of, proposal_of, refused_by_trial
 from crl.rounds.stage import RowsOf
 from crl.run.decisions import Decision, load_decision, shown_digest
 

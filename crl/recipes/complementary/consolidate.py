@@ -10,9 +10,9 @@ from crl.bank.changes import Change, applied, files_of, stored, summary_of
 from crl.bank.segments import new_segments, place
 from crl.bank.snapshot import Snapshot
 from crl.recipes.complementary.approve import refusals
-from crl.recipes.complementary.proposal import proposal_of
 from crl.records import Approval, BankChange, BankEntry, BankEvent, BankSnapshot
 from crl.rounds.context import StageContext
+from crl.rounds.proposal import proposal_of
 
 
 def consolidate(ctx: StageContext) -> None:

@@ -18,19 +18,11 @@ from crl.extractor.distill import items_of
 from crl.extractor.outputs import Distilled
 from crl.protocols import Environment, Instructive, Lesson
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.demonstrations import (
-    WAVE,
-    ScriptedRole,
-    Watched,
-    as_answer,
-    play_script,
-    shares,
-    write_script,
-)
 from crl.records import QUESTION, Episode, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rounds.broken import games_of
 from crl.rounds.context import StageContext
+from crl.rounds.demonstrations import WAVE, ScriptedRole, Watched, as_answer, play_script, shares, write_script
+from crl.rounds.provenance import games_of
 from crl.rounds.tasks import task_of
 from crl.rounds.waves import of_all, play, sampling_of, starts_of
 from crl.rounds.weights import weights_of

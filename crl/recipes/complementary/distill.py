@@ -21,10 +21,10 @@ from crl.extractor.outputs import Distilled
 from crl.recipes.complementary.bank_access import with_cuts
 from crl.recipes.complementary.candidates import merge_candidates
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.proposal import disbelieved, rules_of
 from crl.recipes.complementary.resembling import Resembling
 from crl.records import Distillation, Episode, Generation, Operation, Resemblance, Turn
 from crl.rounds.context import StageContext
+from crl.rounds.proposal import disbelieved, rules_of
 from crl.rounds.weights import weights_of
 
 

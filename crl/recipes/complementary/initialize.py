@@ -7,7 +7,7 @@ import hashlib
 from crl.recipes.complementary.consolidate import publish
 from crl.records import BankEntry, Weights, schema_of
 from crl.rounds.context import StageContext
-from crl.rounds.imported import begin_with
+from crl.rounds.publish import begin_with
 from crl.run.imports import load_import
 
 

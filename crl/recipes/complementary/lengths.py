@@ -18,19 +18,12 @@ from crl.extractor.distill import items_of
 from crl.learn.packing import cut, shared_prefix, tree_of
 from crl.protocols import Lesson
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.demonstrations import (
-    ScriptedRole,
-    Watched,
-    as_answer,
-    play_script,
-    sample_of,
-    write_script,
-)
 from crl.records import FREE, Generation, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rollout.readable import Readable
-from crl.rounds.chats import chat_of
+from crl.rounds.demonstrations import ScriptedRole, Watched, as_answer, play_script, sample_of, write_script
 from crl.rounds.lengths import Lengths
+from crl.rounds.ready import chat_of
 from crl.run.seeds import number_of, seed_for
 
 _GROUPS, _MEMBERS = 2, 4

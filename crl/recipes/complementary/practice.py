@@ -15,7 +15,9 @@ import numpy as np
 from crl.extractor.distill import DistillItem
 from crl.extractor.outputs import Distilled
 from crl.protocols import Teacher, TeachingEnvironment
-from crl.recipes.complementary.demonstrations import (
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress
+from crl.rounds.context import StageContext
+from crl.rounds.demonstrations import (
     WAVE,
     ScriptedRole,
     Watched,
@@ -25,9 +27,7 @@ from crl.recipes.complementary.demonstrations import (
     slot_with,
     write_script,
 )
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress
-from crl.rounds.broken import games_of
-from crl.rounds.context import StageContext
+from crl.rounds.provenance import games_of
 from crl.rounds.tasks import task_of
 from crl.rounds.waves import of_all
 from crl.text.unicode import valid_text

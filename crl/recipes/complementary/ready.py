@@ -15,7 +15,7 @@ from crl.config import Method, PromptConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.protocols import Chat, Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
-from crl.rounds.chats import chat_of, check_reads, check_writes
+from crl.rounds.ready import chat_of, check_reads, check_writes
 from crl.run.manifest import key_of
 
 
@@ -127,10 +127,10 @@ def check_actor_room(
         readers: chats of other roles that read what environments show.
     """
     from crl.envs import make_environment
-    from crl.recipes.complementary.demonstrations import as_answer
     from crl.rollout.actions import named_actions
     from crl.rollout.prompts import opened
     from crl.rollout.readable import Readable
+    from crl.rounds.demonstrations import as_answer
 
     role = method.role(ACTOR)
     for family in method.families:

@@ -16,14 +16,14 @@ from crl.config.recorded import RecordedGame, start_digest
 from crl.errors import BadInput, CrlError, PromptTooLong, StageFailed
 from crl.protocols import Environment, Start
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.demonstrations import WAVE, ScriptedRole, Watched, as_answer, play_script
 from crl.records import Generation
 from crl.rollout.actions import parse_action
 from crl.rollout.opening import PROMPT_TOO_LONG
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rollout.readable import Readable
-from crl.rounds.broken import games_of
 from crl.rounds.context import StageContext
+from crl.rounds.demonstrations import WAVE, ScriptedRole, Watched, as_answer, play_script
+from crl.rounds.provenance import games_of
 from crl.rounds.tasks import task_of
 from crl.rounds.waves import of_all
 

@@ -20,7 +20,6 @@ from crl.recipes.complementary import (
     consolidate,
     credit,
     distill,
-    evaluate,
     health,
     initialize,
     judge,
@@ -33,7 +32,6 @@ from crl.recipes.complementary import (
 from crl.recipes.complementary.bank_access import EFFECTS
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of, declares_rewards
 from crl.recipes.complementary.credit import NEW_BANK
-from crl.recipes.complementary.proposal import SCORES
 from crl.records import (
     TRIAL,
     Approval,
@@ -71,7 +69,9 @@ from crl.records import (
     UseReward,
     Weights,
 )
+from crl.rounds import evaluate
 from crl.rounds.context import BANK
+from crl.rounds.proposal import SCORES
 from crl.rounds.stage import BEFORE, Read, Recipe, Stage, always
 from crl.rounds.update import update_name, update_stage
 

@@ -24,10 +24,10 @@ from crl.config import Method, TrialConfig
 from crl.credit.trials import Asked, TextKey, ahead, in_force, result_of, to_try, trials_of
 from crl.protocols import Start
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.proposal import rules_of
 from crl.records import TRIAL, Episode, Generation, Operation, Resemblance, Trial, TrialResult, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import StageContext
+from crl.rounds.proposal import rules_of
 from crl.rounds.stage import BEFORE
 from crl.rounds.tasks import task_of
 from crl.rounds.waves import play, sampling_of, starts_of, together

@@ -15,12 +15,12 @@ from crl.credit.credit import usable
 from crl.recipes.complementary.bank_access import with_cuts
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrated import played_by_script, written_by_template
-from crl.recipes.complementary.demonstrations import ScriptedRole, sample_of
 from crl.recipes.complementary.practice import played_well, written_well
 from crl.recipes.complementary.recorded import played_again, without_refused
 from crl.records import Distillation, Episode, Generation, Metric, Operation, Sample, Turn, Weights
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.context import StageContext
+from crl.rounds.demonstrations import ScriptedRole, sample_of
 from crl.rounds.weights import CHECKPOINT, new_weights, weights_of
 
 

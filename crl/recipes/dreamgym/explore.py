@@ -13,7 +13,6 @@ import numpy as np
 from crl.abilities import Explains
 from crl.config import FamilyConfig, Method
 from crl.protocols import Environment
-from crl.recipes.complementary.demonstrations import ScriptedRole, as_answer, play_script, shares
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.corpus import CORPUS
 from crl.recipes.dreamgym.rows import EXPLORED, Transition
@@ -21,8 +20,9 @@ from crl.recipes.dreamgym.store import split_of
 from crl.recipes.dreamgym.watching import Watched, real_transitions
 from crl.records import Episode, Generation, Task, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rounds.broken import games_of
 from crl.rounds.context import StageContext
+from crl.rounds.demonstrations import ScriptedRole, as_answer, play_script, shares
+from crl.rounds.provenance import games_of
 from crl.rounds.stage import Recipe
 from crl.rounds.tasks import task_of
 from crl.rounds.waves import kept_environment, play, sampling_of, starts_of

@@ -14,7 +14,7 @@ from crl.recipes.dreamgym.config import ACTOR, ANNOTATE, EXPERIENCE, PREDICT, TE
 from crl.recipes.dreamgym.prompts import check_prompt, check_room
 from crl.rollout.prompts import check_prompts
 from crl.rollout.readable import Readable
-from crl.rounds.chats import chat_of
+from crl.rounds.ready import chat_of
 from crl.run.manifest import key_of
 
 ASKED = {PREDICT: EXPERIENCE, VARY: EXPERIENCE, ANNOTATE: TEACHER}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from crl.config import Method
 from crl.learn.terms import NLL, Objective
-from crl.recipes.complementary import evaluate
 from crl.recipes.complementary.initialize import base_weights
 from crl.recipes.complementary.round import when
 from crl.recipes.dreamgym import annotate, collect, corpus, credit, explore, health, plan, ready, store, validate
@@ -24,6 +23,7 @@ from crl.recipes.dreamgym.rows import (
     TransitionVector,
 )
 from crl.records import Episode, Generation, Metric, Sample, Task, Turn, Weights
+from crl.rounds import evaluate
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE, Read, Recipe, Stage
 from crl.rounds.update import update_name, update_stage

@@ -11,9 +11,8 @@ from functools import partial
 
 from crl.config import Method
 from crl.learn.terms import NLL, Objective
-from crl.recipes.complementary import approve, consolidate, evaluate, initialize
+from crl.recipes.complementary import approve, consolidate, initialize
 from crl.recipes.complementary.credit import NEW_BANK
-from crl.recipes.complementary.proposal import SCORES
 from crl.recipes.complementary.round import BANK_TABLES, when
 from crl.recipes.erl import attempts, credit, health, memory, plan, ready, reflect
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
@@ -36,7 +35,9 @@ from crl.records import (
     Turn,
     Weights,
 )
+from crl.rounds import evaluate
 from crl.rounds.context import BANK
+from crl.rounds.proposal import SCORES
 from crl.rounds.stage import BEFORE, Read, Recipe, Stage
 from crl.rounds.update import update_name, update_stage
 

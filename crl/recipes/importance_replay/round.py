@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from crl.config import Method
 from crl.learn.terms import Objective
-from crl.recipes.complementary import evaluate, initialize
+from crl.recipes.complementary import initialize
 from crl.recipes.complementary.round import BANK_TABLES, when
 from crl.recipes.importance_replay import collect, credit, health, measure, plan, probes, ready
 from crl.recipes.importance_replay.config import ACTOR, config_of
@@ -23,6 +23,7 @@ from crl.recipes.importance_replay.rows import (
     ReplayItem,
 )
 from crl.records import Episode, Generation, ImportedEntry, Metric, Sample, Task, Turn, Weights
+from crl.rounds import evaluate
 from crl.rounds.stage import BEFORE, Read, Recipe, Stage
 from crl.rounds.update import update_name, update_stage
 

@@ -17,8 +17,8 @@ from crl.report.markdown import rounds_markdown
 from crl.report.round_tables import notes
 from crl.report.summary import summarize
 from crl.report.views import query
-from crl.rounds.broken import BROKEN, Game, joined, note_games, require_games
 from crl.rounds.evaluate_again import evaluate_again
+from crl.rounds.provenance import BROKEN, Game, joined, note_games, require_games
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease

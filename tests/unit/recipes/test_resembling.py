@@ -13,7 +13,6 @@ from crl.audit.recovery import _StoredVectors, remake
 from crl.bank.segments import text_digest
 from crl.errors import RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes.complementary.proposal import SCORES, proposal_of
 from crl.recipes.complementary.resembling import Resembling
 from crl.records import (
     BankEvent,
@@ -27,6 +26,7 @@ from crl.records import (
     table_of,
 )
 from crl.rounds.context import StageContext
+from crl.rounds.proposal import SCORES, proposal_of
 from crl.rounds.reading import recorded_bank
 from crl.rounds.recipe import recipe_of
 from crl.rounds.stage import Read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crl.records import Episode
-from crl.rounds.collapse import health_metrics
+from crl.rounds.alarms import health_metrics
 from crl.rounds.figures import (
     FEWEST_NOTES,
     Note,

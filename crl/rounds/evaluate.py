@@ -26,8 +26,8 @@ from crl.rollout.actions import named_actions
 from crl.rollout.environments import broke, step_or_error
 from crl.rollout.play import PlayedEpisode
 from crl.rollout.readable import Readable
-from crl.rounds.broken import Game, naming
 from crl.rounds.context import BANK, StageContext
+from crl.rounds.provenance import Game, naming
 from crl.rounds.single_plays import tasks_at, waves_over
 from crl.rounds.stage import Read, Stage
 from crl.rounds.update import update_name
