@@ -168,7 +168,7 @@ def plan_context(root: Path, round_number: int, index: str) -> StageContext:
 
 def consolidate(root: Path) -> Row:
     """The stage `consolidate` of round 1."""
-    import crl.recipes.complementary.consolidate as stage
+    import crl.rounds.publish as stage
     from crl.rounds.proposal import Proposal
 
     row, run, given = Row("consolidate"), open_run(root), np.load(root / "changes.npz")

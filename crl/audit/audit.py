@@ -18,7 +18,7 @@ from crl.audit.trials import trial_problems
 from crl.bank.snapshot import add_digests, row_digest
 from crl.errors import RecordDamaged
 from crl.records import BankChange, BankEntry, BankSnapshot, Row, rows_of
-from crl.rounds.banks import publishing_stage
+from crl.rounds.recipe import publishing_stage
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.problem import Problem, Record

@@ -25,8 +25,7 @@ from crl.bank.segments import EMBEDDINGS, text_digest
 from crl.errors import RecordDamaged
 from crl.protocols import Services, TextVectors
 from crl.records import vectors_of
-from crl.rounds.context import StageContext
-from crl.rounds.memory import MemoryWriter
+from crl.rounds.context import MemoryWriter, StageContext
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes, sha256_file

@@ -11,7 +11,7 @@ from crl.bank.replay import Replayed, replayed_bank
 from crl.errors import RecordDamaged
 from crl.paths import quoted
 from crl.records import BankChange, BankEvent, Operation, Row, rows_of
-from crl.rounds.banks import publishing_stage, tables_of
+from crl.rounds.recipe import publishing_stage, tables_of
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from crl.audit.replays import bank_problem
 from crl.errors import RecordDamaged
 from crl.records import TRIAL, BankEvent, Trial, rows_of
-from crl.rounds.banks import publishing_stage
+from crl.rounds.recipe import publishing_stage
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.verify import Problem

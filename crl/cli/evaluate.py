@@ -17,7 +17,7 @@ from crl.run.find import find_run
 if TYPE_CHECKING:
     from crl.config import SeedRange
     from crl.records import Evaluation
-    from crl.rounds.evaluate_again import Evaluated
+    from crl.rounds.evaluate import Evaluated
 
 _COLUMNS = (
     "task", "arm", "won", "success [95 %]", "score", "actions", "tokens read", "written", "invalid actions", "guided",
@@ -51,7 +51,7 @@ def evaluate(
     from crl.engine.targets import last_runtime
     from crl.policies.precision import replaced
     from crl.preflight import check_evaluation
-    from crl.rounds.evaluate_again import Choice, chosen_method
+    from crl.rounds.evaluate import Choice, chosen_method
     from crl.run.directory import RunDirectory
     from crl.run.disk import require_writable
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import BadInput, DiskFull, RunDirectoryUnusable
-from crl.rounds.evaluate_again import Choice, Evaluated, chosen_method
+from crl.rounds.evaluate import Choice, Evaluated, chosen_method
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
@@ -54,7 +54,7 @@ def evaluate_round(
     _require_weights(directory, recipe, chosen)
     from crl.engine.services import EngineServices, prepare_environment
     from crl.engine.targets import last_runtime
-    from crl.rounds.evaluate_again import evaluate_again
+    from crl.rounds.evaluate import evaluate_again
 
     # Before torch is imported: this process is the engine here.
     os.environ.update(prepare_environment(directory.method.threads))
@@ -115,8 +115,7 @@ def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
 def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     """Whether retention deleted the weights that the evaluation of a round needs."""
     from crl.records import Weights
-    from crl.rounds.update import update_name
-    from crl.rounds.weights import CHECKPOINT
+    from crl.rounds.weights import CHECKPOINT, update_name
     from crl.run.prunelog import pruned
 
     deleted = {f"rounds/{entry.round:04d}/{entry.stage}/{CHECKPOINT}" for entry in pruned(directory.path)}

@@ -23,10 +23,8 @@ from crl.errors import BadInput
 from crl.paths import quoted
 from crl.records import EntryScore, RetrievalCount, Row, rows_of
 from crl.report.sorting import Sort
-from crl.rounds.banks import PUBLISHES, publishing_stage
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_in
-from crl.rounds.stage import Recipe
+from crl.rounds.recipe import publishing_stage, recipe_in, recorded_bank
+from crl.rounds.stage import PUBLISHES, Recipe
 from crl.run.directory import RunDirectory
 
 R = TypeVar("R", bound=Row)

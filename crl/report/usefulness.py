@@ -79,8 +79,7 @@ def usefulness(run: RunDirectory) -> Usefulness | None:
     Raises RecordDamaged.
     """
     from crl.bank.segments import load_texts
-    from crl.rounds.reading import recorded_bank
-    from crl.rounds.recipe import recipe_in
+    from crl.rounds.recipe import recipe_in, recorded_bank
 
     newest = next((number for number in reversed(run.rounds()) if run.is_complete(number, _STAGE)), None)
     scores = [] if newest is None else rows_of(EntryScore, run.read(newest, _STAGE, EntryScore))

@@ -18,18 +18,17 @@ from crl.errors import EnvironmentBroken
 from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
 from crl.records import Metric, Row, rows_of, schema_of, table_of
-from crl.rounds.banks import tables_of
-from crl.rounds.provenance import Game, note_games, require_games
+from crl.rounds.provenance import Game, note_games, note_time, require_games
+from crl.rounds.recipe import tables_of
 from crl.rounds.stage import Recipe, Stage
-from crl.rounds.timing import note_time
 from crl.run.manifest import Manifest, key_of
 from crl.run.seeds import seed_for
 from crl.text.unicode import valid_text, with_texts
 
 R = TypeVar("R", bound=Row)
 Progress = Callable[[dict[str, Any]], None]
-BANK = "bank"
-"""Name of the read of the bank that a stage works with."""
+BANK, NEW_BANK = "bank", "new_bank"
+"""Names of the reads of the bank that a stage works with, and of the one that its round published."""
 
 
 class Writer(Protocol):
@@ -208,3 +207,37 @@ class StageContext:
     def progress(self, done: int, total: int, **figures: Any) -> None:
         """Tell whoever watches; never part of the record."""
         self._progress({"done": done, "total": total, **figures})
+
+
+R = TypeVar("R", bound=Row)
+
+
+class MemoryWriter:
+    """Keeps in memory what a stage writes (protocol `crl.rounds.context.Writer`).
+
+    `directory` is where files of the stage's own go; asking for it without one raises `refused`.
+    """
+
+    def __init__(self, directory: Path | None = None, *, refused: Exception | None = None) -> None:
+        self._directory = directory
+        self._refused = refused or AssertionError("this stage may write no files of its own")
+        self.tables: dict[type[Row], list[pa.Table]] = {}
+        """By row type, in the order written: several parts may write to one writer."""
+        self.shared: dict[str, bytes] = {}
+        """By run-relative path."""
+
+    @property
+    def directory(self) -> Path:
+        if self._directory is None:
+            raise self._refused
+        return self._directory
+
+    def write(self, row_type: type[Row], table: pa.Table) -> None:
+        self.tables.setdefault(row_type, []).append(table)
+
+    def rows(self, row_type: type[R]) -> list[R]:
+        """The rows of one type that were written."""
+        return [row for table in self.tables.get(row_type, []) for row in rows_of(row_type, table)]
+
+    def share(self, relative: str, content: bytes) -> None:
+        self.shared[relative] = content

@@ -1,8 +1,9 @@
 """Demonstrations: a script plays and a script writes, through rollout and extractor themselves, so that their token
 records are exact; what they said becomes the samples of a supervised start.
 
-The warm starts of a run (`demonstrated.py`, `practice.py`) and of the laboratory (`crl/lab/warm/`) share what is here
-and differ in what their scripts say. A script draws nothing: the sampling seeds that it is given are of no account.
+Ids, masks and chat glue of a warm start are made by the code that samples later, and cannot differ from it. The warm
+starts of a run and of the laboratory share what is here and differ in what their scripts say. A script draws nothing:
+the sampling seeds that it is given are of no account.
 """
 
 from __future__ import annotations
@@ -11,13 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from crl.bank.segments import text_digest
-from crl.config import FamilyConfig, Method
+from crl.config import DistillConfig, FamilyConfig, Method, SamplingConfig
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
-from crl.protocols import Actions, Advisor, Chat, Environment, Lesson, Start, Step
-from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.scripted import Script, ScriptedPolicy
+from crl.protocols import (
+    Actions,
+    Advisor,
+    Answers,
+    Chat,
+    Environment,
+    Lesson,
+    Sampled,
+    Start,
+    Step,
+    StopReason,
+    WholeTurns,
+)
 from crl.records import Generation, Sample, Task
 from crl.rollout.actions import named_actions
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
@@ -116,12 +127,12 @@ def write_script(
     extractor: ScriptedRole,
     items: Sequence[DistillItem],
     lessons: Sequence[Lesson],
+    config: DistillConfig,
     *,
     round: int = 0,
     weights_digest: str = "",
 ) -> list[Distilled]:
     """The extractor's outputs about episodes, each of which says the lesson beside it."""
-    config = config_of(method).distill
     written: list[Distilled] = []
     for item, lesson in zip(items, lessons, strict=True):
         said = valid_text(write_operations([ParsedOperation(lesson.kind, lesson.text)], config.format))
@@ -178,3 +189,43 @@ def sample_of(generation: Generation) -> Sample:
         loss_mask=generation.loss_mask,
         logprobs=generation.logprobs,
     )
+
+
+Script = Callable[[int], str]
+"""From the row of a session to what it says now."""
+
+
+class ScriptedSession(WholeTurns):
+    """A session without a model: answers are encoded, log-probabilities are 0."""
+
+    def __init__(self, chat: Chat, prompts: Sequence[Sequence[int]], script: Script) -> None:
+        self._chat, self._script = chat, script
+        self._lengths = [len(prompt) for prompt in prompts]
+
+    def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        for row, ids in pieces.items():
+            self._lengths[row] += len(ids)
+
+    def sample(
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
+    ) -> dict[int, Sampled]:
+        said = {row: self._chat.answer(self._script(row)) for row in rows}
+        for row, ids in said.items():
+            self._lengths[row] += len(ids)
+        return {row: Sampled(ids, [0.0] * len(ids), StopReason.end_of_turn) for row, ids in said.items()}
+
+    def drop(self, rows: Sequence[int]) -> None:
+        """Nothing is held."""
+
+    def length(self, row: int) -> int:
+        return self._lengths[row]
+
+
+class ScriptedPolicy:
+    """Opens scripted sessions with the chat format of a real policy."""
+
+    def __init__(self, chat: Chat, context: int, script: Script) -> None:
+        self.chat, self.context, self._script = chat, context, script
+
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> ScriptedSession:
+        return ScriptedSession(self.chat, prompts, self._script)

@@ -22,8 +22,7 @@ from crl.paths import quoted
 from crl.records import RECORD_FORMAT, BankSnapshot, Row, Weights, rows_of, table_of
 from crl.report.bank import BankAfter, banked_round, banked_rounds
 from crl.report.why import stories
-from crl.rounds.banks import publishing_stage
-from crl.rounds.recipe import recipe_in
+from crl.rounds.recipe import publishing_stage, recipe_in
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
 from crl.transfer.rows import TABLES, ExportedEntry, LineageRow, UseRow, lineage_of, story_json, with_embeddings

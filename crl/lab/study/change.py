@@ -22,8 +22,7 @@ from crl.protocols import Judge
 from crl.records import Evaluation, rows_with
 from crl.report.rates import Rate
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 
 RECOVERED = 0.9

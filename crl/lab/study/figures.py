@@ -22,8 +22,8 @@ from crl.recipes.erl.rows import Reflection
 from crl.records import Distillation, Episode, Evaluation, Generation, Metric, Row, Weights, rows_of
 from crl.report.rates import Rate
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.rounds.provenance import TIMINGS
 from crl.rounds.recipe import recipe_in
-from crl.rounds.timing import TIMINGS
 from crl.run.directory import RunDirectory
 
 EVALUATE, COLLECT, HEALTH, INITIALIZE = "evaluate", "collect", "health", "initialize"

@@ -68,7 +68,9 @@ def _wave(
     played = play_plans(chat, method, environment, slots, plans, random)
     items = [DistillItem(each.episode, tuple(each.turns)) for each in played]
     lessons = [_note_about(item, environment, slot, plans[slot], config, random) for slot, item in enumerate(items)]
-    return write_script(method, ScriptedRole(chat, method.role("extractor").context), items, lessons)
+    return write_script(
+        method, ScriptedRole(chat, method.role("extractor").context), items, lessons, config_of(method).distill
+    )
 
 
 def carrying_out(environment: RealmsEnvironment, plans: Sequence[Rule]) -> Callable[[int], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence, Set
 
 import pyarrow as pa
@@ -13,9 +12,9 @@ from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.credit.effects import suppressed_texts
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.partitions import partitions_of
-from crl.records import BankEntry, Operation, Retrieval, RetrievalCount, Task, TextEffect, rows_with
+from crl.records import BankEntry, Retrieval, RetrievalCount, Task, TextEffect, rows_with
 from crl.rounds.context import BANK, StageContext
+from crl.rounds.proposal import partitions_of
 from crl.run.cache import Shelf
 
 EFFECTS = "effects"
@@ -82,13 +81,3 @@ def retrieve_all(
 def texts_of(ctx: StageContext, bank: Snapshot, digests: Set[str]) -> dict[str, str]:
     """Texts by content digest, of those entries whose digest is asked for."""
     return load_texts(ctx.run_path, rows_with(bank.table, "content_digest", digests))
-
-
-def with_cuts(ctx: StageContext, operations: Sequence[Operation]) -> list[Operation]:
-    """The operations, each saying whether the embedder reads all of its text."""
-    texts = sorted({operation.text for operation in operations if operation.text is not None})
-    cut = dict(zip(texts, ctx.services.embedder().cuts(texts), strict=True)) if texts else {}
-    return [
-        operation if operation.text is None else dataclasses.replace(operation, embedder_cut=cut[operation.text])
-        for operation in operations
-    ]

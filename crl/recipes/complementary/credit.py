@@ -24,7 +24,6 @@ from crl.credit.self_distillation import distilled_episodes, nll_samples
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.credit_switches import effects, scored_at_once, tasks_of, trial_figures, utilities
 from crl.recipes.complementary.judge import verdicts_of
-from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.records import (
     BankEvent,
     BufferItem,
@@ -45,11 +44,10 @@ from crl.records import (
     UseReward,
     rows_with,
 )
-from crl.rounds.context import StageContext
+from crl.rounds.context import NEW_BANK, StageContext
+from crl.rounds.proposal import recorded_resemblances
 from crl.rounds.stage import BEFORE
 
-NEW_BANK = "new_bank"
-"""Name of the read of the bank that the round published; `bank` is the one that it played with."""
 COMING_BANK = "coming_bank"
 """Where rounds overlap, the read of the bank that the next round plays with, which is not the new one."""
 ADVANTAGES = "advantages"

@@ -122,7 +122,15 @@ def written_by_template(
         )
         environment = ctx.environment(family)
         lessons = [lesson_about(environment, item.episode, item.turns) for item in items]
-        made = write_script(ctx.method, extractor, items, lessons, round=ctx.round, weights_digest=weights_digest)
+        made = write_script(
+            ctx.method,
+            extractor,
+            items,
+            lessons,
+            config_of(ctx.method).distill,
+            round=ctx.round,
+            weights_digest=weights_digest,
+        )
         notes[family] += [text for each in made if each.operations and (text := each.operations[0].text)]
         results += made
         played += finished

@@ -11,20 +11,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from crl.bank.consolidate import Consolidation
-from crl.bank.resemblance import SimilarPairs
-from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.extractor.distill import DistillItem, distill_wave, items_of
 from crl.extractor.merge import run_merge
 from crl.extractor.outputs import Distilled
-from crl.recipes.complementary.bank_access import with_cuts
 from crl.recipes.complementary.candidates import merge_candidates
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.resembling import Resembling
 from crl.records import Distillation, Episode, Generation, Operation, Resemblance, Turn
 from crl.rounds.context import StageContext
-from crl.rounds.proposal import disbelieved, rules_of
+from crl.rounds.proposal import distilled_proposal, with_cuts
 from crl.rounds.weights import weights_of
 
 
@@ -98,13 +94,11 @@ def merge_part(ctx: StageContext, part: int) -> None:
     step shows the bank that comes of it.
     """
     config = config_of(ctx.method)
-    bank, distilled = ctx.bank(), ctx.rows(Operation, "distill")
-    resembling = _resembling(ctx, bank)
+    proposal = distilled_proposal(ctx, ctx.recipe.refused(ctx.rows))
+    resembling = Resembling(ctx, proposal.previous) if config.bank.duplicates == "near" else None
     if resembling is not None:
-        resembling.know(distilled, ctx.rows(Resemblance, "distill"))
-    alike = SimilarPairs() if resembling is None else resembling.alike
-    consolidation = Consolidation(bank, rules_of(ctx.method), alike, round=ctx.round)
-    consolidation.apply(distilled, disbelieved(ctx.method, ctx.round, ctx.rows, bank, distilled, alike))
+        resembling.know(proposal.operations, proposal.resemblances)
+    consolidation = proposal.preview(None if resembling is None else resembling.alike)
     candidates = merge_candidates(ctx, consolidation.result())
     groups = candidates.groups
     if count_merge_parts(ctx) > 1:
@@ -136,11 +130,6 @@ def merge_part(ctx: StageContext, part: int) -> None:
     _write(ctx, results)
     if resembling is not None:
         ctx.write(Resemblance, resembling.rows)
-
-
-def _resembling(ctx: StageContext, bank: Snapshot) -> Resembling | None:
-    """Finds what new texts resemble, where near-duplicates are refused."""
-    return Resembling(ctx, bank) if config_of(ctx.method).bank.duplicates == "near" else None
 
 
 def _write(ctx: StageContext, results: Sequence[Distilled]) -> None:

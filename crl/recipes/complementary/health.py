@@ -15,7 +15,6 @@ from crl.bank.segments import load_texts
 from crl.credit.buffer import oldest_wait, ripe_items
 from crl.protocols import Judge
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.complementary.judge import JUDGE
 from crl.records import (
     TRIAL,
@@ -32,9 +31,9 @@ from crl.records import (
     Turn,
     rows_with,
 )
-from crl.rounds.context import StageContext
-from crl.rounds.figures import (
-    Figures,
+from crl.rounds.alarms import Figures, guidance_figures, output_figures, turn_figures, unreadable_figures
+from crl.rounds.context import NEW_BANK, StageContext
+from crl.rounds.health import (
     Note,
     age_figures,
     claim_share,
@@ -42,20 +41,20 @@ from crl.rounds.figures import (
     cut_alarm,
     cut_figures,
     group_figures,
+    mismatch_alarms_of,
     one_text_share,
     output_shares,
     play_figures,
     reading_figures,
     reward_figures,
+    tokens_of,
     truth_share,
     update_figures,
+    write_health,
     written_figures,
 )
-from crl.rounds.form import output_figures, turn_figures, unreadable_figures
-from crl.rounds.guidance import guidance_figures
-from crl.rounds.health import mismatch_alarms_of, tokens_of, write_health
 from crl.rounds.stage import BEFORE
-from crl.rounds.update import update_name
+from crl.rounds.weights import update_name
 
 OUTPUTS = ("distill", "merge")
 NOTES = ("add", "update", "merge")

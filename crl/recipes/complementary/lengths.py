@@ -58,7 +58,7 @@ def typical_lengths(method: Method) -> dict[str, Lengths]:
                 [turn for game in games for turn in game.turns],
                 config.distill.model_copy(update={"episodes": "all"}),
             )
-            written = write_script(method, voices[EXTRACTOR], items, [Lesson("return")] * len(items))
+            written = write_script(method, voices[EXTRACTOR], items, [Lesson("return")] * len(items), config.distill)
             own = method.role(EXTRACTOR).sampling
             extractor.append(_Played(share, [each.generation for each in written], 1.0, own))
     found = {ACTOR: _lengths(method.role(ACTOR), actor)}

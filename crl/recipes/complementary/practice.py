@@ -15,6 +15,7 @@ import numpy as np
 from crl.extractor.distill import DistillItem
 from crl.extractor.outputs import Distilled
 from crl.protocols import Teacher, TeachingEnvironment
+from crl.recipes.complementary.config import config_of
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress
 from crl.rounds.context import StageContext
 from crl.rounds.demonstrations import (
@@ -72,7 +73,15 @@ def written_well(
         wave = _play(ctx, actor, practice, slots, move, weights_digest, of_all(ctx, len(played), episodes))
         items = [DistillItem(each.episode, tuple(each.turns)) for each in wave]
         lessons = [teacher.lesson(item.episode, item.turns) for item in items]
-        results += write_script(ctx.method, extractor, items, lessons, round=ctx.round, weights_digest=weights_digest)
+        results += write_script(
+            ctx.method,
+            extractor,
+            items,
+            lessons,
+            config_of(ctx.method).distill,
+            round=ctx.round,
+            weights_digest=weights_digest,
+        )
         played += wave
     return played, results
 

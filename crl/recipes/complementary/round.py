@@ -9,19 +9,17 @@ stage of its own for its samples (`advantages`), so that it does not wait for wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
 
 from crl.config import Method
+from crl.credit.trials import trial_refusals
 from crl.learn.terms import objectives
 from crl.recipes.complementary import (
-    approve,
     collect,
-    consolidate,
     credit,
     distill,
+    evaluate,
     health,
-    initialize,
     judge,
     lengths,
     plan,
@@ -31,14 +29,8 @@ from crl.recipes.complementary import (
 )
 from crl.recipes.complementary.bank_access import EFFECTS
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of, declares_rewards
-from crl.recipes.complementary.credit import NEW_BANK
 from crl.records import (
     TRIAL,
-    Approval,
-    BankChange,
-    BankEntry,
-    BankEvent,
-    BankSnapshot,
     BufferItem,
     CandidateUtility,
     Credit,
@@ -46,9 +38,7 @@ from crl.records import (
     EntryScore,
     EntryUsefulness,
     Episode,
-    Evaluation,
     Generation,
-    ImportedEntry,
     Judgment,
     Metric,
     Operation,
@@ -69,18 +59,14 @@ from crl.records import (
     UseReward,
     Weights,
 )
-from crl.rounds import evaluate
-from crl.rounds.context import BANK
-from crl.rounds.proposal import SCORES
-from crl.rounds.stage import BEFORE, Read, Recipe, Stage, always
-from crl.rounds.update import update_name, update_stage
+from crl.rounds.context import BANK, NEW_BANK
+from crl.rounds.evaluate import base_evaluation_stage, evaluation_stage
+from crl.rounds.publish import bank_stages, initialize_stage
+from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, always, when
+from crl.rounds.weights import update_name, update_stage
 
 FIRST_TRACK = ("plan", judge.JUDGE, "collect", credit.ADVANTAGES)
 """With the actor's update, where rounds overlap."""
-BANK_TABLES = (BankChange, BankSnapshot, BankEntry, BankEvent)
-"""What publishes a bank; the whole of it (`BankEntry`) not in every round."""
-
-T = TypeVar("T")
 
 
 def build(method: Method) -> Recipe:
@@ -103,6 +89,9 @@ def build(method: Method) -> Recipe:
         # Without a bank there may be no extractor; `when` then leaves its reads out.
         return Read(update_name(method.owner(role) if role in method.roles else role), -back, role)
 
+    def refused(rows: RowsOf) -> Mapping[str, str]:
+        return trial_refusals(rows(Trial, TRIAL)) if tries else {}
+
     def changes_bank(due: Callable[[Method, int], bool] = always) -> Callable[[Method, int], bool]:
         if config.BANK_CHANGES_AFTER_WARM_UP:
             return due
@@ -113,31 +102,21 @@ def build(method: Method) -> Recipe:
 
     first_track = {*FIRST_TRACK, update_name(method.owner(ACTOR))}
     played_bank, bank_before = Read("consolidate", -lag, BANK), Read("consolidate", -1, BANK)
-    proposal = (bank_before, Read("distill"), *tried, Read("merge"), Read("credit", -1, SCORES))
-    evaluates = Stage(
-        name="evaluate",
-        reads=(
-            weights(ACTOR, 0),
-            Read("consolidate", 0, BANK),
+    evaluates = on_its_track(
+        evaluation_stage(
+            method,
             Read("plan"),
             *when(asks, weights(EXTRACTOR, 0)),
             *when(judges, Read(judge.JUDGE)),
             *effects(0),
-        ),
-        writes=(Evaluation,),
-        role=ACTOR,
-        due=evaluate.due,
-        parts=evaluate.count_parts,
-        run_part=evaluate.evaluate_part,
-        second_track=method.overlap,
+            guides=evaluate.guided,
+        )
     )
     preparation = [
-        Stage(name="initialize", run=initialize.initialize, writes=(Weights, *BANK_TABLES, ImportedEntry)),
+        initialize_stage,
         *when(
             warm_actor,
-            dataclasses.replace(
-                evaluates, name="evaluate_base", reads=(Read("initialize", 0, ACTOR),), due=evaluate.base_due
-            ),
+            on_its_track(base_evaluation_stage(method)),
             Stage(
                 name="warm_start_actor",
                 run=warm_start.warm_start_actor,
@@ -242,17 +221,7 @@ def build(method: Method) -> Recipe:
                 role=EXTRACTOR,
                 due=changes_bank(distill.merge_due),
             ),
-            Stage(
-                name="approve",
-                run=approve.approve,
-                reads=proposal,
-                writes=(Approval,),
-                due=changes_bank(approve.due),
-                waits_for=approve.choices,
-            ),
-            Stage(
-                name="consolidate", run=consolidate.consolidate, reads=(*proposal, Read("approve")), writes=BANK_TABLES
-            ),
+            *bank_stages(*tried, refused=refused, due=changes_bank()),
         ),
         Stage(
             name="credit",
@@ -311,10 +280,6 @@ def build(method: Method) -> Recipe:
         trains=frozenset(method.trained()),
         objectives=objectives(config.actor_objective, config.extractor_objective),
         check_ready=ready.check_ready,
+        refused=refused,
         typical=lengths.typical_lengths,
     )
-
-
-def when(condition: bool, *items: T) -> tuple[T, ...]:
-    """The items, or none."""
-    return items if condition else ()

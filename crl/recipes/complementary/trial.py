@@ -17,17 +17,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crl.bank.consolidate import Consolidation
-from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.config import Method, TrialConfig
 from crl.credit.trials import Asked, TextKey, ahead, in_force, result_of, to_try, trials_of
 from crl.protocols import Start
 from crl.recipes.complementary.config import config_of
-from crl.records import TRIAL, Episode, Generation, Operation, Resemblance, Trial, TrialResult, Turn
+from crl.records import TRIAL, Episode, Generation, Trial, TrialResult, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import StageContext
-from crl.rounds.proposal import rules_of
+from crl.rounds.proposal import distilled_proposal
 from crl.rounds.stage import BEFORE
 from crl.rounds.tasks import task_of
 from crl.rounds.waves import play, sampling_of, starts_of, together
@@ -65,12 +63,8 @@ class _Asking:
         config = config_of(ctx.method).trial
         assert config is not None
         self.config: TrialConfig = config
-        operations = ctx.rows(Operation, "distill")
-        near = config_of(ctx.method).bank.duplicates == "near"
-        alike = SimilarPairs(ctx.rows(Resemblance, "distill") if near else ())
-        preview = Consolidation(ctx.bank(), rules_of(ctx.method), alike, round=ctx.round)
-        preview.apply(operations)
-        rejected = preview.rejections()
+        believed = distilled_proposal(ctx, refused={})
+        rejected = believed.preview().rejections()
         self.collected = ctx.rows(Episode, "collect")
         won = {row.episode_id for row in self.collected if row.success}
         self.asked = [
@@ -80,7 +74,7 @@ class _Asking:
                 row.operation_id not in rejected,
                 any(episode_id in won for episode_id in row.episode_ids),
             )
-            for row in operations
+            for row in believed.operations
             if row.kind in WRITING and row.text is not None
         ]
         self.known = in_force(ctx.rows(TrialResult, BEFORE), config, round=ctx.round)

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from crl.credit.credit import usable
-from crl.recipes.complementary.bank_access import with_cuts
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrated import played_by_script, written_by_template
 from crl.recipes.complementary.practice import played_well, written_well
@@ -21,6 +20,7 @@ from crl.records import Distillation, Episode, Generation, Metric, Operation, Sa
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.demonstrations import ScriptedRole, sample_of
+from crl.rounds.proposal import with_cuts
 from crl.rounds.weights import CHECKPOINT, new_weights, weights_of
 
 

@@ -17,7 +17,7 @@ from crl.report.markdown import rounds_markdown
 from crl.report.round_tables import notes
 from crl.report.summary import summarize
 from crl.report.views import query
-from crl.rounds.evaluate_again import evaluate_again
+from crl.rounds.evaluate import evaluate_again
 from crl.rounds.provenance import BROKEN, Game, joined, note_games, require_games
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory

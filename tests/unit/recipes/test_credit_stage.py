@@ -18,7 +18,7 @@ from crl.recipes.complementary import credit
 from crl.records import BankEvent, BufferItem, Metric, Operation, Retrieval, Sample, UseReward
 from crl.report.curves import bank_charts
 from crl.report.summary import summarize
-from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recorded_bank
 from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
 

@@ -16,7 +16,7 @@ from crl.policies.embedders import LexicalEmbedder
 from crl.protocols import Start, Step
 from crl.records import Evaluation, RetrievalCount
 from crl.rounds.evaluate import RANDOM_PLAYS
-from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recorded_bank
 from tests.unit.recipes.played import Played, Policy, Services, experiment
 
 ROUNDS = 3

@@ -27,8 +27,7 @@ from crl.records import (
 )
 from crl.rounds.context import StageContext
 from crl.rounds.proposal import SCORES, proposal_of
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.rounds.stage import Read
 from tests.unit.extractor.conftest import ScriptedPolicy
 from tests.unit.recipes.test_candidates import HOLE, ICE, add

@@ -24,7 +24,7 @@ from crl.records import (
     TextEffect,
     UseReward,
 )
-from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recorded_bank
 from tests.unit.recipes.played import Played, experiment
 
 ROUNDS = 3

@@ -34,8 +34,7 @@ from crl.records import (
 )
 from crl.report.views import query
 from crl.report.why import why
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from tests.unit.recipes.played import VERDICTS, Played, Policy, Services, Session, act, experiment, one_by_one

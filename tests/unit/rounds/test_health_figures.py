@@ -6,7 +6,7 @@ import pytest
 
 from crl.records import Episode
 from crl.rounds.alarms import health_metrics
-from crl.rounds.figures import (
+from crl.rounds.health import (
     FEWEST_NOTES,
     Note,
     age_figures,
