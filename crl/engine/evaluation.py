@@ -39,7 +39,7 @@ def evaluate_round(
     """The round that was evaluated, by default the latest, and one row per episode, with and without the bank.
 
     `choice` says what of it is played. Raises BadInput for a round that is not complete enough, whose weights retention
-    deleted, or for a choice that cannot be: `crl/rounds/evaluate_again.py`.
+    deleted, or for a choice that cannot be: `crl/rounds/evaluate.py`.
     """
     choice = choice or Choice()
     chosen_method(directory.method, choice)  # refused before anything is loaded
