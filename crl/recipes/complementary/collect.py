@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from crl.credit.credit import shown_by_episode
-from crl.recipes.complementary.asking import advisor_of
 from crl.recipes.complementary.bank_access import texts_of
 from crl.recipes.complementary.config import config_of, declares_rewards
-from crl.recipes.complementary.judge import as_judged, verdicts_of
+from crl.recipes.complementary.mechanisms.actor_critic import as_judged, verdicts_of
+from crl.recipes.complementary.mechanisms.search_and_ask import advisor_of
 from crl.records import Episode, Generation, Question, RawReward, Retrieval, StrippedContext, Task, Turn
 from crl.rollout.play import PlayedEpisode, waves_of
 from crl.rollout.stripped import stripped_context

@@ -23,7 +23,7 @@ from crl.credit.samples import cispo_samples, grpo_samples
 from crl.credit.self_distillation import distilled_episodes, nll_samples
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.credit_switches import effects, scored_at_once, tasks_of, trial_figures, utilities
-from crl.recipes.complementary.judge import verdicts_of
+from crl.recipes.complementary.mechanisms.actor_critic import verdicts_of
 from crl.records import (
     BankEvent,
     BufferItem,

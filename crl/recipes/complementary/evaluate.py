@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from crl.credit.credit import shown_by_episode
 from crl.protocols import Policy
-from crl.recipes.complementary.asking import advisor_of
 from crl.recipes.complementary.bank_access import open_retriever, retrieve_all, texts_of
-from crl.recipes.complementary.judge import judged_in_evaluation
+from crl.recipes.complementary.mechanisms.actor_critic import judged_in_evaluation
+from crl.recipes.complementary.mechanisms.search_and_ask import advisor_of
 from crl.records import RetrievalCount, Task
 from crl.rounds.context import StageContext
 from crl.rounds.evaluate import Guided, seed_of_task

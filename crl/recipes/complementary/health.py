@@ -15,7 +15,7 @@ from crl.bank.segments import load_texts
 from crl.credit.buffer import oldest_wait, ripe_items
 from crl.protocols import Judge
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.judge import JUDGE
+from crl.recipes.complementary.mechanisms.actor_critic import JUDGE
 from crl.records import (
     TRIAL,
     BufferItem,

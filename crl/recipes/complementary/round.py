@@ -14,21 +14,11 @@ from collections.abc import Callable, Mapping
 from crl.config import Method
 from crl.credit.trials import trial_refusals
 from crl.learn.terms import objectives
-from crl.recipes.complementary import (
-    collect,
-    credit,
-    distill,
-    evaluate,
-    health,
-    judge,
-    lengths,
-    plan,
-    ready,
-    trial,
-    warm_start,
-)
+from crl.recipes.complementary import collect, credit, distill, evaluate, health, lengths, plan, ready, warm_start
 from crl.recipes.complementary.bank_access import EFFECTS
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of, declares_rewards
+from crl.recipes.complementary.mechanisms import actor_critic as judge
+from crl.recipes.complementary.mechanisms import trial
 from crl.records import (
     TRIAL,
     BufferItem,

@@ -1,0 +1,1 @@
+"""The options of Complementary RL, one file each, and how a round takes them up."""
