@@ -32,15 +32,13 @@ from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rollout.readable import Readable
 from crl.rounds.context import BANK, MemoryWriter, Reader, StageContext
 from crl.rounds.provenance import Game, naming
-from crl.rounds.stage import PUBLISHES, Read, Recipe, Stage
+from crl.rounds.stage import PUBLISHES, Read, Recipe, Stage, when
 from crl.rounds.tasks import tasks_at, waves_over
 from crl.rounds.waves import environment_of, play, sampling_of
 from crl.rounds.weights import update_name, weights_of
 from crl.run.seeds import seed_for
 
 WITH_BANK, WITHOUT_BANK, RANDOM = "with_bank", "without_bank", "random"
-NO_BANK = Read("nowhere", 0, BANK)
-"""No round has this stage: what reads its bank finds an empty one."""
 RANDOM_PLAYS = 8
 """Plays of every held-out task by the random policy, in round 0: what success means is seen against it."""
 _TOKENS_OF_A_TURN = 8
@@ -88,7 +86,7 @@ def evaluation_stage(method: Method, *reads: Read, guides: Guides | None = None)
         name="evaluate",
         reads=(
             Read(update_name(method.owner("actor")), 0, "actor"),
-            NO_BANK if guides is None else Read(PUBLISHES, 0, BANK),
+            *when(guides is not None, Read(PUBLISHES, 0, BANK)),
             *reads,
         ),
         writes=(Evaluation,),
@@ -101,7 +99,7 @@ def evaluation_stage(method: Method, *reads: Read, guides: Guides | None = None)
 
 def base_evaluation_stage(method: Method) -> Stage:
     """`evaluate_base`, of the base model."""
-    reads = (Read("initialize", 0, "actor"), NO_BANK)
+    reads = (Read("initialize", 0, "actor"),)
     return replace(evaluation_stage(method), name="evaluate_base", reads=reads, due=base_due)
 
 
@@ -150,7 +148,8 @@ def seed_of_task(method: Method, episode_id: str, *kind: str) -> np.random.SeedS
 
 
 def _waves(ctx: StageContext) -> list[_Wave]:
-    arms = [WITHOUT_BANK] + ([WITH_BANK] if len(ctx.bank()) else [])
+    has_bank = any(read.name == BANK for read in ctx.stage.reads) and len(ctx.bank()) > 0
+    arms = [WITHOUT_BANK, *when(has_bank, WITH_BANK)]
     if ctx.round == 0 and ctx.stage.name == "evaluate":
         arms.append(RANDOM)
     if ctx.arms is not None:

@@ -16,13 +16,12 @@ from crl.bank.segments import text_digest
 from crl.credit.answers import AnswerReward, answer_rewards
 from crl.credit.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, select_batches
 from crl.credit.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
-from crl.credit.effects import effect_metrics
 from crl.credit.other_credit import Tasks, by_other_tasks
-from crl.credit.rewards import judgment_metrics, reward_metrics, use_rewards
+from crl.credit.rewards import reward_metrics, use_rewards
 from crl.credit.samples import cispo_samples, grpo_samples
 from crl.credit.self_distillation import distilled_episodes, nll_samples
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.credit_switches import effects, scored_at_once, tasks_of, trial_figures, utilities
+from crl.recipes.complementary.credit_switches import scored_at_once, tasks_of, utilities
 from crl.recipes.complementary.mechanisms.actor_critic import verdicts_of
 from crl.records import (
     BankEvent,
@@ -40,7 +39,6 @@ from crl.records import (
     Retrieval,
     Sample,
     StrippedContext,
-    TextEffect,
     UseReward,
     rows_with,
 )
@@ -83,9 +81,6 @@ def credit(ctx: StageContext) -> None:
         ctx.write(EntryUsefulness, usefulness)
     if objective.credit == "trend":
         ctx.write(CandidateUtility, utilities(ctx))
-    measured = [] if config.suppress is None else effects(ctx, credits, config.suppress)
-    if config.suppress is not None:
-        ctx.write(TextEffect, measured)
     ctx.write(BufferItem, buffer)
     ctx.write(Sample, samples)
     filled: list[Metric] = []
@@ -97,9 +92,6 @@ def credit(ctx: StageContext) -> None:
         + output_health(distillations, round=ctx.round)
         + filled
         + reward_metrics(uses, objective, round=ctx.round)
-        + judgment_metrics(judgments, round=ctx.round)
-        + (effect_metrics(measured, round=ctx.round) if config.suppress is not None else [])
-        + trial_figures(ctx)
         + distilled,
     )
 

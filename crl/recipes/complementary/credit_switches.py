@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from crl.config import SuppressConfig
 from crl.credit.buffer import SCORED
-from crl.credit.effects import text_effects
 from crl.credit.other_credit import (
     TaskKey,
     Tasks,
@@ -15,18 +13,15 @@ from crl.credit.other_credit import (
     trend_rewards,
     utilities_after,
 )
-from crl.credit.trials import trial_metrics, trial_rewards
+from crl.credit.trials import trial_rewards
 from crl.recipes.complementary.config import config_of
 from crl.records import (
     TRIAL,
     BufferItem,
     CandidateUtility,
-    Credit,
     Distillation,
     Episode,
-    Metric,
     Retrieval,
-    TextEffect,
     Trial,
     UseReward,
 )
@@ -83,16 +78,3 @@ def _own_tasks(ctx: StageContext, origins: Mapping[str, tuple[int, str]]) -> dic
             if row.generation_id in origins and row.episode_id is not None:
                 own[row.generation_id] = tasks[row.episode_id]
     return own
-
-
-def effects(ctx: StageContext, credits: Iterable[Credit], config: SuppressConfig) -> list[TextEffect]:
-    """What texts have done in each family, with the round's uses."""
-    families = {row.episode_id: row.family for row in ctx.rows(Episode, "collect")}
-    return text_effects(ctx.rows(TextEffect, BEFORE), credits, families, config)
-
-
-def trial_figures(ctx: StageContext) -> list[Metric]:
-    """Metrics of the round's trials; none where notes are not tried."""
-    if config_of(ctx.method).trial is None:
-        return []
-    return trial_metrics(ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL), round=ctx.round)

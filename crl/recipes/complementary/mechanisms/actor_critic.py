@@ -9,25 +9,74 @@ is shown what it never was in training. Verdicts of an evaluation are no rows an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from crl.config import ActorCriticConfig, Method
 from crl.credit.credit import shown_by_episode, usable
+from crl.credit.rewards import judgment_metrics
+from crl.errors import BadInput
 from crl.protocols import Policy
-from crl.recipes.complementary.bank_access import texts_of
-from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.config import ACTOR, config_of
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Text
+from crl.recipes.complementary.plan import texts_of
 from crl.records import Episode, Generation, Judgment, Retrieval, SuccessRate, Task
 from crl.rollout import critic
 from crl.rollout.play import EpisodeSlot
+from crl.rounds.alarms import Figures
 from crl.rounds.context import StageContext
-from crl.rounds.stage import BEFORE
+from crl.rounds.health import tokens_of
+from crl.rounds.stage import BEFORE, Read, Stage
 from crl.rounds.weights import weights_of
 
 JUDGE = "judge"
 PLAYED_BEFORE = "played_before"
 """Name of the read of the episodes of the round before."""
+
+
+class ActorCritic(Mechanism):
+    """`recipe.actor_critic`."""
+
+    key = "recipe.actor_critic"
+    after_rollouts = False
+    config: ActorCriticConfig
+
+    def problems(self, method: Method) -> Iterator[BadInput]:
+        top_k = config_of(method).retrieval.top_k
+        if top_k > 1:
+            yield BadInput(
+                f"the actor judges one experience per episode (eq. 8), and top_k is {top_k}",
+                expected="top_k 1, or no actor_critic",
+                where="method.recipe.retrieval.top_k",
+                next_step="set it to 1, or leave actor_critic out",
+            )
+
+    def stages(self, method: Method, at: Sources) -> Sequence[Stage]:
+        before = (Read(JUDGE, -1, BEFORE), Read("collect", -1, PLAYED_BEFORE))
+        return (
+            Stage(
+                name=JUDGE,
+                reads=(Read("plan"), at.played, at.weights(ACTOR, 1), *before),
+                writes=(Judgment, Generation, SuccessRate),
+                role=ACTOR,
+                parts=count_parts,
+                run_part=judge_part,
+            ),
+        )
+
+    def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
+        return dict.fromkeys(("collect", "credit", "health", "evaluate"), Adds(reads=(Read(JUDGE),)))
+
+    def figures(
+        self, ctx: StageContext, truth: Callable[[str, Sequence[Text]], Figures]
+    ) -> tuple[Figures, Mapping[str, str]]:
+        read, sampled = tokens_of(ctx.table(Generation, JUDGE))
+        told = judgment_metrics(ctx.rows(Judgment, JUDGE), round=ctx.round)
+        tokens = {"actor_tokens_read": float(read), "actor_tokens_sampled": float(sampled)}
+        alarms = {row.name: row.alarm for row in told if row.alarm is not None}
+        return {**{row.name: row.value for row in told}, **tokens}, alarms
 
 
 def count_parts(ctx: StageContext) -> int:

@@ -10,19 +10,73 @@ earns the entry nothing either: experiences are scored by the episodes they guid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
+from crl.config import Method, SearchAndAskConfig
 from crl.credit.credit import shown_by_episode
+from crl.errors import BadInput
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import SeedOf
-from crl.protocols import Advice, Advisor, Inquiry
-from crl.recipes.complementary.bank_access import open_retriever, texts_of
-from crl.recipes.complementary.config import config_of
-from crl.records import RetrievalCount
+from crl.protocols import Advice, Advisor, Chat, Inquiry
+from crl.recipes.complementary.config import EXTRACTOR, config_of
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Text
+from crl.recipes.complementary.plan import open_retriever, texts_of
+from crl.records import Generation, Question, RetrievalCount, Row, rows_with
+from crl.rollout.play import PlayedEpisode
+from crl.rounds.alarms import Figures
 from crl.rounds.context import StageContext
+from crl.rounds.health import tokens_of
+from crl.rounds.impossible import answers_are_actions
 from crl.rounds.weights import weights_of
+
+
+class SearchAndAsk(Mechanism):
+    """`rollout.search_and_ask`."""
+
+    key = "rollout.search_and_ask"
+    after_rollouts = False
+    config: SearchAndAskConfig
+
+    def problems(self, method: Method) -> Iterator[BadInput]:
+        recipe = config_of(method)
+        if answers_are_actions(method):
+            yield BadInput(
+                "the actor answers with a legal action and nothing else, so there would be no questions",
+                expected="search_and_ask: none, or roles.actor.sampling.constrain: none",
+                where="method.rollout.search_and_ask",
+                next_step="change one of the two",
+            )
+        if recipe.has_bank and "ask" not in method.prompts:
+            yield BadInput(
+                "guided actors may ask, and there is no prompt for it",
+                expected="a prompt `ask` in the prompt set",
+                where="method.prompts.ask",
+                next_step="add `ask` to the prompt file, or leave the setting out",
+            )
+        if self.config.train_answers and EXTRACTOR not in recipe.TRAINED:
+            yield BadInput(
+                f"recipe {recipe.kind} does not train the extractor, so none of its answers would be trained",
+                expected="a recipe that trains the extractor",
+                where="method.rollout.search_and_ask.train_answers",
+                next_step="set it to false, or choose another recipe",
+            )
+
+    def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
+        return {
+            "collect": Adds((at.weights(EXTRACTOR, at.lag),), (Question,)),
+            "evaluate": Adds((at.weights(EXTRACTOR, 0),)),
+        }
+
+    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode], chat: Chat) -> Mapping[type[Row], Sequence[Row]]:
+        return {Question: [question for each in played for question in each.questions]}
+
+    def figures(
+        self, ctx: StageContext, truth: Callable[[str, Sequence[Text]], Figures]
+    ) -> tuple[Figures, Mapping[str, str]]:
+        read, sampled = tokens_of(rows_with(ctx.table(Generation, "collect"), "kind", ["ask"]))
+        return {"extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}, {}
 
 
 def advisor_of(ctx: StageContext, bank: Snapshot, *, seed_of: SeedOf) -> Advisor | None:

@@ -12,57 +12,134 @@ where one family has more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from crl.bank.segments import text_digest
 from crl.config import Method, TrialConfig
-from crl.credit.trials import Asked, TextKey, ahead, in_force, result_of, to_try, trials_of
+from crl.credit.trials import (
+    Asked,
+    TextKey,
+    ahead,
+    in_force,
+    result_of,
+    to_try,
+    trial_metrics,
+    trial_refusals,
+    trials_of,
+)
+from crl.errors import BadInput
 from crl.protocols import Start
-from crl.recipes.complementary.config import config_of
-from crl.records import TRIAL, Episode, Generation, Trial, TrialResult, Turn
+from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Text
+from crl.records import TRIAL, Episode, Generation, Operation, Trial, TrialResult, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.alarms import Figures
 from crl.rounds.context import StageContext
 from crl.rounds.proposal import distilled_proposal
-from crl.rounds.stage import BEFORE
+from crl.rounds.stage import BEFORE, Read, RowsOf, Stage
 from crl.rounds.tasks import task_of
-from crl.rounds.waves import play, sampling_of, starts_of, together
+from crl.rounds.waves import play, sampling_of, starts_of, together, write_played
 from crl.rounds.weights import weights_of
 
 WRITING = ("add", "update")
 """Kinds of distilled operations that write a text."""
 
 
-def count_parts(ctx: StageContext) -> int:
-    """Bins of families."""
-    return len(_bins(ctx, _Asking(ctx)))
+class AdmissionByTrial(Mechanism):
+    """`recipe.trial`."""
 
+    key = "recipe.trial"
+    after_rollouts = False
+    config: TrialConfig
 
-def trial_part(ctx: StageContext, part: int) -> None:
-    """Play the new notes of some families, and say of each of their operations whether it may change the bank."""
-    asking = _Asking(ctx)
-    families = _bins(ctx, asking)[part]
-    played = _Bin(ctx, asking, families).play()
-    known = {key: row for key, row in asking.known.items() if key.family in families}
-    new = {TextKey(row.family, row.content_digest): row for row in played.results}
-    results = {**known, **new}
-    asked = [each for each in asking.asked if each.key.family in families]
-    ctx.write(Trial, trials_of(asked, results, asking.config, round=ctx.round))
-    ctx.write(TrialResult, [results[key] for key in sorted(results)])
-    ctx.write(Episode, [each.episode for each in played.episodes])
-    ctx.write(Turn, [turn for each in played.episodes for turn in each.turns])
-    ctx.write(Generation, [each.generation for each in played.episodes])
+    def problems(self, method: Method) -> Iterator[BadInput]:
+        config, objective = self.config, config_of(method).extractor_objective
+        if config.screen is not None and config.screen >= config.layouts:
+            yield BadInput(
+                f"a note is given up after {config.screen} layouts, and played on {config.layouts}",
+                expected="screen below layouts, or none",
+                where="method.recipe.trial.screen",
+                next_step="lower it, or leave it out",
+            )
+        if config.screen is not None and config.threshold <= 0:
+            yield BadInput(
+                f"a note that is not ahead is given up, and one with a difference of {config.threshold:g} is admitted",
+                expected="a threshold above 0, or no screen",
+                where="method.recipe.trial.screen",
+                next_step="leave it out, or raise the threshold",
+            )
+        if config.reward != "uses" and objective.credit == "trend" and EXTRACTOR in config_of(method).TRAINED:
+            yield BadInput(
+                f"an output is to be paid by its trial ({config.reward}) and by the trend",
+                expected="trial.reward: uses beside credit: trend, or another credit",
+                where="method.recipe.trial.reward",
+                next_step="change one of the two",
+            )
+
+    def stages(self, method: Method, at: Sources) -> Sequence[Stage]:
+        return (
+            Stage(
+                name=TRIAL,
+                parts=self.count_parts,
+                run_part=self.play_part,
+                reads=(Read("collect"), Read("distill"), at.before, at.weights(ACTOR, 1), Read(TRIAL, -1, BEFORE)),
+                writes=(Trial, TrialResult, Episode, Turn, Generation),
+                role=ACTOR,
+                due=at.changes_bank,
+            ),
+        )
+
+    def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
+        return dict.fromkeys(("merge", "approve", "consolidate", "credit", "health"), Adds(reads=(Read(TRIAL),)))
+
+    def refused(self, rows: RowsOf) -> Mapping[str, str]:
+        return trial_refusals(rows(Trial, TRIAL))
+
+    def figures(
+        self, ctx: StageContext, truth: Callable[[str, Sequence[Text]], Figures]
+    ) -> tuple[Figures, Mapping[str, str]]:
+        """What the trials cost and decided, and whether they decided right."""
+        trials, episodes = ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL)
+        texts = {row.operation_id: row.text or "" for row in ctx.rows(Operation, "distill")}
+
+        def decided(admitted: bool) -> list[Text]:
+            tried = (row for row in trials if row.difference is not None and row.admitted is admitted)
+            return [(row.family, texts[row.operation_id]) for row in tried]
+
+        return {
+            **{row.name: row.value for row in trial_metrics(trials, episodes, round=ctx.round)},
+            "actor_tokens_read": float(sum(episode.tokens_read for episode in episodes)),
+            "actor_tokens_sampled": float(sum(episode.tokens_sampled for episode in episodes)),
+            **truth("notes_true_admitted", decided(True)),
+            **truth("notes_true_failed", decided(False)),
+        }, {}
+
+    def count_parts(self, ctx: StageContext) -> int:
+        """Bins of families."""
+        return len(_bins(ctx, _Asking(ctx, self.config)))
+
+    def play_part(self, ctx: StageContext, part: int) -> None:
+        """Play the new notes of some families, and say of each of their operations whether it may change the bank."""
+        asking = _Asking(ctx, self.config)
+        families = _bins(ctx, asking)[part]
+        played = _Bin(ctx, asking, families).play()
+        known = {key: row for key, row in asking.known.items() if key.family in families}
+        new = {TextKey(row.family, row.content_digest): row for row in played.results}
+        results = {**known, **new}
+        asked = [each for each in asking.asked if each.key.family in families]
+        ctx.write(Trial, trials_of(asked, results, asking.config, round=ctx.round))
+        ctx.write(TrialResult, [results[key] for key in sorted(results)])
+        write_played(ctx, played.episodes)
 
 
 class _Asking:
     """What the round's outputs ask for, and what is known of it."""
 
-    def __init__(self, ctx: StageContext) -> None:
-        config = config_of(ctx.method).trial
-        assert config is not None
-        self.config: TrialConfig = config
+    def __init__(self, ctx: StageContext, config: TrialConfig) -> None:
+        self.config = config
         believed = distilled_proposal(ctx, refused={})
         rejected = believed.preview().rejections()
         self.collected = ctx.rows(Episode, "collect")
