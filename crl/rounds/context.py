@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +20,11 @@ from crl.protocols import Environment, Services
 from crl.records import Metric, Row, rows_of, schema_of, table_of
 from crl.rounds.provenance import Game, note_games, note_time, require_games
 from crl.rounds.recipe import tables_of
-from crl.rounds.stage import Recipe, Stage
+from crl.rounds.stage import R, Recipe, Stage
 from crl.run.manifest import Manifest, key_of
 from crl.run.seeds import seed_for
 from crl.text.unicode import valid_text, with_texts
 
-R = TypeVar("R", bound=Row)
 Progress = Callable[[dict[str, Any]], None]
 BANK, NEW_BANK = "bank", "new_bank"
 """Names of the reads of the bank that a stage works with, and of the one that its round published."""
@@ -191,13 +190,13 @@ class StageContext:
 
     @contextmanager
     def timed(self, work: str, items: int) -> Iterator[None]:
-        """Note how long the block takes, as one batch of so many items: see `timing.py`."""
+        """Note how long the block takes, as one batch of so many items: see `provenance.py`."""
         began = time.monotonic()
         yield
         note_time(self.notes, work, items=items, seconds=time.monotonic() - began)
 
     def note_games(self, games: Iterable[Game]) -> None:
-        """Count games that were played, or starts of games that a later stage plays (`broken.py`)."""
+        """Count games that were played, or starts of games that a later stage plays (`provenance.py`)."""
         note_games(self.notes, games, of=(self.round, self.stage.name))
 
     def require_games(self) -> None:
@@ -209,11 +208,11 @@ class StageContext:
         self._progress({"done": done, "total": total, **figures})
 
 
-R = TypeVar("R", bound=Row)
-
-
 class MemoryWriter:
-    """Keeps in memory what a stage writes (protocol `crl.rounds.context.Writer`).
+    """A writer that leaves the record alone: it keeps in memory what a stage writes.
+
+    For stages that run beside the record: counting parts, further ranks, an evaluation outside the run, making a lost
+    stage again.
 
     `directory` is where files of the stage's own go; asking for it without one raises `refused`.
     """

@@ -7,7 +7,6 @@ and nothing is repaired: RecordDamaged names the file and the command that mends
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import pyarrow as pa
 
@@ -19,7 +18,7 @@ from crl.config.registry import load_object
 from crl.errors import BadInput
 from crl.paths import quoted
 from crl.records import Row, rows_of
-from crl.rounds.stage import PUBLISHES, Recipe, RowsOf, Stage, forked
+from crl.rounds.stage import PUBLISHES, R, Recipe, RowsOf, Stage, forked
 from crl.run.directory import RunDirectory
 from crl.run.lineage import method_in
 from crl.run.manifest import key_of
@@ -72,9 +71,6 @@ def tables_of(recipe: Recipe, method: Method, read: Callable[[int, str, type[Row
         return read(*place, row_type)
 
     return table_of
-
-
-R = TypeVar("R", bound=Row)
 
 
 def recorded_bank(run: RunDirectory, recipe: Recipe, round_number: int) -> Snapshot:

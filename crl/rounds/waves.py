@@ -92,7 +92,11 @@ def kept_environment(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_di
 
 
 def play_with_actor(
-    ctx: StageContext, slots: Sequence[EpisodeSlot], seed_of: Callable[[str], np.random.SeedSequence] | None = None
+    ctx: StageContext,
+    slots: Sequence[EpisodeSlot],
+    *,
+    seed_of: Callable[[str], np.random.SeedSequence] | None = None,
+    advisor: Advisor | None = None,
 ) -> list[PlayedEpisode]:
     """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play."""
     if not slots:
@@ -107,14 +111,16 @@ def play_with_actor(
             sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
             weights_digest=weights.weights_digest,
             seed_of=seed_of,
+            advisor=advisor,
         )
 
 
 def write_played(ctx: StageContext, played: Sequence[PlayedEpisode]) -> None:
-    """Write episodes with their turns and token records."""
+    """Write episodes with their turns and token records, and those of the answers that their actors asked for."""
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [each.generation for each in played])
+    answers = [answer for each in played for answer in each.answers]
+    ctx.write(Generation, [*(each.generation for each in played), *answers])
 
 
 def together(method: Method) -> dict[str, str]:

@@ -13,12 +13,11 @@ from crl.recipes.complementary.mechanisms import Mechanism
 from crl.recipes.complementary.mechanisms.actor_critic import as_judged, judged_in_evaluation, verdicts_of
 from crl.recipes.complementary.mechanisms.search_and_ask import advisor_of
 from crl.recipes.complementary.plan import open_retriever, retrieve_all, texts_of
-from crl.records import Episode, Generation, Retrieval, RetrievalCount, Task, Turn
+from crl.records import Retrieval, RetrievalCount, Task
 from crl.rollout.play import waves_of
 from crl.rounds.context import StageContext
 from crl.rounds.evaluate import Guided, seed_of_task
-from crl.rounds.waves import play, sampling_of, slots_of, together
-from crl.rounds.weights import weights_of
+from crl.rounds.waves import play_with_actor, slots_of, together, write_played
 
 
 def count_parts(ctx: StageContext) -> int:
@@ -34,25 +33,12 @@ def collect_part(ctx: StageContext, part: int, on: Sequence[Mechanism] = ()) -> 
     digests = {row.content_digest for rows in chosen.values() for row in rows}
     bank = ctx.bank()
     texts = texts_of(ctx, bank, digests)
-    weights = weights_of(ctx, "actor")
-    policy = ctx.services.policy("actor", weights)
     slots = as_judged(slots_of(tasks, chosen, texts), verdicts_of(ctx))
     advisor = advisor_of(ctx, bank, seed_of=lambda question_id: ctx.seed("ask", question_id))
-    with ctx.timed("play", len(slots)):
-        played = play(
-            ctx,
-            policy,
-            slots,
-            sampling=sampling_of(ctx.method, [task.family for task in tasks]),
-            weights_digest=weights.weights_digest,
-            advisor=advisor,
-        )
-    ctx.write(Episode, [each.episode for each in played])
-    ctx.write(Turn, [turn for each in played for turn in each.turns])
-    answers = [answer for each in played for answer in each.answers]
-    ctx.write(Generation, [*(each.generation for each in played), *answers])
+    played = play_with_actor(ctx, slots, advisor=advisor)
+    write_played(ctx, played)
     for mechanism in on:
-        for row_type, rows in mechanism.kept(ctx, played, policy.chat).items():
+        for row_type, rows in mechanism.kept(ctx, played).items():
             ctx.write(row_type, rows)
 
 

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crl.bank.resemblance import SimilarPairs, resemblances
+from crl.bank.retrieve import Partition
 from crl.bank.segments import load_embeddings, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.recipes.complementary.config import config_of
 from crl.records import Operation, Resemblance, rows_with
 from crl.rounds.context import StageContext
-from crl.rounds.proposal import Partition, partitions_of
+from crl.rounds.proposal import partitions_of
 
 
 class Resembling:

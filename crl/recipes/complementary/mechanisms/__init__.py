@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Self
 
 from crl.config import Method
 from crl.errors import BadInput
-from crl.protocols import Chat
 from crl.records import Row
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.alarms import Figures
@@ -23,6 +22,11 @@ from crl.rounds.stage import Read, RowsOf, Stage
 
 Text = tuple[str, str]
 """A task family, and a text that is written, held or shown there."""
+Truth = Callable[[str, Sequence[Text]], Figures]
+"""The share of texts that are right as a figure of that name; nothing where nobody knows of any."""
+Told = tuple[Figures, Mapping[str, str]]
+"""Figures, and alarms by their names."""
+RowsByType = Mapping[type[Row], Sequence[Row]]
 
 
 @dataclass(frozen=True)
@@ -89,19 +93,16 @@ class Mechanism:
 
     # -- hooks; in brackets the stages that call them -----------------------------------------------------------------
 
-    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode], chat: Chat) -> Mapping[type[Row], Sequence[Row]]:
-        """Rows of a wave [collect]. `chat` is the actor's format."""
+    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
+        """Rows of a wave [collect]."""
         return {}
 
     def refused(self, rows: RowsOf) -> Mapping[str, str]:
         """Reasons by id of operations that the bank must not take [merge, approve, consolidate]."""
         return {}
 
-    def figures(
-        self, ctx: StageContext, truth: Callable[[str, Sequence[Text]], Figures]
-    ) -> tuple[Figures, Mapping[str, str]]:
-        """Figures of a round and alarms by their names [health]. A figure that is there already is added to it: tokens
-        that a role read and sampled. `truth` gives a figure its share of texts that are right."""
+    def figures(self, ctx: StageContext, truth: Truth) -> Told:
+        """What is measured of a round [health]. A figure that is there already is added to it: tokens of a role."""
         return {}, {}
 
 

@@ -20,12 +20,11 @@ from crl.credit.rewards import judgment_metrics
 from crl.errors import BadInput
 from crl.protocols import Policy
 from crl.recipes.complementary.config import ACTOR, config_of
-from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Text
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Told, Truth
 from crl.recipes.complementary.plan import texts_of
 from crl.records import Episode, Generation, Judgment, Retrieval, SuccessRate, Task
 from crl.rollout import critic
 from crl.rollout.play import EpisodeSlot
-from crl.rounds.alarms import Figures
 from crl.rounds.context import StageContext
 from crl.rounds.health import tokens_of
 from crl.rounds.stage import BEFORE, Read, Stage
@@ -69,9 +68,7 @@ class ActorCritic(Mechanism):
     def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
         return dict.fromkeys(("collect", "credit", "health", "evaluate"), Adds(reads=(Read(JUDGE),)))
 
-    def figures(
-        self, ctx: StageContext, truth: Callable[[str, Sequence[Text]], Figures]
-    ) -> tuple[Figures, Mapping[str, str]]:
+    def figures(self, ctx: StageContext, truth: Truth) -> Told:
         read, sampled = tokens_of(ctx.table(Generation, JUDGE))
         told = judgment_metrics(ctx.rows(Judgment, JUDGE), round=ctx.round)
         tokens = {"actor_tokens_read": float(read), "actor_tokens_sampled": float(sampled)}

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 from crl.config import Method
-from crl.protocols import Chat
-from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources
-from crl.records import RawReward, Row
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, RowsByType, Sources
+from crl.records import RawReward
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.context import StageContext
 
@@ -32,7 +31,7 @@ class RawRewards(Mechanism):
     def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
         return {"collect": Adds(writes=(RawReward,))}
 
-    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode], chat: Chat) -> Mapping[type[Row], Sequence[Row]]:
+    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
         rows = [
             RawReward(episode_id=each.episode.episode_id, family=each.episode.family, raw_reward=each.raw_reward)
             for each in played

@@ -10,7 +10,7 @@ earns the entry nothing either: experiences are scored by the episodes they guid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
@@ -19,13 +19,12 @@ from crl.credit.credit import shown_by_episode
 from crl.errors import BadInput
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import SeedOf
-from crl.protocols import Advice, Advisor, Chat, Inquiry
+from crl.protocols import Advice, Advisor, Inquiry
 from crl.recipes.complementary.config import EXTRACTOR, config_of
-from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Text
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, RowsByType, Sources, Told, Truth
 from crl.recipes.complementary.plan import open_retriever, texts_of
-from crl.records import Generation, Question, RetrievalCount, Row, rows_with
+from crl.records import Generation, Question, RetrievalCount, rows_with
 from crl.rollout.play import PlayedEpisode
-from crl.rounds.alarms import Figures
 from crl.rounds.context import StageContext
 from crl.rounds.health import tokens_of
 from crl.rounds.impossible import answers_are_actions
@@ -69,12 +68,10 @@ class SearchAndAsk(Mechanism):
             "evaluate": Adds((at.weights(EXTRACTOR, 0),)),
         }
 
-    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode], chat: Chat) -> Mapping[type[Row], Sequence[Row]]:
+    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
         return {Question: [question for each in played for question in each.questions]}
 
-    def figures(
-        self, ctx: StageContext, truth: Callable[[str, Sequence[Text]], Figures]
-    ) -> tuple[Figures, Mapping[str, str]]:
+    def figures(self, ctx: StageContext, truth: Truth) -> Told:
         read, sampled = tokens_of(rows_with(ctx.table(Generation, "collect"), "kind", ["ask"]))
         return {"extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}, {}
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from crl.config import Method, SelfDistillationConfig
 from crl.errors import BadInput
-from crl.protocols import Chat
 from crl.recipes.complementary.config import ACTOR, config_of
-from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources
-from crl.records import Row, StrippedContext
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, RowsByType, Sources
+from crl.records import StrippedContext
 from crl.rollout.play import PlayedEpisode
 from crl.rollout.stripped import stripped_context
 from crl.rounds.context import StageContext
+from crl.rounds.weights import weights_of
 
 
 class SelfDistillation(Mechanism):
@@ -50,6 +50,7 @@ class SelfDistillation(Mechanism):
     def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
         return {"collect": Adds(writes=(StrippedContext,))}
 
-    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode], chat: Chat) -> Mapping[type[Row], Sequence[Row]]:
+    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
+        chat = ctx.services.policy("actor", weights_of(ctx, "actor")).chat
         guided = [each for each in played if each.episode.guided]
         return {StrippedContext: [stripped_context(chat, each, ctx.method) for each in guided]}

@@ -6,16 +6,15 @@ the texts that it says are harmful: the plan, evaluation, and questions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from crl.bank.segments import load_texts
 from crl.config import Method, SuppressConfig
 from crl.credit.effects import effect_metrics, suppressed_texts, text_effects
 from crl.errors import BadInput
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Text
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Told, Truth
 from crl.records import Credit, Episode, Metric, Suppression, TextEffect, rows_with
-from crl.rounds.alarms import Figures
 from crl.rounds.context import NEW_BANK, StageContext
 from crl.rounds.stage import BEFORE, Read, Stage
 
@@ -54,9 +53,7 @@ class Suppress(Mechanism):
         ctx.write(TextEffect, effects)
         ctx.write(Metric, effect_metrics(effects, round=ctx.round, stage=ctx.stage.name))
 
-    def figures(
-        self, ctx: StageContext, truth: Callable[[str, Sequence[Text]], Figures]
-    ) -> tuple[Figures, Mapping[str, str]]:
+    def figures(self, ctx: StageContext, truth: Truth) -> Told:
         """Whether the texts of the bank that are not retrieved are right, each once for every such family."""
         harmful = [row for row in ctx.rows(TextEffect, EFFECTS) if row.suppressed]
         held = rows_with(ctx.bank(NEW_BANK).table, "content_digest", {row.content_digest for row in harmful})

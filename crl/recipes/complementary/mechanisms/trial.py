@@ -12,7 +12,7 @@ where one family has more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,16 +33,14 @@ from crl.credit.trials import (
 from crl.errors import BadInput
 from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Text
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Text, Told, Truth
 from crl.records import TRIAL, Episode, Generation, Operation, Trial, TrialResult, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rounds.alarms import Figures
 from crl.rounds.context import StageContext
 from crl.rounds.proposal import distilled_proposal
 from crl.rounds.stage import BEFORE, Read, RowsOf, Stage
 from crl.rounds.tasks import task_of
-from crl.rounds.waves import play, sampling_of, starts_of, together, write_played
-from crl.rounds.weights import weights_of
+from crl.rounds.waves import play_with_actor, starts_of, together, write_played
 
 WRITING = ("add", "update")
 """Kinds of distilled operations that write a text."""
@@ -98,9 +96,7 @@ class AdmissionByTrial(Mechanism):
     def refused(self, rows: RowsOf) -> Mapping[str, str]:
         return trial_refusals(rows(Trial, TRIAL))
 
-    def figures(
-        self, ctx: StageContext, truth: Callable[[str, Sequence[Text]], Figures]
-    ) -> tuple[Figures, Mapping[str, str]]:
+    def figures(self, ctx: StageContext, truth: Truth) -> Told:
         """What the trials cost and decided, and whether they decided right."""
         trials, episodes = ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL)
         texts = {row.operation_id: row.text or "" for row in ctx.rows(Operation, "distill")}
@@ -252,26 +248,10 @@ class _Bin:
 
     def _played(self, slots: list[EpisodeSlot]) -> list[PlayedEpisode]:
         """Play the slots a wave at a time. With the note and without it an episode has the stream of its layout."""
-        ctx = self._ctx
-        if not slots:
-            return []
-        weights = weights_of(ctx, "actor")
-        policy = ctx.services.policy("actor", weights)
+        ctx, width = self._ctx, _width(self._ctx.method)
         streams = {slot.task.episode_id: ctx.seed(slot.task.family, slot.task.group) for slot in slots}
-        played: list[PlayedEpisode] = []
-        width = _width(ctx.method)
-        with ctx.timed("play", len(slots)):
-            for at in range(0, len(slots), width):
-                wave = slots[at : at + width]
-                played += play(
-                    ctx,
-                    policy,
-                    wave,
-                    sampling=sampling_of(ctx.method, [slot.task.family for slot in wave]),
-                    weights_digest=weights.weights_digest,
-                    seed_of=streams.__getitem__,
-                )
-        return played
+        waves = (slots[at : at + width] for at in range(0, len(slots), width))
+        return [each for wave in waves for each in play_with_actor(ctx, wave, seed_of=streams.__getitem__)]
 
     def _results(self, played: Sequence[PlayedEpisode]) -> dict[TextKey, TrialResult]:
         free = {(each.episode.family, each.episode.group): each.episode for each in played if not each.episode.guided}
