@@ -195,7 +195,7 @@ def test_results_are_kept_as_long_as_they_hold(tried: Played) -> None:
         assert set(kept.values()) <= {number, number - 1}
         texts = set(pairs_of(tried, number))
         assert {digest for digest, last in kept.items() if last == number} == texts
-    figures = {row.name: row.value for row in tried.rows(Metric, "credit", 1)}
+    figures = {row.name: row.value for row in tried.rows(Metric, "health", 1)}
     assert figures["trial_episodes"] == LAYOUTS * 6 and figures["trial_texts"] == 5
 
 
