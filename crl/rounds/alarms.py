@@ -26,7 +26,7 @@ from typing import Any
 
 from crl.config import RoleConfig
 from crl.config.roles import TransformersEngine
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.protocols import StopReason
 from crl.records import Episode, Metric
 from crl.text.unicode import REPLACEMENT

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crl.credit.advantages import SMALLEST_STD
-from crl.credit.credit import VERDICTS, usable
+from crl.credit.uses import usable
+from crl.credit.written import VERDICTS
 from crl.records import Episode, Metric
 from crl.rounds.alarms import Figures, counters, health_metrics, mismatch_alarms, mismatch_causes
 from crl.rounds.context import StageContext

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.credit.credit import shown_by_episode
+from crl.credit.uses import shown_by_episode
 from crl.protocols import Policy
 from crl.recipes.complementary.mechanisms import Mechanism
 from crl.recipes.complementary.mechanisms.actor_critic import as_judged, judged_in_evaluation, verdicts_of

@@ -1,41 +1,39 @@
 """Stage `credit`: what every experience earned, which outputs are ripe, and the samples of both updates.
 
-Any generation becomes a sample here, with advantage and weight; the updates read nothing else. Where rounds overlap the
-actor's samples are those of the stage `advantages`, which needs nothing but what was collected.
+Any generation becomes a sample here, with advantage and weight; the updates read nothing else. What a use earns is said
+by the rule that `extractor_objective.credit` names (`crl/credit/rules`). Where rounds overlap the actor's samples are
+those of the stage `advantages`, which needs nothing but what was collected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
-from crl.credit.answers import AnswerReward, answer_rewards
-from crl.credit.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, select_batches
-from crl.credit.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
-from crl.credit.other_credit import Tasks, by_other_tasks
-from crl.credit.rewards import reward_metrics, use_rewards
-from crl.credit.samples import cispo_samples, grpo_samples
+from crl.credit.buffer import HeldText, Output, buffer_metrics, earners, fill_buffer
+from crl.credit.rules import Round, Scored, TaskKey, rule_of, task_of
+from crl.credit.samples import cispo_samples, grpo_samples, select_batches
 from crl.credit.self_distillation import distilled_episodes, nll_samples
+from crl.credit.uses import Use, credit_metrics, credits_of, entry_scores, free_means, uses_of
+from crl.credit.written import earned_when_written, output_health
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.credit_switches import scored_at_once, tasks_of, utilities
+from crl.recipes.complementary.mechanisms import Mechanism
 from crl.recipes.complementary.mechanisms.actor_critic import verdicts_of
 from crl.records import (
     BankEvent,
     BufferItem,
-    CandidateUtility,
     Credit,
     Distillation,
     EntryScore,
-    EntryUsefulness,
     Episode,
     Generation,
     Metric,
     Operation,
-    Question,
     Retrieval,
     Sample,
     StrippedContext,
@@ -53,46 +51,38 @@ UNTRAINABLE = "prompt_too_long"
 """Reason code of an output that was never sampled: there is nothing to train."""
 
 
-def credit(ctx: StageContext) -> None:
+def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
     """Credit the uses of the round, fill the extractor's buffer, choose its batch, make the samples."""
-    episodes = ctx.rows(Episode, "collect")
-    distillations = ctx.rows(Distillation, "distill") + ctx.rows(Distillation, "merge")
-    retrievals, judgments = ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
-    credits = credits_of(episodes, retrievals, judgments)
     config = config_of(ctx.method)
-    objective = config.extractor_objective
-    before = ctx.rows(EntryUsefulness, BEFORE)
-    uses, usefulness = use_rewards(episodes, credits, retrievals, judgments, before, objective)
-    tasks = tasks_of(ctx, uses, _origins(ctx, _written(ctx, uses))) if objective.credit == "other_tasks" else None
+    objective, trains = config.extractor_objective, config.trains(EXTRACTOR, ctx.round)
+    episodes, retrievals, judgments = ctx.rows(Episode, "collect"), ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
+    distilled, merged = (ctx.rows(Distillation, stage) for stage in ("distill", "merge"))
+    credits = credits_of(episodes, retrievals, judgments)
+    writers = Writers(ctx, uses_of(episodes, credits, retrievals, judgments))
+    scored = _scored(ctx, episodes, retrievals, distilled, writers)
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
-    buffer = _filled(ctx, uses, distillations, episodes, tasks) if EXTRACTOR in config.TRAINED else []
+    fills = EXTRACTOR in config.TRAINED
+    buffer = _filled(ctx, scored, [*distilled, *merged], episodes, writers, on) if fills else []
     batches: list[list[BufferItem]] = []
-    if config.trains(EXTRACTOR, ctx.round):
+    if trains:
         batches, buffer = select_batches(buffer, objective, round=ctx.round)
-    samples, distilled = ([], []) if ctx.method.overlap else _actor_samples(ctx, episodes)
-    generations_of = _generations_of(ctx, [item for batch in batches for item in batch])
-    samples += cispo_samples(batches, generations_of, objective, round=ctx.round)
+    samples, taught = ([], []) if ctx.method.overlap else _actor_samples(ctx, episodes)
+    generations = _generations_of(ctx, [item for batch in batches for item in batch])
+    samples += cispo_samples(batches, generations, objective, round=ctx.round)
     ctx.write(Credit, credits)
     ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, BEFORE), credits))
     # Where a use earns its outcome and no more, `credits` say it all.
     if config.scores_uses:
-        ctx.write(UseReward, uses if tasks is None else by_other_tasks(uses, tasks))
-    if objective.credit == "running_usefulness":
-        ctx.write(EntryUsefulness, usefulness)
-    if objective.credit == "trend":
-        ctx.write(CandidateUtility, utilities(ctx))
+        ctx.write(UseReward, scored.uses)
     ctx.write(BufferItem, buffer)
     ctx.write(Sample, samples)
-    filled: list[Metric] = []
-    if EXTRACTOR in config.TRAINED:
-        filled = buffer_metrics(buffer, round=ctx.round, config=objective, trains=config.trains(EXTRACTOR, ctx.round))
     ctx.write(
         Metric,
         credit_metrics(episodes, credits, round=ctx.round)
-        + output_health(distillations, round=ctx.round)
-        + filled
-        + reward_metrics(uses, objective, round=ctx.round)
-        + distilled,
+        + output_health([*distilled, *merged], round=ctx.round)
+        + (buffer_metrics(buffer, round=ctx.round, config=objective, trains=trains) if fills else [])
+        + [_metric(ctx, name, value) for name, value in scored.figures.items()]
+        + taught,
     )
 
 
@@ -116,49 +106,69 @@ def _actor_samples(ctx: StageContext, episodes: Sequence[Episode]) -> tuple[list
     return [*samples, *stripped], [_metric(ctx, "self_distilled", len(stripped))]
 
 
+def _scored(
+    ctx: StageContext,
+    episodes: Sequence[Episode],
+    retrievals: Sequence[Retrieval],
+    distilled: Sequence[Distillation],
+    writers: Writers,
+) -> Scored:
+    """What the rule says of the round; its own rows are written."""
+    config = config_of(ctx.method)
+    rule, trial = rule_of(config.extractor_objective.credit), config.trial
+    instead = rule.when_written or (trial is not None and trial.reward == "trial")
+    scored = rule.score(
+        Round(
+            config=config.extractor_objective,
+            episodes=episodes,
+            retrievals=retrievals,
+            uses=writers.uses,
+            distilled=distilled,
+            earners=earners(
+                ctx.rows(BufferItem, BEFORE),
+                unpaid=writers.unpaid(by_uses=not instead) if EXTRACTOR in config.TRAINED else frozenset(),
+            ),
+            own_task=lambda name: writers.own_tasks.get(name),
+        ),
+        [] if rule.keeps is None else ctx.rows(rule.keeps, BEFORE),
+    )
+    if rule.keeps is not None:
+        ctx.write(rule.keeps, scored.after)
+    return scored
+
+
 def _filled(
     ctx: StageContext,
-    uses: Sequence[UseReward],
-    distillations: Sequence[Distillation],
+    scored: Scored,
+    written: Sequence[Distillation],
     episodes: Sequence[Episode],
-    tasks: Tasks | None,
+    writers: Writers,
+    on: Sequence[Mechanism],
 ) -> list[BufferItem]:
-    """The extractor's buffer with this round's uses and outputs."""
-    written = _written(ctx, uses)
-    origins, scored = _origins(ctx, written), scored_at_once(ctx)
-    # No output that this recipe could train wrote an imported text, or one that another recipe wrote before a fork: its
-    # uses are credited to the entry, and train nobody.
-    rounds = zip(written["generation_id"].to_pylist(), written["updated_round"].to_pylist(), strict=True)
-    foreign = {name for name, number in rounds if not _writers(ctx, number)}
-    # What is scored at once and for all earns nothing by uses. A merged text was never tried, and has no episode.
-    paid = {name for name, (_, stage) in origins.items() if stage == "distill" and scored.kind == SCORED}
+    """The extractor's buffer with what the round's uses and outputs earned; `written` are the outputs."""
     bank = ctx.bank(NEW_BANK).table
     # A text that left the new bank may still be played where rounds overlap.
     banks = [bank, ctx.bank(COMING_BANK).table] if ctx.method.overlap else [bank]
     previous, repeats = ctx.rows(BufferItem, BEFORE), _repeats(ctx, bank)
+    trainable = {row.generation_id: row for row in written if row.reason_code != UNTRAINABLE}
+    at_once = earned_when_written(trainable.values(), free_means(episodes), config_of(ctx.method).extractor_objective)
+    beside = [each for mechanism in on for each in mechanism.earned(ctx)]
     return fill_buffer(
         previous,
-        uses,
-        [row for row in distillations if row.reason_code != UNTRAINABLE],
+        [
+            *(Output(name, origin) for name, origin in writers.origins.items()),
+            *(Output(name, (row.round, row.kind), repeats.get(name, ())) for name, row in trainable.items()),
+            # What earns something else was written while the round was played.
+            *(
+                Output(each.generation_id, (ctx.round, "collect"))
+                for each in beside
+                if each.generation_id not in trainable
+            ),
+        ],
+        [*scored.earned, *at_once, *beside],
+        held_texts(banks, previous, repeats),
         round=ctx.round,
-        config=config_of(ctx.method).extractor_objective,
-        origins=origins,
-        free_means=free_means(episodes),
-        unpaid=foreign | paid,
-        scored=scored.rewards,
-        scored_kind=scored.kind,
-        repeats=repeats,
-        held=_held(banks, previous, repeats),
-        answers=_answers(ctx, episodes),
-        tasks=tasks,
     )
-
-
-def _answers(ctx: StageContext, episodes: Sequence[Episode]) -> list[AnswerReward]:
-    asking = ctx.method.rollout.search_and_ask
-    if asking is None or not asking.train_answers:
-        return []
-    return answer_rewards(ctx.rows(Question, "collect"), episodes, config_of(ctx.method).extractor_objective)
 
 
 def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[HeldText]]:
@@ -182,7 +192,7 @@ def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[HeldText]]:
     return {generation_id: list(texts) for generation_id, texts in found.items()}
 
 
-def _held(
+def held_texts(
     banks: Iterable[pa.Table], previous: Iterable[BufferItem], repeats: Mapping[str, Iterable[HeldText]]
 ) -> set[HeldText]:
     """Those texts of the banks that any output of the buffer wrote or repeats."""
@@ -211,31 +221,58 @@ def _metric(ctx: StageContext, name: str, value: float) -> Metric:
     return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value), alarm=None)
 
 
-def _written(ctx: StageContext, uses: Iterable[UseReward]) -> pa.Table:
-    """Entries of the round's bank whose texts the outputs that earned something wrote."""
-    wanted = sorted({row.generation_id for row in uses})
-    bank = ctx.bank().table
-    return rows_with(bank, "generation_id", wanted)
+class Writers:
+    """The outputs behind the uses of a round: which stages wrote them, about what; read when somebody asks."""
 
+    def __init__(self, ctx: StageContext, uses: Sequence[Use]) -> None:
+        self.uses, self._ctx = uses, ctx
+        self._used = {use.generation_id for use in uses}
 
-def _origins(ctx: StageContext, written: pa.Table) -> dict[str, tuple[int, str]]:
-    """(round, stage) that wrote each credited output, from the snapshot's entries and the outputs of their rounds."""
-    wanted = set(written["generation_id"].to_pylist())
-    rounds = sorted(set(written["updated_round"].to_pylist()))
-    origins: dict[str, tuple[int, str]] = {}
-    for round_number in rounds:
-        for stage in _writers(ctx, round_number):
-            for row in ctx.rows_at(Distillation, round_number, stage):
-                if row.generation_id in wanted:
-                    origins[row.generation_id] = (round_number, stage)
-    return origins
+    @cached_property
+    def origins(self) -> dict[str, tuple[int, str]]:
+        """(round, stage) that wrote each, from the snapshot's entries and the outputs of their rounds."""
+        return {
+            row.generation_id: (number, stage)
+            for number in sorted(set(self._entries["updated_round"].to_pylist()))
+            for stage in self._stages(number)
+            for row in self._ctx.rows_at(Distillation, number, stage)
+            if row.generation_id in self._used
+        }
 
+    def unpaid(self, *, by_uses: bool) -> set[str]:
+        """Those whose uses train nobody but outputs that repeat their texts: no output that this recipe could train
+        wrote an imported text, or one that another recipe wrote before a fork. Not `by_uses`, also those that were
+        scored when they were written; a merged text was not."""
+        entries = zip(*(self._entries[name].to_pylist() for name in ("generation_id", "updated_round")), strict=True)
+        foreign = {name for name, number in entries if not self._stages(number)}
+        return foreign | {name for name, (_, stage) in self.origins.items() if stage == "distill" and not by_uses}
 
-def _writers(ctx: StageContext, round_number: int) -> list[str]:
-    """Stages of a round that write texts of the bank and keep the token records of their outputs, which another
-    recipe's may not. Round 0 has none: its texts are imported."""
-    stages = ctx.recipe.stages_of(ctx.method, round_number)
-    return [stage.name for stage in stages if stage.name in ("distill", "merge") and Generation in stage.writes]
+    @cached_property
+    def own_tasks(self) -> dict[str, TaskKey]:
+        """The task that each was distilled from, and each output that repeated one of their texts."""
+        repeating = {
+            item.generation_id: (item.generation_round, item.generation_stage)
+            for item in self._ctx.rows(BufferItem, BEFORE)
+            if not self._used.isdisjoint(item.repeats)
+        }
+        wanted, own = {**self.origins, **repeating}, {}
+        for number in sorted({number for number, stage in wanted.values() if stage == "distill"}):
+            played = {row.episode_id: row for row in self._ctx.rows_at(Episode, number, "collect")}
+            for row in self._ctx.rows_at(Distillation, number, "distill"):
+                if row.generation_id in wanted and row.episode_id is not None:
+                    own[row.generation_id] = task_of(played[row.episode_id])
+        return own
+
+    @cached_property
+    def _entries(self) -> pa.Table:
+        """Entries of the round's bank that hold their texts."""
+        return rows_with(self._ctx.bank().table, "generation_id", sorted(self._used))
+
+    def _stages(self, round_number: int) -> list[str]:
+        """Stages of a round that write texts of the bank and keep the token records of their outputs, which another
+        recipe's may not. Round 0 has none: its texts are imported."""
+        stages = self._ctx.recipe.stages_of(self._ctx.method, round_number)
+        return [stage.name for stage in stages if stage.name in ("distill", "merge") and Generation in stage.writes]
 
 
 def _generations_of(ctx: StageContext, selected: Iterable[BufferItem]) -> dict[str, Generation]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from crl.config import Method
+from crl.credit.rules import rule_of
 from crl.learn.terms import objectives
 from crl.recipes.complementary import collect, credit, distill, health, lengths, plan, ready, warm_start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
@@ -26,11 +27,9 @@ from crl.recipes.complementary.mechanisms.suppression import Suppress
 from crl.recipes.complementary.mechanisms.trial import AdmissionByTrial
 from crl.records import (
     BufferItem,
-    CandidateUtility,
     Credit,
     Distillation,
     EntryScore,
-    EntryUsefulness,
     Episode,
     Generation,
     Metric,
@@ -99,6 +98,7 @@ def paper_stages(
     config = config_of(method)
     bank, actor = config.has_bank, method.owner(ACTOR)
     splits, near = method.overlap and ACTOR in config.TRAINED, config.bank.duplicates == "near"
+    rule_keeps = rule_of(config.extractor_objective.credit).keeps
     bank_stages_of_round = (
         Stage(
             name="distill",
@@ -142,7 +142,7 @@ def paper_stages(
         *when(bank, *bank_stages_of_round),
         Stage(
             name="credit",
-            run=credit.credit,
+            run=partial(credit.credit, on=on),
             reads=(
                 *map(Read, ("collect", "plan", "distill", "merge")),
                 at.played,
@@ -152,8 +152,8 @@ def paper_stages(
             ),
             writes=(
                 *(Credit, EntryScore, BufferItem, Sample, Metric),
-                *when(config.scores_uses, UseReward, EntryUsefulness),
-                *when(config.extractor_objective.credit == "trend", CandidateUtility),
+                *when(config.scores_uses, UseReward),
+                *([rule_keeps] if rule_keeps else []),
             ),
         ),
         *(

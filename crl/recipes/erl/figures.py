@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.recipes.erl.rows import Reflection
 from crl.records import BankEvent, Episode
 from crl.rounds.alarms import Figures

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from crl.config import ExtractorObjective
-from crl.credit.credit import ALARM_SHARE, credit_metrics, credits_of, entry_scores, free_means, output_health
-from crl.credit.rewards import use_rewards
+from crl.credit.uses import credit_metrics, credits_of, entry_scores, free_means, uses_of
+from crl.credit.written import ALARM_SHARE, output_health
 from crl.errors import RecordDamaged
 from crl.records import Distillation, Episode, Retrieval
+from tests.unit.credit.scoring import scored
 
 
 def episode(group: int, member: int, *, guided: bool, success: bool, **changes: Any) -> Episode:
@@ -76,13 +76,13 @@ def test_each_of_several_experiences_is_used_and_earns_the_whole_outcome() -> No
     ]  # fmt: skip
     assert {row.guided_minus_free for row in credits} == {2.0, 0.0}
     assert [(row.entry_id, row.uses) for row in entry_scores([], credits)] == [("e1", 2), ("e2", 2)]
-    rewards, _ = use_rewards([*guided, free], credits, rows, [], [], ExtractorObjective())
-    assert [(row.episode_id, row.entry_id, row.reward) for row in rewards] == [
+    uses = uses_of([*guided, free], credits, rows)
+    assert [(row.episode_id, row.entry_id, row.reward) for row in scored("outcome", uses).uses] == [
         (row.episode_id, row.entry_id, row.outcome) for row in credits
     ]
-    running = ExtractorObjective(credit="running_usefulness", usefulness_decay=0.5)
-    rewards, usefulness = use_rewards([*guided, free], credits, rows, [], [], running)
-    assert [row.uses for row in usefulness] == [2, 2] and rewards[2].reward == pytest.approx(-1 / 3)
+    running = scored("running_usefulness", uses, decay=0.5)
+    assert [row.uses for row in running.after] == [2, 2]
+    assert running.uses[2].reward == pytest.approx(-1 / 3)
     # Shown in another order, or without one of them, the episode is not the one that was planned.
     for wrong in ({"entry_ids": ["e2", "e1"], "content_digests": ["d2", "d1"]}, {"entry_ids": ["e1"],
                   "content_digests": ["d1"]}):  # fmt: skip

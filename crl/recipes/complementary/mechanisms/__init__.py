@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from crl.config import Method
+from crl.credit.buffer import Earned
 from crl.errors import BadInput
 from crl.records import Row
 from crl.rollout.play import PlayedEpisode
@@ -100,6 +101,10 @@ class Mechanism:
     def refused(self, rows: RowsOf) -> Mapping[str, str]:
         """Reasons by id of operations that the bank must not take [merge, approve, consolidate]."""
         return {}
+
+    def earned(self, ctx: StageContext) -> list[Earned]:
+        """What outputs earned, beside what the rule of credit gives for uses [credit]."""
+        return []
 
     def figures(self, ctx: StageContext, truth: Truth) -> Told:
         """What is measured of a round [health]. A figure that is there already is added to it: tokens of a role."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from crl.config import ActorCriticConfig, Method
-from crl.credit.credit import shown_by_episode, usable
-from crl.credit.rewards import judgment_metrics
+from crl.credit.judgments import judgment_metrics
+from crl.credit.uses import shown_by_episode, usable
 from crl.errors import BadInput
 from crl.protocols import Policy
 from crl.recipes.complementary.config import ACTOR, config_of

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
 from crl.config import Method, SearchAndAskConfig
-from crl.credit.credit import shown_by_episode
+from crl.credit.answers import answer_rewards
+from crl.credit.buffer import Earned
+from crl.credit.uses import shown_by_episode
 from crl.errors import BadInput
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import SeedOf
@@ -23,7 +25,7 @@ from crl.protocols import Advice, Advisor, Inquiry
 from crl.recipes.complementary.config import EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, RowsByType, Sources, Told, Truth
 from crl.recipes.complementary.plan import open_retriever, texts_of
-from crl.records import Generation, Question, RetrievalCount, rows_with
+from crl.records import Episode, Generation, Question, RetrievalCount, rows_with
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.health import tokens_of
@@ -70,6 +72,12 @@ class SearchAndAsk(Mechanism):
 
     def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
         return {Question: [question for each in played for question in each.questions]}
+
+    def earned(self, ctx: StageContext) -> list[Earned]:
+        if not self.config.train_answers:
+            return []
+        objective = config_of(ctx.method).extractor_objective
+        return answer_rewards(ctx.rows(Question, "collect"), ctx.rows(Episode, "collect"), objective)
 
     def figures(self, ctx: StageContext, truth: Truth) -> Told:
         read, sampled = tokens_of(rows_with(ctx.table(Generation, "collect"), "kind", ["ask"]))

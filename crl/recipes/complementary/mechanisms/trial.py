@@ -19,6 +19,8 @@ import numpy as np
 
 from crl.bank.segments import text_digest
 from crl.config import Method, TrialConfig
+from crl.credit.buffer import SCORED, USED, Earned
+from crl.credit.rules import rule_of
 from crl.credit.trials import (
     Asked,
     TextKey,
@@ -28,6 +30,7 @@ from crl.credit.trials import (
     to_try,
     trial_metrics,
     trial_refusals,
+    trial_rewards,
     trials_of,
 )
 from crl.errors import BadInput
@@ -69,10 +72,11 @@ class AdmissionByTrial(Mechanism):
                 where="method.recipe.trial.screen",
                 next_step="leave it out, or raise the threshold",
             )
-        if config.reward != "uses" and objective.credit == "trend" and EXTRACTOR in config_of(method).TRAINED:
+        trains = EXTRACTOR in config_of(method).TRAINED
+        if config.reward != "uses" and trains and rule_of(objective.credit).when_written:
             yield BadInput(
-                f"an output is to be paid by its trial ({config.reward}) and by the trend",
-                expected="trial.reward: uses beside credit: trend, or another credit",
+                f"an output is to be paid by its trial ({config.reward}) and by credit: {objective.credit}",
+                expected=f"trial.reward: uses beside credit: {objective.credit}, or another credit",
                 where="method.recipe.trial.reward",
                 next_step="change one of the two",
             )
@@ -95,6 +99,13 @@ class AdmissionByTrial(Mechanism):
 
     def refused(self, rows: RowsOf) -> Mapping[str, str]:
         return trial_refusals(rows(Trial, TRIAL))
+
+    def earned(self, ctx: StageContext) -> list[Earned]:
+        """By the trials of its texts: one use of several, or all that an output earns."""
+        if self.config.reward == "uses":
+            return []
+        kind = SCORED if self.config.reward == "trial" else USED
+        return [Earned(name, reward, kind) for name, reward in trial_rewards(ctx.rows(Trial, TRIAL)).items()]
 
     def figures(self, ctx: StageContext, truth: Truth) -> Told:
         """What the trials cost and decided, and whether they decided right."""

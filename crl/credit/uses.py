@@ -1,24 +1,21 @@
-"""Credit: which extractor output earned what. Pure functions over rows; numpy is not even needed.
+"""Uses: which outputs the experiences that guided a round's episodes pay, and how the episodes went. Pure functions.
 
 The score of a text belongs to the output that wrote the version used (`Retrieval.generation_id`), so an updated or
 merged entry pays the output that last wrote it. Of several experiences that guided an episode (top_k) each is used, and
 each earns the whole outcome. Episodes that an environment broke (`stop_reason` error) say nothing
 about an experience: they earn no credit and nothing is compared with them; :func:`credit_metrics` counts them.
+What a use earns is up to the rule of credit (`rules/`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from crl.errors import RecordDamaged
 from crl.protocols import StopReason
-from crl.records import Credit, Distillation, EntryScore, Episode, Judgment, Metric, Retrieval
-
-VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
-ALARM_SHARE = 0.5
-"""Above this share of malformed or `return` outputs the extractor is drifting to outputs that are never
-scored."""
+from crl.records import Credit, EntryScore, Episode, Judgment, Metric, Retrieval, UseReward
 
 
 def usable(episode: Episode) -> bool:
@@ -109,6 +106,84 @@ def _check_played_as_judged(episodes: Iterable[Episode], judgments: Iterable[Jud
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One use of an experience, before any rule says what it earns."""
+
+    round: int
+    episode_id: str
+    entry_id: str
+    content_digest: str
+    generation_id: str
+    """Output that wrote the version used."""
+    outcome: float | None
+    """±1; None where the actor rejected the experience."""
+    guided_minus_free: float | None
+    """Outcome less the mean outcome of the unguided rollouts of the group; None without any."""
+    critic_score: float | None
+    """s_c of eq. 8; None where nobody judged, or the verdict was malformed."""
+
+    def rewarded(self, basis: str, r: float | None, *, usefulness: float | None = None) -> UseReward:
+        """The use as a row that earns s_c + r (eq. 8); what was rejected has no outcome and earns s_c alone."""
+        rejected = self.outcome is None
+        return UseReward(
+            round=self.round,
+            episode_id=self.episode_id,
+            entry_id=self.entry_id,
+            generation_id=self.generation_id,
+            basis="none" if rejected else basis,
+            outcome=self.outcome,
+            usefulness=usefulness,
+            critic_score=self.critic_score,
+            reward=(0.0 if rejected or r is None else r) + (self.critic_score or 0.0),
+        )
+
+
+def uses_of(
+    episodes: Iterable[Episode],
+    credits: Iterable[Credit],
+    retrievals: Iterable[Retrieval],
+    judgments: Iterable[Judgment] = (),
+) -> list[Use]:
+    """Every use of a round, in the order of `episodes` and as they were shown.
+
+    `credits` are those of the episodes; `retrievals` say who wrote what the actor rejected. Raises RecordDamaged for a
+    rejected experience without a retrieval.
+    """
+    credited: dict[str, list[Credit]] = defaultdict(list)
+    for credit in credits:
+        credited[credit.episode_id].append(credit)
+    chosen = shown_by_episode(retrievals)
+    judged = {row.episode_id: row for row in judgments}
+    uses = []
+    for episode in episodes:
+        judgment = judged.get(episode.episode_id)
+        uses += [
+            Use(
+                credit.round, credit.episode_id, credit.entry_id, credit.content_digest, credit.generation_id,
+                credit.outcome, credit.guided_minus_free, judgment.score if judgment else None,
+            )
+            for credit in credited.get(episode.episode_id, [])
+        ]  # fmt: skip
+        if episode.episode_id not in credited and judgment is not None and judgment.verdict == "reject":
+            uses.append(_rejected(judgment, next(iter(chosen.get(episode.episode_id, [])), None)))
+    return uses
+
+
+def _rejected(judgment: Judgment, retrieval: Retrieval | None) -> Use:
+    if retrieval is None or judgment.score is None:
+        raise RecordDamaged(
+            f"the actor rejected {judgment.entry_id} for episode {judgment.episode_id}, which nothing chose for it",
+            expected="the chosen retrieval of the round's plan, and a score",
+            where=f"round {judgment.round}",
+            next_step="run `crl verify` on the run",
+        )
+    return Use(
+        judgment.round, judgment.episode_id, judgment.entry_id, judgment.content_digest, retrieval.generation_id,
+        None, None, judgment.score,
+    )  # fmt: skip
+
+
 def entry_scores(previous: Iterable[EntryScore], credits: Iterable[Credit]) -> list[EntryScore]:
     """Cumulative usefulness of every entry ever used, by entry id: the previous scores and this round's credits.
 
@@ -147,18 +222,3 @@ def credit_metrics(
         Metric(round=round, stage=stage, name=name, value=value, alarm=alarms.get(name))
         for name, value in figures.items()
     ]
-
-
-def output_health(distillations: Sequence[Distillation], *, round: int, stage: str = "credit") -> list[Metric]:
-    """Share of every kind of extractor output of a round; malformed and return alarm above :data:`ALARM_SHARE`."""
-    if not distillations:
-        return []
-    counts = Counter(row.verdict for row in distillations)
-    rows = []
-    for verdict in VERDICTS:
-        share = counts[verdict] / len(distillations)
-        alarm = None
-        if verdict in ("malformed", "return") and share > ALARM_SHARE:
-            alarm = f"{share:.0%} of the extractor's outputs are {verdict} (bound {ALARM_SHARE:.0%})"
-        rows.append(Metric(round=round, stage=stage, name=f"share_{verdict}", value=share, alarm=alarm))
-    return rows
