@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -175,6 +175,14 @@ class StageContext:
         except UnicodeEncodeError:
             table = table_of(row_type, [with_texts(row, valid_text) for row in listed])
         self._writer.write(row_type, table)
+
+    def write_figures(self, figures: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> None:
+        """Write figures as the metrics of the stage; `alarms` say by name what is wrong with one."""
+        told = alarms or {}
+        rows = [
+            Metric(self.round, self.stage.name, name, float(value), told.get(name)) for name, value in figures.items()
+        ]
+        self.write(Metric, rows)
 
     def write_table(self, row_type: type[Row], table: pa.Table) -> None:
         """Write an Arrow table of a type as it is."""

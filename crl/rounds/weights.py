@@ -118,7 +118,8 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
     if figures.get("stepped"):
         after = new_weights(ctx, before, updates=before.updates + int(figures["stepped"]))
     ctx.write(Weights, [after])
-    ctx.write(Metric, [_metric(ctx, name, value) for name, value in sorted(figures.items())])
+    none = "no update: all rewards of each baseline were equal, so every advantage is 0"
+    ctx.write_figures(dict(sorted(figures.items())), {} if figures.get("stepped", 1.0) else {"stepped": none})
     if samples:
         ctx.services.trained(owner, after)
 
@@ -161,13 +162,6 @@ def over_passes(steps: Sequence[Mapping[str, float]], batches: int) -> dict[str,
     once = over_steps(steps[:batches])
     of_samples = {name: value for name, value in once.items() if name in _OF_SAMPLES or name.endswith("_tokens")}
     return {**over_steps(steps), **of_samples}
-
-
-def _metric(ctx: StageContext, name: str, value: float) -> Metric:
-    alarm = None
-    if name == "stepped" and not value:
-        alarm = "no update: all rewards of each baseline were equal, so every advantage is 0"
-    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=alarm)
 
 
 def base_weights(ctx: StageContext) -> list[Weights]:

@@ -18,12 +18,12 @@ from crl.bank.segments import text_digest
 from crl.credit.buffer import HeldText, Output, buffer_metrics, earners, fill_buffer
 from crl.credit.rules import Round, Scored, TaskKey, rule_of, task_of
 from crl.credit.samples import cispo_samples, grpo_samples, select_batches
-from crl.credit.self_distillation import distilled_episodes, nll_samples
 from crl.credit.uses import Use, credit_metrics, credits_of, entry_scores, free_means, uses_of
 from crl.credit.written import earned_when_written, output_health
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Mechanism
 from crl.recipes.complementary.mechanisms.actor_critic import verdicts_of
+from crl.recipes.complementary.mechanisms.self_distillation import distilled_samples
 from crl.records import (
     BankEvent,
     BufferItem,
@@ -36,7 +36,6 @@ from crl.records import (
     Operation,
     Retrieval,
     Sample,
-    StrippedContext,
     UseReward,
     rows_with,
 )
@@ -100,7 +99,7 @@ def _actor_samples(ctx: StageContext, episodes: Sequence[Episode]) -> tuple[list
         return [], []
     generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
     samples = grpo_samples(episodes, generations, config.actor_objective, round=ctx.round)
-    stripped = _self_distilled(ctx, episodes, generations)
+    stripped = distilled_samples(ctx, episodes, generations)
     if stripped is None:
         return samples, []
     return [*samples, *stripped], [_metric(ctx, "self_distilled", len(stripped))]
@@ -204,17 +203,6 @@ def held_texts(
         for table in held
         for place in zip(table["entry_id"].to_pylist(), table["generation_id"].to_pylist(), strict=True)
     }
-
-
-def _self_distilled(
-    ctx: StageContext, episodes: Sequence[Episode], generations: Mapping[str, Generation]
-) -> list[Sample] | None:
-    """Samples of self-distillation; None in rounds where it is not due."""
-    config = config_of(ctx.method).self_distillation
-    if config is None or not config.due(ctx.round):
-        return None
-    contexts = {row.episode_id: row for row in ctx.rows(StrippedContext, "collect")}
-    return nll_samples(distilled_episodes(episodes, config), contexts, generations, config, round=ctx.round)
 
 
 def _metric(ctx: StageContext, name: str, value: float) -> Metric:

@@ -16,7 +16,7 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrated import played_by_script, written_by_template
 from crl.recipes.complementary.practice import played_well, written_well
 from crl.recipes.complementary.recorded import played_again, without_refused
-from crl.records import Distillation, Episode, Generation, Metric, Operation, Sample, Turn, Weights
+from crl.records import Distillation, Episode, Generation, Operation, Sample, Turn, Weights
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.demonstrations import ScriptedRole, sample_of
@@ -104,10 +104,4 @@ def _train(
     )
     ctx.write(Sample, samples)
     ctx.write(Weights, [new_weights(ctx, before, updates=0)])
-    ctx.write(
-        Metric,
-        [
-            Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value), alarm=None)
-            for name, value in sorted({**metrics, **figures}.items())
-        ],
-    )
+    ctx.write_figures(dict(sorted({**metrics, **figures}.items())))

@@ -15,7 +15,7 @@ from crl.audit.audit import problems_of
 from crl.audit.trials import trial_problems
 from crl.bank.segments import text_digest
 from crl.config import Experiment, Method, TrialConfig
-from crl.credit.trials import in_force
+from crl.recipes.complementary.mechanisms.trial import in_force
 from crl.records import (
     TRIAL,
     BankEvent,

@@ -9,14 +9,15 @@ is shown what it never was in training. Verdicts of an evaluation are no rows an
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from crl.config import ActorCriticConfig, Method
-from crl.credit.judgments import judgment_metrics
 from crl.credit.uses import shown_by_episode, usable
+from crl.credit.written import ALARM_SHARE
 from crl.errors import BadInput
 from crl.protocols import Policy
 from crl.recipes.complementary.config import ACTOR, config_of
@@ -70,10 +71,8 @@ class ActorCritic(Mechanism):
 
     def figures(self, ctx: StageContext, truth: Truth) -> Told:
         read, sampled = tokens_of(ctx.table(Generation, JUDGE))
-        told = judgment_metrics(ctx.rows(Judgment, JUDGE), round=ctx.round)
-        tokens = {"actor_tokens_read": float(read), "actor_tokens_sampled": float(sampled)}
-        alarms = {row.name: row.alarm for row in told if row.alarm is not None}
-        return {**{row.name: row.value for row in told}, **tokens}, alarms
+        shares, alarms = verdict_figures(ctx.rows(Judgment, JUDGE))
+        return {**shares, "actor_tokens_read": float(read), "actor_tokens_sampled": float(sampled)}, alarms
 
 
 def count_parts(ctx: StageContext) -> int:
@@ -193,3 +192,21 @@ def _proposed(task: Task, row: Retrieval, experience: str, rates: Mapping[str, S
 
 def _with_text(slot: EpisodeSlot, text: str | None) -> EpisodeSlot:
     return EpisodeSlot(task=slot.task) if text is None else dataclasses.replace(slot, experience=text)
+
+
+VERDICTS = ("accept", "refine", "reject", "malformed")
+
+
+def verdict_figures(judgments: Sequence[Judgment]) -> Told:
+    """Share of every verdict of a round; malformed and rejected alarm above :data:`crl.credit.written.ALARM_SHARE`."""
+    if not judgments:
+        return {}, {}
+    counts = Counter(row.verdict for row in judgments)
+    shares = {verdict: counts[verdict] / len(judgments) for verdict in VERDICTS}
+    consequences = {"malformed": "experiences are shown unjudged", "reject": "experiences hardly guide any more"}
+    alarms = {
+        f"verdict_{verdict}": f"{shares[verdict]:.0%} of the verdicts are {verdict} (bound {ALARM_SHARE:.0%}): {told}"
+        for verdict, told in consequences.items()
+        if shares[verdict] > ALARM_SHARE
+    }
+    return {f"verdict_{verdict}": share for verdict, share in shares.items()}, alarms

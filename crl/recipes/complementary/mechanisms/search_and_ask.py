@@ -10,14 +10,13 @@ earns the entry nothing either: experiences are scored by the episodes they guid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
-from crl.config import Method, SearchAndAskConfig
-from crl.credit.answers import answer_rewards
+from crl.config import ExtractorObjective, Method, SearchAndAskConfig
 from crl.credit.buffer import Earned
-from crl.credit.uses import shown_by_episode
+from crl.credit.uses import free_means, outcome, shown_by_episode, usable
 from crl.errors import BadInput
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import SeedOf
@@ -145,3 +144,26 @@ class _BankAdvisor:
                 )
             )
         return advice
+
+
+def answer_rewards(
+    questions: Iterable[Question], episodes: Sequence[Episode], config: ExtractorObjective
+) -> list[Earned]:
+    """One reward per answer that was sampled for a usable episode, in the order of `questions`.
+
+    The reward is the outcome, -1 to 1; `guided_minus_free` subtracts the mean of the group's unguided rollouts.
+    A running usefulness belongs to an entry, so with it too an answer earns the outcome. An empty answer is a malformed
+    output: it earns `malformed_reward`, and is left out where that is `none`.
+    """
+    outcomes = {episode.episode_id: outcome(episode) for episode in episodes if usable(episode)}
+    unguided = free_means(episodes) if config.credit == "guided_minus_free" else {}
+    earned = []
+    for question in questions:
+        if question.generation_id is None or question.episode_id not in outcomes:
+            continue
+        if question.answer is not None:
+            reward = outcomes[question.episode_id] - unguided.get(question.episode_id, 0.0)
+            earned.append(Earned(question.generation_id, reward, "answer"))
+        elif config.malformed_reward != "none":
+            earned.append(Earned(question.generation_id, float(config.malformed_reward), "malformed"))
+    return earned

@@ -6,11 +6,12 @@ the texts that it says are harmful: the plan, evaluation, and questions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from crl.bank.segments import load_texts
 from crl.config import Method, SuppressConfig
-from crl.credit.effects import effect_metrics, suppressed_texts, text_effects
 from crl.errors import BadInput
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Told, Truth
@@ -51,7 +52,9 @@ class Suppress(Mechanism):
         families = {row.episode_id: row.family for row in ctx.rows(Episode, "collect")}
         effects = text_effects(ctx.rows(TextEffect, BEFORE), ctx.rows(Credit, "credit"), families, self.config)
         ctx.write(TextEffect, effects)
-        ctx.write(Metric, effect_metrics(effects, round=ctx.round, stage=ctx.stage.name))
+        harmful = sum(row.suppressed for row in effects)
+        share = {"texts_suppressed_share": harmful / len(effects)} if effects else {}
+        ctx.write_figures({"texts_suppressed": float(harmful), **share})
 
     def figures(self, ctx: StageContext, truth: Truth) -> Told:
         """Whether the texts of the bank that are not retrieved are right, each once for every such family."""
@@ -65,3 +68,54 @@ class Suppress(Mechanism):
 def masked(ctx: StageContext) -> dict[str, frozenset[str]]:
     """Texts that are passed over, by family, as the round that the bank is of left them; none where all are found."""
     return {} if config_of(ctx.method).suppress is None else suppressed_texts(ctx.rows(TextEffect, EFFECTS))
+
+
+_LEAST_COUNT = 1e-3
+"""Weight below which nothing is remembered of a text."""
+
+
+def text_effects(
+    previous: Iterable[TextEffect], credits: Iterable[Credit], families: Mapping[str, str], config: SuppressConfig
+) -> list[TextEffect]:
+    """The estimates after a round, by family and text: the earlier ones, decayed, and the round's uses in their order.
+
+    `families` has the task family of every credited episode by its id. A use without unguided rollouts says nothing.
+    """
+    effects = {
+        (row.family, row.content_digest): replace(row, count=row.count * config.decay, spread=row.spread * config.decay)
+        for row in previous
+        if row.count * config.decay >= _LEAST_COUNT
+    }
+    for credit in credits:
+        if credit.guided_minus_free is None:
+            continue
+        key = families[credit.episode_id], credit.content_digest
+        old = effects.get(key) or TextEffect(
+            family=key[0], content_digest=key[1], count=0.0, mean=0.0, spread=0.0, suppressed=False
+        )
+        count, deviation = old.count + 1, credit.guided_minus_free - old.mean
+        mean = old.mean + deviation / count
+        effects[key] = replace(
+            old, count=count, mean=mean, spread=old.spread + deviation * (credit.guided_minus_free - mean)
+        )
+    return [replace(effects[key], suppressed=is_harmful(effects[key], config)) for key in sorted(effects)]
+
+
+def is_harmful(effect: TextEffect, config: SuppressConfig) -> bool:
+    """Whether an effect is surely below the bound: mean + sureness · sqrt(variance / count) < below.
+
+    The variance is (spread + 1) / count: one squared outcome is added, or a few equal uses would be sure of themselves.
+    """
+    if effect.count < config.uses:
+        return False
+    error = math.sqrt((effect.spread + 1.0) / effect.count / effect.count)
+    return effect.mean + config.sureness * error < config.below
+
+
+def suppressed_texts(effects: Iterable[TextEffect]) -> dict[str, frozenset[str]]:
+    """By task family, digests of the texts that are not retrieved for it."""
+    found: dict[str, set[str]] = {}
+    for row in effects:
+        if row.suppressed:
+            found.setdefault(row.family, set()).add(row.content_digest)
+    return {family: frozenset(texts) for family, texts in found.items()}

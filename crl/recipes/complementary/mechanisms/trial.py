@@ -12,8 +12,10 @@ where one family has more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,24 +23,14 @@ from crl.bank.segments import text_digest
 from crl.config import Method, TrialConfig
 from crl.credit.buffer import SCORED, USED, Earned
 from crl.credit.rules import rule_of
-from crl.credit.trials import (
-    Asked,
-    TextKey,
-    ahead,
-    in_force,
-    result_of,
-    to_try,
-    trial_metrics,
-    trial_refusals,
-    trial_rewards,
-    trials_of,
-)
+from crl.credit.uses import usable
 from crl.errors import BadInput
 from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Text, Told, Truth
 from crl.records import TRIAL, Episode, Generation, Operation, Trial, TrialResult, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.alarms import Figures
 from crl.rounds.context import StageContext
 from crl.rounds.proposal import distilled_proposal
 from crl.rounds.stage import BEFORE, Read, RowsOf, Stage
@@ -117,7 +109,7 @@ class AdmissionByTrial(Mechanism):
             return [(row.family, texts[row.operation_id]) for row in tried]
 
         return {
-            **{row.name: row.value for row in trial_metrics(trials, episodes, round=ctx.round)},
+            **trial_figures(trials, episodes, round=ctx.round),
             "actor_tokens_read": float(sum(episode.tokens_read for episode in episodes)),
             "actor_tokens_sampled": float(sum(episode.tokens_sampled for episode in episodes)),
             **truth("notes_true_admitted", decided(True)),
@@ -273,3 +265,145 @@ class _Bin:
             pair = (episode, free[episode.family, episode.group])
             noted[TextKey(episode.family, episode.content_digest or "")].append(pair)
         return {key: result_of(key, pairs, round=self._ctx.round) for key, pairs in noted.items()}
+
+
+FAILED, UNTRIED = "failed_trial", "untried"
+REASONS = (FAILED, UNTRIED)
+"""Reason codes of operations whose text stays out of the bank."""
+
+
+class TextKey(NamedTuple):
+    """A text in a task family: what is tried once, however many outputs wrote it."""
+
+    family: str
+    content_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An operation that writes a text."""
+
+    operation: Operation
+    key: TextKey
+    possible: bool
+    """Whether the bank would take it, if every text of the round were believed."""
+    won: bool
+    """Whether the episode that it was distilled from was won."""
+
+
+def in_force(results: Iterable[TrialResult], config: TrialConfig, *, round: int) -> dict[TextKey, TrialResult]:
+    """Results of earlier rounds that hold in a round. Where too many pairs broke there is none: it is tried again."""
+    return {
+        TextKey(row.family, row.content_digest): row
+        for row in results
+        if row.pairs > 0 and round - config.holds <= row.round < round
+    }
+
+
+def to_try(asked: Sequence[Asked], known: Set[TextKey], config: TrialConfig) -> dict[str, list[Asked]]:
+    """By family, the first operation of each text that is tried, in the order of trying.
+
+    Tried is what the bank would take and no result in force speaks of: first what won episodes were distilled to most
+    often, then what was written most often, then what was written first; at most `config.notes` of a family.
+    """
+    first: dict[TextKey, Asked] = {}
+    written: dict[TextKey, list[bool]] = defaultdict(list)
+    for each in asked:
+        written[each.key].append(each.won)
+        if each.possible and each.key not in known:
+            first.setdefault(each.key, each)
+    ordered = sorted(first.values(), key=lambda each: (-sum(written[each.key]), -len(written[each.key])))
+    found: dict[str, list[Asked]] = defaultdict(list)
+    for each in ordered:
+        if config.notes is None or len(found[each.key.family]) < config.notes:
+            found[each.key.family].append(each)
+    return {family: found[family] for family in sorted(found)}
+
+
+def result_of(key: TextKey, pairs: Iterable[tuple[Episode, Episode]], *, round: int) -> TrialResult:
+    """What the pairs (with, without) of a text say. A pair of which an environment broke a half does not count, and
+    where less than half of the pairs are left they say nothing: one alone should not let a note in."""
+    played = list(pairs)
+    counted = [(noted, free) for noted, free in played if usable(noted) and usable(free)]
+    if 2 * len(counted) < len(played):
+        counted = []
+    return TrialResult(
+        family=key.family,
+        content_digest=key.content_digest,
+        round=round,
+        pairs=len(counted),
+        wins_with=sum(noted.success for noted, _ in counted),
+        wins_without=sum(free.success for _, free in counted),
+    )
+
+
+def difference_of(result: TrialResult) -> float | None:
+    """Share won with the note less share won without it; None without a pair."""
+    return (result.wins_with - result.wins_without) / result.pairs if result.pairs else None
+
+
+def ahead(result: TrialResult) -> bool:
+    """Whether a note is worth the rest of its layouts (`trial.screen`)."""
+    return result.wins_with > result.wins_without
+
+
+def trials_of(
+    asked: Iterable[Asked], results: Mapping[TextKey, TrialResult], config: TrialConfig, *, round: int
+) -> list[Trial]:
+    """One row per operation whose text has a result, or should have one and was not tried; in the order given.
+
+    An operation that the bank rejects anyway has a row where its text was tried for another one: it earns the same, and
+    cannot come in where that one may not.
+    """
+    rows = []
+    for each in asked:
+        result = results.get(each.key)
+        if result is None and not each.possible:
+            continue
+        difference = None if result is None else difference_of(result)
+        admitted = difference is not None and difference >= config.threshold
+        rows.append(
+            Trial(
+                operation_id=each.operation.operation_id,
+                round=round,
+                family=each.key.family,
+                entry_id=each.operation.entry_id or "",
+                content_digest=each.key.content_digest,
+                generation_id=each.operation.generation_id,
+                tried_round=None if result is None else result.round,
+                pairs=0 if result is None else result.pairs,
+                wins_with=0 if result is None else result.wins_with,
+                wins_without=0 if result is None else result.wins_without,
+                difference=difference,
+                admitted=admitted,
+                reason_code="ok" if admitted else UNTRIED if difference is None else FAILED,
+            )
+        )
+    return rows
+
+
+def trial_refusals(trials: Iterable[Trial]) -> dict[str, str]:
+    """Why operations change nothing, by id, as the bank's events record it."""
+    return {row.operation_id: row.reason_code for row in trials if not row.admitted}
+
+
+def trial_rewards(trials: Iterable[Trial]) -> dict[str, float]:
+    """By output, twice the mean difference of its tried texts; an output none of whose texts was tried is left out."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in trials:
+        if row.difference is not None:
+            found[row.generation_id].append(2 * row.difference)
+    return {generation_id: sum(values) / len(values) for generation_id, values in found.items()}
+
+
+def trial_figures(trials: Sequence[Trial], episodes: Sequence[Episode], *, round: int) -> Figures:
+    """What the trials of a round cost and decided: texts and their episodes, shares of operations, mean difference."""
+    texts = {(row.family, row.content_digest): row for row in trials if row.tried_round == round}
+    figures = {"trial_episodes": float(len(episodes)), "trial_texts": float(len(texts))}
+    if trials:
+        figures["trial_admitted"] = sum(row.admitted for row in trials) / len(trials)
+        figures["trial_untried"] = sum(row.tried_round is None for row in trials) / len(trials)
+    measured = [row.difference for row in texts.values() if row.difference is not None]
+    if measured:
+        figures["trial_difference"] = sum(measured) / len(measured)
+    return figures
