@@ -180,7 +180,8 @@ class StageContext:
         """Write figures as the metrics of the stage; `alarms` say by name what is wrong with one."""
         told = alarms or {}
         rows = [
-            Metric(self.round, self.stage.name, name, float(value), told.get(name)) for name, value in figures.items()
+            Metric(round=self.round, stage=self.stage.name, name=name, value=float(value), alarm=told.get(name))
+            for name, value in figures.items()
         ]
         self.write(Metric, rows)
 

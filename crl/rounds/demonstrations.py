@@ -33,7 +33,11 @@ from crl.records import Generation, Sample, Task
 from crl.rollout.actions import named_actions
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
 from crl.rollout.readable import Readable
+from crl.rounds.context import StageContext
+from crl.rounds.provenance import games_of
+from crl.rounds.tasks import task_of
 from crl.rounds.waves import sampling_of
+from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of, seed_for
 from crl.text.outputs import Prompt, sample_outputs, token_record
 from crl.text.templates import Messages
@@ -46,10 +50,11 @@ _SEED = seed_for(0)
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRole:
-    """Whom a script speaks for: the chat format of a model and its context in tokens."""
+    """Whom a script speaks for: the chat format of a model, its context in tokens, and the digest of its weights."""
 
     chat: Chat
     context: int
+    weights_digest: str = ""
 
     def saying(self, script: Script) -> ScriptedPolicy:
         """The policy that says what a script tells it."""
@@ -103,7 +108,6 @@ def play_script(
     move: Callable[[int], str],
     *,
     stage: str,
-    weights_digest: str = "",
     advisor: Advisor | None = None,
     progress: Progress | None = None,
 ) -> list[PlayedEpisode]:
@@ -115,11 +119,38 @@ def play_script(
         method=method,
         seed_of=lambda episode_id: _SEED,
         sampling=sampling_of(method, [slot.task.family for slot in slots]),
-        weights_digest=weights_digest,
+        weights_digest=actor.weights_digest,
         stage=stage,
         advisor=advisor,
         progress=progress,
     )
+
+
+def scripted_role(ctx: StageContext, role: str) -> ScriptedRole:
+    """A role for which a stage has a script, with the weights that the stage reads."""
+    weights = weights_of(ctx, role)
+    policy = ctx.services.policy(role, weights)
+    return ScriptedRole(policy.chat, policy.context, weights.weights_digest)
+
+
+def demonstration(ctx: StageContext, family: FamilyConfig, number: int, environment_seed: int, start: Start) -> Task:
+    """The task of a demonstration, which is the only one of its group."""
+    name = f"{ctx.stage.name}-{family.name}-{number:05d}"
+    return task_of(ctx, start, episode_id=name, family=family.name, group=number, environment_seed=environment_seed)
+
+
+def demonstrate(
+    ctx: StageContext,
+    actor: ScriptedRole,
+    environment: Environment,
+    slots: Sequence[EpisodeSlot],
+    move: Callable[[int], str],
+    progress: Progress | None = None,
+) -> list[PlayedEpisode]:
+    """Play a wave of a stage by a script; its games are counted."""
+    played = play_script(ctx.method, actor, environment, slots, move, stage=ctx.stage.name, progress=progress)
+    ctx.note_games(games_of(played))
+    return played
 
 
 def write_script(
@@ -130,7 +161,6 @@ def write_script(
     config: DistillConfig,
     *,
     round: int = 0,
-    weights_digest: str = "",
 ) -> list[Distilled]:
     """The extractor's outputs about episodes, each of which says the lesson beside it."""
     written: list[Distilled] = []
@@ -144,7 +174,7 @@ def write_script(
             own=method.own_prompts("distill"),
             config=config,
             seed_of=lambda distillation_id: _SEED,
-            weights_digest=weights_digest,
+            weights_digest=extractor.weights_digest,
             round=round,
         )
     return written

@@ -115,12 +115,13 @@ def play_with_actor(
         )
 
 
-def write_played(ctx: StageContext, played: Sequence[PlayedEpisode]) -> None:
-    """Write episodes with their turns and token records, and those of the answers that their actors asked for."""
+def write_played(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Sequence[Generation] = ()) -> None:
+    """Write episodes with their turns and token records, those of the answers that their actors asked for, and of other
+    `outputs` about them."""
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
     answers = [answer for each in played for answer in each.answers]
-    ctx.write(Generation, [*(each.generation for each in played), *answers])
+    ctx.write(Generation, [*(each.generation for each in played), *answers, *outputs])
 
 
 def together(method: Method) -> dict[str, str]:

@@ -84,7 +84,7 @@ class Chat(CharacterChat):
 
 
 def again(made: Experiment) -> Sequence[Any]:
-    return played_again(context(made), ScriptedRole(cast(Any, Chat()), 100_000), weights_digest="w")
+    return played_again(context(made), ScriptedRole(cast(Any, Chat()), 100_000, "w"))
 
 
 def test_the_method_holds_what_was_said_and_older_ones_keep_their_digest(file: Path) -> None:
