@@ -189,7 +189,11 @@ class BankRecipeConfig(RecipeConfig):
 
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
-        return _problems(self, method)
+        yield from _guided_share(self, method)
+        yield from _roles(self, method)
+        if self.warm_start is not None:
+            yield from _warm_start(self, self.warm_start, method)
+        yield from _mechanisms(self, method)
 
 
 class ComplementaryConfig(BankRecipeConfig):
@@ -231,10 +235,9 @@ class OfflineBankConfig(BankRecipeConfig):
 config_of = BankRecipeConfig.of
 
 
-def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
-    """Each combination that cannot work; `where` is the setting to change."""
-    rollout = method.rollout
-    sizes = {"method.rollout.group_size": rollout.group_size}
+def _guided_share(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
+    """Shares that no group can have."""
+    sizes = {"method.rollout.group_size": method.rollout.group_size}
     for index, family in enumerate(method.families):
         if family.group_size is not None:
             sizes[f"method.families.{index}.group_size"] = family.group_size
@@ -261,77 +264,10 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             where="method.recipe.guided_share_end",
             next_step="set it, or leave guided_share_rounds out",
         )
-    yield from _constrained(config, method)
-    yield from _unbounded(config, method)
-    start = config.warm_start
-    shared = config.has_bank and method.owner(ACTOR) == method.owner(EXTRACTOR)
-    if shared and start is not None and start.actor_episodes > 0 and start.extractor_episodes > 0:
-        yield BadInput(
-            "actor and extractor share their weights, and each is to have a supervised start of its own",
-            expected="actor_episodes: 0, extractor_episodes: 0, or no warm_start",
-            where="method.recipe.warm_start",
-            next_step="leave one of them out, or start from a model that `crl warm-start` taught both",
-        )
-    episodes = {} if start is None else {ACTOR: start.actor_episodes, EXTRACTOR: start.extractor_episodes}
-    for role in (role for role, count in episodes.items() if count > 0 and role in config.roles()):
-        if method.role(role).engine.REMOTE:
-            yield BadInput(
-                f"the {role} is to have a supervised start, and its model is behind an endpoint",
-                expected=f"{role}_episodes 0, or weights that are here",
-                where=f"method.recipe.warm_start.{role}_episodes",
-                next_step="set it to 0",
-            )
-    of_actor = {role for role in config.TRAINED & config.roles().keys() if method.owner(role) == method.owner(ACTOR)}
-    if method.overlap and EXTRACTOR in of_actor:
-        yield BadInput(
-            "actor and extractor share their weights, so the update that the next round waits for needs both",
-            expected="weights of their own, or no overlap",
-            where="method.overlap",
-            next_step="leave one of the two out",
-        )
-    if start is not None and start.actor_episodes > 0 and start.demonstrations == "oracle":
-        for family in method.families:
-            if family.environment.hidden_rule:
-                yield BadInput(
-                    f"the oracle of family {family.name} knows the hidden rule, and its demonstrations tell it",
-                    expected="demonstrations: practice (shrines) or random, or a warm start in practice realms "
-                    "(`crl warm-start`)",
-                    where="method.recipe.warm_start.demonstrations",
-                    next_step="set it to practice or random, or leave warm_start out",
-                )
-    yield from _recorded(start, method)
-    if start is not None and start.demonstrations == "practice":
-        for family in method.families:
-            if not family.environment.teaches:
-                yield BadInput(
-                    f"the environment of family {family.name} has no practice games",
-                    expected="an environment that teaches (shrines), or demonstrations: oracle or random",
-                    where="method.recipe.warm_start.demonstrations",
-                    next_step="choose another kind of demonstrations",
-                )
-    on = config.mechanisms(method)
-    for mechanism in on:
-        where = f"method.{mechanism.key}"
-        if mechanism.needs_guided and not config.has_bank:
-            yield _never_guided(where, f"recipe {config.kind} keeps no bank, so no episode is guided", "another recipe")
-        elif mechanism.needs_guided and all(members == 0 for _, members in config.guided_sizes(method)):
-            yield _never_guided(where, "guided_share leaves every member of a group free", "a share that guides some")
-    for mechanism in on:
-        yield from mechanism.problems(method)
 
 
-def _never_guided(where: str, found: str, expected: str) -> BadInput:
-    """What is asked for needs guided episodes, and there are none."""
-    return BadInput(
-        f"{found}: what {where.removeprefix('method.')} asks for would never happen",
-        expected=expected,
-        where=where,
-        next_step="leave it out, or change what keeps episodes free",
-    )
-
-
-def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
-    """What sampling restricted to the legal actions cannot go with."""
+def _roles(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
+    """What roles cannot do in this recipe, or together."""
     if config.has_bank and method.role(EXTRACTOR).sampling.constrain == "actions":
         yield BadInput(
             "the extractor's sampling is restricted to actions, and it writes text",
@@ -340,19 +276,78 @@ def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]
             next_step="leave it out",
         )
     yield from hidden_answers(method)
-
-
-def _unbounded(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
-    """Objectives whose clip would never act."""
     corrections = {ACTOR: config.actor_objective.correction, EXTRACTOR: config.extractor_objective.correction}
-    for role in sorted(config.TRAINED & config.roles().keys()):
+    trained = config.TRAINED & config.roles().keys()
+    for role in sorted(trained):
         yield from unbounded(method, role, corrections[role], f"method.recipe.{role}_objective.correction")
+    if method.overlap and EXTRACTOR in trained and method.owner(ACTOR) == method.owner(EXTRACTOR):
+        yield BadInput(
+            "actor and extractor share their weights, so the update that the next round waits for needs both",
+            expected="weights of their own, or no overlap",
+            where="method.overlap",
+            next_step="leave one of the two out",
+        )
 
 
-def _recorded(start: WarmStartConfig | None, method: Method) -> Iterator[BadInput]:
+def _warm_start(config: BankRecipeConfig, start: WarmStartConfig, method: Method) -> Iterator[BadInput]:
+    """Supervised starts that cannot be made, or teach what they must not."""
+    actor, extractor = config.warm_starts()
+    if actor and extractor and method.owner(ACTOR) == method.owner(EXTRACTOR):
+        yield BadInput(
+            "actor and extractor share their weights, and each is to have a supervised start of its own",
+            expected="actor_episodes: 0, extractor_episodes: 0, or no warm_start",
+            where="method.recipe.warm_start",
+            next_step="leave one of them out, or start from a model that `crl warm-start` taught both",
+        )
+    for role in (*([ACTOR] if actor else []), *([EXTRACTOR] if extractor else [])):
+        if method.role(role).engine.REMOTE:
+            yield BadInput(
+                f"the {role} is to have a supervised start, and its model is behind an endpoint",
+                expected=f"{role}_episodes 0, or weights that are here",
+                where=f"method.recipe.warm_start.{role}_episodes",
+                next_step="set it to 0",
+            )
+    for family in method.families:
+        if actor and start.demonstrations == "oracle" and family.environment.hidden_rule:
+            yield BadInput(
+                f"the oracle of family {family.name} knows the hidden rule, and its demonstrations tell it",
+                expected="demonstrations: practice (shrines) or random, or a warm start in practice realms "
+                "(`crl warm-start`)",
+                where="method.recipe.warm_start.demonstrations",
+                next_step="set it to practice or random, or leave warm_start out",
+            )
+        if start.demonstrations == "practice" and not family.environment.teaches:
+            yield BadInput(
+                f"the environment of family {family.name} has no practice games",
+                expected="an environment that teaches (shrines), or demonstrations: oracle or random",
+                where="method.recipe.warm_start.demonstrations",
+                next_step="choose another kind of demonstrations",
+            )
+    yield from _recorded(start, method)
+
+
+def _mechanisms(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
+    """Options that would never do anything, and what each of them finds."""
+    on = config.mechanisms(method)
+    for mechanism in on if all(members == 0 for _, members in config.guided_sizes(method)) else ():
+        if mechanism.needs_guided:
+            why = "guided_share leaves every member of a group free"
+            if not config.has_bank:
+                why = f"recipe {config.kind} keeps no bank, so no episode is guided"
+            yield BadInput(
+                f"{why}: what {mechanism.key} asks for would never happen",
+                expected="a share that guides some" if config.has_bank else "another recipe",
+                where=f"method.{mechanism.key}",
+                next_step="leave it out, or change what keeps episodes free",
+            )
+    for mechanism in on:
+        yield from mechanism.problems(method)
+
+
+def _recorded(start: WarmStartConfig, method: Method) -> Iterator[BadInput]:
     """Recorded games that this experiment cannot learn from."""
     where = "method.recipe.warm_start.recorded"
-    if start is None or (start.demonstrations != "recorded" and start.recorded is None):
+    if start.demonstrations != "recorded" and start.recorded is None:
         return
     if start.demonstrations != "recorded" or start.recorded is None:
         yield BadInput(
