@@ -31,8 +31,7 @@ from crl.config import Method, RoleConfig
 from crl.config.load import load_experiment
 from crl.credit.buffer import Earned, Output, fill_buffer
 from crl.credit.samples import cispo_samples, grpo_samples, select_batches
-from crl.credit.uses import credits_of, entry_scores, free_means
-from crl.credit.written import earned_when_written
+from crl.credit.uses import credits_of, earned_when_written, entry_scores, free_means
 from crl.envs import make_environment
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.formats import ParsedOperation, write_operations

@@ -1,21 +1,23 @@
-"""Uses: which outputs the experiences that guided a round's episodes pay, and how the episodes went. Pure functions.
+"""Uses: which outputs the experiences that guided a round's episodes pay, and what outputs earn without any use.
 
 The score of a text belongs to the output that wrote the version used (`Retrieval.generation_id`), so an updated or
 merged entry pays the output that last wrote it. Of several experiences that guided an episode (top_k) each is used, and
 each earns the whole outcome. Episodes that an environment broke (`stop_reason` error) say nothing
 about an experience: they earn no credit and nothing is compared with them; :func:`credit_metrics` counts them.
-What a use earns is up to the rule of credit (`rules/`).
+What a use earns is up to the rule of credit (`rules/`). Pure functions over rows.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from crl.config import ExtractorObjective
+from crl.credit.buffer import Earned
 from crl.errors import RecordDamaged
 from crl.protocols import StopReason
-from crl.records import Credit, EntryScore, Episode, Judgment, Metric, Retrieval, UseReward
+from crl.records import Credit, Distillation, EntryScore, Episode, Judgment, Metric, Retrieval, UseReward
 
 
 def usable(episode: Episode) -> bool:
@@ -106,49 +108,16 @@ def _check_played_as_judged(episodes: Iterable[Episode], judgments: Iterable[Jud
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """One use of an experience, before any rule says what it earns."""
-
-    round: int
-    episode_id: str
-    entry_id: str
-    content_digest: str
-    generation_id: str
-    """Output that wrote the version used."""
-    outcome: float | None
-    """±1; None where the actor rejected the experience."""
-    guided_minus_free: float | None
-    """Outcome less the mean outcome of the unguided rollouts of the group; None without any."""
-    critic_score: float | None
-    """s_c of eq. 8; None where nobody judged, or the verdict was malformed."""
-
-    def rewarded(self, basis: str, r: float | None, *, usefulness: float | None = None) -> UseReward:
-        """The use as a row that earns s_c + r (eq. 8); what was rejected has no outcome and earns s_c alone."""
-        rejected = self.outcome is None
-        return UseReward(
-            round=self.round,
-            episode_id=self.episode_id,
-            entry_id=self.entry_id,
-            generation_id=self.generation_id,
-            basis="none" if rejected else basis,
-            outcome=self.outcome,
-            usefulness=usefulness,
-            critic_score=self.critic_score,
-            reward=(0.0 if rejected or r is None else r) + (self.critic_score or 0.0),
-        )
-
-
 def uses_of(
     episodes: Iterable[Episode],
     credits: Iterable[Credit],
     retrievals: Iterable[Retrieval],
     judgments: Iterable[Judgment] = (),
-) -> list[Use]:
-    """Every use of a round, in the order of `episodes` and as they were shown.
+) -> list[UseReward]:
+    """Every use of a round, in the order of `episodes` and as they were shown, with its outcome as r of eq. 8: s_c + r.
 
-    `credits` are those of the episodes; `retrievals` say who wrote what the actor rejected. Raises RecordDamaged for a
-    rejected experience without a retrieval.
+    `credits` are those of the episodes; `retrievals` say who wrote what the actor rejected, which earns s_c alone.
+    Raises RecordDamaged for a rejected experience without a retrieval.
     """
     credited: dict[str, list[Credit]] = defaultdict(list)
     for credit in credits:
@@ -158,19 +127,25 @@ def uses_of(
     uses = []
     for episode in episodes:
         judgment = judged.get(episode.episode_id)
-        uses += [
-            Use(
-                credit.round, credit.episode_id, credit.entry_id, credit.content_digest, credit.generation_id,
-                credit.outcome, credit.guided_minus_free, judgment.score if judgment else None,
-            )
-            for credit in credited.get(episode.episode_id, [])
-        ]  # fmt: skip
+        score = judgment.score if judgment else None
+        for credit in credited.get(episode.episode_id, []):
+            use = UseReward(
+                round=credit.round, episode_id=credit.episode_id, entry_id=credit.entry_id,
+                generation_id=credit.generation_id, basis="outcome", outcome=credit.outcome, usefulness=None,
+                critic_score=score, reward=0.0,
+            )  # fmt: skip
+            uses.append(with_reward(use, "outcome", credit.outcome))
         if episode.episode_id not in credited and judgment is not None and judgment.verdict == "reject":
             uses.append(_rejected(judgment, next(iter(chosen.get(episode.episode_id, [])), None)))
     return uses
 
 
-def _rejected(judgment: Judgment, retrieval: Retrieval | None) -> Use:
+def with_reward(use: UseReward, basis: str, r: float) -> UseReward:
+    """The use with what a rule takes for r of eq. 8: it earns s_c + r."""
+    return replace(use, basis=basis, reward=r + (use.critic_score or 0.0))
+
+
+def _rejected(judgment: Judgment, retrieval: Retrieval | None) -> UseReward:
     if retrieval is None or judgment.score is None:
         raise RecordDamaged(
             f"the actor rejected {judgment.entry_id} for episode {judgment.episode_id}, which nothing chose for it",
@@ -178,10 +153,28 @@ def _rejected(judgment: Judgment, retrieval: Retrieval | None) -> Use:
             where=f"round {judgment.round}",
             next_step="run `crl verify` on the run",
         )
-    return Use(
-        judgment.round, judgment.episode_id, judgment.entry_id, judgment.content_digest, retrieval.generation_id,
-        None, None, judgment.score,
+    return UseReward(
+        round=judgment.round, episode_id=judgment.episode_id, entry_id=judgment.entry_id,
+        generation_id=retrieval.generation_id, basis="none", outcome=None, usefulness=None,
+        critic_score=judgment.score, reward=judgment.score,
     )  # fmt: skip
+
+
+def earned_when_written(
+    outputs: Iterable[Distillation], free_means: Mapping[str, float], config: ExtractorObjective
+) -> list[Earned]:
+    """What malformed outputs and `return` earn at once and for all, in the order of `outputs`.
+
+    `free_means` is :func:`free_means` of the round's episodes, for `return_reward: free_mean`: a
+    `return` whose group has no free member stays unscored.
+    """
+    found = []
+    for row in outputs:
+        setting = {"malformed": config.malformed_reward, "return": config.return_reward}.get(row.verdict, "none")
+        reward = free_means.get(row.episode_id or "") if setting == "free_mean" else setting
+        if reward is not None and reward != "none":
+            found.append(Earned(row.generation_id, float(reward), row.verdict))
+    return found
 
 
 def entry_scores(previous: Iterable[EntryScore], credits: Iterable[Credit]) -> list[EntryScore]:

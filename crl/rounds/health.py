@@ -17,12 +17,15 @@ import pyarrow.compute as pc
 
 from crl.credit.advantages import SMALLEST_STD
 from crl.credit.uses import usable
-from crl.credit.written import VERDICTS
 from crl.records import Episode, Metric
 from crl.rounds.alarms import Figures, counters, health_metrics, mismatch_alarms, mismatch_causes
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE, maker_of
 
+VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
+"""Kinds of extractor outputs."""
+ALARM_SHARE = 0.5
+"""Above this share of malformed or `return` outputs the extractor is drifting to outputs that are never scored."""
 RIGHT = 1.0
 """Truth of a note that is fully right."""
 FEWEST_NOTES = 8
@@ -45,6 +48,15 @@ def output_shares(verdicts: Sequence[str]) -> Figures:
     """Share of every kind of extractor output (`share_malformed`, …); none without outputs."""
     counts = Counter(verdicts)
     return {f"share_{verdict}": counts[verdict] / len(verdicts) for verdict in VERDICTS} if verdicts else {}
+
+
+def output_alarms(shares: Figures) -> dict[str, str]:
+    """Which of :func:`output_shares` are above :data:`ALARM_SHARE` and should not be."""
+    return {
+        f"share_{verdict}": f"{share:.0%} of the extractor's outputs are {verdict} (bound {ALARM_SHARE:.0%})"
+        for verdict in ("malformed", "return")
+        if (share := shares.get(f"share_{verdict}", 0.0)) > ALARM_SHARE
+    }
 
 
 def reading_figures(distillations: Sequence[tuple[int, int]]) -> tuple[Figures, dict[str, str]]:

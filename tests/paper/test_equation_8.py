@@ -18,10 +18,10 @@ from crl.config import ExtractorObjective
 from crl.credit.buffer import Output, fill_buffer
 from crl.credit.rules import Scored
 from crl.credit.samples import cispo_samples, select_batches
-from crl.credit.uses import Use, credits_of, uses_of
+from crl.credit.uses import credits_of, uses_of
 from crl.errors import RecordDamaged
 from crl.recipes.complementary.mechanisms.actor_critic import verdict_figures
-from crl.records import BufferItem, EntryUsefulness, Episode, Generation, Judgment, Retrieval
+from crl.records import BufferItem, Credit, EntryUsefulness, Episode, Generation, Judgment, Retrieval
 from tests.unit.credit.scoring import scored
 
 ROUNDS, GROUPS, MEMBERS, ENTRIES = 3, 12, 6, 8
@@ -126,8 +126,9 @@ def test_the_reward_of_an_output_is_the_mean_of_what_its_uses_earned(seed: int, 
     buffer: list[BufferItem] = []
     kept: Sequence[EntryUsefulness] = []
     for number, (episodes, retrievals, judgments) in enumerate(rounds, start=1):
-        uses = uses_of(episodes, credits_of(episodes, retrievals, judgments), retrievals, judgments)
-        found = scored(credit, uses, before=kept, decay=0.9)
+        credits = credits_of(episodes, retrievals, judgments)
+        uses = uses_of(episodes, credits, retrievals, judgments)
+        found = scored(credit, uses, credits=credits, before=kept, decay=0.9)
         kept, outputs = found.after, [Output(name, (0, "distill")) for name in sorted(set(OUTPUT.values()))]
         buffer = fill_buffer(buffer, outputs, found.earned, None, round=number)
     [selected], _ = select_batches(buffer, config, round=ROUNDS)
@@ -156,7 +157,7 @@ def test_with_every_switch_off_a_use_earns_its_outcome_and_nothing_is_kept() -> 
 def test_a_use_without_free_twins_earns_its_outcome_and_is_counted() -> None:
     episodes, retrievals, _ = played(1, np.random.default_rng(1), judged=False)
     credits = credits_of(episodes, retrievals)
-    found = scored("guided_minus_free", uses_of(episodes, credits, retrievals))
+    found = scored("guided_minus_free", uses_of(episodes, credits, retrievals), credits=credits)
     alone = [row for row in found.uses if row.basis == "outcome"]
     assert alone and {row.episode_id for row in alone} == {row.episode_id for row in credits if row.free_mean is None}
     assert found.figures == {"uses_without_unguided": len(alone)}
@@ -164,20 +165,21 @@ def test_a_use_without_free_twins_earns_its_outcome_and_is_counted() -> None:
 
 def test_the_usefulness_of_an_entry_is_a_mean_from_its_first_use_on() -> None:
     episodes, retrievals, _ = played(1, np.random.default_rng(2), judged=False)
-    use = uses_of(episodes, credits_of(episodes, retrievals), retrievals)[0]
+    credit = credits_of(episodes, retrievals)[0]
 
-    def used(now: Use, kept: Sequence[EntryUsefulness]) -> Scored:
-        return scored("running_usefulness", [now], before=kept, decay=0.5)
+    def used(now: Credit, kept: Sequence[EntryUsefulness]) -> Scored:
+        uses = uses_of([row for row in episodes if row.episode_id == credit.episode_id], [now], retrievals)
+        return scored("running_usefulness", uses, credits=[now], before=kept, decay=0.5)
 
     values, kept = [], list[EntryUsefulness]()
     for outcome in (1.0, 1.0, -1.0, -1.0):
-        found = used(dataclasses.replace(use, outcome=outcome), kept)
+        found = used(dataclasses.replace(credit, outcome=outcome), kept)
         values.append(found.uses[0].reward)
         kept = list(found.after)
     # Weights 1, ½, ¼, ⅛ from the latest backwards.
     assert values == pytest.approx([1.0, 1.0, (-1 + 0.5 + 0.25) / 1.75, (-1 - 0.5 + 0.25 + 0.125) / 1.875])
     assert kept[0].uses == 4
-    found = used(dataclasses.replace(use, content_digest="of other words", outcome=1.0), kept)
+    found = used(dataclasses.replace(credit, content_digest="of other words", outcome=1.0), kept)
     assert found.uses[0].reward == 1.0 and [row.uses for row in found.after] == [1], "its writer answers for its words"
 
 

@@ -12,11 +12,10 @@ from crl.config import SuppressConfig, TrialConfig
 from crl.credit.buffer import SCORED
 from crl.credit.rules import TaskKey
 from crl.credit.rules.other_tasks import OWN_TASK
-from crl.credit.uses import Use
 from crl.recipes.complementary.mechanisms.suppression import suppressed_texts, text_effects
 from crl.recipes.complementary.mechanisms.trial import Asked, TextKey, result_of, to_try, trial_rewards, trials_of
 from crl.records import CandidateUtility, Credit, Distillation, Episode, Operation, Retrieval, TextEffect
-from tests.unit.credit.scoring import scored
+from tests.unit.credit.scoring import scored, use_of
 
 
 def episode(name: str, *, success: bool, family: str = "room", seed: int = 0, guided: bool = False, group: int = 0,
@@ -71,10 +70,6 @@ def test_the_effect_is_the_weighted_mean_of_all_uses_and_the_bound_is_theirs(dec
     assert ("a", True) in seen and ("b", False) in seen and ("b", True) not in seen
 
 
-def use(name: str, writer: str, outcome: float | None, score: float | None = None) -> Use:
-    return Use(1, name, f"e-{writer}", "d", writer, outcome, None, score)
-
-
 def test_other_tasks_count_once_each_and_the_own_one_never() -> None:
     rng = np.random.default_rng(3)
     own = {"x0": TaskKey("room", 0), "x1": TaskKey("hall", 1)}  # x2 is a merge: it has no task of its own
@@ -84,7 +79,7 @@ def test_other_tasks_count_once_each_and_the_own_one_never() -> None:
         task, writer = TaskKey(str(rng.choice(["room", "hall"])), int(rng.integers(0, 3))), f"x{rng.integers(0, 3)}"
         name, earned = f"r{number}", float(rng.choice([-1.0, 1.0]))
         tasks[name] = task
-        uses.append(use(name, writer, earned))
+        uses.append(use_of(writer, earned, name))
         if own.get(writer) != task:
             expected[writer, task].append(earned)
     played = [episode(name, success=True, family=task.family, seed=task.environment_seed)
@@ -204,7 +199,7 @@ def test_texts_of_won_episodes_are_tried_first_and_known_ones_not_at_all() -> No
 
 def test_a_verdict_is_earned_on_the_own_task_too() -> None:
     played = [episode(f"r{number}", success=True, seed=number % 2) for number in range(3)]
-    uses = [use("r0", "x", 1.0, 0.5), use("r1", "x", -1.0, 1.0), use("r2", "x", None, 0.0)]
+    uses = [use_of("x", 1.0, "r0", score=0.5), use_of("x", -1.0, "r1", score=1.0), use_of("x", None, "r2", score=0.0)]
     found = scored("other_tasks", uses, episodes=played, own={"x": TaskKey("room", 0)})
     assert [row.reward for row in found.uses] == [0.5, 0.0, 0.0]
     assert [each.reward for each in found.earned] == [0.25, 0.0], "the mean of what the rows say, by task"

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from crl.config import ExtractorObjective
 from crl.config.registry import load_object
 from crl.credit.buffer import Earned
-from crl.credit.uses import Use
-from crl.records import Distillation, Episode, Retrieval, Row, UseReward
+from crl.records import Credit, Distillation, Episode, Retrieval, Row, UseReward
 
 
 class TaskKey(NamedTuple):
@@ -37,8 +36,10 @@ class Round:
     episodes: Sequence[Episode]
     retrievals: Sequence[Retrieval]
     """Every candidate of the round's plan, chosen or not."""
-    uses: Sequence[Use]
-    """In the order of `episodes`, and as they were shown."""
+    credits: Sequence[Credit]
+    uses: Sequence[UseReward]
+    """:func:`crl.credit.uses.uses_of`: they earn their outcome, ±1, and the actor's verdict. What the actor rejected
+    has no outcome, and no credit."""
     distilled: Sequence[Distillation]
     """The outputs about the round's episodes."""
     earners: Callable[[UseReward], Sequence[str]]

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from crl.credit.buffer import Earned
 from crl.credit.rules import Round, Rule, Scored, TaskKey, task_of
-from crl.credit.rules.outcome import by_outcome
 from crl.records import Row, UseReward
 
 OTHER_TASK, OWN_TASK = "other_task", "own_task"
@@ -28,7 +27,7 @@ def score(round: Round, before: Sequence[Row]) -> Scored:
     tasks = {row.episode_id: task_of(row) for row in round.episodes}
     rows: list[UseReward] = []
     of_task: dict[tuple[str, TaskKey], list[float]] = defaultdict(list)
-    for use in by_outcome(round):
+    for use in round.uses:
         task = tasks[use.episode_id]
         if use.outcome is None:
             rows.append(use)

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crl.credit.rules import Round, Rule, Scored
-from crl.records import Row, UseReward
-
-
-def by_outcome(round: Round) -> list[UseReward]:
-    """The uses as rows."""
-    return [use.rewarded("outcome", use.outcome) for use in round.uses]
+from crl.records import Row
 
 
 def score(round: Round, before: Sequence[Row]) -> Scored:
     """See the module; nothing is kept."""
-    uses = by_outcome(round)
-    return Scored(uses, round.earned(uses))
+    return Scored(round.uses, round.earned(round.uses))
 
 
 RULE = Rule(score)

@@ -14,17 +14,16 @@ from dataclasses import replace
 
 from crl.credit.buffer import SCORED, Earned
 from crl.credit.rules import Round, Rule, Scored
-from crl.credit.rules.outcome import by_outcome
 from crl.credit.uses import outcome, usable
 from crl.records import CandidateUtility, Episode, Retrieval
 
 
 def score(round: Round, before: Sequence[CandidateUtility]) -> Scored:
     """See the module; kept are the utilities, by entry id."""
-    uses, candidates = by_outcome(round), _candidates(round.retrievals)
+    candidates = _candidates(round.retrievals)
     return Scored(
-        uses,
-        [*round.earned(uses), *_exceeding(round, candidates, before)],
+        round.uses,
+        [*round.earned(round.uses), *_exceeding(round, candidates, before)],
         after=_utilities(before, round.episodes, candidates, round.config.usefulness_decay),
     )
 

@@ -18,8 +18,7 @@ from crl.bank.segments import text_digest
 from crl.credit.buffer import HeldText, Output, buffer_metrics, earners, fill_buffer
 from crl.credit.rules import Round, Scored, TaskKey, rule_of, task_of
 from crl.credit.samples import cispo_samples, grpo_samples, select_batches
-from crl.credit.uses import Use, credit_metrics, credits_of, entry_scores, free_means, uses_of
-from crl.credit.written import earned_when_written, output_health
+from crl.credit.uses import credit_metrics, credits_of, earned_when_written, entry_scores, free_means, uses_of
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Mechanism
 from crl.recipes.complementary.mechanisms.actor_critic import verdicts_of
@@ -40,6 +39,7 @@ from crl.records import (
     rows_with,
 )
 from crl.rounds.context import NEW_BANK, StageContext
+from crl.rounds.health import output_alarms, output_shares
 from crl.rounds.proposal import recorded_resemblances
 from crl.rounds.stage import BEFORE
 
@@ -58,7 +58,7 @@ def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
     distilled, merged = (ctx.rows(Distillation, stage) for stage in ("distill", "merge"))
     credits = credits_of(episodes, retrievals, judgments)
     writers = Writers(ctx, uses_of(episodes, credits, retrievals, judgments))
-    scored = _scored(ctx, episodes, retrievals, distilled, writers)
+    scored = _scored(ctx, episodes, retrievals, distilled, credits, writers)
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
     fills = EXTRACTOR in config.TRAINED
     buffer = _filled(ctx, scored, [*distilled, *merged], episodes, writers, on) if fills else []
@@ -75,12 +75,13 @@ def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
         ctx.write(UseReward, scored.uses)
     ctx.write(BufferItem, buffer)
     ctx.write(Sample, samples)
+    shares = output_shares([row.verdict for row in (*distilled, *merged)])
     ctx.write(
         Metric,
         credit_metrics(episodes, credits, round=ctx.round)
-        + output_health([*distilled, *merged], round=ctx.round)
+        + _metrics(ctx, shares, output_alarms(shares))
         + (buffer_metrics(buffer, round=ctx.round, config=objective, trains=trains) if fills else [])
-        + [_metric(ctx, name, value) for name, value in scored.figures.items()]
+        + _metrics(ctx, scored.figures)
         + taught,
     )
 
@@ -102,7 +103,7 @@ def _actor_samples(ctx: StageContext, episodes: Sequence[Episode]) -> tuple[list
     stripped = distilled_samples(ctx, episodes, generations)
     if stripped is None:
         return samples, []
-    return [*samples, *stripped], [_metric(ctx, "self_distilled", len(stripped))]
+    return [*samples, *stripped], _metrics(ctx, {"self_distilled": float(len(stripped))})
 
 
 def _scored(
@@ -110,6 +111,7 @@ def _scored(
     episodes: Sequence[Episode],
     retrievals: Sequence[Retrieval],
     distilled: Sequence[Distillation],
+    credits: Sequence[Credit],
     writers: Writers,
 ) -> Scored:
     """What the rule says of the round; its own rows are written."""
@@ -121,6 +123,7 @@ def _scored(
             config=config.extractor_objective,
             episodes=episodes,
             retrievals=retrievals,
+            credits=credits,
             uses=writers.uses,
             distilled=distilled,
             earners=earners(
@@ -205,14 +208,18 @@ def held_texts(
     }
 
 
-def _metric(ctx: StageContext, name: str, value: float) -> Metric:
-    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value), alarm=None)
+def _metrics(ctx: StageContext, figures: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> list[Metric]:
+    found = alarms or {}
+    return [
+        Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=found.get(name))
+        for name, value in figures.items()
+    ]
 
 
 class Writers:
     """The outputs behind the uses of a round: which stages wrote them, about what; read when somebody asks."""
 
-    def __init__(self, ctx: StageContext, uses: Sequence[Use]) -> None:
+    def __init__(self, ctx: StageContext, uses: Sequence[UseReward]) -> None:
         self.uses, self._ctx = uses, ctx
         self._used = {use.generation_id for use in uses}
 

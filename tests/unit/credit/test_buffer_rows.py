@@ -21,7 +21,7 @@ from crl.credit.buffer import (
     reweight,
 )
 from crl.credit.samples import select_batches
-from crl.credit.written import earned_when_written
+from crl.credit.uses import earned_when_written
 from crl.errors import RecordDamaged
 from crl.records import BufferItem, Distillation, UseReward
 

@@ -10,14 +10,9 @@ import crl.credit.rules
 from crl.config.mechanisms import CREDIT_RULES
 from crl.credit.buffer import Output, earners, fill_buffer
 from crl.credit.rules import Rule, TaskKey, rule_of
-from crl.credit.uses import Use
-from tests.unit.credit.scoring import scored
+from tests.unit.credit.scoring import scored, use_of
 from tests.unit.credit.test_buffer_rows import text
 from tests.unit.credit.test_credit_rows import episode
-
-
-def use(generation_id: str, outcome: float, episode_id: str, entry: str = "m") -> Use:
-    return Use(2, episode_id, entry, "d", generation_id, outcome, None, None)
 
 
 def test_every_rule_is_a_file_and_every_file_is_in_the_list() -> None:
@@ -29,7 +24,7 @@ def test_every_rule_is_a_file_and_every_file_is_in_the_list() -> None:
 @pytest.mark.parametrize("name", CREDIT_RULES)
 def test_every_rule_has_a_row_for_every_use_and_what_was_rejected_earns_the_verdict_alone(name: str) -> None:
     played = [episode(0, member, guided=True, success=member == 0) for member in range(2)]
-    uses = [use("x", 1.0, "g0m0"), Use(2, "g0m1", "n", "d", "y", None, None, 0.0)]
+    uses = [use_of("x", 1.0, "g0m0"), use_of("y", None, "g0m1", entry="n", score=0.0)]
     found = scored(name, uses, episodes=played)
     assert [(row.episode_id, row.entry_id, row.generation_id) for row in found.uses] == [
         ("g0m0", "m", "x"), ("g0m1", "n", "y"),
@@ -47,8 +42,8 @@ def test_by_other_tasks_the_own_task_is_the_recipients_and_a_task_counts_once_wh
     ]
     rows = fill_buffer([], [Output("y", (1, "distill"), [text("x")])], [], None, round=1)
     uses = [
-        *(use("x", reward, name) for name, reward in (("1a", 1.0), ("1b", -1.0), ("2a", 1.0), ("3a", -1.0))),
-        *(use("x", 1.0, name, entry="n") for name in ("3b", "3c")),
+        *(use_of("x", reward, name) for name, reward in (("1a", 1.0), ("1b", -1.0), ("2a", 1.0), ("3a", -1.0))),
+        *(use_of("x", 1.0, name, entry="n") for name in ("3b", "3c")),
     ]
     own = {"x": tasks["1a"], "y": tasks["2a"]}
     earned = scored("other_tasks", uses, episodes=played, own=own, earners=earners(rows, frozenset())).earned

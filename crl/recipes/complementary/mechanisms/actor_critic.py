@@ -17,7 +17,6 @@ import numpy as np
 
 from crl.config import ActorCriticConfig, Method
 from crl.credit.uses import shown_by_episode, usable
-from crl.credit.written import ALARM_SHARE
 from crl.errors import BadInput
 from crl.protocols import Policy
 from crl.recipes.complementary.config import ACTOR, config_of
@@ -27,7 +26,7 @@ from crl.records import Episode, Generation, Judgment, Retrieval, SuccessRate, T
 from crl.rollout import critic
 from crl.rollout.play import EpisodeSlot
 from crl.rounds.context import StageContext
-from crl.rounds.health import tokens_of
+from crl.rounds.health import ALARM_SHARE, tokens_of
 from crl.rounds.stage import BEFORE, Read, Stage
 from crl.rounds.weights import weights_of
 
@@ -194,15 +193,12 @@ def _with_text(slot: EpisodeSlot, text: str | None) -> EpisodeSlot:
     return EpisodeSlot(task=slot.task) if text is None else dataclasses.replace(slot, experience=text)
 
 
-VERDICTS = ("accept", "refine", "reject", "malformed")
-
-
 def verdict_figures(judgments: Sequence[Judgment]) -> Told:
-    """Share of every verdict of a round; malformed and rejected alarm above :data:`crl.credit.written.ALARM_SHARE`."""
+    """Share of every verdict of a round; malformed and rejected alarm above the bound of outputs."""
     if not judgments:
         return {}, {}
     counts = Counter(row.verdict for row in judgments)
-    shares = {verdict: counts[verdict] / len(judgments) for verdict in VERDICTS}
+    shares = {verdict: counts[verdict] / len(judgments) for verdict in ("accept", "refine", "reject", "malformed")}
     consequences = {"malformed": "experiences are shown unjudged", "reject": "experiences hardly guide any more"}
     alarms = {
         f"verdict_{verdict}": f"{shares[verdict]:.0%} of the verdicts are {verdict} (bound {ALARM_SHARE:.0%}): {told}"
