@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from crl.config import Method, SelfDistillationConfig
+from crl.credit.samples import sample_of
 from crl.credit.uses import usable
 from crl.errors import BadInput, RecordDamaged
 from crl.recipes.complementary.config import ACTOR, config_of
@@ -119,23 +121,15 @@ def nll_samples(
                 where=f"round {round}",
                 next_step="run `crl verify` on the run",
             )
-        samples.append(
-            Sample(
-                sample_id=f"r{round:04d}-{role}-{episode.generation_id}-stripped",
-                round=round,
-                role=role,
-                objective="nll",
-                source=f"{generation.round:04d}/{generation.stage}",
-                generation_id=episode.generation_id,
-                reward=episode.reward,
-                advantage=1.0,
-                # An episode whose every turn left no choice has nothing to train.
-                weight=config.weight if any(context.loss_mask) else 0.0,
-                temperature=generation.temperature,
-                token_ids=context.token_ids,
-                loss_mask=context.loss_mask,
-                choices=context.choices,
-                logprobs=[0.0] * len(context.token_ids),
-            )
+        learned = replace(
+            generation,
+            token_ids=context.token_ids,
+            loss_mask=context.loss_mask,
+            choices=context.choices,
+            logprobs=[0.0] * len(context.token_ids),
         )
+        sample = sample_of(
+            learned, round=round, role=role, objective="nll", reward=episode.reward, advantage=1.0, weight=config.weight
+        )
+        samples.append(replace(sample, sample_id=f"{sample.sample_id}-stripped"))
     return samples
