@@ -10,7 +10,7 @@ from crl.records import FREE, Task
 from crl.rollout.readable import Readable
 from crl.rounds.context import StageContext
 from crl.rounds.provenance import games_from, naming
-from crl.rounds.waves import starts_of, together
+from crl.rounds.waves import starts_of, together, wave_width
 
 
 def train_seeds(family: FamilyConfig) -> SeedRange:
@@ -95,7 +95,7 @@ Place = tuple[str, int]
 
 def waves_over(method: Method, seeds_of: Callable[[FamilyConfig], Iterable[int]]) -> list[list[Place]]:
     """The seeds of every family in waves as wide as those of training: of one family, unless waves mix."""
-    width = method.rollout.wave_groups * method.rollout.group_size
+    width = wave_width(method)
     shared: dict[str, list[Place]] = {}
     first_of = together(method)
     for family in method.families:

@@ -124,6 +124,11 @@ def write_played(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Se
     ctx.write(Generation, [*(each.generation for each in played), *answers, *outputs])
 
 
+def wave_width(method: Method) -> int:
+    """Episodes that are played side by side."""
+    return method.rollout.wave_groups * method.rollout.group_size
+
+
 def together(method: Method) -> dict[str, str]:
     """By task family, the first one of those that it may share a wave with.
 

@@ -31,6 +31,7 @@ from crl.recipes.complementary.resembling import Resembling
 from crl.records import BankEntry, Distillation, Episode, Generation, Operation, Resemblance, Turn
 from crl.rounds.context import StageContext
 from crl.rounds.proposal import distilled_proposal, with_cuts
+from crl.rounds.waves import wave_width
 from crl.rounds.weights import weights_of
 
 
@@ -79,8 +80,8 @@ def _width(method: Method) -> int:
     config = config_of(method)
     if config.bank.duplicates == "near":
         return sys.maxsize
-    batch, wave = config.distill.batch, method.rollout.wave_groups * method.rollout.group_size
-    return -(-wave // batch) * batch
+    batch = config.distill.batch
+    return -(-wave_width(method) // batch) * batch
 
 
 def merge_due(method: Method, round_number: int) -> bool:

@@ -28,6 +28,7 @@ from crl.rollout.play import EpisodeSlot
 from crl.rounds.context import StageContext
 from crl.rounds.health import ALARM_SHARE, tokens_of
 from crl.rounds.stage import BEFORE, Read, Stage
+from crl.rounds.waves import wave_width
 from crl.rounds.weights import weights_of
 
 JUDGE = "judge"
@@ -76,12 +77,12 @@ class ActorCritic(Mechanism):
 
 def count_parts(ctx: StageContext) -> int:
     """Parts of as many experiences as a wave has episodes; one where there is nothing to judge: the rates are kept."""
-    return max(1, -(-len(_chosen(ctx)) // _width(ctx)))
+    return max(1, -(-len(_chosen(ctx)) // wave_width(ctx.method)))
 
 
 def judge_part(ctx: StageContext, part: int) -> None:
     """Judge one part of the experiences that the round's plan chose."""
-    chosen = _chosen(ctx)[part * _width(ctx) : (part + 1) * _width(ctx)]
+    chosen = _chosen(ctx)[part * wave_width(ctx.method) : (part + 1) * wave_width(ctx.method)]
     rates = _updated(ctx.rows(SuccessRate, BEFORE), ctx.rows(Episode, PLAYED_BEFORE))
     texts = texts_of(ctx, ctx.bank(), {row.content_digest for _, row in chosen})
     weights = weights_of(ctx, "actor")
@@ -166,10 +167,6 @@ def _chosen(ctx: StageContext) -> list[tuple[Task, Retrieval]]:
     chosen = shown_by_episode(ctx.rows(Retrieval, "plan"))
     tasks = ctx.rows(Task, "plan")
     return [(task, chosen[task.episode_id][0]) for task in tasks if task.episode_id in chosen]
-
-
-def _width(ctx: StageContext) -> int:
-    return ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
 
 
 def _updated(before: Iterable[SuccessRate], episodes: Iterable[Episode]) -> dict[str, SuccessRate]:

@@ -35,7 +35,7 @@ from crl.rounds.context import StageContext
 from crl.rounds.proposal import distilled_proposal
 from crl.rounds.stage import BEFORE, Read, RowsOf, Stage
 from crl.rounds.tasks import task_of
-from crl.rounds.waves import play_with_actor, starts_of, together, write_played
+from crl.rounds.waves import play_with_actor, starts_of, together, wave_width, write_played
 
 WRITING = ("add", "update")
 """Kinds of distilled operations that write a text."""
@@ -124,14 +124,12 @@ class AdmissionByTrial(Mechanism):
         """Play the new notes of some families, and say of each of their operations whether it may change the bank."""
         asking = _Asking(ctx, self.config)
         families = _bins(ctx, asking)[part]
-        played = _Bin(ctx, asking, families).play()
-        known = {key: row for key, row in asking.known.items() if key.family in families}
-        new = {TextKey(row.family, row.content_digest): row for row in played.results}
-        results = {**known, **new}
+        played, found = _Bin(ctx, asking, families).play()
+        results = {key: row for key, row in asking.known.items() if key.family in families} | found
         asked = [each for each in asking.asked if each.key.family in families]
         ctx.write(Trial, trials_of(asked, results, asking.config, round=ctx.round))
         ctx.write(TrialResult, [results[key] for key in sorted(results)])
-        write_played(ctx, played.episodes)
+        write_played(ctx, played)
 
 
 class _Asking:
@@ -157,11 +155,6 @@ class _Asking:
         self.tried = to_try(self.asked, self.known.keys(), config)
 
 
-def _width(method: Method) -> int:
-    """Episodes that are played side by side."""
-    return method.rollout.wave_groups * method.rollout.group_size
-
-
 def _bins(ctx: StageContext, asking: _Asking) -> list[tuple[str, ...]]:
     """All families in parts: neighbors that may share a wave, until their first episodes fill one."""
     first_of, found, width = together(ctx.method), list[list[str]](), 0
@@ -170,20 +163,12 @@ def _bins(ctx: StageContext, asking: _Asking) -> list[tuple[str, ...]]:
         notes = len(asking.tried.get(name, ()))
         episodes = (notes + 1) * (asking.config.screen or asking.config.layouts) if notes else 0
         same = found and first_of[found[-1][0]] == first_of[name]
-        if not same or width + episodes > _width(ctx.method):
+        if not same or width + episodes > wave_width(ctx.method):
             found.append([])
             width = 0
         found[-1].append(name)
         width += episodes
     return [tuple(each) for each in found]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """The episodes of a part, and what they say of each text."""
-
-    results: list[TrialResult]
-    episodes: list[PlayedEpisode]
 
 
 class _Bin:
@@ -194,8 +179,9 @@ class _Bin:
         self._notes = {name: asking.tried[name] for name in families if name in asking.tried}
         self._layouts = {name: self._drawn(name) for name in self._notes}
 
-    def play(self) -> _Tried:
-        """Play the layouts of the screen, then the rest for what is ahead."""
+    def play(self) -> tuple[list[PlayedEpisode], dict[TextKey, TrialResult]]:
+        """Play the layouts of the screen, then the rest for what is ahead: the episodes, and what they say of each
+        text."""
         config = self._config
         first = config.screen or config.layouts
         episodes = self._played(list(self._slots(self._notes, 0, first)))
@@ -206,7 +192,7 @@ class _Bin:
         if first < config.layouts:
             episodes += self._played(list(self._slots(hopeful, first, config.layouts)))
             results = self._results(episodes)
-        return _Tried(list(results.values()), episodes)
+        return episodes, results
 
     def _drawn(self, family: str) -> list[tuple[int, Start]]:
         """Seeds and starts of the layouts of a family: training seeds, others than those of the round if there are."""
@@ -215,13 +201,11 @@ class _Bin:
         seeds = config.train_seeds
         played = {row.environment_seed for row in self._collected if row.family == family}
         wanted, generator = self._config.layouts, np.random.default_rng(ctx.seed(family))
-        if seeds.count >= wanted + len(played):
-            # As many more as the round played: so many of what is drawn may be taken.
-            drawn = generator.choice(seeds.count, size=wanted + len(played), replace=False)
-            chosen = [seeds.start + int(value) for value in drawn if seeds.start + int(value) not in played][:wanted]
-        else:
-            drawn = generator.choice(seeds.count, size=wanted, replace=wanted > seeds.count)
-            chosen = [seeds.start + int(value) for value in drawn]
+        if seeds.count < wanted + len(played):
+            played = set()
+        # As many more as the round played: so many of what is drawn may be taken.
+        drawn = generator.choice(seeds.count, size=wanted + len(played), replace=wanted > seeds.count)
+        chosen = [seed for seed in (seeds.start + int(value) for value in drawn) if seed not in played][:wanted]
         return list(zip(chosen, starts_of(ctx, [(family, seed) for seed in chosen], played_here=True), strict=True))
 
     def _slots(self, notes: dict[str, list[Asked]], first: int, last: int) -> Iterator[EpisodeSlot]:
@@ -251,7 +235,7 @@ class _Bin:
 
     def _played(self, slots: list[EpisodeSlot]) -> list[PlayedEpisode]:
         """Play the slots a wave at a time. With the note and without it an episode has the stream of its layout."""
-        ctx, width = self._ctx, _width(self._ctx.method)
+        ctx, width = self._ctx, wave_width(self._ctx.method)
         streams = {slot.task.episode_id: ctx.seed(slot.task.family, slot.task.group) for slot in slots}
         waves = (slots[at : at + width] for at in range(0, len(slots), width))
         return [each for wave in waves for each in play_with_actor(ctx, wave, seed_of=streams.__getitem__)]
@@ -268,8 +252,6 @@ class _Bin:
 
 
 FAILED, UNTRIED = "failed_trial", "untried"
-REASONS = (FAILED, UNTRIED)
-"""Reason codes of operations whose text stays out of the bank."""
 
 
 class TextKey(NamedTuple):
