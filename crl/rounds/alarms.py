@@ -39,6 +39,22 @@ WITHOUT_NOTE = 0.8
 ONE_TEXT = 0.8
 """Above this share one text, not known to be right, makes up most notes."""
 BEST_SUCCESS = "best_success"
+FEWEST_VALID = 0.95
+"""Below this share of turns with a legal action there is an alarm."""
+MOST_CUT = 0.05
+"""Above this share of turns, or of extractor outputs, that the length limit ended, there is one."""
+KEPT = 0.8
+MISLEADS = -3.5
+"""Standard errors. Without any effect one run of 60 rounds in a hundred gets there (4,000 drawn ones, 4 to 64 rollouts
+of each kind per round); on lakes, where three of four notes shown were wrong, all eight trained runs got there between
+rounds 4 and 8."""
+SUM, VARIANCE, LEAD = "guidance_sum", "guidance_variance", "guidance_lead"
+MOST_MISMATCH_KL = 0.015
+"""Above this divergence of sampler and trainer there is an alarm; prime-rl requires less of a model it takes up."""
+_MISMATCH = "_mismatch_kl"
+_NOISE = ("dropout", "pdrop", "jitter")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_FLOAT = "float32"
 
 
 @dataclass(frozen=True)
@@ -136,7 +152,7 @@ def health_metrics(
     stage: str = "health",
     alarms: Mapping[str, str] | None = None,
 ) -> list[Metric]:
-    """The rows of a round's stage: its figures with the alarms of form (`form.py`), what is carried on, and
+    """The rows of a round's stage: its figures with the alarms of form, what is carried on, and
     `collapsed`: how many kinds are present, named in its alarm. `alarms` are those of other figures, by name."""
     carried, told = collapse_figures(figures, previous, trained, round=round)
     alarmed = {**form_alarms(figures), **(alarms or {})}
@@ -147,12 +163,6 @@ def health_metrics(
         Metric(round=round, stage=stage, name=name, value=value, alarm=alarmed.get(name))
         for name, value in values.items()
     ]
-
-
-FEWEST_VALID = 0.95
-"""Below this share of turns with a legal action there is an alarm."""
-MOST_CUT = 0.05
-"""Above this share of turns, or of extractor outputs, that the length limit ended, there is one."""
 
 
 def turn_figures(episodes: Sequence[Episode], stop_reasons: Sequence[str]) -> Figures:
@@ -202,14 +212,6 @@ def _cut(name: str, stop_reasons: Sequence[str]) -> Figures:
     return {name: sum(each == StopReason.length for each in stop_reasons) / len(stop_reasons)}
 
 
-KEPT = 0.8
-MISLEADS = -3.5
-"""Standard errors. Without any effect one run of 60 rounds in a hundred gets there (4,000 drawn ones, 4 to 64 rollouts
-of each kind per round); on lakes, where three of four notes shown were wrong, all eight trained runs got there between
-rounds 4 and 8."""
-SUM, VARIANCE, LEAD = "guidance_sum", "guidance_variance", "guidance_lead"
-
-
 def guidance_figures(episodes: Sequence[Episode], previous: Mapping[str, float]) -> tuple[Figures, dict[str, str]]:
     """(figures, alarms by figure) of a round; `previous` are the figures of the round before, empty before the first.
 
@@ -238,14 +240,6 @@ def guidance_figures(episodes: Sequence[Episode], previous: Mapping[str, float])
         "harms, method.recipe.trial tests notes before they are kept"
     )
     return {**figures, LEAD: lead}, {LEAD: told} if lead < MISLEADS else {}
-
-
-MOST_MISMATCH_KL = 0.015
-"""Above this divergence of sampler and trainer there is an alarm; prime-rl requires less of a model it takes up."""
-_MISMATCH = "_mismatch_kl"
-_NOISE = ("dropout", "pdrop", "jitter")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_FLOAT = "float32"
 
 
 def mismatch_causes(role: RoleConfig, model: Mapping[str, Any]) -> list[str]:

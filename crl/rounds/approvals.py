@@ -27,6 +27,10 @@ from crl.run.decisions import Decision, load_decision, now, shown_digest, write_
 from crl.run.directory import RunDirectory
 from crl.text.unicode import valid_text
 
+APPROVED, PARTLY, REJECTED = "approved", "partly", "rejected"
+DECISION_NOTE = "decision"
+"""Where the manifest's provenance holds the time of the decision and the check of its file."""
+
 
 @dataclass(frozen=True, slots=True)
 class PendingApproval:
@@ -170,11 +174,6 @@ def login_name() -> str:
         return valid_text(getpass.getuser())  # it may come from a variable of the environment
     except (KeyError, OSError):  # a container's user without an entry
         return "unknown"
-
-
-APPROVED, PARTLY, REJECTED = "approved", "partly", "rejected"
-DECISION_NOTE = "decision"
-"""Where the manifest's provenance holds the time of the decision and the check of its file."""
 
 
 def approve_stage(

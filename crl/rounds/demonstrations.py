@@ -46,6 +46,8 @@ from crl.text.unicode import valid_text
 WAVE = 16
 """Most demonstrations of a run that are played side by side."""
 _SEED = seed_for(0)
+Script = Callable[[int], str]
+"""From the row of a session to what it says now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +221,6 @@ def sample_of(generation: Generation) -> Sample:
         loss_mask=generation.loss_mask,
         logprobs=generation.logprobs,
     )
-
-
-Script = Callable[[int], str]
-"""From the row of a session to what it says now."""
 
 
 class ScriptedSession(WholeTurns):

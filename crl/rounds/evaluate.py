@@ -43,6 +43,8 @@ RANDOM_PLAYS = 8
 """Plays of every held-out task by the random policy, in round 0: what success means is seen against it."""
 _TOKENS_OF_A_TURN = 8
 """Tokens that a turn takes of the actor's context at least: the marks of two messages, a word in each."""
+ARMS = {"with": WITH_BANK, "without": WITHOUT_BANK, "random": RANDOM}
+"""The arms of an evaluation by the word for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +261,6 @@ def _row(ctx: StageContext, arm: str, played: PlayedEpisode, tokens: Mapping[str
 def _action(turn: Turn) -> str:
     """What a turn did; empty where that was nothing, as a question that was refused is."""
     return (turn.action or "") if turn.valid else ""
-
-
-ARMS = {"with": WITH_BANK, "without": WITHOUT_BANK, "random": RANDOM}
-"""The arms of an evaluation by the word for each."""
 
 
 @dataclass(frozen=True)

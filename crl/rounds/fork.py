@@ -38,6 +38,17 @@ from crl.run.experiment_file import differences
 from crl.run.manifest import key_of, parse_key
 from crl.run.verify import require_intact
 
+SAME_IN_FORKS = ("model", "lora")
+"""Keys of a role that say whose weights it has."""
+_OPTIMIZER = ("optimizer.kind", "deepspeed.zero_stage", "deepspeed.ranks")
+"""Keys of a role that decide whether the optimizer state of a checkpoint can be loaded (`crl/learn/checkpoint.py`)."""
+_OPTION = "--keep-rollouts"
+OF_UPDATES = ("optimizer", "deepspeed")
+"""Keys of a role that only its updates read."""
+ALWAYS_AFTER = ("evaluation", *(f"roles.*.{key}" for key in OF_UPDATES))
+"""Settings of updates and of evaluation, in every recipe."""
+_MOST_SHOWN = 5
+
 
 def fork(
     parent: RunDirectory,
@@ -50,7 +61,7 @@ def fork(
 ) -> RunDirectory:
     """Make the run `root/<name>` of an experiment, which goes on after a round of `parent`.
 
-    With `keep_rollouts` it has the parent's rollouts of the next round too (`kept_rollouts.py`). `also` may add to its
+    With `keep_rollouts` it has the parent's rollouts of the next round too. `also` may add to its
     directory before it becomes a run. Raises BadInput, before anything is written, for
     a name that is taken, a round that is not there or not complete, a method that the state of the round does not fit,
     and one by which the rollouts would be others; RecordDamaged for a parent that is not intact.
@@ -104,12 +115,6 @@ def _is_complete(run: RunDirectory, recipe: Recipe, round_number: int) -> bool:
     if round_number not in run.rounds():
         return False
     return all(run.is_complete(round_number, stage.name) for stage in recipe.stages_of(run.method, round_number))
-
-
-SAME_IN_FORKS = ("model", "lora")
-"""Keys of a role that say whose weights it has."""
-_OPTIMIZER = ("optimizer.kind", "deepspeed.zero_stage", "deepspeed.ranks")
-"""Keys of a role that decide whether the optimizer state of a checkpoint can be loaded (`crl/learn/checkpoint.py`)."""
 
 
 def check_fits(parent: RunDirectory, method: Method, recipe: ForkedRecipe) -> None:
@@ -232,14 +237,6 @@ def _at(role: RoleConfig, key: str) -> object:
     for part in key.split("."):
         found = getattr(found, part)
     return getattr(found, "value", found)
-
-
-_OPTION = "--keep-rollouts"
-OF_UPDATES = ("optimizer", "deepspeed")
-"""Keys of a role that only its updates read."""
-ALWAYS_AFTER = ("evaluation", *(f"roles.*.{key}" for key in OF_UPDATES))
-"""Settings of updates and of evaluation, in every recipe."""
-_MOST_SHOWN = 5
 
 
 def rollout_stages(recipe: Recipe, method: Method, round_number: int) -> tuple[Stage, ...]:

@@ -32,6 +32,7 @@ FEWEST_NOTES = 8
 """With fewer notes, one of them being most of them says nothing."""
 UPDATE_FIGURES = ("ratio_mean", "ratio_max", "logprob_mismatch", "mismatch_kl")
 """Figures of an update that are repeated as they are; its two clipped shares are summed up."""
+CUT = "notes_cut_by_embedder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,6 @@ def written_figures(notes: Sequence[Note]) -> Figures:
     if notes:
         figures["notes_distinct"] = len({(note.family, note.text) for note in notes}) / len(notes)
     return figures
-
-
-CUT = "notes_cut_by_embedder"
 
 
 def cut_figures(cuts: Sequence[bool]) -> Figures:

@@ -32,6 +32,10 @@ BROKEN = "broken"
 """Their place among the notes of a stage: by task family what was played and what broke."""
 FEWEST = 4
 """Broken games from which on a task family is judged alone."""
+_told: tuple[tuple[int, str], set[tuple[str, str, str | None]]] = ((-1, ""), set())
+"""Of the stage that this process is in: which kinds of break are in its log."""
+TIMINGS = "timings"
+"""Their place among the notes of a stage, by kind of work."""
 
 
 class Game(NamedTuple):
@@ -41,10 +45,6 @@ class Game(NamedTuple):
     seed: int
     error: str | None = None
     details: str | None = None
-
-
-_told: tuple[tuple[int, str], set[tuple[str, str, str | None]]] = ((-1, ""), set())
-"""Of the stage that this process is in: which kinds of break are in its log."""
 
 
 def note_games(notes: dict[str, Any], games: Iterable[Game], *, of: tuple[int, str]) -> None:
@@ -144,10 +144,6 @@ def naming(family: str) -> Iterator[None]:
 
 def _kind_in(kinds: Sequence[dict[str, Any]], error: str, place: str | None) -> dict[str, Any] | None:
     return next((kind for kind in kinds if (kind["error"], kind["place"]) == (error, place)), None)
-
-
-TIMINGS = "timings"
-"""Their place among the notes of a stage, by kind of work."""
 
 
 def note_time(notes: dict[str, Any], work: str, *, items: int, seconds: float) -> None:

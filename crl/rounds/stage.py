@@ -30,6 +30,10 @@ T = TypeVar("T")
 Run = Callable[[Any], None]
 """What a stage does. It is called with the `StageContext` of its round (`context.py`), which knows its stage: hence
 `Any` here, and the true type in every function that is one."""
+PUBLISHES = "consolidate"
+"""The stage that publishes the bank; in round 0 the preparation stage that stands for it does."""
+BEFORE = "before"
+"""Name of the read of a stage's own rows of the round before."""
 
 
 class RowsOf(Protocol):
@@ -52,12 +56,8 @@ class Read:
             object.__setattr__(self, "name", self.stage)
 
 
-PUBLISHES = "consolidate"
-"""The stage that publishes the bank; in round 0 the preparation stage that stands for it does."""
 Refused = Callable[[RowsOf], Mapping[str, str]]
 """From the rows of a round to reasons by id of operations that the bank must not take, whatever a person says."""
-BEFORE = "before"
-"""Name of the read of a stage's own rows of the round before."""
 
 
 def nothing_refused(rows: RowsOf) -> Mapping[str, str]:

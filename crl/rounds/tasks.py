@@ -12,6 +12,9 @@ from crl.rounds.context import StageContext
 from crl.rounds.provenance import games_from, naming
 from crl.rounds.waves import starts_of, together, wave_width
 
+Place = tuple[str, int]
+"""A task family and an environment seed."""
+
 
 def train_seeds(family: FamilyConfig) -> SeedRange:
     """All train seeds of a family."""
@@ -87,10 +90,6 @@ def _family_tasks(
         for index, (environment_seed, start) in enumerate(zip(environment_seeds, starts, strict=True))
         for member, stream in enumerate(streams)
     ]
-
-
-Place = tuple[str, int]
-"""A task family and an environment seed."""
 
 
 def waves_over(method: Method, seeds_of: Callable[[FamilyConfig], Iterable[int]]) -> list[list[Place]]:

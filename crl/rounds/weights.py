@@ -21,6 +21,10 @@ from crl.run.files import sha256_once
 
 CHECKPOINT = "checkpoint"
 """Directory of the weights inside the stage that wrote them."""
+_SUMMED = frozenset({"samples", "samples_without_gradient", "stepped", "tokens"})
+"""Figures of an optimizer step that count something; so do the `<objective>_tokens`."""
+_OF_SAMPLES = _SUMMED - {"stepped"} | {"logprob_mismatch", "mismatch_kl"}
+"""Figures of an optimizer step that are about its samples; so are the `<objective>_tokens`."""
 
 
 def weights_of(ctx: StageContext, role: str, *, read: str | None = None) -> Weights:
@@ -61,12 +65,6 @@ def new_weights(ctx: StageContext, before: Weights, *, updates: int) -> Weights:
         checkpoint=relative,
         weights_digest=identify(before.base_digest, ctx.directory / CHECKPOINT),
     )
-
-
-_SUMMED = frozenset({"samples", "samples_without_gradient", "stepped", "tokens"})
-"""Figures of an optimizer step that count something; so do the `<objective>_tokens`."""
-_OF_SAMPLES = _SUMMED - {"stepped"} | {"logprob_mismatch", "mismatch_kl"}
-"""Figures of an optimizer step that are about its samples; so are the `<objective>_tokens`."""
 
 
 def update_stage(owner: str, credit: str = "credit") -> Stage:

@@ -20,6 +20,8 @@ from crl.rounds.context import NEW_BANK, StageContext
 from crl.rounds.stage import BEFORE, Read, Stage
 
 EFFECTS = "effects"
+_LEAST_COUNT = 1e-3
+"""Weight below which nothing is remembered of a text."""
 
 
 class Suppress(Mechanism):
@@ -68,10 +70,6 @@ class Suppress(Mechanism):
 def masked(ctx: StageContext) -> dict[str, frozenset[str]]:
     """Texts that are passed over, by family, as the round that the bank is of left them; none where all are found."""
     return {} if config_of(ctx.method).suppress is None else suppressed_texts(ctx.rows(TextEffect, EFFECTS))
-
-
-_LEAST_COUNT = 1e-3
-"""Weight below which nothing is remembered of a text."""
 
 
 def text_effects(

@@ -39,6 +39,7 @@ from crl.rounds.waves import play_with_actor, starts_of, together, wave_width, w
 
 WRITING = ("add", "update")
 """Kinds of distilled operations that write a text."""
+FAILED, UNTRIED = "failed_trial", "untried"
 
 
 class AdmissionByTrial(Mechanism):
@@ -249,9 +250,6 @@ class _Bin:
             pair = (episode, free[episode.family, episode.group])
             noted[TextKey(episode.family, episode.content_digest or "")].append(pair)
         return {key: result_of(key, pairs, round=self._ctx.round) for key, pairs in noted.items()}
-
-
-FAILED, UNTRIED = "failed_trial", "untried"
 
 
 class TextKey(NamedTuple):
