@@ -178,9 +178,10 @@ class StageContext:
 
     def write_figures(self, figures: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> None:
         """Write figures as the metrics of the stage; `alarms` say by name what is wrong with one."""
-        told = alarms or {}
         rows = [
-            Metric(round=self.round, stage=self.stage.name, name=name, value=float(value), alarm=told.get(name))
+            Metric(
+                round=self.round, stage=self.stage.name, name=name, value=float(value), alarm=(alarms or {}).get(name)
+            )
             for name, value in figures.items()
         ]
         self.write(Metric, rows)

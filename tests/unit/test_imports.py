@@ -225,5 +225,12 @@ def test_the_package_itself_loads_no_other_library() -> None:
     assert not {name for name in done.stdout.split() if name.partition(".")[0] in ("duckdb", "pyarrow", "pydantic")}
 
 
+def test_settings_are_read_without_any_stage() -> None:
+    code = "import sys, crl.recipes.complementary.config; print(*[name for name in sys.modules if 'crl.r' in name])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.split() if name.startswith(("crl.rounds.", "crl.recipes.complementary."))}
+    assert loaded == {"crl.recipes.complementary.config", "crl.rounds.impossible"}
+
+
 def test_this_test_sees_a_heavy_import() -> None:
     assert loaded_after("import pandas") == {"pandas"}

@@ -23,9 +23,9 @@ from crl.rounds.stage import Read, RowsOf, Stage
 
 Text = tuple[str, str]
 """A task family, and a text that is written, held or shown there."""
-Truth = Callable[[str, Sequence[Text]], Figures]
+TruthShare = Callable[[str, Sequence[Text]], Figures]
 """The share of texts that are right as a figure of that name; nothing where nobody knows of any."""
-Told = tuple[Figures, Mapping[str, str]]
+FiguresAndAlarms = tuple[Figures, Mapping[str, str]]
 """Figures, and alarms by their names."""
 RowsByType = Mapping[type[Row], Sequence[Row]]
 
@@ -106,7 +106,7 @@ class Mechanism:
         """What outputs earned, beside what the rule of credit gives for uses [credit]."""
         return []
 
-    def figures(self, ctx: StageContext, truth: Truth) -> Told:
+    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
         """What is measured of a round [health]. A figure that is there already is added to it: tokens of a role."""
         return {}, {}
 

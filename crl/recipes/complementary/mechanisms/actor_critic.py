@@ -20,7 +20,7 @@ from crl.credit.uses import shown_by_episode, usable
 from crl.errors import BadInput
 from crl.protocols import Policy
 from crl.recipes.complementary.config import ACTOR, config_of
-from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Told, Truth
+from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, Sources, TruthShare
 from crl.recipes.complementary.plan import texts_of
 from crl.records import Episode, Generation, Judgment, Retrieval, SuccessRate, Task
 from crl.rollout import critic
@@ -69,7 +69,7 @@ class ActorCritic(Mechanism):
     def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
         return dict.fromkeys(("collect", "credit", "health", "evaluate"), Adds(reads=(Read(JUDGE),)))
 
-    def figures(self, ctx: StageContext, truth: Truth) -> Told:
+    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
         read, sampled = tokens_of(ctx.table(Generation, JUDGE))
         shares, alarms = verdict_figures(ctx.rows(Judgment, JUDGE))
         return {**shares, "actor_tokens_read": float(read), "actor_tokens_sampled": float(sampled)}, alarms
@@ -190,7 +190,7 @@ def _with_text(slot: EpisodeSlot, text: str | None) -> EpisodeSlot:
     return EpisodeSlot(task=slot.task) if text is None else dataclasses.replace(slot, experience=text)
 
 
-def verdict_figures(judgments: Sequence[Judgment]) -> Told:
+def verdict_figures(judgments: Sequence[Judgment]) -> FiguresAndAlarms:
     """Share of every verdict of a round; malformed and rejected alarm above the bound of outputs."""
     if not judgments:
         return {}, {}

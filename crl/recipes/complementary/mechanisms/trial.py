@@ -27,7 +27,7 @@ from crl.credit.uses import usable
 from crl.errors import BadInput
 from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.mechanisms import Adds, Mechanism, Sources, Text, Told, Truth
+from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, Sources, Text, TruthShare
 from crl.records import TRIAL, Episode, Generation, Operation, Trial, TrialResult, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.alarms import Figures
@@ -100,7 +100,7 @@ class AdmissionByTrial(Mechanism):
         kind = SCORED if self.config.reward == "trial" else USED
         return [Earned(name, reward, kind) for name, reward in trial_rewards(ctx.rows(Trial, TRIAL)).items()]
 
-    def figures(self, ctx: StageContext, truth: Truth) -> Told:
+    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
         """What the trials cost and decided, and whether they decided right."""
         trials, episodes = ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL)
         texts = {row.operation_id: row.text or "" for row in ctx.rows(Operation, "distill")}
