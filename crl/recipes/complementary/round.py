@@ -49,6 +49,8 @@ from crl.rounds.publish import bank_stages, initialize_stage
 from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, when
 from crl.rounds.weights import update_name, update_stage
 
+OF_THE_BANK = frozenset({"distill", "merge", "approve", "consolidate"})
+"""Stages that a recipe without a bank leaves out."""
 MECHANISMS: tuple[type[Mechanism], ...] = (
     AdmissionByTrial,
     Suppress,
@@ -96,10 +98,27 @@ def paper_stages(
 ) -> list[Stage]:
     """A round of the paper, without options; stages call the hooks of those that are `on`."""
     config = config_of(method)
-    bank, actor = config.has_bank, method.owner(ACTOR)
     splits, near = method.overlap and ACTOR in config.TRAINED, config.bank.duplicates == "near"
     rule_keeps = rule_of(config.extractor_objective.credit).keeps
-    bank_stages_of_round = (
+    listed = [
+        Stage(
+            name="plan",
+            run=plan.plan,
+            reads=(at.played, Read("plan", -1, BEFORE)),
+            writes=(Task, Retrieval, RetrievalCount),
+        ),
+        Stage(
+            name="collect",
+            reads=(Read("plan"), at.played, at.weights(ACTOR, 1)),
+            writes=(Episode, Turn, Generation),
+            role=ACTOR,
+            parts=collect.count_parts,
+            run_part=partial(collect.collect_part, on=on),
+        ),
+        *when(
+            splits,
+            Stage(name=credit.ADVANTAGES, run=credit.advantages, reads=(Read("collect"),), writes=(Sample, Metric)),
+        ),
         Stage(
             name="distill",
             parts=distill.count_distill_parts,
@@ -119,27 +138,6 @@ def paper_stages(
             due=lambda method, number: at.changes_bank(method, number) and distill.merge_due(method, number),
         ),
         *bank_stages(refused=refused, due=at.changes_bank),
-    )
-    return [
-        Stage(
-            name="plan",
-            run=plan.plan,
-            reads=(at.played, Read("plan", -1, BEFORE)),
-            writes=(Task, Retrieval, RetrievalCount),
-        ),
-        Stage(
-            name="collect",
-            reads=(Read("plan"), at.played, at.weights(ACTOR, 1)),
-            writes=(Episode, Turn, Generation),
-            role=ACTOR,
-            parts=collect.count_parts,
-            run_part=partial(collect.collect_part, on=on),
-        ),
-        *when(
-            splits,
-            Stage(name=credit.ADVANTAGES, run=credit.advantages, reads=(Read("collect"),), writes=(Sample, Metric)),
-        ),
-        *when(bank, *bank_stages_of_round),
         Stage(
             name="credit",
             run=partial(credit.credit, on=on),
@@ -157,7 +155,7 @@ def paper_stages(
             ),
         ),
         *(
-            update_stage(owner, credit.ADVANTAGES if splits and owner == actor else "credit")
+            update_stage(owner, credit.ADVANTAGES if splits and owner == method.owner(ACTOR) else "credit")
             for owner in method.trained()
         ),
         Stage(
@@ -174,6 +172,7 @@ def paper_stages(
         ),
         evaluation_stage(method, Read("plan"), guides=collect.guided),
     ]
+    return [each for each in listed if config.has_bank or each.name not in OF_THE_BANK]
 
 
 def first_track(stages: Iterable[Stage], method: Method) -> set[str]:
