@@ -40,8 +40,8 @@ from made_run.columns import columns
 from crl.bank.retrieve import BankRetriever
 from crl.bank.segments import new_segments, text_digest
 from crl.bank.snapshot import Snapshot, add_digests, row_digest
-from crl.recipes.complementary.plan import open_retriever
 from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.plan import open_retriever
 from crl.records import BankChange, BankEntry, BankEvent, BankSnapshot, schema_of
 from crl.rounds.context import StageContext
 from crl.run.cache import clear
