@@ -116,7 +116,7 @@ def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     """Whether retention deleted the weights that the evaluation of a round needs."""
     from crl.records import Weights
     from crl.rounds.weights import CHECKPOINT, update_name
-    from crl.run.prunelog import pruned
+    from crl.run.retention import pruned
 
     deleted = {f"rounds/{entry.round:04d}/{entry.stage}/{CHECKPOINT}" for entry in pruned(directory.path)}
     updates = {update_name(owner) for owner in directory.method.owners()}

@@ -27,9 +27,8 @@ from crl.paths import short
 from crl.protocols import Advisor, Policy, Services, Step, StopReason
 from crl.records import FREE, GUIDED, Evaluation, Task, Turn
 from crl.rollout.actions import named_actions
-from crl.rollout.environments import broke, step_or_error
+from crl.rollout.environments import Readable, broke, step_or_error
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rollout.readable import Readable
 from crl.rounds.context import BANK, MemoryWriter, Reader, StageContext
 from crl.rounds.provenance import Game, naming
 from crl.rounds.stage import PUBLISHES, Read, Recipe, Stage, when

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from crl.bank.consolidate import Consolidated, Consolidation, Rules, closed, consolidate
-from crl.bank.resemblance import SimilarPairs
+from crl.bank.duplicates import SimilarPairs
 from crl.bank.retrieve import Partition
 from crl.bank.snapshot import Snapshot
 from crl.config import FamilyConfig, Method

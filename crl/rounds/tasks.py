@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from crl.config import FamilyConfig, Method, SeedRange
 from crl.protocols import Start
 from crl.records import FREE, Task
-from crl.rollout.readable import Readable
+from crl.rollout.environments import Readable
 from crl.rounds.context import StageContext
 from crl.rounds.provenance import games_from, naming
 from crl.rounds.waves import starts_of, together, wave_width

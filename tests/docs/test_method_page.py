@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from crl.records import BankEntry
-from crl.report.schema_page import recipes
 from crl.rounds.publish import BANK_TABLES
 from crl.rounds.stage import Recipe
+from docs.schema_page import recipes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
 

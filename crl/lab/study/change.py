@@ -20,7 +20,7 @@ from crl.envs import make_environment
 from crl.lab.study.statistics import Interval, Reached, common_curve, final, first_at, interval, median_reached
 from crl.protocols import Judge
 from crl.records import Evaluation, rows_with
-from crl.report.rates import Rate
+from crl.report.success import Rate
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory

@@ -20,7 +20,7 @@ from crl.recipes.dreamgym.rows import SYNTHETIC
 from crl.recipes.erl.prompts import OK
 from crl.recipes.erl.rows import Reflection
 from crl.records import Distillation, Episode, Evaluation, Generation, Metric, Row, Weights, rows_of
-from crl.report.rates import Rate
+from crl.report.success import Rate
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.rounds.provenance import TIMINGS
 from crl.rounds.recipe import recipe_in

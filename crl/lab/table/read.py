@@ -16,8 +16,8 @@ from crl.config import Method
 from crl.errors import BadInput, CrlError
 from crl.paths import quoted
 from crl.records import Evaluation, rows_of
-from crl.report.evaluation import ArmResult, averages, results
-from crl.report.standing import unfinished
+from crl.report.state import unfinished
+from crl.report.success import ArmResult, averages, results
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import Kept, kept_evaluations

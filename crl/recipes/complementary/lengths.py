@@ -19,8 +19,8 @@ from crl.learn.packing import cut, shared_prefix, tree_of
 from crl.protocols import Lesson
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.records import FREE, Generation, Task
+from crl.rollout.environments import Readable
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rollout.readable import Readable
 from crl.rounds.demonstrations import ScriptedRole, Watched, as_answer, play_script, sample_of, write_script
 from crl.rounds.lengths import Lengths
 from crl.rounds.ready import chat_of

@@ -18,9 +18,9 @@ from crl.protocols import Environment, Start
 from crl.recipes.complementary.config import config_of
 from crl.records import Generation
 from crl.rollout.actions import parse_action
-from crl.rollout.opening import PROMPT_TOO_LONG
+from crl.rollout.environments import Readable
+from crl.rollout.live import PROMPT_TOO_LONG
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rollout.readable import Readable
 from crl.rounds.context import StageContext
 from crl.rounds.demonstrations import WAVE, ScriptedRole, Watched, as_answer, demonstrate, demonstration
 from crl.rounds.waves import of_all

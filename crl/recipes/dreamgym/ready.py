@@ -11,8 +11,8 @@ from crl.config import Method
 from crl.errors import BadInput
 from crl.recipes.dreamgym.config import ACTOR, ANNOTATE, EXPERIENCE, PREDICT, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.prompts import check_prompt, check_room
+from crl.rollout.environments import Readable
 from crl.rollout.prompts import check_prompts
-from crl.rollout.readable import Readable
 from crl.rounds.ready import chat_of, check_actor_room
 from crl.run.manifest import key_of
 

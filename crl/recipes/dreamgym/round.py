@@ -11,7 +11,7 @@ from crl.learn.terms import NLL, Objective
 from crl.recipes.dreamgym import annotate, collect, corpus, credit, explore, health, plan, ready, store, validate
 from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.rows import (
-    SUITES,
+    ROWS,
     Annotation,
     DreamTask,
     PoolItem,
@@ -144,7 +144,7 @@ def build(method: Method) -> Recipe:
             "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0),
             "nll": NLL,
         },
-        suites=SUITES,
+        row_types=ROWS,
         check_ready=ready.check_ready,
     )
 

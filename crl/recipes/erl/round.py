@@ -14,7 +14,7 @@ from crl.learn.terms import NLL, Objective
 from crl.recipes.erl import attempts, credit, health, memory, plan, ready, reflect
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
-from crl.recipes.erl.rows import REFLECTION_SUITE, Reflection
+from crl.recipes.erl.rows import Reflection
 from crl.records import (
     Credit,
     Distillation,
@@ -108,7 +108,7 @@ def build(method: Method) -> Recipe:
             "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0),
             "nll": NLL,
         },
-        suites={Reflection: REFLECTION_SUITE},
+        row_types=(Reflection,),
         check_ready=ready.check_ready,
     )
 

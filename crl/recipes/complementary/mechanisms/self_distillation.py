@@ -17,8 +17,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.recipes.complementary.config import ACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, RowsByType, Sources
 from crl.records import Episode, Generation, Sample, StrippedContext
-from crl.rollout.play import PlayedEpisode
-from crl.rollout.stripped import stripped_context
+from crl.rollout.play import PlayedEpisode, stripped_context
 from crl.rounds.context import StageContext
 from crl.rounds.weights import weights_of
 
