@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 
 from crl.config import Experiment, Method, RoleConfig
@@ -36,7 +35,6 @@ from crl.run.branch import Branch, check_name_is_free, make_branch
 from crl.run.directory import RunDirectory
 from crl.run.experiment_file import differences
 from crl.run.manifest import key_of, parse_key
-from crl.run.verify import require_intact
 
 SAME_IN_FORKS = ("model", "lora")
 """Keys of a role that say whose weights it has."""
@@ -64,10 +62,10 @@ def fork(
     With `keep_rollouts` it has the parent's rollouts of the next round too. `also` may add to its
     directory before it becomes a run. Raises BadInput, before anything is written, for
     a name that is taken, a round that is not there or not complete, a method that the state of the round does not fit,
-    and one by which the rollouts would be others; RecordDamaged for a parent that is not intact.
+    and one by which the rollouts would be others. `fork_run` of
+    `crl/engine/targets.py` asks first whether the parent is intact.
     """
     branch = check_fork(parent, round_number, experiment, root, keep_rollouts=keep_rollouts)
-    require_intact(parent.path, from_rows=partial(recipe_in(parent).from_rows, parent.method))
     return make_branch(branch, experiment, root, also)
 
 

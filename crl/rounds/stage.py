@@ -21,7 +21,6 @@ from crl.config import Method
 from crl.errors import BadInput
 from crl.learn.terms import Objective
 from crl.records import BankSnapshot, Row, Weights
-from crl.rounds.lengths import Lengths
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
@@ -129,8 +128,6 @@ class Recipe:
     """Raises BadInput for what only models, prompts or the run's directory can tell, before work starts."""
     refused: Refused = nothing_refused
     """What it keeps out of its bank; stages that apply operations read the rows that this asks for."""
-    typical: Callable[[Method], Mapping[str, Lengths]] = lambda method: {}
-    """How long outputs will be, by role, where a few games without a model can tell; for estimates of time."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preparation", in_order(self.preparation))

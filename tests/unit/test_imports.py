@@ -25,14 +25,14 @@ FLOORS = (
         "crl.records",
         "crl.config",
         "crl.protocols",
-        "crl.abilities",
         "crl.text",
         "crl.faults",
     ),
     ("crl.run", "crl.checks"),
     ("crl.envs", "crl.policies", "crl.rollout", "crl.extractor", "crl.bank", "crl.credit", "crl.learn"),
     ("crl.rounds", "crl.recipes", "crl.worlds"),
-    ("crl.engine", "crl.report", "crl.preflight", "crl.audit"),
+    ("crl.audit",),
+    ("crl.engine", "crl.report", "crl.preflight"),
     ("crl.lab", "crl.transfer", "crl.trackers"),
     ("crl.cli", "crl.api", "crl"),
     ("crl.__main__",),
@@ -51,11 +51,9 @@ NEIGHBORS = {
     "crl.lab": {"crl.trackers"},
     "crl": {"crl.api"},
 }
-# The modules that may reach across their floor: an environment searches with the embedders and the index of banks; what
-# scores ids must leave out the same ones as what draws them.
+# The modules that may reach across their floor: an environment searches with the embedders and the index of banks.
 DOORS = {
     "crl.worlds.hotpotqa.search": {"crl.bank.index", "crl.policies.embedders"},
-    "crl.learn.scoring": {"crl.policies.vocabulary"},
     # To go with the next steps of this refactoring.
     "crl.envs.listing": {"crl.worlds.bridges.packages"},
 }

@@ -16,7 +16,7 @@ from functools import partial
 from crl.config import Method
 from crl.credit.rules import rule_of
 from crl.learn.terms import objectives
-from crl.recipes.complementary import collect, credit, distill, health, lengths, plan, ready, warm_start
+from crl.recipes.complementary import collect, credit, distill, health, plan, ready, warm_start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
 from crl.recipes.complementary.mechanisms import Mechanism, Sources, with_mechanisms
 from crl.recipes.complementary.mechanisms.actor_critic import ActorCritic
@@ -89,7 +89,6 @@ def build(method: Method) -> Recipe:
         objectives=objectives(config.actor_objective, config.extractor_objective),
         check_ready=ready.check_ready,
         refused=refused,
-        typical=lengths.typical_lengths,
     )
 
 
