@@ -191,7 +191,7 @@ def page() -> str:
     for experiment, changes in _OTHERS.items():
         recipe = _recipe(experiment, changes)
         written = _written_by([recipe])
-        for row_type in recipe.suites:
+        for row_type in recipe.row_types:
             parts.append(_section(row_type, f"{written[row_type.table]} of the recipe `{recipe.name}`"))
     return "".join(parts)
 

@@ -24,7 +24,7 @@ from crl.cli import approve, bank, checks, compare, doctor, env, evaluate, fork,
 from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import short
-from crl.run.loopback import past_proxies
+from crl.run.guardian import past_proxies
 
 app = typer.Typer(
     name="crl",

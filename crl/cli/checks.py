@@ -27,11 +27,10 @@ ExperimentOption = Annotated[
 @app.command("list")
 def list_suites(experiment: ExperimentOption = None) -> None:
     """List the suites. There is one per row type; those that a recipe brings need --experiment."""
-    from crl.checks import suite_names
-    from crl.checks.suites import suite_with_own
+    from crl.checks.suites import row_types, suite_with_own
 
     own = _own(experiment)
-    for table in suite_names():
+    for table in row_types():
         count, added = len(suite_with_own(table, own)["expectations"]), len(own.get(table, {}).get("expectations", ()))
         say(f"{table}: {count} expectations{f', {added} of them your own' if added else ''}")
 
@@ -43,16 +42,15 @@ def show(
     format: Annotated[Plain, typer.Option(help="Sentences, or Great Expectations' JSON.")] = "text",
 ) -> None:
     """Print one suite. As JSON it is what Great Expectations reads, and a template for your own."""
-    from crl.checks import suite_names
-    from crl.checks.suites import sentences, suite_with_own
+    from crl.checks.suites import row_types, sentences, suite_with_own
     from crl.errors import BadInput
     from crl.paths import short
 
     own = _own(experiment)
-    if table not in suite_names():
+    if table not in row_types():
         raise BadInput(
             f"there is no row type {short(table)}",
-            expected=f"one of {', '.join(suite_names())}",
+            expected=f"one of {', '.join(row_types())}",
             next_step=None if experiment else "for a table that a recipe brings, name its experiment: --experiment",
         )
     if format == "json":

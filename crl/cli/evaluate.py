@@ -61,7 +61,7 @@ def evaluate(
     from crl.preflight import check_evaluation
     from crl.rounds.evaluate_again import Choice, chosen_method
     from crl.run.directory import RunDirectory
-    from crl.run.disk import require_writable
+    from crl.run.files import require_writable
 
     choice = Choice(tasks=_listed(tasks), episodes=episodes, seeds=_seeds(seeds), arms=_listed(arms))
     if out is not None:

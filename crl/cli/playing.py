@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 def play(family: FamilyConfig, *, first_seed: int, prompts: str | None, record: Path | None) -> None:
     """Play games of consecutive seeds until there is no more input. Raises BadInput, and Exit after Ctrl-C."""
     from crl.envs import make_environment
-    from crl.rollout.environments import step_or_error
-    from crl.rollout.readable import Readable
+    from crl.rollout.environments import Readable, step_or_error
 
     shown = None if prompts is None else _actor_prompt(prompts)
     kept = None if record is None else Recording(record, family, first_seed)
@@ -77,8 +76,8 @@ class Recording:
     def __init__(self, path: Path, family: FamilyConfig, first_seed: int) -> None:
         """Raises BadInput for a file of another environment, and for a seed that training may not draw."""
         from crl.config.recorded import first_line
-        from crl.run.disk import require_writable
-        from crl.run.jsonlines import JsonLines
+        from crl.run.files import require_writable
+        from crl.run.journal import JsonLines
 
         seeds = family.train_seeds
         if not seeds.start <= first_seed < seeds.start + seeds.count:

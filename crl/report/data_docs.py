@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from crl.checks.stage import OwnSuites, numbered, own_expectations
-from crl.checks.suites import applying, key_of, row_type_of, suite_of, suite_with_own
+from crl.checks.suites import applying, key_of, row_types, suite_of, suite_with_own
 from crl.errors import BadInput
 from crl.records import Row
 from crl.rounds.recipe import recipe_in
@@ -86,7 +86,7 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites |
     recipe_in(run)  # with it come its own row types, and their rules
     existing = run.rounds()
     wanted = sorted(set(rounds)) or existing[-1:]
-    kept = refused(run.path, row_type_of)
+    kept = refused(run.path, row_types().get)
     if not (wanted or kept) or not set(wanted) <= set(existing):
         raise BadInput(
             f"there is no round {', '.join(str(each) for each in wanted if each not in existing) or 'yet'}",
@@ -96,7 +96,7 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites |
     validated: list[Validated] = []
     for number, stage in [(at, name) for at in wanted for name in run.complete_stages(at)]:
         names = [Path(name).stem for name in run.manifest(number, stage).digested.files if name.endswith(".parquet")]
-        types = filter(None, map(row_type_of, names))
+        types = filter(None, map(row_types().get, names))
         written = {row_type: run.read(number, stage, row_type) for row_type in types}
         validated += _validated(number, stage, written, own)
     for (number, stage), tables in kept.items():

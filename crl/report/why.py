@@ -40,7 +40,7 @@ from crl.report.view_files import Tables
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
-from crl.run.prunelog import pruned
+from crl.run.retention import pruned
 
 _CHANGES_NOTHING = ("rejected", "keep")
 _OF_OUTPUT = ("prompt", "output", "weights_digest", "role")

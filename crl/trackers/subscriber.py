@@ -24,7 +24,7 @@ from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
 from crl.run.head import head_after
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import JsonLines
 from crl.trackers.base import RoundFigures, TrackedRun, Tracker
 
 LEDGER = "trackers.jsonl"

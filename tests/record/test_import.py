@@ -25,9 +25,9 @@ from crl.report.why import why
 from crl.rounds.reading import recorded_bank
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
+from crl.run.files import machine_digest
 from crl.run.imports import IMPORTS, load_import
 from crl.run.lease import Lease
-from crl.run.owner import machine_digest
 from crl.run.verify import verify
 from crl.transfer import FORMATS, Format
 from crl.transfer.folder import read_folder, write_folder

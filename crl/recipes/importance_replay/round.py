@@ -14,7 +14,7 @@ from crl.recipes.importance_replay import collect, credit, health, measure, plan
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.network import NETWORK
 from crl.recipes.importance_replay.rows import (
-    SUITES,
+    ROWS,
     ExtractorTensor,
     Improvement,
     ProbePair,
@@ -104,6 +104,6 @@ def build(method: Method) -> Recipe:
         objectives={
             "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0)
         },
-        suites=SUITES if config.replays else {},
+        row_types=ROWS if config.replays else (),
         check_ready=ready.check_ready,
     )

@@ -15,7 +15,7 @@ from crl.checks.own import check_own_suites
 from crl.config.load import load_experiment
 from crl.errors import BadInput, DataCheckFailed
 from crl.preflight import checks
-from crl.recipes.erl.rows import REFLECTION_SUITE, Reflection
+from crl.recipes.erl.rows import Reflection
 from crl.records import table_of
 from tests.unit.checks import example_rows as examples
 
@@ -96,7 +96,7 @@ def test_what_no_stage_could_be_held_against_is_refused(table: str, config: dict
 
 
 def test_a_table_that_a_recipe_brings_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(suites._brought, "reflections", (Reflection, REFLECTION_SUITE))
+    monkeypatch.setitem(suites.brought, "reflections", Reflection)
     with pytest.raises(BadInput, match="'reflections' takes no suite of your own"):
         check_own_suites({"reflections": suite(FEW_TURNS)})
 

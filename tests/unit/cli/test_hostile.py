@@ -15,7 +15,7 @@ import crl as library
 from crl.errors import StageFailed
 from crl.report.markdown import diff_markdown, plain, report_markdown, rounds_markdown
 from crl.report.summary import History
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import JsonLines
 from crl.text.unicode import UNSEEN, escaped
 from crl.trackers.base import record_of
 from tasks.failures import one_line
