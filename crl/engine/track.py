@@ -1,7 +1,7 @@
 """The engines of one track of rounds, and how an attempt of a stage runs on them: its missing parts first, then whole.
 
-A run has one track, or two where its rounds overlap: each has engines, a display and a pace of its own, so that two
-stages of two rounds can run side by side. It runs one stage at a time and decides nothing about stages.
+A run has one track, or two where its rounds overlap: each has engines and a display of its own, so that two stages of
+two rounds can run side by side. It runs one stage at a time and decides nothing about stages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from crl.config import Method, Runtime
 from crl.engine.events import Event, LogLine, Progress, StageStarted
 from crl.engine.jobs import Job, JobKind, StageOutcome
-from crl.engine.pace import Pace
 from crl.engine.parts import PartProgress, run_parts
 from crl.engine.pool import EnginePool
 from crl.engine.spread import PartOrder, PartRunner, Spread, run_on
@@ -47,7 +46,6 @@ class Track:
         )
         self.part_runner: PartRunner | None = None
         """Who runs the missing parts of stages where there is more than one shard; None: the engines."""
-        self._pace = Pace()
         self._now: tuple[int | None, str | None] = (None, None)
 
     def run(self, stage: Stage, job: Job) -> StageOutcome:
@@ -55,14 +53,9 @@ class Track:
         place, started = (job.round, job.stage), time.monotonic()
         self._now = place
         try:
-            outcome = self._attempt(stage, job, place, started)
-            self._pace.finished(place, time.monotonic() - started)
-        except BaseException:
-            self._pace.failed()
-            raise
+            return self._attempt(stage, job, place, started)
         finally:
             self._now = (job.round, None)
-        return outcome
 
     def cancel(self) -> None:
         """End what it runs, from another thread: that raises Cancelled."""
@@ -113,8 +106,7 @@ class Track:
             working = now if working is None else working
             figures = dict(message["figures"])
             done, total = int(figures.pop("done")), int(figures.pop("total"))
-            expected = self._pace.report(place, done, total)
-            self._emit(Progress(*place, done, total, now - started, figures, expected, now - working))
+            self._emit(Progress(*place, done, total, now - started, figures, now - working))
 
         return progress
 

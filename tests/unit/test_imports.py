@@ -51,11 +51,9 @@ NEIGHBORS = {
     "crl.lab": {"crl.trackers"},
     "crl": {"crl.api"},
 }
-# The modules that may reach across their floor: an environment searches with the embedders and the index of banks; what
-# scores ids must leave out the same ones as what draws them.
+# The modules that may reach across their floor: an environment searches with the embedders and the index of banks.
 DOORS = {
     "crl.worlds.hotpotqa.search": {"crl.bank.index", "crl.policies.embedders"},
-    "crl.learn.scoring": {"crl.policies.vocabulary"},
     # To go with the next steps of this refactoring.
     "crl.envs.listing": {"crl.worlds.bridges.packages"},
     "crl.rounds.evaluate_again": {"crl.recipes.complementary.evaluate"},
