@@ -100,7 +100,7 @@ def resume(place: Path, kind: str) -> Callable[[], Any]:
 
 
 def resume_flow(place: Path, kind: str) -> Callable[[], Any]:
-    from flows.resume import resume
+    from flows.train import resume
 
     path = made(place, kind)
     return lambda: resume.fn(path)
