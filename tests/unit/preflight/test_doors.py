@@ -112,7 +112,7 @@ def evaluate(place: Path, kind: str) -> Callable[[], Any]:
 
 
 def evaluate_flow(place: Path, kind: str) -> Callable[[], Any]:
-    from crl.rounds.evaluate_again import Choice
+    from crl.rounds.evaluate import Choice
     from flows.evaluate import evaluate_round
 
     path = made(place, kind)
