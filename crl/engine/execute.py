@@ -275,7 +275,7 @@ def _precision() -> dict[str, bool]:
     """Whether bfloat16 is computed here; nothing where no model was loaded."""
     if "torch" not in sys.modules:
         return {}
-    from crl.policies.precision import computes_bfloat16
+    from crl.policies.machine import computes_bfloat16
 
     return {"bfloat16": computes_bfloat16()}
 

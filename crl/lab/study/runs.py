@@ -245,7 +245,7 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
     """
     from crl.lab.warm.config import load_warm_start
     from crl.lab.warm.make import check_warm_start
-    from crl.policies.precision import replaced
+    from crl.policies.machine import replaced
     from crl.preflight import check_before_warm_starts, check_ready
     from crl.preflight.estimate import still_to_write
     from crl.run.files import require_free
@@ -291,9 +291,9 @@ def incomplete(failed: Mapping[str, CrlError], directory: Path) -> StudyIncomple
 def default_jobs(runs: Sequence[PlannedRun]) -> int:
     """As many runs at a time as the cores of this process hold, each with the threads of its method; one with a GPU,
     which all would share."""
-    from crl.policies.rates import device
+    from crl.policies.machine import gpu_count
 
-    if device().type == "cuda":
+    if gpu_count():
         return 1
     threads = max((run.experiment.method.threads for run in runs), default=1)
     return max(1, len(os.sched_getaffinity(0)) // threads if hasattr(os, "sched_getaffinity") else 1)

@@ -241,17 +241,6 @@ def test_parts_over_three_engines_have_the_digests_of_one(tmp_path, undisturbed,
     assert (last.done, last.total, last.figures["made"]) == (40, 40, 40)
 
 
-@pytest.mark.slow
-def test_what_a_stage_will_take_is_known_from_the_round_before(tmp_path, seen):
-    with make_driver(tmp_path, shards=3) as driver:
-        driver.subscribe(seen.append)
-        driver.run_rounds(2)
-    told = [event for event in of(Progress, seen) if event.stage == "spread"]
-    assert {event.expected_seconds for event in told if event.round == 1} == {None}, "nobody knows"
-    took = next(event.seconds for event in of(StageDone, seen) if (event.round, event.stage) == (1, "spread"))
-    assert [event.expected_seconds for event in told if event.round == 2][-1] == pytest.approx(took, rel=0.5)
-
-
 def test_what_an_engine_wrote_in_a_stage_is_told_before_the_stage_is_done(tmp_path, seen):
     """However slowly the lines are read, as on a busy machine: they belong to the stage, and to its part."""
 

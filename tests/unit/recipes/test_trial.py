@@ -138,7 +138,7 @@ def test_games_of_a_trial_are_counted_in_estimates(tried: Played) -> None:
     method = tried.method
     for number in range(1, ROUNDS + 1):
         games = sum(len(tried.rows(Episode, stage, number)) for stage in ("collect", TRIAL))
-        assert method.episodes <= games <= method.recipe.outputs(method)["actor"].sampled
+        assert method.episodes <= games <= method.recipe.outputs(method)["actor"]
         assert games > method.episodes or number > 1  # results of the first round hold in the second
 
 

@@ -9,24 +9,25 @@ of the current weights and of the base model. A ratio of two of them is that of 
 With the mask in the sampler alone, every ratio would be too small by the probability that the trainer gives to absent
 ids, and the gradient would raise their logits for tokens that went badly. vLLM is told the same with each request.
 Where a tokenizer has a token for every row nothing is hidden, and no bit changes.
+
+What draws and what learns both hold to this. Libraries of models are theirs: here none is imported.
 """
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, TypeVar
 
 from crl.config.models import pretrained
+
+Logits = TypeVar("Logits", bound=Any)
 
 
 def load_tokenizer(directory: Path, name: str | None = None) -> Any:
     """The tokenizer of a model's directory. `name`: what people call the model."""
-    from transformers import AutoTokenizer
-
-    return pretrained(AutoTokenizer, directory, name)
+    return pretrained(sys.modules["transformers"].AutoTokenizer, directory, name)
 
 
 def rows_of_model(config: Any) -> int:
@@ -39,23 +40,21 @@ def absent_ids(tokenizer: Any, rows: int) -> list[int]:
     return sorted(set(range(rows)).difference(tokenizer.get_vocab().values()))
 
 
-def absent_of(directory: Path, config: Any) -> torch.Tensor | None:
-    """Absent ids of a model by its directory; None where there are none, or no tokenizer beside the weights."""
+def absent_of(directory: Path, config: Any) -> list[int]:
+    """Absent ids of a model by its directory; none where no tokenizer is beside the weights."""
     file, rows = directory / "tokenizer.json", rows_of_model(config)
-    return _absent_of(directory, file.stat().st_mtime_ns, rows) if file.is_file() else None
+    return _absent_of(directory, file.stat().st_mtime_ns, rows) if file.is_file() else []
 
 
 @lru_cache(maxsize=8)
-def _absent_of(directory: Path, changed: int, rows: int) -> torch.Tensor | None:
+def _absent_of(directory: Path, changed: int, rows: int) -> list[int]:
     """A large tokenizer takes half a second to read."""
-    return as_indices(absent_ids(load_tokenizer(directory), rows))
+    return absent_ids(load_tokenizer(directory), rows)
 
 
-def as_indices(ids: list[int]) -> torch.Tensor | None:
-    """Absent ids as :func:`hide` takes them; None for none."""
-    return torch.tensor(ids, dtype=torch.long) if ids else None
-
-
-def hide(logits_NV: torch.Tensor, absent: torch.Tensor | None) -> torch.Tensor:
-    """Logits of which those of absent ids are minus infinity, in place: they must not be needed otherwise."""
-    return logits_NV if absent is None else logits_NV.index_fill_(-1, absent, float("-inf"))
+def hide(logits_NV: Logits, absent: Any) -> Logits:
+    """Logits of which those of absent ids (a tensor of them; None: none) are minus infinity, in place: they must not be
+    needed otherwise."""
+    if absent is not None:
+        logits_NV.index_fill_(-1, absent, float("-inf"))
+    return logits_NV

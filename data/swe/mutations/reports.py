@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 from crl.worlds.swe.library import Library
-from crl.worlds.swe.trials import Observation
+from data.swe.mutations.trials import Observation
 
 _LONGEST = 400
 _TITLES = {
