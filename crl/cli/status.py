@@ -14,7 +14,6 @@ import typer
 from crl.cli.shared import RunArgument, print_rounds, say, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.paths import short
-from crl.report.state import last_failure, never_asked, running_stages, unfinished
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
@@ -210,6 +209,7 @@ def parse_place(text: str) -> tuple[int, str]:
 
 
 def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any]]) -> list[str]:
+    from crl.report.state import last_failure, never_asked, running_stages, unfinished
     from crl.rounds.approvals import awaited
 
     lines = []

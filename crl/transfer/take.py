@@ -19,9 +19,9 @@ from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted
 from crl.policies.embedders import embedder_digest, load_embedder
-from crl.recipes.complementary.partitions import capacities_of
 from crl.records import vectors_of
-from crl.rounds.imported import check_vectors
+from crl.rounds.proposal import capacities_of
+from crl.rounds.publish import check_vectors
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file

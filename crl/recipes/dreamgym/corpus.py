@@ -27,7 +27,7 @@ from crl.recipes.dreamgym.prompts import answer_of, fitted, situation_of, step_o
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, transitions_of
 from crl.records import Generation, Sample
-from crl.rounds.context import StageContext, write_figures
+from crl.rounds.context import StageContext
 from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
 from crl.text.outputs import messages_of, prepared, prompt_text, room_for_prompt, sample_outputs
@@ -67,7 +67,7 @@ def corpus(ctx: StageContext) -> None:
     explained = sum(bool(reasoning_of(row, config.reasoning, taught)) for row in rows)
     figures["transitions_explained"] = explained
     told = "no transition fits the context of the role experience" if rows and not records else None
-    write_figures(ctx, figures, {TOO_LONG: told})
+    ctx.write_figures(figures, {TOO_LONG: told})
 
 
 def reasoning_of(row: Transition, source: str, taught: Mapping[str, str | None]) -> str | None:

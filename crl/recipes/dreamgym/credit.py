@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from crl.credit.samples import record_of
+from crl.credit.samples import Sequenced, record_of, sequence_samples
 from crl.credit.uses import usable
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.plan import task_values
 from crl.recipes.dreamgym.rows import SYNTHETIC, DreamTask, TaskValue
 from crl.records import Episode, Generation, Sample, Task
-from crl.rounds.context import StageContext, write_figures
-from crl.rounds.sequences import Sequenced, sequence_samples
+from crl.rounds.context import StageContext
 
 
 def credit(ctx: StageContext) -> None:
@@ -47,7 +46,7 @@ def credit(ctx: StageContext) -> None:
     if trained:
         figures["synthetic_share"] = synthetic_share(trained)
     told = f"{errored} of {len(episodes)} episodes broke and train nothing"
-    write_figures(ctx, figures, {"episodes_errored": told if errored else None})
+    ctx.write_figures(figures, {"episodes_errored": told if errored else None})
 
 
 def synthetic_share(episodes: Sequence[Episode]) -> float:

@@ -28,7 +28,7 @@ from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, TaskValue
 from crl.recipes.dreamgym.validate import require_truth
 from crl.records import Episode, Generation, Task
 from crl.rollout.environments import Readable
-from crl.rounds.context import StageContext, write_figures
+from crl.rounds.context import StageContext
 from crl.rounds.tasks import drawn_tasks
 from crl.rounds.waves import starts_of
 from crl.text.answers import text_flaw
@@ -161,7 +161,7 @@ def plan(ctx: StageContext) -> None:
     ctx.write(Task, tasks)
     ctx.write(DreamTask, origins)
     ctx.write(Generation, records)
-    write_figures(ctx, figures)
+    ctx.write_figures(figures)
 
 
 def _groups(tasks: Sequence[Task], family: FamilyConfig) -> list[list[Task]]:

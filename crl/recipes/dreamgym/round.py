@@ -16,10 +16,6 @@ from crl.config import Method
 from crl.errors import BadInput
 from crl.learn.terms import NLL, Objective
 from crl.protocols import Graded
-from crl.recipes.complementary import evaluate
-from crl.recipes.complementary.initialize import base_weights
-from crl.recipes.complementary.ready import check_actor_room
-from crl.recipes.complementary.round import when
 from crl.recipes.dreamgym import collect, corpus, credit, explore, health, plan, store, validate
 from crl.recipes.dreamgym.config import ACTOR, ANNOTATE, EXPERIENCE, PREDICT, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.prompts import check_prompt, check_room
@@ -36,10 +32,11 @@ from crl.recipes.dreamgym.rows import (
 from crl.records import Episode, Generation, Metric, Sample, Task, Turn, Weights
 from crl.rollout.environments import Readable
 from crl.rollout.prompts import check_prompts
-from crl.rounds.chats import chat_of
 from crl.rounds.context import StageContext
-from crl.rounds.stage import BEFORE, Read, Recipe, Stage
-from crl.rounds.update import update_name, update_stage
+from crl.rounds.evaluate import evaluation_stage
+from crl.rounds.ready import chat_of, check_actor_room
+from crl.rounds.stage import BEFORE, Read, Recipe, Stage, when
+from crl.rounds.weights import base_weights, update_name, update_stage
 from crl.run.manifest import key_of
 
 PLAYED = (Episode, Turn, Generation, Transition)
@@ -55,7 +52,7 @@ def build(method: Method) -> Recipe:
         return Read(update_name(method.owner(role) if role in method.roles else role), -back, role)
 
     pool = Read(store.GATHER, 0, store.POOL)
-    evaluates = evaluate.without_bank_stage(method)
+    evaluates = evaluation_stage(method)
     stages = (
         Stage(
             name=explore.EXPLORE,

@@ -18,7 +18,7 @@ from crl.recipes.dreamgym.config import StoreConfig, config_of
 from crl.recipes.dreamgym.prompts import Situation, situation_of
 from crl.recipes.dreamgym.rows import FIT, HELD_OUT, REAL, SYNTHETIC, PoolItem, Transition, TransitionVector
 from crl.records import rows_of, rows_with
-from crl.rounds.context import StageContext, write_figures
+from crl.rounds.context import StageContext
 
 GATHER = "gather"
 POOL = "pool"
@@ -187,7 +187,7 @@ def gather(ctx: StageContext) -> None:
         f"the embedder reads only the beginning of {share:.0%} of the new transitions, which are found by their action "
         "and the beginning of their observation; choose one that reads longer texts (store.embedder)"
     )
-    write_figures(ctx, {CUT: share} if cuts else {}, {CUT: told if share and config.top_k else None})
+    ctx.write_figures({CUT: share} if cuts else {}, {CUT: told if share and config.top_k else None})
 
 
 def fit_seed(method: Method, family: str, seed: int) -> bool:

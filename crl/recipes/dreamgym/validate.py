@@ -21,9 +21,9 @@ from crl.recipes.dreamgym.prompts import situation_of
 from crl.recipes.dreamgym.rows import ENDINGS, HELD_OUT, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, seen, transitions_of
 from crl.records import Generation, Metric
-from crl.rounds.context import StageContext, write_figures
-from crl.rounds.figures import Figures
-from crl.rounds.forked import method_of_round
+from crl.rounds.alarms import Figures
+from crl.rounds.context import StageContext
+from crl.rounds.stage import maker_of
 
 VALIDATE, DRIFT = "validate", "drift"
 
@@ -47,7 +47,7 @@ def validate(ctx: StageContext) -> None:
     figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)
     ctx.write(Generation, records)
-    write_figures(ctx, figures, alarms_of(figures, config))
+    ctx.write_figures(figures, alarms_of(figures, config))
 
 
 def drift(ctx: StageContext) -> None:
@@ -60,7 +60,7 @@ def drift(ctx: StageContext) -> None:
     figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)
     ctx.write(Generation, records)
-    write_figures(ctx, {f"drift_{name}": value for name, value in figures.items()})
+    ctx.write_figures({f"drift_{name}": value for name, value in figures.items()})
 
 
 def predicted(ctx: StageContext, true: Sequence[Transition], name: str) -> tuple[list[Prediction], list[Generation]]:
@@ -94,7 +94,7 @@ def require_truth(ctx: StageContext) -> None:
         )
     # Its own round's plan has applied these floors; of an inherited round they may have been others.
     floors = config_of(ctx.method).truth
-    if last < ctx.round and config_of(method_of_round(ctx.recipe, ctx.method, last)).truth == floors:
+    if last < ctx.round and config_of(maker_of(ctx.recipe, ctx.method, last)[1]).truth == floors:
         return
     metrics = {row.name: row.value for row in ctx.rows_at(Metric, last, VALIDATE)}
     alarms = alarms_of(metrics, floors)

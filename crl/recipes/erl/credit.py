@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from crl.config import Method
-from crl.credit.samples import record_of, sample_of
+from crl.credit.samples import Sequenced, record_of, sample_of, sequence_samples
 from crl.credit.uses import entry_scores, outcome, usable
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
@@ -30,8 +30,7 @@ from crl.records import (
     Sample,
     StrippedContext,
 )
-from crl.rounds.context import StageContext, write_figures
-from crl.rounds.sequences import Sequenced, sequence_samples
+from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
 
 SUFFIX = "-internalized"
@@ -60,7 +59,7 @@ def credit(ctx: StageContext) -> None:
     errored = sum(not usable(row) for stage in _attempt_stages(config) for row in ctx.rows(Episode, stage))
     broke = f"{errored} episodes broke and train nothing" if errored else None
     figures = {"sequences": len(sequences), "distilled_samples": len(learned), "episodes_errored": errored}
-    write_figures(ctx, figures, {"episodes_errored": broke})
+    ctx.write_figures(figures, {"episodes_errored": broke})
 
 
 def samples_of(

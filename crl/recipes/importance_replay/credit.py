@@ -17,15 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crl.credit.advantages import stream_advantages
-from crl.credit.samples import record_of
+from crl.credit.samples import grpo_sample, record_of
 from crl.credit.uses import usable
 from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceReplayConfig, config_of
 from crl.recipes.importance_replay.features import features_of, text_of
 from crl.recipes.importance_replay.network import matrix, network_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, ReplayEmbedding, ReplayItem
 from crl.records import Episode, Generation, Sample, Turn
-from crl.rounds.context import StageContext, write_figures
-from crl.rounds.sequences import grpo_sample
+from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
 
 ORDERS_A_ROUND = 1_000_000
@@ -147,8 +146,8 @@ def credit(ctx: StageContext) -> None:
         }
     ctx.write(Sample, samples)
     errored = figures["episodes_errored"]
-    write_figures(
-        ctx, figures, {"episodes_errored": f"{errored:.0f} episodes broke and train nothing" if errored else None}
+    ctx.write_figures(
+        figures, {"episodes_errored": f"{errored:.0f} episodes broke and train nothing" if errored else None}
     )
 
 

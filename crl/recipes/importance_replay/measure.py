@@ -31,7 +31,7 @@ from crl.recipes.importance_replay.rows import (
     ReplayDraw,
 )
 from crl.records import Episode, Weights
-from crl.rounds.context import StageContext, write_figures
+from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
 from crl.rounds.weights import weights_of
 
@@ -52,7 +52,7 @@ def measure(ctx: StageContext) -> None:
     found = improvements(pairs, families, config.probe, moved=moved)
     ctx.write(ProbePair, pairs)
     ctx.write(Improvement, found)
-    write_figures(ctx, _trained(ctx, found))
+    ctx.write_figures(_trained(ctx, found))
 
 
 def pairs_of(

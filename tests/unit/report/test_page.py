@@ -353,7 +353,7 @@ def test_addresses_of_pages() -> None:
 
 @pytest.mark.slow
 def test_history_reads_new_rounds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crl.report import history as module
+    from crl.report import summary as module
     from crl.report.summary import summarize
     from tests.unit.report.builder import evaluation
 
