@@ -145,10 +145,8 @@ def credit(ctx: StageContext) -> None:
             "scores_refreshed": float(sum(item.scored_round == ctx.round for item in held)),
         }
     ctx.write(Sample, samples)
-    errored = figures["episodes_errored"]
-    ctx.write_figures(
-        figures, {"episodes_errored": f"{errored:.0f} episodes broke and train nothing" if errored else None}
-    )
+    broke = f"{figures['episodes_errored']:.0f} episodes broke and train nothing"
+    ctx.write_figures(figures, {"episodes_errored": broke if figures["episodes_errored"] else None})
 
 
 def played_of(

@@ -221,7 +221,7 @@ def credited(episodes: list[Episode]) -> list[Sample]:
     written: dict[type, list[Any]] = {}
     ctx: Any = SimpleNamespace(
         method=method, round=1, stage=SimpleNamespace(name="credit"), rows=lambda row_type, name: read[row_type],
-        write=written.__setitem__,
+        write=written.__setitem__, write_figures=lambda figures, alarms: None,
     )  # fmt: skip
     credit(ctx)
     return written[Sample]
