@@ -3,8 +3,8 @@
 NLE instances are kept in a pool by slot, because making one costs ten times a reset. An episode is deterministic in
 its seed: both NetHack generators are seeded without reseeding, effects of the wall clock (moon phase, Friday the 13th)
 are fixed, and Python's global generator, from which some tasks pick a level, is seeded around each reset. What the
-agent reads is built in `screen`, its goal in `goals`, the end of a game in `ending`, its action
-names in `actions`; the demonstrator is `oracle`. Which level a seed means, held out or not, is said by
+agent reads, also at the end of a game, is built in `screen`, its goal in `goals`, its action names in `actions`; the
+demonstrator is `oracle`. Which level a seed means, held out or not, is said by
 `levels`, over layouts that `level` draws.
 """
 
@@ -30,12 +30,11 @@ from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 from crl.worlds.minihack.actions import USES_ITEMS, action_names, answers
-from crl.worlds.minihack.ending import KeysWithoutEnd, LastScreen
 from crl.worlds.minihack.goals import goal_of
 from crl.worlds.minihack.lessons import lesson_of
 from crl.worlds.minihack.level import NethackLevel, Surveyor
 from crl.worlds.minihack.oracle import Walker
-from crl.worlds.minihack.screen import Screen, describe, read_screen
+from crl.worlds.minihack.screen import KeysWithoutEnd, LastScreen, Screen, describe, read_screen
 
 _STARTS_WITH_WELCOME = re.compile(r"(?i)hello|welcome|you are lucky|be careful")
 _FULL_LIST = 12
