@@ -73,24 +73,14 @@ ENVIRONMENTS = Registry(
     "environment",
     EnvironmentConfig,
     {
-        "alfworld": "crl.worlds.alfworld:AlfworldConfig",
-        "minihack": "crl.worlds.minihack.environment:MiniHackConfig",
         "frozenlake": "crl.envs.frozenlake:FrozenLakeConfig",
         "masked_lake": "crl.envs.masked_lake:MaskedLakeConfig",
         "realms": "crl.envs.realms:RealmsConfig",
         "shrines": "crl.envs.shrines:ShrinesConfig",
         "sokoban": "crl.envs.sokoban:SokobanConfig",
-        "swe": "crl.worlds.swe:SweConfig",
-        "webshop": "crl.worlds.webshop:WebShopConfig",
-        "hotpotqa": "crl.worlds.hotpotqa:HotpotQAConfig",
-        "gymnasium": "crl.worlds.bridges.gymnasium:GymnasiumConfig",
-        "minigrid": "crl.worlds.bridges.minigrid:MiniGridConfig",
-        "reasoning_gym": "crl.worlds.bridges.reasoning_gym:ReasoningGymConfig",
-        "textarena": "crl.worlds.bridges.textarena:TextArenaConfig",
-        "textworld": "crl.worlds.bridges.textworld:TextWorldConfig",
     },
 )
-"""The environments that an experiment may name."""
+"""The environments that an experiment may name; guests and other packages add theirs in `crl.environments`."""
 
 
 MOST_HELD_OUT = 100_000

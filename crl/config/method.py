@@ -141,12 +141,9 @@ RECIPES = Registry(
         "static_online": "crl.recipes.complementary.config:StaticOnlineConfig",
         "experience_only": "crl.recipes.complementary.config:ExperienceOnlyConfig",
         "offline_bank": "crl.recipes.complementary.config:OfflineBankConfig",
-        "erl": "crl.recipes.erl.config:ErlConfig",
-        "importance_replay": "crl.recipes.importance_replay.config:ImportanceReplayConfig",
-        "dreamgym": "crl.recipes.dreamgym.config:DreamGymConfig",
     },
 )
-"""Recipes by kind; other packages add theirs in the entry-point group `crl.recipes`."""
+"""Recipes by kind; guests and other packages add theirs in the entry-point group `crl.recipes`."""
 
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]

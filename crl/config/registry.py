@@ -9,10 +9,12 @@ A class is imported when it is first named, so this file knows names only.
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Mapping
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -46,7 +48,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """Every registered kind, the built-in ones first."""
-        others = {point.name for point in entry_points(group=self.group)} - self._built_in.keys()
+        others = points_of(self.group).names - self._built_in.keys()
         return [*self._built_in, *sorted(others)]
 
     def built_in(self) -> list[str]:
@@ -79,15 +81,15 @@ class Registry:
             return self._built_in[kind]
         if ":" in kind:
             return kind
-        points = entry_points(group=self.group, name=kind)
-        if points:
-            return next(iter(points)).value
+        for point in points_of(self.group).select(name=kind):
+            return point.value
         known = self.names()
         close = get_close_matches(kind, known, n=1)
         raise BadInput(
             f"there is no {self.sort} {kind!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
             expected=f"one of {', '.join(known)}, or module:Class",
-            next_step=f"correct the kind, or install the package that registers it (entry-point group {self.group})",
+            next_step=f"correct the kind, or install the package that registers it (entry-point group {self.group}); "
+            "where the sources of crl are newer than their installation: make setup",
         )
 
     def validate(self, value: Any) -> Any:
@@ -105,7 +107,8 @@ class Registry:
         try:
             return self.load(kind).model_validate(value)
         except BadInput as error:
-            raise ValueError(f"{error.found}; expected {error.expected}") from error
+            told = f"{error.found}; expected {error.expected}"
+            raise ValueError(f"{told} ({error.next_step})" if error.next_step else told) from error
         except ValidationError as error:
             placed = [
                 InitErrorDetails(
@@ -137,6 +140,16 @@ class Registry:
             field.setdefault("description", self.base.model_fields["kind"].description)
             members.append(member)
         return {"anyOf": [*members, _BY_NAME]}
+
+
+def points_of(group: str) -> EntryPoints:
+    """The entry points of a group. Every installed package has a file of them: they are read once per search path."""
+    return _points(group, tuple(sys.path))
+
+
+@cache
+def _points(group: str, path: tuple[str, ...]) -> EntryPoints:
+    return entry_points(group=group)
 
 
 def load_object(target: str) -> Any:
