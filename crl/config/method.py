@@ -79,6 +79,8 @@ class RecipeConfig(Model):
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset()
     """Keys of the method (`recipe.merge`; `*` stands for one name) that nothing reads until a round's episodes are
     over: a fork that keeps recorded rollouts may change them."""
+    REPORT: ClassVar[str | None] = None
+    """`module:name` of what it adds to the report of its runs (`crl.report.sections.Section`); None: nothing."""
     OVERLAPS: ClassVar[bool] = False
     """Whether it builds rounds of two tracks where `method.overlap` asks for it."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from crl.report.charts import Chart, Line, line_chart
-from crl.report.curves import Observed, observed, round_bars, round_line
+from crl.report.curves import observed, round_bars, round_line
+from crl.report.sections import Observed
 from crl.report.summary import Cost, RoundSummary, Timing
 
 FORM: tuple[Observed, ...] = (

@@ -8,19 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from crl.report.attempts import attempt_rows
 from crl.report.cells import percent
-from crl.report.dreams import dream_rows, truth_rows
 from crl.report.rates import NOTHING, Rate
-from crl.report.replayed import replay_rows
+from crl.report.sections import Rows, sections_of
 from crl.report.summary import RoundSummary, random_policy
 from crl.report.tasks import newest_tasks, task_rows
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Rows = list[dict[str, str]]
-"""Cells by column."""
 
 
 def success_rows(summaries: Sequence[RoundSummary], random: Rate) -> Rows:
@@ -65,14 +60,9 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
 
 
 def recipe_tables(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:
-    """By title: attempts, where some are tried again; replay; the experience model, if any, and its truth."""
-    tables = {
-        "attempts and reflections": attempt_rows(summaries),
-        "replay and probes": replay_rows(summaries),
-        "experience model": dream_rows(summaries),
-        "experience model on held-out steps": truth_rows(summaries),
-    }
-    return {title: rows for title, rows in tables.items() if rows}
+    """By title, those that the recipe adds."""
+    tables = (table for section in sections_of(summaries) for table in section.tables.items())
+    return {title: rows for title, rows_of in tables if (rows := rows_of(summaries))}
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:

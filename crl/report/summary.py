@@ -7,13 +7,15 @@ for a terminal: `round_tables.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from crl.errors import CrlError
 from crl.report.evaluation import ArmResult, result_of
 from crl.report.rates import NONE, Rate
 from crl.report.views import reading
+from crl.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     import duckdb
@@ -57,6 +59,8 @@ class RoundSummary:
     round: int
     label: str
     """The round number; `0 base` is the models before the warm start."""
+    recipe: str = ""
+    """Kind of the recipe that made it; empty where the run's method cannot be read."""
     guided: Rate = NONE
     free: Rate = NONE
     synthetic: Rate = NONE
@@ -122,8 +126,23 @@ def summarize(run_path: Path, rounds: Sequence[int] | None = None) -> list[Round
     """One entry per round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
     with reading(run_path, rounds, views=_VIEWS) as connection:
         numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
-        figures = _FiguresByRound(connection)
-        return [summary for number in numbers for summary in figures.of_round(number)]
+        figures, recipe_of_round = _FiguresByRound(connection), _recipes(run_path)
+        return [
+            replace(summary, recipe=recipe_of_round(number))
+            for number in numbers
+            for summary in figures.of_round(number)
+        ]
+
+
+def _recipes(run_path: Path) -> Callable[[int], str]:
+    """The kind of recipe of each round: of a fork's first rounds that of the run that made them."""
+    try:
+        run = RunDirectory.open(run_path)
+        ancestors = run.lineage.ancestors
+    except CrlError:  # a run whose method cannot be read has figures all the same
+        return lambda number: ""
+    made = [(each.round, str(each.method["recipe"]["kind"])) for each in ancestors]
+    return lambda number: next((kind for last, kind in made if number <= last), run.method.recipe.kind)
 
 
 class _FiguresByRound:

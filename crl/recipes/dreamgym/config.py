@@ -118,6 +118,7 @@ class DreamGymConfig(RecipeConfig):
 
     kind: Literal["dreamgym"] = "dreamgym"
     BUILDER: ClassVar[str] = "crl.recipes.dreamgym.round:build"
+    REPORT: ClassVar[str | None] = "crl.recipes.dreamgym.report:SECTION"
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset({"recipe.objective"})
 
     explore: ExploreConfig = Field(ExploreConfig(), description="Real episodes for the experience model.")

@@ -13,7 +13,7 @@ from crl.rounds.context import StageContext
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
-    from crl.learn.worth import ExtractorNetwork, WorthSettings
+    from crl.recipes.importance_replay.worth import ExtractorNetwork, WorthSettings
 
 NETWORK = "network"
 """Name of the read of the network of the round before."""
@@ -24,7 +24,7 @@ def network_of(
 ) -> ExtractorNetwork:
     """The network as the round before left it; before the first round one that scores everything 0.5. `settings`
     where it is to be trained: scoring reads none of them."""
-    from crl.learn.worth import ExtractorNetwork, Tensor, first_tensors
+    from crl.recipes.importance_replay.worth import ExtractorNetwork, Tensor, first_tensors
 
     config = config_of(ctx.method).extractor
     rows = ctx.rows(ExtractorTensor, read)
@@ -63,6 +63,6 @@ def matrix(features: Sequence[Sequence[float]]) -> np.ndarray[tuple[int, int], n
 
 def settings_of(config: ExtractorNetworkConfig) -> WorthSettings:
     """How the network is trained."""
-    from crl.learn.worth import WorthSettings
+    from crl.recipes.importance_replay.worth import WorthSettings
 
     return WorthSettings(config.learning_rate, config.extractor_coefficient, config.coupling_coefficient)
