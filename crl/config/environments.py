@@ -6,7 +6,7 @@ entry points of the group `crl.environments`, or `module:Class`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -29,8 +29,15 @@ HeldOutFrom = Annotated[
 class EnvironmentConfig(Model):
     """What the config of every environment has. Subclass it with a default for `kind`, own fields and :meth:`make`."""
 
+    PACKAGES: ClassVar[tuple[str, ...]] = ()
+    """Packages of others that it plays with: the record keeps their versions."""
+
     kind: str = Field(description="Name of the environment, or module:Class of its config.")
     held_out_from: HeldOutFrom = None
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raise BadInput where a package that it needs cannot be imported, whatever its settings will be."""
 
     @property
     def hidden_rule(self) -> bool:

@@ -10,6 +10,8 @@ from crl.records.base import CHOICES, FLOATS, MASK, TOKENS, Row
 
 GUIDED, FREE = "guided", "free"
 """Streams of Complementary RL: rollouts of a group that are shown an experience, and unguided ones."""
+SYNTHETIC = "synthetic"
+"""Stream of rollouts in a model of the environment, which itself says what is won: an arm of its own in every count."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from crl.records import SYNTHETIC
 from crl.report.rates import Z
 
 TIMINGS = """
@@ -52,7 +53,7 @@ SELECT
     avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
     avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
 FROM (
-    SELECT round, stage, CASE WHEN stream = 'synthetic' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS arm,
+    SELECT round, stage, CASE WHEN stream = '{synthetic}' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS arm,
         family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
     FROM episodes WHERE stage = 'collect'
     UNION ALL BY NAME
@@ -61,8 +62,8 @@ FROM (
 )
 GROUP BY round, stage, arm{by} ORDER BY round, stage, arm{by}
 """
-SUCCESS_BY_ARM = _SUCCESS.format(family="", by="")
-SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family")
+SUCCESS_BY_ARM = _SUCCESS.format(family="", by="", synthetic=SYNTHETIC)
+SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family", synthetic=SYNTHETIC)
 SUCCESS_COLUMNS = (
     ("round", "BIGINT", "round played in"),
     ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -31,9 +33,10 @@ FLOORS = (
     ),
     ("crl.run", "crl.checks"),
     ("crl.envs", "crl.policies", "crl.rollout", "crl.extractor", "crl.bank", "crl.credit", "crl.learn"),
-    ("crl.rounds", "crl.recipes", "crl.worlds"),
+    ("crl.rounds", "crl.recipes"),
     ("crl.engine", "crl.report", "crl.preflight", "crl.audit"),
-    ("crl.lab", "crl.transfer", "crl.trackers"),
+    ("crl.transfer", "crl.trackers", "guests"),
+    ("crl.lab",),
     ("crl.cli", "crl.api", "crl"),
     ("crl.__main__",),
     ("tasks",),
@@ -48,16 +51,22 @@ NEIGHBORS = {
     "crl.text": {"crl.errors", "crl.config", "crl.records", "crl.protocols"},
     "crl.faults": {"crl.errors", "crl.protocols", "crl.text"},
     "crl.recipes": {"crl.rounds"},
-    "crl.lab": {"crl.trackers"},
     "crl": {"crl.api"},
 }
-# The modules that may reach across their floor: an environment searches with the embedders and the index of banks; what
-# scores ids must leave out the same ones as what draws them.
+# The top room may use everything below, and only these use it. Guests are imported by nobody but the laboratory: they
+# are found by their entry points.
+USERS = {"crl.lab": {"crl.cli", "flows"}, "guests": {"crl.lab"}}
+with (ROOT / "pyproject.toml").open("rb") as stream:
+    POINTS = tomllib.load(stream)["project"]["entry-points"]
+# What worlds share, and the folders of guests: a guest imports no other.
+SHARED = ("crl.worlds.json_files", "crl.worlds.search", "crl.worlds.stems")
+GUESTS = {
+    ".".join(target.split(":")[0].split(".")[:3]) for named in POINTS.values() for target in named.values()
+}  # fmt: skip
+# The modules that may reach across their floor: what scores ids must leave out the same ones as what draws them.
 DOORS = {
-    "crl.worlds.hotpotqa.search": {"crl.bank.index", "crl.policies.embedders"},
     "crl.learn.scoring": {"crl.policies.vocabulary"},
     # To go with the next steps of this refactoring.
-    "crl.envs.listing": {"crl.worlds.bridges.packages"},
     "crl.rounds.evaluate_again": {"crl.recipes.complementary.evaluate"},
     "crl.rounds.imported": {"crl.recipes.complementary.consolidate"},
 }
@@ -120,20 +129,35 @@ def house() -> Graph:
     }
 
 
+def guest_of(module: str) -> str | None:
+    """The guest that a module belongs to; what worlds share is one too. None: it belongs to the core."""
+    if module in ("crl.worlds", *SHARED):
+        return "crl.worlds"
+    folder = ".".join(module.split(".")[:3])
+    return folder if folder in GUESTS else None
+
+
 def room_of(module: str) -> str:
-    """The room a module is in: `crl.bank` of `crl.bank.store`, `flows` of `flows.train`."""
+    """The room a module is in: `crl.bank` of `crl.bank.store`, `flows` of `flows.train`; guests are one."""
+    if guest_of(module) is not None:
+        return "guests"
     return ".".join(module.split(".")[: 2 if module.startswith("crl") else 1])
 
 
 def trespasses(graph: Graph) -> list[str]:
-    """Imports that go up, or to a room of the same floor that is not named as a neighbor."""
+    """Imports that go up, to a room of the same floor that is not named as a neighbor, or to one for others."""
     floor_of = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
     found = []
     for module, imported in graph.items():
         for other in imported:
             here, there = room_of(module), room_of(other)
-            allowed = here == there or floor_of[there] < floor_of[here] or there in NEIGHBORS.get(here, set())
-            allowed = allowed or other in DOORS.get(module, set())
+            if here == there == "guests":
+                allowed = guest_of(other) in (guest_of(module), "crl.worlds")
+            elif here != there and there in USERS:
+                allowed = here in USERS[there]
+            else:
+                allowed = here == there or floor_of[there] < floor_of[here] or there in NEIGHBORS.get(here, set())
+                allowed = allowed or other in DOORS.get(module, set())
             if not allowed:
                 found.append(f"{module} imports {other}")
     return sorted(found)
@@ -168,6 +192,12 @@ def test_a_circle_and_an_import_upward_would_be_seen() -> None:
         ("crl.errors", "crl.config.load"),
         ("crl.envs.levels", "crl.bank.retrieve"),
         ("tasks.stage", "flows.training"),
+        ("crl.report.curves", "crl.recipes.erl.report"),
+        ("crl.cli.env", "crl.worlds.bridges.packages"),
+        ("crl.worlds.swe.rows", "crl.worlds.webshop.goals"),
+        ("crl.recipes.erl.round", "crl.recipes.dreamgym.rows"),
+        ("crl.api", "crl.lab.table.build"),
+        ("crl.recipes.erl.round", "crl.lab.reference"),
     ]:
         assert trespasses({**graph, module: graph[module] | {other}}) == [f"{module} imports {other}"]
     assert set(cycle_in({**graph, "crl.records.base": {"crl.protocols"}})) >= {"crl.protocols", "crl.records.base"}
@@ -179,11 +209,39 @@ def test_the_library_imports_no_prefect() -> None:
     assert importers("flows", {"prefect"}) and importers("tasks", {"prefect"}), "this test would see an import"
 
 
+def test_the_core_names_no_module_of_a_guest() -> None:
+    """Not even by `module:name`: deleting a guest's folder and its entry points takes it away."""
+    assert {"crl.recipes.erl", "crl.worlds.swe", "crl.worlds.bridges"} <= GUESTS
+    named = re.compile(rf"({'|'.join(map(re.escape, sorted(GUESTS)))})\b[\w.]*(:\w+)?")
+    texts = {
+        module_of(path): [
+            each.value for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Constant)
+        ]
+        for folder in ("crl", "tasks", "flows")
+        for path in files(folder)
+    }
+    found = {
+        module
+        for module, constants in texts.items()
+        if any(isinstance(each, str) and named.fullmatch(each) for each in constants)
+    }
+    assert {room_of(module) for module in found} == {"guests"}, "recipes name their builders and sections so"
+
+
 def test_model_libraries_stay_in_policies_learn_and_engine() -> None:
     allowed = ("crl/policies/", "crl/learn/", "crl/engine/")
-    # `crl doctor` asks torch which GPU there is.
-    found = [name for name in importers("crl", MODEL_LIBRARIES) if not name.startswith(allowed)]
-    assert found == ["crl/cli/doctor.py"]
+    # `crl doctor` asks torch which GPU there is. A guest may have a file of its own that computes.
+    found = {name for name in importers("crl", MODEL_LIBRARIES) if not name.startswith(allowed)}
+    of_guests = {name for name in found if guest_of(module_of(ROOT / name)) is not None}
+    assert found - of_guests == {"crl/cli/doctor.py"}
+
+
+def test_a_guest_is_named_without_a_model_library() -> None:
+    """Its config and, of a recipe, its round and report are read where nothing computes."""
+    configs = [target.partition(":")[0] for named in POINTS.values() for target in named.values()]
+    recipes = [module.removesuffix(".config") for module in configs if module.endswith(".config")]
+    rounds = [f"{recipe}.{name}" for recipe in recipes for name in ("round", "report")]
+    assert loaded_after(f"import {', '.join([*configs, *rounds])}") == set()
 
 
 def loaded_after(statement: str) -> set[str]:

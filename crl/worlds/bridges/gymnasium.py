@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
@@ -36,6 +36,8 @@ class GymnasiumConfig(BridgeConfig):
     """A registered Gymnasium id whose observations are text."""
 
     model_config = ConfigDict(title="Gymnasium")
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("gymnasium",)
 
     kind: Literal["gymnasium"] = "gymnasium"
     id: str = Field(description="Registered id, or module:id: the module is imported first.")

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -41,6 +41,8 @@ class ReasoningGymConfig(BridgeConfig):
     """A dataset of reasoning-gym: one question, one answer, the package's own scorer."""
 
     model_config = ConfigDict(title="reasoning-gym")
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("reasoning-gym",)
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str = Field(description="Name of the dataset, such as chain_sum.")

@@ -14,7 +14,7 @@ import contextlib
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -36,6 +36,8 @@ class TextArenaConfig(BridgeConfig):
     """A single-player game of TextArena."""
 
     model_config = ConfigDict(title="TextArena")
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("textarena",)
 
     kind: Literal["textarena"] = "textarena"
     id: str = Field("GuessTheNumber-v0", description="Registered id of a single-player game, such as Mastermind-v0.")

@@ -19,7 +19,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -51,6 +51,8 @@ class MiniHackConfig(EnvironmentConfig):
     """A registered MiniHack task."""
 
     model_config = ConfigDict(title="MiniHack")
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("minihack", "nle")
 
     kind: Literal["minihack"] = "minihack"
     id: str = Field("MiniHack-Room-Ultimate-5x5-v0", description="Registered MiniHack id.")
