@@ -1,6 +1,6 @@
 # `make train` and `make test` are all a newcomer needs; both set up .venv first. `make help` lists the rest.
 # Variables: ROUNDS, EXPERIMENT, FAISS (cpu, or gpu to search on a GPU), CRL_GPU_MODEL (directory of a model, for `make gpu`),
-# PYTHON (interpreter to build .venv with), PIP_FLAGS (for every pip call), TEST_JOBS;
+# PYTHON (interpreter to build .venv with), PIP_FLAGS (for every pip call), TEST_JOBS, ROOM (whose slow tests to run);
 # of `make ui`: PORT, PAGES_PORT (report pages; the one after PORT), AUTH (user:password; nobody is asked by default).
 
 SHELL := /bin/bash
@@ -13,6 +13,7 @@ EXPERIMENT ?= conf/quickstart.yaml
 PORT ?= 4200
 PYTHON ?=
 PIP_FLAGS ?=
+ROOM ?=
 # More than cores: many tests wait for processes.
 TEST_JOBS ?= 3
 
@@ -122,8 +123,14 @@ test: style ## ruff, then mypy beside every test that is neither slow nor needs 
 	  -o faulthandler_exit_on_timeout=true || failed=$$?; \
 	wait $$types || failed=$$?; echo "mypy: $$(cat build/mypy.txt)"; exit $$failed
 
-test-slow: setup ## the slow tests: learning, kills, several processes
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "slow and not gpu"
+# A room is a folder or file below tests/; of tests/unit, tests/worlds and tests/recipes the name alone will do.
+test-slow: ROOMS = $(wildcard $(foreach folder,tests tests/unit tests/worlds tests/recipes,$(folder)/$(ROOM)))
+test-slow: setup ## the slow tests (hours), or of one ROOM (minutes): make test-slow ROOM=faults
+	@$(if $(ROOMS),,echo "test-slow: there is no room $(ROOM)." >&2; \
+	  echo "What to do: name a folder or file below tests/, tests/unit/, tests/worlds/ or tests/recipes/:" >&2; \
+	  echo "  make test-slow ROOM=engine" >&2; exit 1;) \
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "slow and not gpu" $(if $(ROOM),$(firstword $(ROOMS)),tests) || \
+	  { ended=$$?; [ $$ended = 5 ] && echo "test-slow: $(ROOM) has no slow tests" || exit $$ended; }
 
 test-browser: setup ## make ui in headless Chromium, every click that docs/operations.md shows; part of the slow tests
 	@$(TEST_ENV) $(BIN)/python -m pytest -q tests/browser
