@@ -13,7 +13,7 @@ from crl.report.curves import success_charts
 from crl.report.rates import Rate
 from crl.report.summary import RoundSummary, summarize
 from crl.report.views import query
-from tests.unit.recipes import dreamgym_played
+from tests.recipes.dreamgym import dreamgym_played
 
 ROUNDS = 3
 PAGE = (Path(__file__).parents[3] / "docs" / "sql.md").read_text(encoding="utf-8")

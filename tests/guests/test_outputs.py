@@ -7,7 +7,9 @@ from pathlib import Path
 
 from crl.preflight.estimate import evaluated_of, outputs_of
 from crl.records import Evaluation, Generation, Sample
-from tests.unit.recipes import dreamgym_played, erl_played, replay_played
+from tests.recipes.dreamgym import dreamgym_played
+from tests.recipes.erl import erl_played
+from tests.recipes.importance_replay import replay_played
 from tests.unit.recipes.played import Played, experiment
 
 

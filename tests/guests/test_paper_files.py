@@ -10,7 +10,7 @@ import yaml
 from crl.config.load import load_experiment
 from crl.envs import check_environment
 from crl.recipes.complementary.ready import check_placeholders
-from tests.unit.recipes.test_paper_method import PAPER
+from tests.worlds.minihack.test_paper_method import PAPER
 
 TASKS = {
     "minihack_maze": ("minihack", "MiniHack-MazeWalk-9x9-v0"),
