@@ -25,6 +25,7 @@ from crl.preflight.shapes import SHAPES, ModelShape, shape_of
 from crl.preflight.work import longest, longest_stage, work_of
 from tests import tiny_run
 from tests.marks import sampled
+from tests.recipe_runs import requires
 
 SCALE = tiny_run.ROOT / "conf/scale/qwen-7b.yaml"
 SHAPE = ModelShape(vocabulary=1000, hidden=64, layers=3, key_value=32, intermediate=160, query=128)
@@ -114,6 +115,7 @@ def test_zero_divides_what_its_stage_says(
     assert made.optimizer - update_memory(SHAPE, plain, 8).optimizer == 8 * count // (ranks if stage else 1)
 
 
+@requires("erl")
 @pytest.mark.parametrize(("kl", "lora", "copies"), [(0.001, None, 1), (0.0, None, 0), (0.001, {"rank": 2}, 0)])
 def test_a_penalty_for_leaving_the_base_model_holds_a_second_one_beside_full_weights(
     kl: float, lora: dict[str, int] | None, copies: int
