@@ -81,6 +81,8 @@ class RecipeConfig(Model):
     over: a fork that keeps recorded rollouts may change them."""
     REPORT: ClassVar[str | None] = None
     """`module:name` of what it adds to the report of its runs (`crl.report.sections.Section`); None: nothing."""
+    TABLES: ClassVar[Mapping[str, Any]] = {}
+    """Settings with which `conf/<kind>.yaml` writes every table that it brings, for `docs/schema.md`."""
     OVERLAPS: ClassVar[bool] = False
     """Whether it builds rounds of two tracks where `method.overlap` asks for it."""
 

@@ -267,24 +267,26 @@ def test_the_longest_stage_is_an_evaluation_or_an_update_for_all_roles_that_shar
 def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model that is nowhere on this machine: 7.6 billion parameters, adapters of rank 16, one GPU."""
     monkeypatch.setattr("crl.policies.precision.computes_bfloat16", lambda: True)
-    needed = estimate(load_experiment(SCALE))
+    experiment = load_experiment(SCALE)
+    needed = estimate(experiment)
     parameters, adapters = 7_615_283_200, 28 * 16 * (4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18_944))
     actor, update = needed.sampling["actor"], needed.updates["actor"]
     assert actor.weights == 2 * parameters and update.weights == 4 * parameters
     assert actor.cache == 32 * 4096 * 28 * 2 * 512 * 2  # rows, tokens, layers, keys and values, width, bytes
-    assert needed.written_bytes == 12 * adapters == checkpoint_bytes(SHAPES["Qwen/Qwen2.5-7B-Instruct"], ROLE_7B)
+    assert (
+        needed.written_bytes
+        == 12 * adapters
+        == checkpoint_bytes(SHAPES["Qwen/Qwen2.5-7B-Instruct"], experiment.method.role("actor"))
+    )
     assert needed.disk_bytes(5) == 3 * 12 * adapters + 5 * 18 * 64 * (4096 + 4096)
     work = needed.work["actor"]
-    held_out = 2 * sum(family.evaluation_seeds.count for family in load_experiment(SCALE).method.families)
+    held_out = 2 * sum(family.evaluation_seeds.count for family in experiment.method.families)
     assert work.read_and_sampled == 64 * 4096 and work.tokens == (64 + held_out) * 4096, "evaluated in every round"
     assert work.sampling_flops == pytest.approx(2 * (parameters - 152_064 * 3584) * 64 * 4096, rel=0.15)
     # Both roles play with copies of their own, beside the trainer that the last round left.
     held = 2 * actor.weights + update.kept
     assert held < (needed.memory_bytes or 0) < held + actor.loading + actor.cache + actor.working + 2 * 2**30
     assert needed.device_bytes < 80e9, "it is meant for one GPU of 80 GB"
-
-
-ROLE_7B = load_experiment(SCALE).method.role("actor")
 
 
 @pytest.mark.slow
