@@ -15,7 +15,7 @@ from crl.recipes.complementary import approve, consolidate, evaluate, initialize
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.complementary.proposal import SCORES
 from crl.recipes.complementary.round import BANK_TABLES, when
-from crl.recipes.erl import attempts, credit, health, memory, plan, ready, reflect
+from crl.recipes.erl import attempts, credit, health, memory, prompts, reflect
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
 from crl.recipes.erl.rows import REFLECTION_SUITE, Reflection
@@ -56,7 +56,7 @@ def build(method: Method) -> Recipe:
     bank_before = Read("consolidate", -1, BANK)
     proposal = (bank_before, Read("distill"), Read("merge"), Read("credit", -1, SCORES))
     stages = (
-        Stage(name="plan", run=plan.plan, writes=(Task,)),
+        Stage(name="plan", run=attempts.plan, writes=(Task,)),
         Stage(
             name="collect",
             reads=(Read("plan"), weights(ACTOR, 1)),
@@ -124,7 +124,7 @@ def build(method: Method) -> Recipe:
             "nll": NLL,
         },
         suites={Reflection: REFLECTION_SUITE},
-        check_ready=ready.check_ready,
+        check_ready=prompts.check_ready,
     )
 
 

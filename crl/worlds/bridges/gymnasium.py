@@ -21,8 +21,7 @@ from pydantic import ConfigDict, Field, model_validator
 from crl.errors import BadInput
 from crl.protocols import Actions, FreeText
 from crl.worlds.bridges.packages import WHERE, Argument, BridgeConfig, Real, Whole, check_known, package
-from crl.worlds.bridges.streams import GlobalStreams, Untouched
-from crl.worlds.bridges.wave import Episode, Outcome, Wave, seed_of
+from crl.worlds.bridges.wave import Episode, GlobalStreams, Outcome, Untouched, Wave, seed_of
 
 _GOAL_FIELDS = ("mission", "goal", "task", "instruction")
 _PROBES = 16

@@ -23,8 +23,7 @@ from crl.envs.levels import Levels
 from crl.errors import BadInput
 from crl.protocols import Actions, FreeText
 from crl.worlds.bridges.packages import WHERE, Argument, BridgeConfig, Real, Whole, check_known, package
-from crl.worlds.bridges.streams import GlobalStreams
-from crl.worlds.bridges.wave import Episode, LeveledWave, Outcome, seed_of
+from crl.worlds.bridges.wave import Episode, GlobalStreams, LeveledWave, Outcome, seed_of
 
 Parameter = Argument | list[str] | list[Whole] | list[Real] | dict[str, Any]
 """What a dataset's parameter may be."""

@@ -21,8 +21,7 @@ from pydantic import ConfigDict, Field, model_validator
 from crl.errors import BadInput
 from crl.protocols import Actions, FreeText
 from crl.worlds.bridges.packages import WHERE, Argument, BridgeConfig, check_known, package
-from crl.worlds.bridges.streams import GlobalStreams
-from crl.worlds.bridges.wave import Episode, Outcome, Wave, seed_of
+from crl.worlds.bridges.wave import Episode, GlobalStreams, Outcome, Wave, seed_of
 
 _NLTK_DATA: Mapping[str, tuple[str, str]] = {
     "words": ("words", "corpora/words"),

@@ -20,8 +20,8 @@ from crl.recipes.importance_replay.buffer import (
     to_refresh,
 )
 from crl.recipes.importance_replay.config import ReplayProbeConfig
-from crl.recipes.importance_replay.features import compressed, features_of
 from crl.recipes.importance_replay.measure import improvements, labeled
+from crl.recipes.importance_replay.network import compressed, features_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, Improvement, ProbePair, ReplayDraw, ReplayItem
 
 
