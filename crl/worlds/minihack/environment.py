@@ -3,8 +3,8 @@
 NLE instances are kept in a pool by slot, because making one costs ten times a reset. An episode is deterministic in
 its seed: both NetHack generators are seeded without reseeding, effects of the wall clock (moon phase, Friday the 13th)
 are fixed, and Python's global generator, from which some tasks pick a level, is seeded around each reset. What the
-agent reads is built in `screen`, the end of a game in `ending`, its action names in `actions`; the demonstrator is `oracle`. Which level a seed means, held out or not, is said by
-`levels`, over layouts that `level` draws.
+agent reads is built in `screen`, the end of a game in `ending`, its action names in `actions`; the demonstrator is
+`oracle`. Which level a seed means, held out or not, is said by `levels`, over layouts that `level` draws.
 """
 
 from __future__ import annotations
