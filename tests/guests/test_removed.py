@@ -40,6 +40,13 @@ PAGES = {
     "docs/splits.md": ("-m", "crl.config.splits"),
     "data/splits.csv": ("-m", "crl.config.splits", "--csv"),
 }
+MIXED = {
+    "tests/docs/test_commands.py::test_every_key_named_exists": "pages of guests name keys of theirs",
+    "tests/docs/test_results.py": "studies of several recipes, with guests among their arms",
+    "tests/unit/preflight/test_parts.py": "conf/scale/qwen-7b.yaml plays MiniHack",
+    "tests/unit/preflight/test_needs.py": "the same",
+}
+"""Tests that stay where they are and need a guest: why."""
 LEFT = shutil.ignore_patterns(".git", ".venv*", "*.egg-info", "runs", "__pycache__", ".*_cache", ".hypothesis", "build")
 MINUTES = 60
 
@@ -120,7 +127,9 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_cores_own_tests_hold_without_any_guest(core: Path) -> None:
     listed = python(core, "-m", "crl", "env", "list", "--json")
     assert '"sokoban"' in listed and not [name for name in POINTS["crl.environments"] if f'"{name}"' in listed]
-    told = python(core, "-m", "pytest", "-q", "-m", "not slow and not gpu", "-p", "no:cacheprovider", minutes=MINUTES)
+    left_out = [f"--deselect={name}" for name in MIXED]
+    words = ("-q", "-m", "not slow and not gpu", "-p", "no:cacheprovider", *left_out)
+    told = python(core, "-m", "pytest", *words, minutes=MINUTES)
     passed = next(line for line in told.splitlines()[::-1] if " passed" in line)
     assert int(passed.split(" passed")[0].split()[-1]) > 1000, passed
 
