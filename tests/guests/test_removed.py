@@ -43,8 +43,25 @@ PAGES = {
 MIXED = {
     "tests/docs/test_commands.py::test_every_key_named_exists": "pages of guests name keys of theirs",
     "tests/docs/test_results.py": "studies of several recipes, with guests among their arms",
-    "tests/unit/preflight/test_parts.py": "conf/scale/qwen-7b.yaml plays MiniHack",
-    "tests/unit/preflight/test_needs.py": "the same",
+    **dict.fromkeys(
+        [
+            "tests/unit/lab/study/test_study_file.py::test_arms_of_another_study_are_run_with_what_every_arm_sets",
+            "tests/unit/lab/study/test_study_file.py::test_a_recipe_that_knows_no_warm_start_begins_with_that_of_another",
+        ],
+        "arms of a study that are guests",
+    ),
+    **dict.fromkeys(
+        [
+            "tests/unit/cli/test_doctor.py::test_a_7b_experiment_is_ready_and_what_is_too_big_is_said",
+            "tests/unit/preflight/test_estimate.py::test_a_server_on_a_gpu_takes_its_share_and_a_kept_trainer_goes_before",
+            "tests/unit/preflight/test_needs.py::test_a_7b_experiment_by_hand",
+            "tests/unit/preflight/test_needs.py::test_shards_sample_side_by_side_as_far_as_there_are_parts_and_gpus",
+            "tests/unit/preflight/test_parts.py::test_doctor_says_where_shards_would_have_nothing_to_do",
+            "tests/unit/preflight/test_parts.py::test_the_commands_of_the_page_on_scale_split_the_games",
+            "tests/unit/recipes/test_lengths.py::test_a_model_that_is_elsewhere_is_not_measured",
+        ],
+        "conf/scale/qwen-7b.yaml plays MiniHack",
+    ),
 }
 """Tests that stay where they are and need a guest: why."""
 LEFT = shutil.ignore_patterns(".git", ".venv*", "*.egg-info", "runs", "__pycache__", ".*_cache", ".hypothesis", "build")
