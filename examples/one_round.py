@@ -29,10 +29,9 @@ from crl.bank.segments import new_segments, place
 from crl.bank.snapshot import Snapshot
 from crl.config import Method, RoleConfig
 from crl.config.load import load_experiment
-from crl.credit.buffer import fill_buffer, select_batches
-from crl.credit.credit import credits_of, entry_scores, free_means
-from crl.credit.rewards import use_rewards
-from crl.credit.samples import cispo_samples, grpo_samples
+from crl.credit.buffer import Earned, Output, fill_buffer
+from crl.credit.samples import cispo_samples, grpo_samples, select_batches
+from crl.credit.uses import credits_of, earned_when_written, entry_scores, free_means
 from crl.envs import make_environment
 from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.formats import ParsedOperation, write_operations
@@ -146,7 +145,7 @@ class CoEvolution:
 
         # Credit of the round's uses: +1 or -1 for the output that wrote the text.
         credits = credits_of(episodes, retrievals)
-        uses, _ = use_rewards(episodes, credits, retrievals, [], [], objective)
+        earned = [Earned(each.generation_id, each.outcome) for each in credits]
         self.scores = entry_scores(self.scores, credits)
 
         # The actor's samples: advantages inside the guided and inside the free members of a group (eq. 5).
@@ -155,11 +154,9 @@ class CoEvolution:
 
         # The extractor's samples: outputs wait in a buffer until they are scored, the oldest first; the advantage is an
         # output's mean score less the mean of those of the batch that are not malformed (eq. 3), times eq. 7's weight.
-        origins = {name: (generation.round, "distill") for name, generation in self.written.items()}
-        self.buffer = fill_buffer(
-            self.buffer, uses, [each.distillation for each in distilled], round=number, config=objective,
-            origins=origins, free_means=free_means(episodes),
-        )  # fmt: skip
+        earned += earned_when_written([each.distillation for each in distilled], free_means(episodes), objective)
+        outputs = [Output(name, (generation.round, "distill")) for name, generation in self.written.items()]
+        self.buffer = fill_buffer(self.buffer, outputs, earned, None, round=number)
         batches, self.buffer = select_batches(self.buffer, objective, round=number)
         extractor_samples = cispo_samples(batches, self.written, objective, round=number)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
-from crl.credit.credit import entry_scores
+from crl.credit.uses import entry_scores
 from crl.records import (
     BufferItem,
     Credit,

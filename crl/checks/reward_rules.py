@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from crl.checks.suite import CrossRule, Suite
+from crl.config.mechanisms import CREDIT_RULES
 from crl.records import EntryUsefulness, Judgment, Row, SuccessRate, UseReward
 
 REWARD_SUITES: dict[type[Row], Suite] = {
@@ -32,7 +33,8 @@ REWARD_SUITES: dict[type[Row], Suite] = {
     UseReward: Suite(
         key=("episode_id", "entry_id"),
         filled=("episode_id", "entry_id", "generation_id"),
-        sets={"basis": ("outcome", "guided_minus_free", "usefulness", "other_task", "own_task", "none")},
+        # Each rule of credit may name what it takes for r by its own name, which says no more of the reward.
+        sets={"basis": (*CREDIT_RULES, "usefulness", "other_task", "own_task", "none")},
         ranges={"usefulness": (-1, 1)},
         rows={
             "an outcome is +1 or -1": "outcome IS NULL OR outcome IN (-1, 1)",
@@ -44,7 +46,8 @@ REWARD_SUITES: dict[type[Row], Suite] = {
                 "CASE basis WHEN 'guided_minus_free' THEN abs(reward - coalesce(critic_score, 0)) <= 2 + 1e-9 "
                 "ELSE abs(reward - coalesce(critic_score, 0) "
                 "- CASE WHEN basis IN ('outcome', 'other_task') THEN outcome "
-                "WHEN basis = 'usefulness' THEN usefulness ELSE 0 END) < 1e-9 END"
+                "WHEN basis = 'usefulness' THEN usefulness WHEN basis IN ('own_task', 'none') THEN 0 "
+                "ELSE reward - coalesce(critic_score, 0) END) < 1e-9 END"
             ),
         },
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -196,6 +196,21 @@ class ActorObjective(Model):
     correction: Correction = None
 
 
+CREDIT_RULES = {
+    "outcome": "±1 as the paper",
+    "guided_minus_free": "±1 less the mean of unguided rollouts",
+    "running_usefulness": "what its entry is worth by then",
+    "other_tasks": "±1, one mean per task, of the note's own only verdicts",
+    "trend": "not uses are scored, but an output by its episode's ±1 less the largest utility among the experiences "
+    "retrieved for that task",
+}
+"""Rules of credit by name, each with what a use earns by it: the files of these names in `crl/credit/rules`."""
+if TYPE_CHECKING:
+    CreditRule = str
+else:
+    CreditRule = Literal[tuple(CREDIT_RULES)]
+
+
 class ExtractorObjective(Model):
     """Eq. 3 and 7."""
 
@@ -219,11 +234,11 @@ class ExtractorObjective(Model):
     return_reward: Literal["none", "free_mean"] | Annotated[float, Field(ge=-1000, le=1000)] = Field(
         "none", description="Reward of `return`: unscored, the mean of its group's unguided rollouts, or a number."
     )
-    credit: Literal["outcome", "guided_minus_free", "running_usefulness", "other_tasks", "trend"] = Field(
+    credit: CreditRule = Field(
         "outcome",
-        description="Reward of a use: ±1 as the paper; ±1 less the mean of unguided rollouts; running usefulness; ±1, "
-        "one mean per task, of the note's own only verdicts. trend: not uses are scored, but an output by its episode's"
-        " ±1 less the largest utility among the experiences retrieved for that task.",
+        description="Reward of a use. "
+        + "; ".join(f"{name}: {meaning}" for name, meaning in CREDIT_RULES.items())
+        + ".",
     )
     usefulness_decay: float = Field(0.95, gt=0, lt=1, description="Decay of the running usefulness.")
     correction: Correction = None

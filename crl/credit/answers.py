@@ -7,31 +7,21 @@ it is scored once and trained once; several answers of an episode earn the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from crl.config import ExtractorObjective
-from crl.credit.credit import free_means, outcome, usable
+from crl.credit.buffer import Earned
+from crl.credit.uses import free_means, outcome, usable
 from crl.records import Episode, Question
-
-
-class AnswerReward(NamedTuple):
-    """What one recorded answer earned, on its way to the extractor's buffer."""
-
-    generation_id: str
-    kind: str
-    """`answer`, or `malformed` where the extractor wrote none."""
-    reward: float
-    """-1 to 1; -2 to 2 with `credit: guided_minus_free`."""
 
 
 def answer_rewards(
     questions: Iterable[Question], episodes: Sequence[Episode], config: ExtractorObjective
-) -> list[AnswerReward]:
+) -> list[Earned]:
     """One reward per answer that was sampled for a usable episode, in the order of `questions`.
 
-    The reward is the outcome; `guided_minus_free` subtracts the mean of the group's unguided rollouts; a running
-    usefulness belongs to an entry, so with it too an answer earns the outcome. An empty answer is a malformed output:
-    it earns `malformed_reward`, and is left out where that is `none`.
+    The reward is the outcome, -1 to 1; `guided_minus_free` subtracts the mean of the group's unguided rollouts.
+    A running usefulness belongs to an entry, so with it too an answer earns the outcome. An empty answer is a malformed
+    output: it earns `malformed_reward`, and is left out where that is `none`.
     """
     outcomes = {episode.episode_id: outcome(episode) for episode in episodes if usable(episode)}
     unguided = free_means(episodes) if config.credit == "guided_minus_free" else {}
@@ -41,7 +31,7 @@ def answer_rewards(
             continue
         if question.answer is not None:
             reward = outcomes[question.episode_id] - unguided.get(question.episode_id, 0.0)
-            earned.append(AnswerReward(question.generation_id, "answer", reward))
+            earned.append(Earned(question.generation_id, reward, "answer"))
         elif config.malformed_reward != "none":
-            earned.append(AnswerReward(question.generation_id, "malformed", float(config.malformed_reward)))
+            earned.append(Earned(question.generation_id, float(config.malformed_reward), "malformed"))
     return earned

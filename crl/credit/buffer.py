@@ -1,26 +1,26 @@
 """The extractor's buffer: outputs on their way to training, and the reweighting of eq. 7.
 
-An output enters at its first use (a malformed one at once, where it is scored; a `return` as well), collects uses until
-it is trained, and may re-enter with new uses. An output whose text the bank held already enters too and shares the uses
-of that text from then on: repeating what is known is no way out of being scored. An update takes the oldest; a round
-trains as many batches as are full. An answer to a question, where those are trained, enters scored and is trained once.
-What can never be used again (its text left the bank) ends: with a reason where it was never trained; nothing else is
-dropped. Pure functions: buffer rows of the last round in, buffer rows of this round out.
+An output enters with the first thing that it earns, collects what its uses earn until it is trained, and may re-enter
+with new uses. What is scored once and for all (a malformed output, an answer) is trained once. An output whose text the
+bank held already enters too and shares the uses of that text from then on: repeating what is known is no way out of
+being scored. What can never be used again (its text left the bank) ends: with a reason where it was never trained;
+nothing else is dropped. What earns how much is said elsewhere (`written.py`, `rules/`): here it is a list. Pure
+functions: buffer rows of the last round in, buffer rows of this round out.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from crl.config import ExtractorObjective
-from crl.credit.answers import AnswerReward
-from crl.credit.other_credit import Tasks, one_per_task
 from crl.errors import RecordDamaged
-from crl.records import BufferItem, Distillation, Metric, UseReward
+from crl.records import BufferItem, Metric, UseReward
 
+USED: Final = "used"
+"""Kind of an output that is scored by its uses: what it earns adds up until it is trained."""
 SCORED: Final = "scored"
 """Kind of an output that was scored when it was written, by its trial or by the trend, and not by uses."""
 _ORDERS_A_ROUND = 1_000_000
@@ -34,6 +34,25 @@ class HeldText(NamedTuple):
     """Entry that holds it."""
     generation_id: str
     """Output that wrote it."""
+
+
+class Output(NamedTuple):
+    """An output of the extractor that may enter the buffer."""
+
+    generation_id: str
+    origin: tuple[int, str]
+    """(round, stage) that wrote it."""
+    repeats: Sequence[HeldText] = ()
+    """The texts it wrote that the bank held already, each once."""
+
+
+class Earned(NamedTuple):
+    """What an output earned by one event: all that the buffer knows of rules and options."""
+
+    generation_id: str
+    reward: float
+    kind: str = USED
+    """:data:`USED`: one of several uses. Else it is scored once: :data:`SCORED`, malformed, return or answer."""
 
 
 def reweight(train_count: int, last_trained_round: int | None, *, round: int, config: ExtractorObjective) -> float:
@@ -61,110 +80,72 @@ def _settled(previous: Iterable[BufferItem]) -> dict[str, BufferItem]:
     return items
 
 
-def _scored_at_once(
-    row: Distillation, config: ExtractorObjective, free_means: Mapping[str, float]
-) -> tuple[str, float] | None:
-    """(kind, reward) of an output that is scored without a use; None for one that waits for uses, or is unscored."""
-    if row.verdict == "malformed":
-        return None if config.malformed_reward == "none" else ("malformed", float(config.malformed_reward))
-    if row.verdict != "return" or config.return_reward == "none":
-        return None
-    if config.return_reward == "free_mean":
-        mean = free_means.get(row.episode_id) if row.episode_id is not None else None
-        return None if mean is None else ("return", mean)
-    return "return", float(config.return_reward)
+def earners(previous: Iterable[BufferItem], unpaid: Set[str]) -> Callable[[UseReward], list[str]]:
+    """Who earns by the use of a text: the output that wrote it and, in the order of the buffer, those that repeated it
+    since. `unpaid` are outputs that earn nothing by uses."""
+    repeated_by: dict[HeldText, list[str]] = defaultdict(list)
+    for item in _settled(previous).values():
+        for text in _repeated_texts(item):
+            repeated_by[text].append(item.generation_id)
+
+    def of(use: UseReward) -> list[str]:
+        named = (use.generation_id, *repeated_by.get(HeldText(use.entry_id, use.generation_id), ()))
+        return [name for name in named if name not in unpaid]
+
+    return of
 
 
 def fill_buffer(
-    previous: Sequence[BufferItem],
-    uses: Sequence[UseReward],
-    distillations: Sequence[Distillation],
+    previous: Iterable[BufferItem],
+    outputs: Sequence[Output],
+    earned: Iterable[Earned],
+    held: Set[HeldText] | None,
     *,
     round: int,
-    config: ExtractorObjective,
-    origins: Mapping[str, tuple[int, str]],
-    free_means: Mapping[str, float],
-    unpaid: Set[str] = frozenset(),
-    repeats: Mapping[str, Sequence[HeldText]] | None = None,
-    held: Set[HeldText] | None = None,
-    answers: Sequence[AnswerReward] = (),
-    scored: Mapping[str, float] | None = None,
-    scored_kind: str = SCORED,
-    tasks: Tasks | None = None,
 ) -> list[BufferItem]:
-    """The buffer after this round's uses and outputs, oldest entry first.
+    """The buffer after what outputs earned in a round, oldest entry first.
 
-    `uses` add themselves and their reward to the output that wrote the text, and to those that repeated it since;
-    `distillations` are the outputs written this round (distill and merge). `origins` says for an output by generation
-    id which (round, stage) wrote it; it is read for outputs that enter. `free_means` is `credit.free_means` of this
-    round's episodes, for `return_reward: free_mean` (a `return` whose group has no free member stays unscored).
-    `unpaid` are outputs whose uses train nobody but those that repeat their texts: they are of another run, or were
-    scored at once. `scored` has what outputs of this round earned at once (by a trial, or by the trend): as one use of
-    several (`scored_kind` used), or once and for all (:data:`SCORED`).
-    `repeats` gives, for outputs of this round that wrote what the bank held already, those texts, each once.
-    `held` are the texts of the bank after the round (None: unknown; others than those of the outputs in question may be
-    left out): what has no use and no text there is dropped, or just ends where it was trained before. `answers` are
-    what answers of this round's episodes earned. With `tasks` an output counts each task once (its own by verdicts
-    alone), by the mean of the uses that it earns by there. New items enter in the order of first use, then in that of
-    `distillations`, then in that of `answers`. Raises RecordDamaged for a used output without an origin.
+    `outputs` are those of this round, in the order in which they enter, and in any order earlier ones that earned
+    something; these enter first, by what they earned first. `held` are the texts of the bank after the round (None:
+    unknown; others than those of the outputs in question may be left out): what has no use and no text there is
+    dropped, or just ends where it was trained before. Raises RecordDamaged where nothing says who wrote an output.
     """
-    items = _settled(previous)
-    repeated_by: dict[HeldText, list[str]] = defaultdict(list)
-    for item in items.values():
-        for text in _repeated_texts(item):
-            repeated_by[text].append(item.generation_id)
+    items, known = _settled(previous), {output.generation_id: output for output in outputs}
+    earned_by: dict[str, list[Earned]] = defaultdict(list)
+    for each in earned:
+        earned_by[each.generation_id].append(each)
+    written = {name: output for name, output in known.items() if output.origin[0] == round}
     entered = 0
-
-    def enter(generation_id: str, kind: str, origin: tuple[int, str], repeated: Sequence[HeldText] = ()) -> BufferItem:
-        nonlocal entered
-        order = round * _ORDERS_A_ROUND + entered
-        entered += 1
-        return BufferItem(
-            generation_id=generation_id, generation_round=origin[0], generation_stage=origin[1], kind=kind,
-            entered_round=round, entered_order=order, uses=0, score_sum=0.0, train_count=0,
-            last_trained_round=None, status="waiting", reason=None,
-            repeats=[text.generation_id for text in repeated], repeated_entries=[text.entry_id for text in repeated],
-        )  # fmt: skip
-
-    earned = [
-        (generation_id, use)
-        for use in uses
-        for generation_id in (use.generation_id, *repeated_by[HeldText(use.entry_id, use.generation_id)])
-        if generation_id not in unpaid
-    ]
-    for generation_id, use in earned if tasks is None else one_per_task(earned, tasks):
-        known = items.get(generation_id)
-        if known is None:
-            if generation_id not in origins:
+    for name in (*(name for name in earned_by if name not in written), *written):
+        events, item = earned_by.get(name, []), items.get(name)
+        if item is None:
+            if name not in known:
                 raise RecordDamaged(
-                    f"experience {use.entry_id} was used, but nothing says which stage wrote {generation_id}",
+                    f"{name} earned {events[0].reward:g}, but nothing says which stage wrote it",
                     expected="the bank's snapshot to name the output behind every text",
-                    where=f"round {use.round}, episode {use.episode_id}",
+                    where=f"round {round}",
                     next_step="run `crl verify` on the run",
                 )
-            item = enter(generation_id, "used", origins[generation_id])
-        elif known.status == "trained":
-            origin = (known.generation_round, known.generation_stage)
-            fresh = enter(generation_id, known.kind, origin, _repeated_texts(known))
-            item = replace(fresh, train_count=known.train_count, last_trained_round=known.last_trained_round)
-        else:
-            item = known
-        items[generation_id] = replace(item, uses=item.uses + 1, score_sum=item.score_sum + use.reward)
-    for row in distillations:
-        origin = origins.get(row.generation_id, (row.round, row.kind))
-        at_once = _scored_at_once(row, config, free_means)
-        if at_once is not None:
-            kind, reward = at_once
-            items[row.generation_id] = replace(enter(row.generation_id, kind, origin), uses=1, score_sum=reward)
-        elif scored and row.generation_id in scored:
-            shared = () if scored_kind == SCORED else (repeats or {}).get(row.generation_id, ())
-            item = enter(row.generation_id, scored_kind, origin, shared)
-            items[row.generation_id] = replace(item, uses=1, score_sum=scored[row.generation_id])
-        elif repeats and row.generation_id in repeats:
-            items[row.generation_id] = enter(row.generation_id, "used", origin, repeats[row.generation_id])
-    for answer in answers:
-        item = enter(answer.generation_id, answer.kind, (round, "collect"))
-        items[answer.generation_id] = replace(item, uses=1, score_sum=answer.reward)
+            output = known[name]
+            if not events and not output.repeats:
+                continue  # unscored, or it waits for the first use of what it wrote
+            kind = events[0].kind if events else USED
+            item = BufferItem(
+                generation_id=name, generation_round=output.origin[0], generation_stage=output.origin[1], kind=kind,
+                entered_round=round, entered_order=round * _ORDERS_A_ROUND + entered, uses=0, score_sum=0.0,
+                train_count=0, last_trained_round=None, status="waiting", reason=None,
+                # What is scored once and for all has no share in later uses.
+                repeats=[text.generation_id for text in output.repeats if kind == USED],
+                repeated_entries=[text.entry_id for text in output.repeats if kind == USED],
+            )  # fmt: skip
+            entered += 1
+        elif item.status == "trained":
+            order = round * _ORDERS_A_ROUND + entered
+            item = replace(item, status="waiting", entered_round=round, entered_order=order)
+            entered += 1
+        for each in events:
+            item = replace(item, uses=item.uses + 1, score_sum=item.score_sum + each.reward)
+        items[name] = item
     kept = items.values() if held is None else _while_held(items.values(), held)
     return sorted(kept, key=lambda item: item.entered_order)
 
@@ -201,45 +182,6 @@ def ripe_items(buffer: Iterable[BufferItem], config: ExtractorObjective, *, roun
         for item in sorted(scored_items(buffer), key=lambda item: item.entered_order)
         if reweight(item.train_count, item.last_trained_round, round=round, config=config) > 0
     ]
-
-
-def select_batches(
-    buffer: Sequence[BufferItem], config: ExtractorObjective, *, round: int
-) -> tuple[list[list[BufferItem]], list[BufferItem]]:
-    """The batches of this round's updates, oldest first, and the buffer after them.
-
-    As many batches of `config.batch` ripe items (:func:`ripe_items`) as there are, at most `config.max_batches`.
-
-    A batch takes the oldest. Equal rewards have no advantage and train nothing, so where the oldest are all equal the
-    last place goes to the oldest item with another reward; where there is none, nothing is taken and all keep waiting.
-
-    The selected items are returned as they are **before** this training (eq. 7 counts earlier ones); in the buffer
-    returned they have status `selected`, one more training and this round as the last. All others are unchanged.
-    """
-    ripe = ripe_items(buffer, config, round=round)
-    batches: list[list[BufferItem]] = []
-    while len(ripe) >= config.batch and len(batches) < config.max_batches:
-        batch = ripe[: config.batch]
-        if _mean_reward(batch[0]) == min(map(_mean_reward, batch)) == max(map(_mean_reward, batch)):
-            other = next((item for item in ripe if _mean_reward(item) != _mean_reward(batch[0])), None)
-            if other is None:
-                break
-            batch[-1] = other
-        taken = {item.generation_id for item in batch}
-        ripe = [item for item in ripe if item.generation_id not in taken]
-        batches.append(batch)
-    chosen = {item.generation_id for batch in batches for item in batch}
-    after = [
-        replace(item, status="selected", train_count=item.train_count + 1, last_trained_round=round)
-        if item.generation_id in chosen
-        else item
-        for item in buffer
-    ]
-    return batches, after
-
-
-def _mean_reward(item: BufferItem) -> float:
-    return item.score_sum / item.uses
 
 
 def oldest_wait(buffer: Iterable[BufferItem], *, round: int) -> int:

@@ -1,25 +1,37 @@
 """Samples: generations with an advantage and a weight. All that an update ever reads, whatever produced them.
 
-Ids, masks and behavior log-probabilities are copied from the token record: what was sampled is what is trained.
+Here is all of eq. 3 but its clipped sum (`crl/learn/objectives.py`): the batch, the reward of an output, its advantage.
+Those of episodes, eq. 5, are in `advantages.py`. Ids, masks and behavior log-probabilities are copied from the token
+record: what was sampled is what is trained.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from crl.config import ActorObjective, ExtractorObjective
 from crl.credit.advantages import subgroup_advantages
-from crl.credit.buffer import reweight
-from crl.credit.credit import usable
+from crl.credit.buffer import reweight, ripe_items
+from crl.credit.uses import usable
 from crl.errors import RecordDamaged
 from crl.records import FREE, GUIDED, BufferItem, Episode, Generation, Sample
 
 
-def _sample(
-    generations: Mapping[str, Generation],
-    generation_id: str,
+def record_of(records: Mapping[str, Generation], generation_id: str) -> Generation:
+    """A token record by its id. Raises RecordDamaged where there is none."""
+    if generation_id not in records:
+        raise RecordDamaged(
+            f"no token record of {generation_id}",
+            expected="the generations of the stage that wrote it",
+            next_step="run `crl verify` on the run",
+        )
+    return records[generation_id]
+
+
+def sample_of(
+    record: Generation,
     *,
     round: int,
     role: str,
@@ -27,31 +39,26 @@ def _sample(
     reward: float,
     advantage: float,
     weight: float,
+    step: int = 0,
 ) -> Sample:
-    generation = generations.get(generation_id)
-    if generation is None:
-        raise RecordDamaged(
-            f"no token record of {generation_id}",
-            expected="the generations of the stage that wrote it",
-            where=f"samples of {role}, round {round}",
-            next_step="run `crl verify` on the run",
-        )
+    """The sample that an update learns from a token record."""
     return Sample(
-        sample_id=f"r{round:04d}-{role}-{generation_id}",
+        sample_id=f"r{round:04d}-{role}-{record.generation_id}",
         round=round,
         role=role,
         objective=objective,
-        source=f"{generation.round:04d}/{generation.stage}",
-        generation_id=generation_id,
+        source=f"{record.round:04d}/{record.stage}",
+        generation_id=record.generation_id,
         reward=reward,
         advantage=advantage,
         # An episode whose every turn left no choice (`sampling.constrain`) has nothing to train.
-        weight=weight if any(generation.loss_mask) else 0.0,
-        temperature=generation.temperature,
-        token_ids=generation.token_ids,
-        loss_mask=generation.loss_mask,
-        logprobs=generation.logprobs,
-        choices=generation.choices,
+        weight=weight if any(record.loss_mask) else 0.0,
+        step=step,
+        temperature=record.temperature,
+        token_ids=record.token_ids,
+        loss_mask=record.loss_mask,
+        logprobs=record.logprobs,
+        choices=record.choices,
     )
 
 
@@ -87,9 +94,8 @@ def grpo_samples(
         for episode, advantage, weight in zip(members, advantages_G, weights_G, strict=True):
             scored[episode.episode_id] = float(advantage), float(weight)
     return [
-        _sample(
-            generations,
-            episode.generation_id,
+        sample_of(
+            record_of(generations, episode.generation_id),
             round=round,
             role=role,
             objective="grpo",
@@ -102,6 +108,58 @@ def grpo_samples(
     ]
 
 
+def output_reward(item: BufferItem) -> float:
+    """r(m) of eq. 3: the mean of what the uses of an output earned."""
+    return item.score_sum / item.uses
+
+
+def output_advantages(batch: Sequence[BufferItem], config: ExtractorObjective) -> list[float]:
+    """Â of eq. 3 of every output of a batch: r(m) less the baseline, the mean r(m) of the batch.
+
+    With `baseline: used` it is the mean of the outputs that are not malformed, if there are any: a flood of malformed
+    outputs then does not make notes that always fail look good.
+    """
+    compared = [item for item in batch if item.kind != "malformed"] if config.baseline == "used" else []
+    rewards = [output_reward(item) for item in compared or batch]
+    baseline = sum(rewards) / len(rewards)
+    return [output_reward(item) - baseline for item in batch]
+
+
+def select_batches(
+    buffer: Sequence[BufferItem], config: ExtractorObjective, *, round: int
+) -> tuple[list[list[BufferItem]], list[BufferItem]]:
+    """The batches of this round's updates, oldest first, and the buffer after them.
+
+    As many batches of `config.batch` ripe items (:func:`ripe_items`) as there are, at most `config.max_batches`.
+
+    A batch takes the oldest. Equal rewards have no advantage and train nothing, so where the oldest are all equal the
+    last place goes to the oldest item with another reward; where there is none, nothing is taken and all keep waiting.
+
+    The selected items are returned as they are **before** this training (eq. 7 counts earlier ones); in the buffer
+    returned they have status `selected`, one more training and this round as the last. All others are unchanged.
+    """
+    ripe = ripe_items(buffer, config, round=round)
+    batches: list[list[BufferItem]] = []
+    while len(ripe) >= config.batch and len(batches) < config.max_batches:
+        batch = ripe[: config.batch]
+        if output_reward(batch[0]) == min(map(output_reward, batch)) == max(map(output_reward, batch)):
+            other = next((item for item in ripe if output_reward(item) != output_reward(batch[0])), None)
+            if other is None:
+                break
+            batch[-1] = other
+        taken = {item.generation_id for item in batch}
+        ripe = [item for item in ripe if item.generation_id not in taken]
+        batches.append(batch)
+    chosen = {item.generation_id for batch in batches for item in batch}
+    after = [
+        replace(item, status="selected", train_count=item.train_count + 1, last_trained_round=round)
+        if item.generation_id in chosen
+        else item
+        for item in buffer
+    ]
+    return batches, after
+
+
 def cispo_samples(
     batches: Sequence[Sequence[BufferItem]],
     generations: Mapping[str, Generation],
@@ -110,35 +168,22 @@ def cispo_samples(
     round: int,
     role: str = "extractor",
 ) -> list[Sample]:
-    """One sample per selected output, in the order given (eq. 3): r = score_sum / uses, advantage = r - baseline.
+    """One sample per selected output, in the order given: advantage of eq. 3, weight w(m) of eq. 7.
 
-    `batches` are of :func:`crl.credit.buffer.select_batches`, so training counts are those of earlier updates; the
-    weight is w(m) of eq. 7, and each batch is a step of its own. The baseline is the mean reward of the batch, or with
-    `baseline: used` that of its outputs that are not malformed: a flood of malformed outputs then does not make notes
-    that always fail look good.
+    `batches` are of :func:`select_batches`, so training counts are those of earlier updates; each batch is a step of
+    its own.
     """
-    samples = []
-    for step, batch in enumerate(batches):
-        baseline = _baseline(batch, config)
-        for item in batch:
-            reward = item.score_sum / item.uses
-            sample = _sample(
-                generations,
-                item.generation_id,
-                round=round,
-                role=role,
-                objective="cispo",
-                reward=reward,
-                advantage=reward - baseline,
-                weight=reweight(item.train_count, item.last_trained_round, round=round, config=config),
-            )
-            samples.append(dataclasses.replace(sample, step=step))
-    return samples
-
-
-def _baseline(batch: Sequence[BufferItem], config: ExtractorObjective) -> float:
-    rewards = [item.score_sum / item.uses for item in batch]
-    if config.baseline == "used":
-        in_form = [reward for item, reward in zip(batch, rewards, strict=True) if item.kind != "malformed"]
-        rewards = in_form or rewards
-    return sum(rewards) / len(rewards)
+    return [
+        sample_of(
+            record_of(generations, item.generation_id),
+            round=round,
+            role=role,
+            objective="cispo",
+            reward=output_reward(item),
+            advantage=advantage,
+            weight=reweight(item.train_count, item.last_trained_round, round=round, config=config),
+            step=step,
+        )
+        for step, batch in enumerate(batches)
+        for item, advantage in zip(batch, output_advantages(batch, config), strict=True)
+    ]

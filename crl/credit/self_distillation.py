@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from crl.config import SelfDistillationConfig
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.errors import RecordDamaged
 from crl.records import Episode, Generation, Sample, StrippedContext
 

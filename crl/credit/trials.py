@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from crl.config import TrialConfig
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.records import Episode, Metric, Operation, Trial, TrialResult
 
 FAILED, UNTRIED = "failed_trial", "untried"

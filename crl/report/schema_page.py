@@ -83,8 +83,8 @@ _EVERY_MECHANISM = {
     "method.recipe.bank.duplicates": "near",
 }
 """Added to the paper's experiment, which has the others, so that every stage and table occurs."""
-_OVERLAPPED = {"method.overlap": True}
-"""Added to the quickstart: then the actor's samples have a stage of their own."""
+_OVERLAPPED = {"method.overlap": True, "method.recipe.extractor_objective.credit": "running_usefulness"}
+"""Added to the quickstart: then the actor's samples have a stage of their own, and another rule keeps rows."""
 _CONF = Path(__file__).parents[2] / "conf"
 
 

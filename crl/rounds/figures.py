@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from crl.credit.advantages import SMALLEST_STD
-from crl.credit.credit import VERDICTS, usable
+from crl.credit.uses import usable
 from crl.records import Episode
 
 Figures = dict[str, float]
+VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
+"""Kinds of extractor outputs."""
+ALARM_SHARE = 0.5
+"""Above this share of malformed or `return` outputs the extractor is drifting to outputs that are never scored."""
 RIGHT = 1.0
 """Truth of a note that is fully right."""
 FEWEST_NOTES = 8
@@ -42,6 +46,15 @@ def output_shares(verdicts: Sequence[str]) -> Figures:
     """Share of every kind of extractor output (`share_malformed`, …); none without outputs."""
     counts = Counter(verdicts)
     return {f"share_{verdict}": counts[verdict] / len(verdicts) for verdict in VERDICTS} if verdicts else {}
+
+
+def output_alarms(shares: Figures) -> dict[str, str]:
+    """Which of :func:`output_shares` are above :data:`ALARM_SHARE` and should not be."""
+    return {
+        f"share_{verdict}": f"{share:.0%} of the extractor's outputs are {verdict} (bound {ALARM_SHARE:.0%})"
+        for verdict in ("malformed", "return")
+        if (share := shares.get(f"share_{verdict}", 0.0)) > ALARM_SHARE
+    }
 
 
 def reading_figures(distillations: Sequence[tuple[int, int]]) -> tuple[Figures, dict[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.records import Episode
 from crl.rounds.figures import Figures
 

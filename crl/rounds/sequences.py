@@ -3,12 +3,12 @@ episodes belong to streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from crl.config import ClippedObjective
-from crl.credit.streams import stream_advantages
-from crl.errors import RecordDamaged
+from crl.credit.advantages import stream_advantages
+from crl.credit.samples import sample_of
 from crl.records import Generation, Sample
 
 
@@ -44,32 +44,14 @@ def grpo_sample(
     step: int | None = None,
 ) -> Sample:
     """The sample that an update learns from a token record; `step` is its optimizer step, where a round has several."""
-    return Sample(
-        sample_id=f"r{round:04d}-{role}-{'' if step is None else f's{step}-'}{record.generation_id}",
+    sample = sample_of(
+        record,
         round=round,
         role=role,
         objective="grpo",
-        source=f"{record.round:04d}/{record.stage}",
-        generation_id=record.generation_id,
         reward=reward,
         advantage=advantage,
-        # An episode whose every turn left no choice (`sampling.constrain`) has nothing to train.
-        weight=weight if any(record.loss_mask) else 0.0,
+        weight=weight,
         step=step or 0,
-        temperature=record.temperature,
-        token_ids=record.token_ids,
-        loss_mask=record.loss_mask,
-        logprobs=record.logprobs,
-        choices=record.choices,
     )
-
-
-def record_of(records: Mapping[str, Generation], generation_id: str) -> Generation:
-    """A token record by its id. Raises RecordDamaged where there is none."""
-    if generation_id not in records:
-        raise RecordDamaged(
-            f"no token record of {generation_id}",
-            expected="the generations of the stage that wrote it",
-            next_step="run `crl verify` on the run",
-        )
-    return records[generation_id]
+    return sample if step is None else replace(sample, sample_id=f"r{round:04d}-{role}-s{step}-{record.generation_id}")

@@ -296,7 +296,7 @@ def _cispo_experiment(seed: int, start: tuple[str | Path, str | Path], threads: 
 
 @contextmanager
 def _reward_of_the_extractor_flipped() -> Iterator[None]:
-    import crl.credit.credit as credit
+    import crl.credit.uses as credit
 
     outcome = credit.outcome
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
-from crl.credit.credit import shown_by_episode
+from crl.credit.uses import shown_by_episode
 from crl.records import BankEntry, RetrievalCount
 
 

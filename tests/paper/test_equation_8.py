@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from crl.config import ExtractorObjective
-from crl.credit.buffer import fill_buffer, select_batches
-from crl.credit.credit import credits_of
-from crl.credit.rewards import judgment_metrics, reward_metrics, use_rewards
-from crl.credit.samples import cispo_samples
+from crl.credit.buffer import Output, fill_buffer
+from crl.credit.rules import Scored
+from crl.credit.samples import cispo_samples, select_batches
+from crl.credit.uses import credits_of, uses_of
 from crl.errors import RecordDamaged
-from crl.records import BufferItem, EntryUsefulness, Episode, Generation, Judgment, Retrieval
+from crl.recipes.complementary.judge import judgment_metrics
+from crl.records import BufferItem, Credit, EntryUsefulness, Episode, Generation, Judgment, Retrieval
+from tests.unit.credit.scoring import scored
 
 ROUNDS, GROUPS, MEMBERS, ENTRIES = 3, 12, 6, 8
 SCORE = {"accept": 1.0, "refine": 0.5, "reject": 0.0, "malformed": None}
@@ -105,14 +108,6 @@ def earned(rounds: list[Played], credit: str, decay: float) -> dict[str, list[fl
     return found
 
 
-class Anywhere(dict[str, tuple[int, str]]):
-    def __contains__(self, key: object) -> bool:
-        return True
-
-    def __missing__(self, key: str) -> tuple[int, str]:
-        return (0, "distill")
-
-
 def generation(name: str) -> Generation:
     return Generation(
         generation_id=name, round=0, stage="distill", role="extractor", kind="distill", weights_digest="w",
@@ -129,11 +124,13 @@ def test_the_reward_of_an_output_is_the_mean_of_what_its_uses_earned(seed: int, 
     config = ExtractorObjective(credit=credit, usefulness_decay=0.9, batch=len(set(OUTPUT.values())))
     rounds = [played(number, rng, judged=judged) for number in range(1, ROUNDS + 1)]
     buffer: list[BufferItem] = []
-    usefulness: list[EntryUsefulness] = []
+    kept: Sequence[EntryUsefulness] = []
     for number, (episodes, retrievals, judgments) in enumerate(rounds, start=1):
         credits = credits_of(episodes, retrievals, judgments)
-        uses, usefulness = use_rewards(episodes, credits, retrievals, judgments, usefulness, config)
-        buffer = fill_buffer(buffer, uses, [], round=number, config=config, origins=Anywhere(), free_means={})
+        uses = uses_of(episodes, credits, retrievals, judgments)
+        found = scored(credit, uses, credits=credits, before=kept, decay=0.9)
+        kept, outputs = found.after, [Output(name, (0, "distill")) for name in sorted(set(OUTPUT.values()))]
+        buffer = fill_buffer(buffer, outputs, found.earned, None, round=number)
     [selected], _ = select_batches(buffer, config, round=ROUNDS)
     samples = cispo_samples([selected], {name: generation(name) for name in OUTPUT.values()}, config, round=ROUNDS)
     expected = earned(rounds, credit, 0.9)
@@ -149,43 +146,41 @@ def test_the_reward_of_an_output_is_the_mean_of_what_its_uses_earned(seed: int, 
 def test_with_every_switch_off_a_use_earns_its_outcome_and_nothing_is_kept() -> None:
     episodes, retrievals, _ = played(1, np.random.default_rng(0), judged=False)
     credits = credits_of(episodes, retrievals)
-    uses, usefulness = use_rewards(episodes, credits, retrievals, [], [], ExtractorObjective())
-    assert usefulness == []
-    assert [(row.episode_id, row.generation_id, row.reward) for row in uses] == [
+    found = scored("outcome", uses_of(episodes, credits, retrievals))
+    assert not found.after and not found.figures
+    assert [(row.episode_id, row.generation_id, row.reward) for row in found.uses] == [
         (row.episode_id, row.generation_id, row.outcome) for row in credits
     ]
-    assert {row.basis for row in uses} == {"outcome"} and {row.critic_score for row in uses} == {None}
+    assert {row.basis for row in found.uses} == {"outcome"} and {row.critic_score for row in found.uses} == {None}
 
 
 def test_a_use_without_free_twins_earns_its_outcome_and_is_counted() -> None:
-    config = ExtractorObjective(credit="guided_minus_free")
     episodes, retrievals, _ = played(1, np.random.default_rng(1), judged=False)
     credits = credits_of(episodes, retrievals)
-    uses, _ = use_rewards(episodes, credits, retrievals, [], [], config)
-    alone = [row for row in uses if row.basis == "outcome"]
+    found = scored("guided_minus_free", uses_of(episodes, credits, retrievals), credits=credits)
+    alone = [row for row in found.uses if row.basis == "outcome"]
     assert alone and {row.episode_id for row in alone} == {row.episode_id for row in credits if row.free_mean is None}
-    assert [row.value for row in reward_metrics(uses, config, round=1)] == [len(alone)]
-    assert reward_metrics(uses, ExtractorObjective(), round=1) == []
+    assert found.figures == {"uses_without_unguided": len(alone)}
 
 
 def test_the_usefulness_of_an_entry_is_a_mean_from_its_first_use_on() -> None:
-    config = ExtractorObjective(credit="running_usefulness", usefulness_decay=0.5)
     episodes, retrievals, _ = played(1, np.random.default_rng(2), judged=False)
     credit = credits_of(episodes, retrievals)[0]
-    values, usefulness = [], list[EntryUsefulness]()
+
+    def used(now: Credit, kept: Sequence[EntryUsefulness]) -> Scored:
+        uses = uses_of([row for row in episodes if row.episode_id == credit.episode_id], [now], retrievals)
+        return scored("running_usefulness", uses, credits=[now], before=kept, decay=0.5)
+
+    values, kept = [], list[EntryUsefulness]()
     for outcome in (1.0, 1.0, -1.0, -1.0):
-        uses, usefulness = use_rewards(
-            [row for row in episodes if row.episode_id == credit.episode_id],
-            [dataclasses.replace(credit, outcome=outcome)], [], [], usefulness, config,
-        )  # fmt: skip
-        values.append(uses[0].reward)
+        found = used(dataclasses.replace(credit, outcome=outcome), kept)
+        values.append(found.uses[0].reward)
+        kept = list(found.after)
     # Weights 1, ½, ¼, ⅛ from the latest backwards.
     assert values == pytest.approx([1.0, 1.0, (-1 + 0.5 + 0.25) / 1.75, (-1 - 0.5 + 0.25 + 0.125) / 1.875])
-    assert usefulness[0].uses == 4
-    rewritten = dataclasses.replace(credit, content_digest="of other words", outcome=1.0)
-    played_again = [row for row in episodes if row.episode_id == credit.episode_id]
-    uses, usefulness = use_rewards(played_again, [rewritten], [], [], usefulness, config)
-    assert uses[0].reward == 1.0 and [row.uses for row in usefulness] == [1], "its writer answers for its own words"
+    assert kept[0].uses == 4
+    found = used(dataclasses.replace(credit, content_digest="of other words", outcome=1.0), kept)
+    assert found.uses[0].reward == 1.0 and [row.uses for row in found.after] == [1], "its writer answers for its words"
 
 
 @pytest.mark.parametrize("change", [{"text": "other"}, {"verdict": "reject", "score": 0.0, "text": None}])
@@ -200,7 +195,7 @@ def test_an_episode_that_was_played_otherwise_than_judged_is_damage(change: dict
 def test_a_rejected_experience_that_nothing_retrieved_is_damage() -> None:
     episodes, _, judgments = played(1, np.random.default_rng(3), judged=True)
     with pytest.raises(RecordDamaged, match="rejected"):
-        use_rewards(episodes, [], [], judgments, [], ExtractorObjective())
+        uses_of(episodes, [], [], judgments)
 
 
 def test_verdicts_are_told_and_one_sided_ones_are_an_alarm() -> None:

@@ -9,18 +9,13 @@ import numpy as np
 import pytest
 
 from crl.config import SuppressConfig, TrialConfig
+from crl.credit.buffer import SCORED
 from crl.credit.effects import suppressed_texts, text_effects
-from crl.credit.other_credit import (
-    OWN_TASK,
-    TaskKey,
-    Tasks,
-    by_other_tasks,
-    one_per_task,
-    trend_rewards,
-    utilities_after,
-)
+from crl.credit.rules import TaskKey
+from crl.credit.rules.other_tasks import OWN_TASK
 from crl.credit.trials import Asked, TextKey, result_of, to_try, trial_rewards, trials_of
-from crl.records import CandidateUtility, Credit, Distillation, Episode, Operation, Retrieval, TextEffect, UseReward
+from crl.records import CandidateUtility, Credit, Distillation, Episode, Operation, Retrieval, TextEffect
+from tests.unit.credit.scoring import scored, use_of
 
 
 def episode(name: str, *, success: bool, family: str = "room", seed: int = 0, guided: bool = False, group: int = 0,
@@ -84,22 +79,17 @@ def test_other_tasks_count_once_each_and_the_own_one_never() -> None:
         task, writer = TaskKey(str(rng.choice(["room", "hall"])), int(rng.integers(0, 3))), f"x{rng.integers(0, 3)}"
         name, earned = f"r{number}", float(rng.choice([-1.0, 1.0]))
         tasks[name] = task
-        uses.append(
-            UseReward(
-                round=1, episode_id=name, entry_id=f"e-{writer}", generation_id=writer, basis="outcome", outcome=earned,
-                usefulness=None, critic_score=None, reward=earned,
-            )
-        )  # fmt: skip
+        uses.append(use_of(writer, earned, name))
         if own.get(writer) != task:
             expected[writer, task].append(earned)
-    known = Tasks(tasks, own)
-    rows = by_other_tasks(uses, known)
-    assert [row.episode_id for row in rows] == [use.episode_id for use in uses], "every use keeps its row"
-    assert all((row.basis == OWN_TASK) == (own.get(row.generation_id) == tasks[row.episode_id]) for row in rows)
-    earned = [(use.generation_id, use) for use in uses]
-    counted = {(name, tasks[row.episode_id]): row.reward for name, row in one_per_task(earned, known)}
-    assert counted == pytest.approx({key: sum(listed) / len(listed) for key, listed in expected.items()})
-    assert any(row.basis == OWN_TASK for row in rows) and len(counted) < len(uses)
+    played = [episode(name, success=True, family=task.family, seed=task.environment_seed)
+              for name, task in tasks.items()]  # fmt: skip
+    found = scored("other_tasks", uses, episodes=played, own=own)
+    assert [row.episode_id for row in found.uses] == [each.episode_id for each in uses], "every use keeps its row"
+    assert all((row.basis == OWN_TASK) == (own.get(row.generation_id) == tasks[row.episode_id]) for row in found.uses)
+    means = [(writer, sum(listed) / len(listed)) for (writer, _), listed in expected.items()]
+    assert [(each.generation_id, each.reward) for each in found.earned] == means
+    assert any(row.basis == OWN_TASK for row in found.uses) and len(means) < len(uses)
 
 
 def candidate(episode_id: str, entry_id: str) -> Retrieval:
@@ -134,7 +124,9 @@ def test_every_candidate_moves_toward_the_outcome_and_an_output_earns_what_excee
                 retrievals += [candidate(played.episode_id, str(name)) for name in names]
         outputs = [distillation(each.episode_id, "return" if place == 7 else "add")
                    for place, each in enumerate(episodes)]  # fmt: skip
-        found = trend_rewards(outputs, episodes, retrievals, kept)
+        told = scored("trend", before=kept, episodes=episodes, retrievals=retrievals, distilled=outputs)
+        assert {each.kind for each in told.earned} == {SCORED}
+        found = {each.generation_id: each.reward for each in told.earned}
         group_of = {each.episode_id: each.group for each in episodes}
         for each in episodes:
             listed = [utility.get(row.entry_id, 0.0) for row in retrievals if group_of[row.episode_id] == each.group]
@@ -146,7 +138,7 @@ def test_every_candidate_moves_toward_the_outcome_and_an_output_earns_what_excee
             for row in retrievals:
                 if row.episode_id == each.episode_id and each.error is None:
                     utility[row.entry_id] = 0.95 * utility.get(row.entry_id, 0.0) + 0.05 * (2 * each.success - 1)
-        kept = utilities_after(kept, episodes, retrievals, 0.95)
+        kept = list(told.after)
         assert {row.entry_id: row.utility for row in kept} == pytest.approx(utility)
 
 
@@ -206,16 +198,8 @@ def test_texts_of_won_episodes_are_tried_first_and_known_ones_not_at_all() -> No
 
 
 def test_a_verdict_is_earned_on_the_own_task_too() -> None:
-    own, other = TaskKey("room", 0), TaskKey("room", 1)
-    tasks = Tasks({"r0": own, "r1": other, "r2": own}, {"x": own})
-    uses = [
-        UseReward(
-            round=1, episode_id=name, entry_id="e", generation_id="x", basis="outcome", outcome=outcome,
-            usefulness=None, critic_score=score, reward=score + (outcome or 0.0),
-        )
-        for name, outcome, score in (("r0", 1.0, 0.5), ("r1", -1.0, 1.0), ("r2", None, 0.0))
-    ]  # fmt: skip
-    rows = by_other_tasks(uses, tasks)
-    assert [row.reward for row in rows] == [0.5, 0.0, 0.0]
-    counted = {tasks.of_episode[use.episode_id]: use.reward for _, use in one_per_task([("x", u) for u in uses], tasks)}
-    assert counted == {own: 0.25, other: 0.0}, "the mean of what the rows say, by task"
+    played = [episode(f"r{number}", success=True, seed=number % 2) for number in range(3)]
+    uses = [use_of("x", 1.0, "r0", score=0.5), use_of("x", -1.0, "r1", score=1.0), use_of("x", None, "r2", score=0.0)]
+    found = scored("other_tasks", uses, episodes=played, own={"x": TaskKey("room", 0)})
+    assert [row.reward for row in found.uses] == [0.5, 0.0, 0.0]
+    assert [each.reward for each in found.earned] == [0.25, 0.0], "the mean of what the rows say, by task"

@@ -186,7 +186,7 @@ def test_every_room_has_a_floor_and_no_import_goes_up() -> None:
 def test_a_circle_and_an_import_upward_would_be_seen() -> None:
     graph = house()
     for module, other in [
-        ("crl.bank.segments", "crl.credit.credit"),
+        ("crl.bank.segments", "crl.credit.uses"),
         ("crl.run.files", "crl.recipes"),
         ("crl.errors", "crl.config.load"),
         ("crl.envs.levels", "crl.bank.retrieve"),
@@ -230,6 +230,12 @@ def loaded_after(statement: str) -> set[str]:
 )
 def test_start_up_is_light(statement: str) -> None:
     assert loaded_after(statement) == set()
+
+
+def test_credit_loads_no_model_library_not_even_through_others() -> None:
+    modules = [module_of(path) for path in files("crl/credit")]
+    assert "crl.credit.samples" in modules and "crl.credit.rules.outcome" in modules
+    assert loaded_after(f"import {', '.join(modules)}") == set()
 
 
 def test_the_package_itself_loads_no_other_library() -> None:

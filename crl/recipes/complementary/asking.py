@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
-from crl.credit.credit import shown_by_episode
+from crl.credit.uses import shown_by_episode
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import SeedOf
 from crl.protocols import Advice, Advisor, Inquiry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crl.credit.credit import shown_by_episode
+from crl.credit.uses import shown_by_episode
 from crl.recipes.complementary.asking import advisor_of
 from crl.recipes.complementary.bank_access import texts_of
 from crl.recipes.complementary.config import config_of, declares_rewards

@@ -1,38 +1,39 @@
 """Stage `credit`: what every experience earned, which outputs are ripe, and the samples of both updates.
 
-Any generation becomes a sample here, with advantage and weight; the updates read nothing else. Where rounds overlap the
-actor's samples are those of the stage `advantages`, which needs nothing but what was collected.
+Any generation becomes a sample here, with advantage and weight; the updates read nothing else. What a use earns is said
+by the rule that `extractor_objective.credit` names (`crl/credit/rules`). Where rounds overlap the actor's samples are
+those of the stage `advantages`, which needs nothing but what was collected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from crl.bank.resemblance import SimilarPairs
 from crl.bank.segments import text_digest
-from crl.credit.answers import AnswerReward, answer_rewards
-from crl.credit.buffer import SCORED, HeldText, buffer_metrics, fill_buffer, select_batches
-from crl.credit.credit import credit_metrics, credits_of, entry_scores, free_means, output_health
-from crl.credit.effects import effect_metrics
-from crl.credit.other_credit import Tasks, by_other_tasks
-from crl.credit.rewards import judgment_metrics, reward_metrics, use_rewards
-from crl.credit.samples import cispo_samples, grpo_samples
+from crl.config import SuppressConfig
+from crl.credit.answers import answer_rewards
+from crl.credit.buffer import SCORED, USED, Earned, HeldText, Output, buffer_metrics, earners, fill_buffer
+from crl.credit.effects import effect_metrics, text_effects
+from crl.credit.rules import Round, Scored, TaskKey, rule_of, task_of
+from crl.credit.samples import cispo_samples, grpo_samples, select_batches
 from crl.credit.self_distillation import distilled_episodes, nll_samples
+from crl.credit.trials import trial_metrics, trial_rewards
+from crl.credit.uses import credit_metrics, credits_of, earned_when_written, entry_scores, free_means, uses_of
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.credit_switches import effects, scored_at_once, tasks_of, trial_figures, utilities
-from crl.recipes.complementary.judge import verdicts_of
+from crl.recipes.complementary.judge import judgment_metrics, verdicts_of
 from crl.recipes.complementary.resembling import recorded_resemblances
 from crl.records import (
+    TRIAL,
     BankEvent,
     BufferItem,
-    CandidateUtility,
     Credit,
     Distillation,
     EntryScore,
-    EntryUsefulness,
     Episode,
     Generation,
     Metric,
@@ -42,10 +43,12 @@ from crl.records import (
     Sample,
     StrippedContext,
     TextEffect,
+    Trial,
     UseReward,
     rows_with,
 )
 from crl.rounds.context import StageContext
+from crl.rounds.figures import output_alarms, output_shares
 from crl.rounds.stage import BEFORE
 
 NEW_BANK = "new_bank"
@@ -59,50 +62,41 @@ UNTRAINABLE = "prompt_too_long"
 
 def credit(ctx: StageContext) -> None:
     """Credit the uses of the round, fill the extractor's buffer, choose its batch, make the samples."""
-    episodes = ctx.rows(Episode, "collect")
-    distillations = ctx.rows(Distillation, "distill") + ctx.rows(Distillation, "merge")
-    retrievals, judgments = ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
-    credits = credits_of(episodes, retrievals, judgments)
     config = config_of(ctx.method)
-    objective = config.extractor_objective
-    before = ctx.rows(EntryUsefulness, BEFORE)
-    uses, usefulness = use_rewards(episodes, credits, retrievals, judgments, before, objective)
-    tasks = tasks_of(ctx, uses, _origins(ctx, _written(ctx, uses))) if objective.credit == "other_tasks" else None
+    objective, trains = config.extractor_objective, config.trains(EXTRACTOR, ctx.round)
+    episodes, retrievals, judgments = ctx.rows(Episode, "collect"), ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
+    distilled, merged = (ctx.rows(Distillation, stage) for stage in ("distill", "merge"))
+    credits = credits_of(episodes, retrievals, judgments)
+    writers = Writers(ctx, uses_of(episodes, credits, retrievals, judgments))
+    scored = _scored(ctx, episodes, retrievals, distilled, credits, writers)
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
-    buffer = _filled(ctx, uses, distillations, episodes, tasks) if EXTRACTOR in config.TRAINED else []
+    fills = EXTRACTOR in config.TRAINED
+    buffer = _filled(ctx, scored, [*distilled, *merged], episodes, writers) if fills else []
     batches: list[list[BufferItem]] = []
-    if config.trains(EXTRACTOR, ctx.round):
+    if trains:
         batches, buffer = select_batches(buffer, objective, round=ctx.round)
-    samples, distilled = ([], []) if ctx.method.overlap else _actor_samples(ctx, episodes)
-    generations_of = _generations_of(ctx, [item for batch in batches for item in batch])
-    samples += cispo_samples(batches, generations_of, objective, round=ctx.round)
+    samples, taught = ([], []) if ctx.method.overlap else _actor_samples(ctx, episodes)
+    generations = _generations_of(ctx, [item for batch in batches for item in batch])
+    samples += cispo_samples(batches, generations, objective, round=ctx.round)
     ctx.write(Credit, credits)
     ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, BEFORE), credits))
     # Where a use earns its outcome and no more, `credits` say it all.
     if config.scores_uses:
-        ctx.write(UseReward, uses if tasks is None else by_other_tasks(uses, tasks))
-    if objective.credit == "running_usefulness":
-        ctx.write(EntryUsefulness, usefulness)
-    if objective.credit == "trend":
-        ctx.write(CandidateUtility, utilities(ctx))
-    measured = [] if config.suppress is None else effects(ctx, credits, config.suppress)
-    if config.suppress is not None:
-        ctx.write(TextEffect, measured)
+        ctx.write(UseReward, scored.uses)
+    effects = [] if config.suppress is None else _effects(ctx, episodes, credits, config.suppress)
     ctx.write(BufferItem, buffer)
     ctx.write(Sample, samples)
-    filled: list[Metric] = []
-    if EXTRACTOR in config.TRAINED:
-        filled = buffer_metrics(buffer, round=ctx.round, config=objective, trains=config.trains(EXTRACTOR, ctx.round))
+    shares = output_shares([row.verdict for row in (*distilled, *merged)])
     ctx.write(
         Metric,
         credit_metrics(episodes, credits, round=ctx.round)
-        + output_health(distillations, round=ctx.round)
-        + filled
-        + reward_metrics(uses, objective, round=ctx.round)
+        + _metrics(ctx, shares, output_alarms(shares))
+        + (buffer_metrics(buffer, round=ctx.round, config=objective, trains=trains) if fills else [])
+        + _metrics(ctx, scored.figures)
         + judgment_metrics(judgments, round=ctx.round)
-        + (effect_metrics(measured, round=ctx.round) if config.suppress is not None else [])
-        + trial_figures(ctx)
-        + distilled,
+        + effects
+        + _trial_metrics(ctx)
+        + taught,
     )
 
 
@@ -123,48 +117,79 @@ def _actor_samples(ctx: StageContext, episodes: Sequence[Episode]) -> tuple[list
     stripped = _self_distilled(ctx, episodes, generations)
     if stripped is None:
         return samples, []
-    return [*samples, *stripped], [_metric(ctx, "self_distilled", len(stripped))]
+    return [*samples, *stripped], _metrics(ctx, {"self_distilled": float(len(stripped))})
+
+
+def _scored(
+    ctx: StageContext,
+    episodes: Sequence[Episode],
+    retrievals: Sequence[Retrieval],
+    distilled: Sequence[Distillation],
+    credits: Sequence[Credit],
+    writers: Writers,
+) -> Scored:
+    """What the rule says of the round; its own rows are written."""
+    config = config_of(ctx.method)
+    rule, trial = rule_of(config.extractor_objective.credit), config.trial
+    instead = rule.when_written or (trial is not None and trial.reward == "trial")
+    scored = rule.score(
+        Round(
+            config=config.extractor_objective,
+            episodes=episodes,
+            retrievals=retrievals,
+            credits=credits,
+            uses=writers.uses,
+            distilled=distilled,
+            earners=earners(
+                ctx.rows(BufferItem, BEFORE),
+                unpaid=writers.unpaid(by_uses=not instead) if EXTRACTOR in config.TRAINED else frozenset(),
+            ),
+            own_task=lambda name: writers.own_tasks.get(name),
+        ),
+        [] if rule.keeps is None else ctx.rows(rule.keeps, BEFORE),
+    )
+    if rule.keeps is not None:
+        ctx.write(rule.keeps, scored.after)
+    return scored
 
 
 def _filled(
     ctx: StageContext,
-    uses: Sequence[UseReward],
-    distillations: Sequence[Distillation],
+    scored: Scored,
+    written: Sequence[Distillation],
     episodes: Sequence[Episode],
-    tasks: Tasks | None,
+    writers: Writers,
 ) -> list[BufferItem]:
-    """The extractor's buffer with this round's uses and outputs."""
-    written = _written(ctx, uses)
-    origins, scored = _origins(ctx, written), scored_at_once(ctx)
-    # No output that this recipe could train wrote an imported text, or one that another recipe wrote before a fork: its
-    # uses are credited to the entry, and train nobody.
-    rounds = zip(written["generation_id"].to_pylist(), written["updated_round"].to_pylist(), strict=True)
-    foreign = {name for name, number in rounds if not _writers(ctx, number)}
-    # What is scored at once and for all earns nothing by uses. A merged text was never tried, and has no episode.
-    paid = {name for name, (_, stage) in origins.items() if stage == "distill" and scored.kind == SCORED}
+    """The extractor's buffer with what the round's uses and outputs earned; `written` are the outputs."""
     bank = ctx.bank(NEW_BANK).table
     # A text that left the new bank may still be played where rounds overlap.
     banks = [bank, ctx.bank(COMING_BANK).table] if ctx.method.overlap else [bank]
-    previous, repeats = ctx.rows(BufferItem, BEFORE), _repeats(ctx, bank)
+    previous, repeats, answers = ctx.rows(BufferItem, BEFORE), _repeats(ctx, bank), _answers(ctx, episodes)
+    trainable = {row.generation_id: row for row in written if row.reason_code != UNTRAINABLE}
+    at_once = earned_when_written(trainable.values(), free_means(episodes), config_of(ctx.method).extractor_objective)
     return fill_buffer(
         previous,
-        uses,
-        [row for row in distillations if row.reason_code != UNTRAINABLE],
+        [
+            *(Output(name, origin) for name, origin in writers.origins.items()),
+            *(Output(name, (row.round, row.kind), repeats.get(name, ())) for name, row in trainable.items()),
+            *(Output(each.generation_id, (ctx.round, "collect")) for each in answers),
+        ],
+        [*scored.earned, *at_once, *_tried(ctx), *answers],
+        held_texts(banks, previous, repeats),
         round=ctx.round,
-        config=config_of(ctx.method).extractor_objective,
-        origins=origins,
-        free_means=free_means(episodes),
-        unpaid=foreign | paid,
-        scored=scored.rewards,
-        scored_kind=scored.kind,
-        repeats=repeats,
-        held=_held(banks, previous, repeats),
-        answers=_answers(ctx, episodes),
-        tasks=tasks,
     )
 
 
-def _answers(ctx: StageContext, episodes: Sequence[Episode]) -> list[AnswerReward]:
+def _tried(ctx: StageContext) -> list[Earned]:
+    """What outputs earned by the trials of their texts: one use of several, or all that they earn."""
+    trial = config_of(ctx.method).trial
+    if trial is None or trial.reward == "uses":
+        return []
+    kind = SCORED if trial.reward == "trial" else USED
+    return [Earned(name, reward, kind) for name, reward in trial_rewards(ctx.rows(Trial, TRIAL)).items()]
+
+
+def _answers(ctx: StageContext, episodes: Sequence[Episode]) -> list[Earned]:
     asking = ctx.method.rollout.search_and_ask
     if asking is None or not asking.train_answers:
         return []
@@ -192,7 +217,7 @@ def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[HeldText]]:
     return {generation_id: list(texts) for generation_id, texts in found.items()}
 
 
-def _held(
+def held_texts(
     banks: Iterable[pa.Table], previous: Iterable[BufferItem], repeats: Mapping[str, Iterable[HeldText]]
 ) -> set[HeldText]:
     """Those texts of the banks that any output of the buffer wrote or repeats."""
@@ -206,6 +231,23 @@ def _held(
     }
 
 
+def _effects(
+    ctx: StageContext, episodes: Iterable[Episode], credits: Iterable[Credit], config: SuppressConfig
+) -> list[Metric]:
+    """Metrics of what texts have done in each family, with the round's uses; the estimates are written."""
+    families = {row.episode_id: row.family for row in episodes}
+    effects = text_effects(ctx.rows(TextEffect, BEFORE), credits, families, config)
+    ctx.write(TextEffect, effects)
+    return effect_metrics(effects, round=ctx.round)
+
+
+def _trial_metrics(ctx: StageContext) -> list[Metric]:
+    """Metrics of the round's trials; none where notes are not tried."""
+    if config_of(ctx.method).trial is None:
+        return []
+    return trial_metrics(ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL), round=ctx.round)
+
+
 def _self_distilled(
     ctx: StageContext, episodes: Sequence[Episode], generations: Mapping[str, Generation]
 ) -> list[Sample] | None:
@@ -217,35 +259,66 @@ def _self_distilled(
     return nll_samples(distilled_episodes(episodes, config), contexts, generations, config, round=ctx.round)
 
 
-def _metric(ctx: StageContext, name: str, value: float) -> Metric:
-    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value), alarm=None)
+def _metrics(ctx: StageContext, figures: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> list[Metric]:
+    found = alarms or {}
+    return [
+        Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=found.get(name))
+        for name, value in figures.items()
+    ]
 
 
-def _written(ctx: StageContext, uses: Iterable[UseReward]) -> pa.Table:
-    """Entries of the round's bank whose texts the outputs that earned something wrote."""
-    wanted = sorted({row.generation_id for row in uses})
-    bank = ctx.bank().table
-    return rows_with(bank, "generation_id", wanted)
+class Writers:
+    """The outputs behind the uses of a round: which stages wrote them, about what; read when somebody asks."""
 
+    def __init__(self, ctx: StageContext, uses: Sequence[UseReward]) -> None:
+        self.uses, self._ctx = uses, ctx
+        self._used = {use.generation_id for use in uses}
 
-def _origins(ctx: StageContext, written: pa.Table) -> dict[str, tuple[int, str]]:
-    """(round, stage) that wrote each credited output, from the snapshot's entries and the outputs of their rounds."""
-    wanted = set(written["generation_id"].to_pylist())
-    rounds = sorted(set(written["updated_round"].to_pylist()))
-    origins: dict[str, tuple[int, str]] = {}
-    for round_number in rounds:
-        for stage in _writers(ctx, round_number):
-            for row in ctx.rows_at(Distillation, round_number, stage):
-                if row.generation_id in wanted:
-                    origins[row.generation_id] = (round_number, stage)
-    return origins
+    @cached_property
+    def origins(self) -> dict[str, tuple[int, str]]:
+        """(round, stage) that wrote each, from the snapshot's entries and the outputs of their rounds."""
+        return {
+            row.generation_id: (number, stage)
+            for number in sorted(set(self._entries["updated_round"].to_pylist()))
+            for stage in self._stages(number)
+            for row in self._ctx.rows_at(Distillation, number, stage)
+            if row.generation_id in self._used
+        }
 
+    def unpaid(self, *, by_uses: bool) -> set[str]:
+        """Those whose uses train nobody but outputs that repeat their texts: no output that this recipe could train
+        wrote an imported text, or one that another recipe wrote before a fork. Not `by_uses`, also those that were
+        scored when they were written; a merged text was not."""
+        entries = zip(*(self._entries[name].to_pylist() for name in ("generation_id", "updated_round")), strict=True)
+        foreign = {name for name, number in entries if not self._stages(number)}
+        return foreign | {name for name, (_, stage) in self.origins.items() if stage == "distill" and not by_uses}
 
-def _writers(ctx: StageContext, round_number: int) -> list[str]:
-    """Stages of a round that write texts of the bank and keep the token records of their outputs, which another
-    recipe's may not. Round 0 has none: its texts are imported."""
-    stages = ctx.recipe.stages_of(ctx.method, round_number)
-    return [stage.name for stage in stages if stage.name in ("distill", "merge") and Generation in stage.writes]
+    @cached_property
+    def own_tasks(self) -> dict[str, TaskKey]:
+        """The task that each was distilled from, and each output that repeated one of their texts."""
+        repeating = {
+            item.generation_id: (item.generation_round, item.generation_stage)
+            for item in self._ctx.rows(BufferItem, BEFORE)
+            if not self._used.isdisjoint(item.repeats)
+        }
+        wanted, own = {**self.origins, **repeating}, {}
+        for number in sorted({number for number, stage in wanted.values() if stage == "distill"}):
+            played = {row.episode_id: row for row in self._ctx.rows_at(Episode, number, "collect")}
+            for row in self._ctx.rows_at(Distillation, number, "distill"):
+                if row.generation_id in wanted and row.episode_id is not None:
+                    own[row.generation_id] = task_of(played[row.episode_id])
+        return own
+
+    @cached_property
+    def _entries(self) -> pa.Table:
+        """Entries of the round's bank that hold their texts."""
+        return rows_with(self._ctx.bank().table, "generation_id", sorted(self._used))
+
+    def _stages(self, round_number: int) -> list[str]:
+        """Stages of a round that write texts of the bank and keep the token records of their outputs, which another
+        recipe's may not. Round 0 has none: its texts are imported."""
+        stages = self._ctx.recipe.stages_of(self._ctx.method, round_number)
+        return [stage.name for stage in stages if stage.name in ("distill", "merge") and Generation in stage.writes]
 
 
 def _generations_of(ctx: StageContext, selected: Iterable[BufferItem]) -> dict[str, Generation]:

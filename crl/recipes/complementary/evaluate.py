@@ -16,7 +16,7 @@ import numpy as np
 
 from crl.bank.snapshot import Snapshot
 from crl.config import FamilyConfig, Method
-from crl.credit.credit import shown_by_episode
+from crl.credit.uses import shown_by_episode
 from crl.protocols import Step, StopReason
 from crl.recipes.complementary.asking import advisor_of
 from crl.recipes.complementary.bank_access import open_retriever, retrieve_all, texts_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from crl.config import ExtractorObjective, Method, SuppressConfig, TrialConfig, WarmStartConfig
+from crl.credit.rules import rule_of
 from crl.errors import BadInput
 
 
@@ -32,10 +33,10 @@ def trial_problems(
                 where="method.recipe.trial.screen",
                 next_step="leave it out, or raise the threshold",
             )
-    if trial is not None and trial.reward != "uses" and objective.credit == "trend" and trains_extractor:
+    if trial is not None and trial.reward != "uses" and trains_extractor and rule_of(objective.credit).when_written:
         yield BadInput(
-            f"an output is to be paid by its trial ({trial.reward}) and by the trend",
-            expected="trial.reward: uses beside credit: trend, or another credit",
+            f"an output is to be paid by its trial ({trial.reward}) and by credit: {objective.credit}",
+            expected=f"trial.reward: uses beside credit: {objective.credit}, or another credit",
             where="method.recipe.trial.reward",
             next_step="change one of the two",
         )

@@ -9,19 +9,21 @@ is shown what it never was in training. Verdicts of an evaluation are no rows an
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from crl.credit.credit import shown_by_episode, usable
+from crl.credit.uses import shown_by_episode, usable
 from crl.protocols import Policy
 from crl.recipes.complementary.bank_access import texts_of
 from crl.recipes.complementary.config import config_of
-from crl.records import Episode, Generation, Judgment, Retrieval, SuccessRate, Task
+from crl.records import Episode, Generation, Judgment, Metric, Retrieval, SuccessRate, Task
 from crl.rollout import critic
 from crl.rollout.play import EpisodeSlot
 from crl.rounds.context import StageContext
+from crl.rounds.figures import ALARM_SHARE
 from crl.rounds.stage import BEFORE
 from crl.rounds.weights import weights_of
 
@@ -147,3 +149,19 @@ def _proposed(task: Task, row: Retrieval, experience: str, rates: Mapping[str, S
 
 def _with_text(slot: EpisodeSlot, text: str | None) -> EpisodeSlot:
     return EpisodeSlot(task=slot.task) if text is None else dataclasses.replace(slot, experience=text)
+
+
+def judgment_metrics(judgments: Sequence[Judgment], *, round: int, stage: str = "credit") -> list[Metric]:
+    """Share of every verdict of a round; malformed and rejected ones alarm above `ALARM_SHARE`."""
+    if not judgments:
+        return []
+    counts = Counter(row.verdict for row in judgments)
+    consequences = {"malformed": "experiences are shown unjudged", "reject": "experiences hardly guide any more"}
+    rows = []
+    for verdict in ("accept", "refine", "reject", "malformed"):
+        share = counts[verdict] / len(judgments)
+        alarm = None
+        if verdict in consequences and share > ALARM_SHARE:
+            alarm = f"{share:.0%} of the verdicts are {verdict} (bound {ALARM_SHARE:.0%}): {consequences[verdict]}"
+        rows.append(Metric(round=round, stage=stage, name=f"verdict_{verdict}", value=share, alarm=alarm))
+    return rows

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from crl.config import Method
+from crl.credit.rules import rule_of
 from crl.learn.terms import objectives
 from crl.recipes.complementary import (
     approve,
@@ -42,11 +43,9 @@ from crl.records import (
     BankEvent,
     BankSnapshot,
     BufferItem,
-    CandidateUtility,
     Credit,
     Distillation,
     EntryScore,
-    EntryUsefulness,
     Episode,
     Evaluation,
     Generation,
@@ -91,6 +90,7 @@ def build(method: Method) -> Recipe:
     splits = method.overlap and ACTOR in config.TRAINED
     near, judges, tries = config.bank.duplicates == "near", config.actor_critic is not None, config.trial is not None
     tried = when(tries, Read(TRIAL))
+    rule_keeps = rule_of(config.extractor_objective.credit).keeps
 
     def effects(back: int) -> tuple[Read, ...]:
         return when(config.suppress is not None, Read("credit", -back, EFFECTS))
@@ -270,9 +270,8 @@ def build(method: Method) -> Recipe:
                 *when(judges, Read(judge.JUDGE)),
             ),
             writes=(
-                Credit, EntryScore, BufferItem, Sample, Metric, *when(config.scores_uses, UseReward, EntryUsefulness),
-                *when(config.suppress is not None, TextEffect),
-                *when(config.extractor_objective.credit == "trend", CandidateUtility),
+                Credit, EntryScore, BufferItem, Sample, Metric, *when(config.scores_uses, UseReward),
+                *when(config.suppress is not None, TextEffect), *([rule_keeps] if rule_keeps else []),
             ),
         ),
         *(

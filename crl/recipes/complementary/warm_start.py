@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.recipes.complementary.bank_access import with_cuts
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrated import played_by_script, written_by_template

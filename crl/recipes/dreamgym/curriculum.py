@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.recipes.dreamgym.config import CurriculumConfig
 from crl.recipes.dreamgym.rows import DreamTask, TaskValue
 from crl.records import Episode, Task

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.recipes.dreamgym.annotate import ANNOTATE_STAGE
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, config_of

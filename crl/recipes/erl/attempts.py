@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from crl.bank.segments import text_digest
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.rows import FIRST, SECOND, Reflection
 from crl.records import Episode, StrippedContext, Task

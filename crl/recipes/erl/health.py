@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.protocols import StopReason
 from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.erl.attempts import attempt_id, attempt_stage, reflect_stage

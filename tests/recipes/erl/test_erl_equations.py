@@ -11,7 +11,7 @@ import pytest
 
 from crl.config import ClippedObjective, DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig
 from crl.config.load import load_experiment
-from crl.credit.streams import stream_advantages
+from crl.credit.advantages import stream_advantages
 from crl.errors import BadInput
 from crl.learn.terms import NLL, Objective
 from crl.recipes.erl.credit import Internalized, Sequenced, samples_of

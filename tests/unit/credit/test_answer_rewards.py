@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from crl.config import ExtractorObjective
-from crl.credit.answers import AnswerReward, answer_rewards
-from crl.credit.buffer import buffer_metrics, fill_buffer, select_batches
+from crl.credit.answers import answer_rewards
+from crl.credit.buffer import Earned, Output, buffer_metrics, fill_buffer
+from crl.credit.samples import select_batches
 from crl.records import BufferItem, Episode, Question
 from tests.unit.credit.test_credit_rows import episode
 
@@ -45,10 +46,10 @@ QUESTIONS = [
 
 def test_an_answer_earns_the_outcome_of_the_episode_that_asked() -> None:
     assert answer_rewards(QUESTIONS, EPISODES, ExtractorObjective(malformed_reward="none")) == [
-        AnswerReward("q-g0m0-0-collect", "answer", 1.0),
-        AnswerReward("q-g0m1-0-collect", "answer", -1.0),
-        AnswerReward("q-g0m1-1-collect", "answer", -1.0),
-        AnswerReward("q-g1m0-0-collect", "answer", -1.0),
+        Earned("q-g0m0-0-collect", 1.0, "answer"),
+        Earned("q-g0m1-0-collect", -1.0, "answer"),
+        Earned("q-g0m1-1-collect", -1.0, "answer"),
+        Earned("q-g1m0-0-collect", -1.0, "answer"),
     ]
 
 
@@ -58,25 +59,16 @@ def test_no_answer_is_a_malformed_output_and_free_twins_count_where_uses_are_com
     assert [each.kind for each in earned] == ["answer"] * 4 + ["malformed"]
 
 
-def fill(previous: list[BufferItem], answers: list[AnswerReward], round: int) -> list[BufferItem]:
-    return fill_buffer(
-        previous,
-        [],
-        [],
-        round=round,
-        config=ExtractorObjective(),
-        origins={},
-        free_means={},
-        held=set(),
-        answers=answers,
-    )
+def fill(previous: list[BufferItem], answers: list[Earned], round: int) -> list[BufferItem]:
+    outputs = [Output(each.generation_id, (round, "collect")) for each in answers]
+    return fill_buffer(previous, outputs, answers, set(), round=round)
 
 
 def test_an_answer_waits_for_its_batch_is_trained_once_and_then_gone() -> None:
     config = ExtractorObjective(batch=2)
-    rows = fill([], [AnswerReward("a", "answer", 1.0)], 1)
+    rows = fill([], [Earned("a", 1.0, "answer")], 1)
     assert select_batches(rows, config, round=1) == ([], rows), "no use of it can come any more, yet it waits"
-    rows = fill(rows, [AnswerReward("b", "answer", -1.0), AnswerReward("c", "answer", 1.0)], 2)
+    rows = fill(rows, [Earned("b", -1.0, "answer"), Earned("c", 1.0, "answer")], 2)
     [batch], rows = select_batches(rows, config, round=2)
     assert [(row.generation_id, row.generation_round, row.generation_stage) for row in batch] == [
         ("a", 1, "collect"),

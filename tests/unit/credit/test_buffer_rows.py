@@ -9,8 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.config import ExtractorObjective
-from crl.credit.buffer import HeldText, buffer_metrics, fill_buffer, reweight, select_batches
-from crl.credit.other_credit import TaskKey, Tasks
+from crl.credit.buffer import (
+    SCORED,
+    USED,
+    Earned,
+    HeldText,
+    Output,
+    buffer_metrics,
+    earners,
+    fill_buffer,
+    reweight,
+)
+from crl.credit.samples import select_batches
+from crl.credit.uses import earned_when_written
 from crl.errors import RecordDamaged
 from crl.records import BufferItem, Distillation, UseReward
 
@@ -34,14 +45,6 @@ def text(generation_id: str, entry: str = "m") -> HeldText:
     return HeldText(entry, generation_id)
 
 
-class AnyOrigin(dict[str, tuple[int, str]]):
-    def __missing__(self, key: str) -> tuple[int, str]:
-        return (0, "distill")
-
-    def __contains__(self, key: object) -> bool:
-        return True
-
-
 def fill(
     previous: list[BufferItem],
     uses: list[UseReward],
@@ -52,22 +55,16 @@ def fill(
     imported: frozenset[str] = frozenset(),
     repeats: dict[str, list[HeldText]] | None = None,
     held: set[HeldText] | None = None,
-    tasks: Tasks | None = None,
     **settings: Any,
 ) -> list[BufferItem]:
-    return fill_buffer(
-        previous,
-        uses,
-        outputs,
-        round=round,
-        config=ExtractorObjective(**settings),
-        origins=AnyOrigin(),
-        free_means=free_means or {},
-        unpaid=imported,
-        repeats=repeats,
-        held=held,
-        tasks=tasks,
-    )
+    """A round's uses and outputs; whatever was used and not written in the round is of round 0."""
+    of = earners(previous, imported)
+    earned = [Earned(name, use.reward) for use in uses for name in of(use)]
+    earned += earned_when_written(outputs, free_means or {}, ExtractorObjective(**settings))
+    written = {row.generation_id: (row.round, row.kind) for row in outputs}
+    origins = {each.generation_id: (0, "distill") for each in earned} | written
+    listed = [Output(name, origin, (repeats or {}).get(name, ())) for name, origin in origins.items()]
+    return fill_buffer(previous, listed, earned, held, round=round)
 
 
 def test_an_output_enters_at_its_first_use_and_collects_uses_while_it_waits() -> None:
@@ -213,21 +210,6 @@ def test_an_output_that_repeats_an_imported_text_is_credited_though_the_import_t
     assert {row.generation_id: row.uses for row in rows} == {"again": 1}
 
 
-def test_by_other_tasks_the_own_task_is_the_recipients_and_a_task_counts_once_whatever_notes_were_used() -> None:
-    """x wrote m and n on task 1; y, on task 2, repeated m."""
-    on = {name: TaskKey("room", int(name[0])) for name in ("1a", "1b", "2a", "3a", "3b", "3c")}
-    tasks = Tasks(on, {"x": on["1a"], "y": on["2a"]})
-    rows = fill([], [], [output("y", "add")], repeats={"y": [text("x")]})
-    uses = [
-        *(use("x", reward, 2, episode=name) for name, reward in (("1a", 1.0), ("1b", -1.0), ("2a", 1.0), ("3a", -1.0))),
-        *(use("x", 1.0, 2, entry="n", episode=name) for name in ("3b", "3c")),
-    ]
-    found = fill(rows, uses, [], round=2, tasks=tasks)
-    earned = {row.generation_id: (row.uses, row.score_sum) for row in found}
-    assert earned["x"] == (2, pytest.approx(1.0 + (-1.0 + 1.0 + 1.0) / 3)), "task 2, and task 3 by both of its notes"
-    assert earned["y"] == (2, pytest.approx((1.0 - 1.0) / 2 - 1.0)), "tasks 1 and 3, by the text it repeated"
-
-
 def test_what_can_never_be_used_again_ends_and_is_dropped_only_where_it_was_never_scored() -> None:
     held, repeats = {text("a"), text("b")}, {"again": [text("a")]}
     rows = fill([], [use("a", 1.0), use("b", -1.0)], [output("again", "add")], repeats=repeats, held=held)
@@ -252,7 +234,19 @@ def test_reweighting_of_eq_7() -> None:
 
 def test_a_use_of_an_output_nobody_wrote_is_damage() -> None:
     with pytest.raises(RecordDamaged, match="x-7"):
-        fill_buffer([], [use("x-7", 1.0)], [], round=1, config=ExtractorObjective(), origins={}, free_means={})
+        fill_buffer([], [], [Earned("x-7", 1.0)], None, round=1)
+
+
+def test_what_is_scored_once_and_for_all_has_no_share_in_the_uses_of_a_text_that_it_repeats() -> None:
+    repeats = [Output("once", (1, "distill"), [text("first")]), Output("also", (1, "distill"), [text("first")])]
+    rows = fill_buffer([], repeats, [Earned("also", 0.5), Earned("once", 2.0, SCORED)], None, round=1)
+    assert [(row.generation_id, row.kind, row.score_sum, row.repeats) for row in rows] == [
+        ("once", SCORED, 2.0, []), ("also", USED, 0.5, ["first"]),
+    ], "they enter in the order of the outputs"  # fmt: skip
+    rows = fill(rows, [use("first", -1.0, 2)], [], round=2)
+    assert {row.generation_id: (row.uses, row.score_sum) for row in rows} == {
+        "once": (1, 2.0), "also": (2, -0.5), "first": (1, -1.0),
+    }  # fmt: skip
 
 
 @settings(deadline=None, max_examples=60)
@@ -278,7 +272,7 @@ def test_every_use_is_trained_exactly_once_or_still_waits(
     for number, (uses, malformed) in enumerate(rounds, start=1):
         credits = [use(f"x{index}", outcome, number) for index, outcome in uses]
         outputs = [output(f"bad-{number}-{index}", "malformed", number) for index in range(malformed)]
-        rows = fill_buffer(rows, credits, outputs, round=number, config=config, origins=AnyOrigin(), free_means={})
+        rows = fill(rows, credits, outputs, round=number)
         given_uses += len(uses) + malformed
         given_score += sum(outcome for _, outcome in uses) - 2.0 * malformed
         for row in rows:

@@ -1,4 +1,4 @@
-"""Credit: outcomes of guided episodes, free twins, scores, and the health of the extractor's outputs."""
+"""Credit: outcomes of guided episodes, free twins and scores."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from crl.config import ExtractorObjective
-from crl.credit.credit import ALARM_SHARE, credit_metrics, credits_of, entry_scores, free_means, output_health
-from crl.credit.rewards import use_rewards
+from crl.credit.uses import credit_metrics, credits_of, entry_scores, free_means, uses_of
 from crl.errors import RecordDamaged
-from crl.records import Distillation, Episode, Retrieval
+from crl.records import Episode, Retrieval
+from tests.unit.credit.scoring import scored
 
 
 def episode(group: int, member: int, *, guided: bool, success: bool, **changes: Any) -> Episode:
@@ -34,14 +33,6 @@ def retrieval(of: Episode, *, chosen: bool = True, **changes: Any) -> Retrieval:
         "count": 0, "recent": False, "score": 0.0, "chosen": chosen,
     }  # fmt: skip
     return Retrieval(**{**values, **changes})
-
-
-def distillation(index: int, verdict: str) -> Distillation:
-    return Distillation(
-        distillation_id=f"d{index}", round=3, kind="distill", family="room", episode_id="g0m0",
-        guiding_entry_id=None, source_entry_ids=[], generation_id=f"x-{index}", format="lines", reason_code="ok",
-        verdict=verdict, operations=0, turns=1, turns_shown=1,
-    )  # fmt: skip
 
 
 def test_a_guided_episode_earns_its_outcome_and_is_compared_with_its_free_twins() -> None:
@@ -76,13 +67,13 @@ def test_each_of_several_experiences_is_used_and_earns_the_whole_outcome() -> No
     ]  # fmt: skip
     assert {row.guided_minus_free for row in credits} == {2.0, 0.0}
     assert [(row.entry_id, row.uses) for row in entry_scores([], credits)] == [("e1", 2), ("e2", 2)]
-    rewards, _ = use_rewards([*guided, free], credits, rows, [], [], ExtractorObjective())
-    assert [(row.episode_id, row.entry_id, row.reward) for row in rewards] == [
+    uses = uses_of([*guided, free], credits, rows)
+    assert [(row.episode_id, row.entry_id, row.reward) for row in scored("outcome", uses).uses] == [
         (row.episode_id, row.entry_id, row.outcome) for row in credits
     ]
-    running = ExtractorObjective(credit="running_usefulness", usefulness_decay=0.5)
-    rewards, usefulness = use_rewards([*guided, free], credits, rows, [], [], running)
-    assert [row.uses for row in usefulness] == [2, 2] and rewards[2].reward == pytest.approx(-1 / 3)
+    running = scored("running_usefulness", uses, credits=credits, decay=0.5)
+    assert [row.uses for row in running.after] == [2, 2]
+    assert running.uses[2].reward == pytest.approx(-1 / 3)
     # Shown in another order, or without one of them, the episode is not the one that was planned.
     for wrong in ({"entry_ids": ["e2", "e1"], "content_digests": ["d2", "d1"]}, {"entry_ids": ["e1"],
                   "content_digests": ["d1"]}):  # fmt: skip
@@ -147,16 +138,3 @@ def test_a_rewritten_entry_starts_anew_with_its_first_use() -> None:
     later = [episode(1, 0, guided=True, success=True, round=7, content_digest="d2")]
     scores = entry_scores(scores, credits_of(later, [retrieval(row) for row in later]))
     assert [(row.content_digest, row.uses, row.mean_outcome) for row in scores] == [("d2", 1, 1.0)]
-
-
-def test_shares_of_outputs_alarm_when_unscored_outputs_take_over() -> None:
-    rows = [distillation(index, "malformed") for index in range(6)] + [distillation(9, "add")]
-    metrics = {row.name: row for row in output_health(rows, round=3)}
-    assert metrics["share_malformed"].value == pytest.approx(6 / 7)
-    assert "malformed" in str(metrics["share_malformed"].alarm)
-    assert metrics["share_add"].value == pytest.approx(1 / 7)
-    assert metrics["share_return"].alarm is None
-    even = [distillation(0, "return"), distillation(1, "add")]
-    assert {row.name: row.alarm for row in output_health(even, round=3)}["share_return"] is None
-    assert ALARM_SHARE == 0.5
-    assert output_health([], round=3) == []

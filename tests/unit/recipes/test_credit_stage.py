@@ -13,11 +13,11 @@ import pytest
 
 from crl.config import Experiment
 from crl.credit.buffer import HeldText
-from crl.learn import collapse
-from crl.recipes.complementary import credit
+from crl.recipes.complementary.credit import held_texts
 from crl.records import BankEvent, BufferItem, Metric, Operation, Retrieval, Sample, UseReward
 from crl.report.curves import bank_charts
 from crl.report.summary import summarize
+from crl.rounds import collapse
 from crl.rounds.reading import recorded_bank
 from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
@@ -170,5 +170,5 @@ def test_a_text_that_only_the_coming_bank_holds_is_still_held() -> None:
         return pa.table({"entry_id": [f"e-{each}" for each in writers], "generation_id": list(writers)})
 
     item = SimpleNamespace(generation_id="x", repeats=["y"])
-    held = credit._held([bank("z", "y"), bank("x", "z")], cast(Any, [item]), {})
+    held = held_texts([bank("z", "y"), bank("x", "z")], cast(Any, [item]), {})
     assert held == {HeldText("e-y", "y"), HeldText("e-x", "x")}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from crl.checks import check_tables
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.protocols import StopReason
 from crl.records import Episode, Generation, Turn, table_of
 from crl.rollout.play import EpisodeSlot

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from crl.checks import check_tables
 from crl.config import SamplingConfig
-from crl.credit.credit import usable
+from crl.credit.uses import usable
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput, PromptTooLong, StageFailed
 from crl.records import Episode, Generation, Turn, rows_of, table_of

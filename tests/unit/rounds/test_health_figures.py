@@ -16,6 +16,7 @@ from crl.rounds.figures import (
     cut_figures,
     group_figures,
     one_text_share,
+    output_alarms,
     output_shares,
     play_figures,
     reading_figures,
@@ -48,6 +49,14 @@ def test_shares_of_outputs_sum_to_one():
     assert shares["share_add"] == 0.5 and shares["share_malformed"] == shares["share_return"] == 0.25
     assert sum(shares.values()) == 1.0
     assert output_shares([]) == {}
+
+
+def test_shares_of_outputs_alarm_when_unscored_outputs_take_over() -> None:
+    shares = output_shares([*["malformed"] * 6, "add"])
+    assert shares["share_malformed"] == pytest.approx(6 / 7) and shares["share_add"] == pytest.approx(1 / 7)
+    assert list(output_alarms(shares)) == ["share_malformed"] and "86%" in output_alarms(shares)["share_malformed"]
+    assert output_alarms(output_shares(["return", "add"])) == {} == output_alarms({}), "half is not above the bound"
+    assert list(output_alarms(output_shares(["return", "return", "add"]))) == ["share_return"]
 
 
 def test_the_truth_of_notes_counts_what_is_fully_right_where_somebody_knows():

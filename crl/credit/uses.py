@@ -1,24 +1,23 @@
-"""Credit: which extractor output earned what. Pure functions over rows; numpy is not even needed.
+"""Uses: which outputs the experiences that guided a round's episodes pay, and what outputs earn without any use.
 
 The score of a text belongs to the output that wrote the version used (`Retrieval.generation_id`), so an updated or
 merged entry pays the output that last wrote it. Of several experiences that guided an episode (top_k) each is used, and
 each earns the whole outcome. Episodes that an environment broke (`stop_reason` error) say nothing
 about an experience: they earn no credit and nothing is compared with them; :func:`credit_metrics` counts them.
+What a use earns is up to the rule of credit (`rules/`). Pure functions over rows.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from crl.config import ExtractorObjective
+from crl.credit.buffer import Earned
 from crl.errors import RecordDamaged
 from crl.protocols import StopReason
-from crl.records import Credit, Distillation, EntryScore, Episode, Judgment, Metric, Retrieval
-
-VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
-ALARM_SHARE = 0.5
-"""Above this share of malformed or `return` outputs the extractor is drifting to outputs that are never
-scored."""
+from crl.records import Credit, Distillation, EntryScore, Episode, Judgment, Metric, Retrieval, UseReward
 
 
 def usable(episode: Episode) -> bool:
@@ -109,6 +108,75 @@ def _check_played_as_judged(episodes: Iterable[Episode], judgments: Iterable[Jud
             )
 
 
+def uses_of(
+    episodes: Iterable[Episode],
+    credits: Iterable[Credit],
+    retrievals: Iterable[Retrieval],
+    judgments: Iterable[Judgment] = (),
+) -> list[UseReward]:
+    """Every use of a round, in the order of `episodes` and as they were shown, with its outcome as r of eq. 8: s_c + r.
+
+    `credits` are those of the episodes; `retrievals` say who wrote what the actor rejected, which earns s_c alone.
+    Raises RecordDamaged for a rejected experience without a retrieval.
+    """
+    credited: dict[str, list[Credit]] = defaultdict(list)
+    for credit in credits:
+        credited[credit.episode_id].append(credit)
+    chosen = shown_by_episode(retrievals)
+    judged = {row.episode_id: row for row in judgments}
+    uses = []
+    for episode in episodes:
+        judgment = judged.get(episode.episode_id)
+        score = judgment.score if judgment else None
+        for credit in credited.get(episode.episode_id, []):
+            use = UseReward(
+                round=credit.round, episode_id=credit.episode_id, entry_id=credit.entry_id,
+                generation_id=credit.generation_id, basis="outcome", outcome=credit.outcome, usefulness=None,
+                critic_score=score, reward=0.0,
+            )  # fmt: skip
+            uses.append(with_reward(use, "outcome", credit.outcome))
+        if episode.episode_id not in credited and judgment is not None and judgment.verdict == "reject":
+            uses.append(_rejected(judgment, next(iter(chosen.get(episode.episode_id, [])), None)))
+    return uses
+
+
+def with_reward(use: UseReward, basis: str, r: float) -> UseReward:
+    """The use with what a rule takes for r of eq. 8: it earns s_c + r."""
+    return replace(use, basis=basis, reward=r + (use.critic_score or 0.0))
+
+
+def _rejected(judgment: Judgment, retrieval: Retrieval | None) -> UseReward:
+    if retrieval is None or judgment.score is None:
+        raise RecordDamaged(
+            f"the actor rejected {judgment.entry_id} for episode {judgment.episode_id}, which nothing chose for it",
+            expected="the chosen retrieval of the round's plan, and a score",
+            where=f"round {judgment.round}",
+            next_step="run `crl verify` on the run",
+        )
+    return UseReward(
+        round=judgment.round, episode_id=judgment.episode_id, entry_id=judgment.entry_id,
+        generation_id=retrieval.generation_id, basis="none", outcome=None, usefulness=None,
+        critic_score=judgment.score, reward=judgment.score,
+    )  # fmt: skip
+
+
+def earned_when_written(
+    outputs: Iterable[Distillation], free_means: Mapping[str, float], config: ExtractorObjective
+) -> list[Earned]:
+    """What malformed outputs and `return` earn at once and for all, in the order of `outputs`.
+
+    `free_means` is :func:`free_means` of the round's episodes, for `return_reward: free_mean`: a
+    `return` whose group has no free member stays unscored.
+    """
+    found = []
+    for row in outputs:
+        setting = {"malformed": config.malformed_reward, "return": config.return_reward}.get(row.verdict, "none")
+        reward = free_means.get(row.episode_id or "") if setting == "free_mean" else setting
+        if reward is not None and reward != "none":
+            found.append(Earned(row.generation_id, float(reward), row.verdict))
+    return found
+
+
 def entry_scores(previous: Iterable[EntryScore], credits: Iterable[Credit]) -> list[EntryScore]:
     """Cumulative usefulness of every entry ever used, by entry id: the previous scores and this round's credits.
 
@@ -147,18 +215,3 @@ def credit_metrics(
         Metric(round=round, stage=stage, name=name, value=value, alarm=alarms.get(name))
         for name, value in figures.items()
     ]
-
-
-def output_health(distillations: Sequence[Distillation], *, round: int, stage: str = "credit") -> list[Metric]:
-    """Share of every kind of extractor output of a round; malformed and return alarm above :data:`ALARM_SHARE`."""
-    if not distillations:
-        return []
-    counts = Counter(row.verdict for row in distillations)
-    rows = []
-    for verdict in VERDICTS:
-        share = counts[verdict] / len(distillations)
-        alarm = None
-        if verdict in ("malformed", "return") and share > ALARM_SHARE:
-            alarm = f"{share:.0%} of the extractor's outputs are {verdict} (bound {ALARM_SHARE:.0%})"
-        rows.append(Metric(round=round, stage=stage, name=f"share_{verdict}", value=share, alarm=alarm))
-    return rows
