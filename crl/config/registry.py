@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic.json_schema import JsonSchemaValue
@@ -33,10 +33,13 @@ _BY_NAME = {
 }
 
 
-class Registry:
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class Registry(Generic[Config]):
     """The config classes of one sort: subclasses of a base model with a field `kind`."""
 
-    def __init__(self, sort: str, base: type[BaseModel], built_in: Mapping[str, str]) -> None:
+    def __init__(self, sort: str, base: type[Config], built_in: Mapping[str, str]) -> None:
         """
         Args:
             sort: what they configure (`environment`); the entry-point group is `crl.<sort>s`.
@@ -44,7 +47,7 @@ class Registry:
             built_in: `module:Class` by kind.
         """
         self.sort, self.base, self.group = sort, base, f"crl.{sort}s"
-        self._built_in, self._loaded = dict(built_in), dict[str, type[BaseModel]]()
+        self._built_in, self._loaded = dict(built_in), dict[str, type[Config]]()
 
     def names(self) -> list[str]:
         """Every registered kind, the built-in ones first."""
@@ -55,7 +58,7 @@ class Registry:
         """The kinds that come with the library."""
         return list(self._built_in)
 
-    def load(self, kind: str) -> type[BaseModel]:
+    def load(self, kind: str) -> type[Config]:
         """The config class of a kind. Raises BadInput for an unknown kind, and for one that cannot be imported."""
         if kind not in self._loaded:
             target = self._target(kind)

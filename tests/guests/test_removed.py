@@ -1,7 +1,7 @@
 """Guests can be taken away: without all of them the core's own tests hold, and without each alone a round is trained.
 
-To take a guest away is to delete its folder, its tests, its entry points and the experiments that name it, and to write
-the pages anew that are made from what there is. This is what :func:`without` does to a copy of the checkout.
+To take a guest away is to delete its folder, its tests, its entry points and the experiments that name it
+(:func:`without` does so to a copy of the checkout), and to write the pages anew that are made from what there is.
 """
 
 from __future__ import annotations
@@ -85,8 +85,6 @@ def without(guests: Collection[str], place: Path) -> Path:
     (place / "pyproject.toml").write_text("".join(kept), encoding="utf-8")
     install(place)
     forget(place / "conf", gone)
-    for page, command in PAGES.items():
-        (place / page).write_text(python(place, *command), encoding="utf-8")
     return place
 
 
@@ -137,8 +135,11 @@ def python(place: Path, *words: str, minutes: float = 10) -> str:
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkout without any guest."""
-    return without(GUESTS, tmp_path_factory.mktemp("core") / "crl")
+    """The checkout without any guest, and its pages."""
+    place = without(GUESTS, tmp_path_factory.mktemp("core") / "crl")
+    for page, command in PAGES.items():
+        (place / page).write_text(python(place, *command), encoding="utf-8")
+    return place
 
 
 def test_the_cores_own_tests_hold_without_any_guest(core: Path) -> None:
