@@ -17,12 +17,7 @@ class CrlError(Exception):
     transient = False
 
     def __init__(
-        self,
-        found: str,
-        *,
-        expected: str | None = None,
-        where: str | None = None,
-        next_step: str | None = None,
+        self, found: str, *, expected: str | None = None, where: str | None = None, next_step: str | None = None
     ) -> None:
         self.found, self.expected, self.where, self.next_step = found, expected, where, next_step
         super().__init__(found)

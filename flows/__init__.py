@@ -7,7 +7,7 @@ proxy come between it and this process.
 
 import os
 
-from crl.run.loopback import past_proxies
+from crl.run.guardian import past_proxies
 
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")

@@ -25,7 +25,7 @@ from crl.engine.targets import last_runtime
 from crl.errors import CrlError
 from crl.preflight import check_evaluation
 from crl.records import Evaluation
-from crl.report.evaluation import results, with_averages
+from crl.report.success import results, with_averages
 from crl.rounds.evaluate_again import Choice, chosen_method
 from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from

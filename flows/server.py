@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 import flows  # noqa: F401  (first: it turns telemetry off)
-from crl.cli.escaping import say
+from crl.cli.shared import say
 from crl.errors import BadInput
 from flows.origin import OwnOrigin
 

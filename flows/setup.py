@@ -103,7 +103,7 @@ def experiments() -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print what was made; the exit code is that of the error, if any."""
-    from crl.cli.escaping import say
+    from crl.cli.shared import say
     from crl.errors import CrlError
 
     parser = argparse.ArgumentParser(prog="python -m flows.setup", description=__doc__.splitlines()[0])

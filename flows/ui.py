@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import flows  # noqa: F401  (first: it turns telemetry off)
-from crl.cli.escaping import say
+from crl.cli.shared import say
 from crl.config.load import runs_root
 from crl.engine.process import ProcessGroup
 from crl.errors import BadInput, CrlError, PortBusy, SetupFailed

@@ -22,8 +22,8 @@ from prefect.utilities.context import get_task_and_flow_run_ids
 
 from crl.errors import DataCheckFailed
 from crl.report import markdown
-from crl.report.history import History
 from crl.report.page import REPORT, docs_url, page_url, write_report
+from crl.report.summary import History
 from crl.run.head import head_after
 
 PAGES = "CRL_PAGES"

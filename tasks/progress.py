@@ -18,7 +18,7 @@ from uuid import UUID
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
-from crl.cli.live import progress_text, time_left
+from crl.cli.progress import progress_text, time_left
 from crl.engine.driver import Driver
 from crl.engine.events import Event, Progress, StageDone
 

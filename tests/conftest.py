@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
-from crl.run.loopback import past_proxies
+from crl.run.guardian import past_proxies
 from tests.processes import PATIENCE_SECONDS
 from tests.recipe_runs import tiny_name, train_tiny
 from tests.tiny_run import NAME, ROUNDS, crl_here, train

@@ -121,7 +121,7 @@ def no_gpu_index(asked: Asked) -> str | None:
 def no_vllm(asked: Asked) -> str | None:
     """Why no server of vLLM can be started."""
     try:
-        from crl.config.servers import ServerConfig, interpreter
+        from crl.config.engines import ServerConfig, interpreter
     except ImportError as error:
         return str(error)
     return no_model(asked) if interpreter(ServerConfig()).is_file() else "vLLM is not installed: make vllm"

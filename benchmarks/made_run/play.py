@@ -8,7 +8,18 @@ import numpy as np
 import pyarrow as pa
 
 from crl.bank.snapshot import Snapshot
-from crl.records import EntryScore, Episode, Evaluation, Generation, Retrieval, RetrievalCount, Row, Task, Turn
+from crl.records import (
+    EntryScore,
+    Episode,
+    Evaluation,
+    Generation,
+    Retrieval,
+    RetrievalCount,
+    Row,
+    Task,
+    Turn,
+    schema_of,
+)
 
 from .columns import columns
 
@@ -44,7 +55,7 @@ def plan(
             query=[f"reach the exit\na room with {g % 7} doors" for g in group],
         )
     }  # fmt: skip
-    found: dict[str, list] = {name: [] for name in Retrieval.__annotations__ if name != "table"}
+    found: dict[str, list] = {name: [] for name in schema_of(Retrieval).names}
     entries = {name: bank.table[name].to_pylist() for name in ("entry_id", "family", "content_digest", "generation_id")}
     places: dict[str, list[int]] = {name: [] for name in FAMILIES}
     for row, name in enumerate(entries["family"]):

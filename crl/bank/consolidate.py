@@ -33,18 +33,47 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 
 import pyarrow.compute as pc
 
 from crl.bank.changes import Change, applied, change_rows
+from crl.bank.duplicates import SimilarPairs
 from crl.bank.evict import evict as make_room
-from crl.bank.overlay import Overlay, named_in, new_row, updated_row
-from crl.bank.refusals import REPEATS, Refusal, Rejection
-from crl.bank.resemblance import SimilarPairs
+from crl.bank.overlay import Overlay, new_row, updated_row
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
 from crl.records import BankEntry, BankEvent, EntryScore, Operation, Resemblance
+
+
+class Rejection(StrEnum):
+    """Why an operation changed nothing."""
+
+    unknown_kind = "unknown_kind"
+    unknown_entry = "unknown_entry"
+    other_family = "other_family"
+    entry_exists = "entry_exists"
+    duplicate = "duplicate"
+    near_duplicate = "near_duplicate"
+    unchanged = "unchanged"
+    empty_text = "empty_text"
+    text_too_long = "text_too_long"
+    bad_text = "bad_text"
+    bad_parents = "bad_parents"
+
+
+REPEATS = (Rejection.duplicate, Rejection.near_duplicate, Rejection.unchanged)
+"""Rejections whose event names, in `repeats`, the entry that says it already."""
+
+
+class Refusal(Exception):
+    """Why one operation changes nothing: a :class:`Rejection`, or what a person said."""
+
+    def __init__(self, reason: str, repeats: str | None = None) -> None:
+        """`repeats`: the entry that says it already, where that is the reason."""
+        super().__init__(reason)
+        self.reason, self.repeats = reason, repeats
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,10 +187,10 @@ class Consolidation:
     def __init__(self, previous: Snapshot, rules: Rules, alike: SimilarPairs, *, round: int) -> None:
         """Raises ValueError for a previous entry without a segment."""
         _check_placed(previous)
-        self._bank, self._rules, self._alike, self._round = Overlay(named_in(previous, (), ())), rules, alike, round
+        self._bank, self._rules, self._alike, self._round = Overlay(previous), rules, alike, round
         self._events: list[BankEvent] = []
         self._texts: dict[str, str] = {}
-        self._appliers: dict[str, Callable[[Operation], Refusal | None]] = {
+        self._appliers: dict[str, Callable[[Operation], None]] = {
             "add": self._add,
             "update": self._update,
             "merge": self._merge,
@@ -189,12 +218,13 @@ class Consolidation:
         self._bank.look_up(entry_ids, digests)
 
     def _apply(self, operation: Operation, refused: str | None) -> None:
-        applier = self._appliers.get(operation.kind)
-        if refused is not None:
-            refusal: Refusal | None = self._foretold(operation, refused)
-        else:
-            refusal = Refusal(Rejection.unknown_kind) if applier is None else applier(operation)
-        if refusal is not None:
+        try:
+            if refused is not None:
+                raise self._foretold(operation, refused)
+            if operation.kind not in self._appliers:
+                raise Refusal(Rejection.unknown_kind)
+            self._appliers[operation.kind](operation)
+        except Refusal as refusal:
             known = self._bank.get(operation.entry_id)
             digest = None if known is None else known.content_digest
             self._event("rejected", operation, digest, digest, reason=refusal.reason, repeats=refusal.repeats)
@@ -220,7 +250,7 @@ class Consolidation:
         changes = self._bank.changes()
         needed = {each.after.content_digest for each in changes if each.after is not None and not each.after.segment}
         texts = {digest: self._texts[digest] for digest in sorted(needed)}
-        return Consolidated(self._bank.named.snapshot, self._round, changes, list(self._events), texts)
+        return Consolidated(self._bank.snapshot, self._round, changes, list(self._events), texts)
 
     def _foretold(self, operation: Operation, reason: str) -> Refusal:
         """The refusal of an operation that is not tried: a person refused it, or something that it builds on."""
@@ -233,78 +263,66 @@ class Consolidation:
         repeated = None if digest is None else self._repeated(operation, digest)
         return Refusal(reason, None if repeated is None else repeated.repeats)
 
-    def _add(self, operation: Operation) -> Refusal | None:
+    def _add(self, operation: Operation) -> None:
         digest = self._acceptable_text(operation)
-        if isinstance(digest, Refusal):
-            return digest
-        if not operation.entry_id or self._bank.get(operation.entry_id) is not None:
-            return Refusal(Rejection.entry_exists if operation.entry_id else Rejection.unknown_entry)
-        if (repeated := self._repeated(operation, digest)) is not None:
-            return repeated
-        self._bank.add(new_row(self._bank, operation, operation.entry_id, digest, round=self._round))
+        entry_id = self._new_id(operation)
+        self._check_new(operation, digest)
+        self._bank.add(new_row(self._bank, operation, entry_id, digest, round=self._round))
         self._event("add", operation, None, digest)
-        return None
 
-    def _update(self, operation: Operation) -> Refusal | None:
+    def _update(self, operation: Operation) -> None:
         entry = self._target(operation)
-        if isinstance(entry, Refusal):
-            return entry
         digest = self._acceptable_text(operation)
-        if isinstance(digest, Refusal):
-            return digest
         if digest == entry.content_digest:
-            return Refusal(Rejection.unchanged, entry.entry_id)
-        if (repeated := self._repeated(operation, digest)) is not None:
-            return repeated
+            raise Refusal(Rejection.unchanged, entry.entry_id)
+        self._check_new(operation, digest)
         self._bank.replace(entry, updated_row(self._bank, operation, entry, digest, round=self._round))
         self._event("update", operation, entry.content_digest, digest)
-        return None
 
-    def _merge(self, operation: Operation) -> Refusal | None:
+    def _merge(self, operation: Operation) -> None:
         digest = self._acceptable_text(operation)
-        if isinstance(digest, Refusal):
-            return digest
-        if not operation.entry_id or self._bank.get(operation.entry_id) is not None:
-            return Refusal(Rejection.entry_exists if operation.entry_id else Rejection.unknown_entry)
+        entry_id = self._new_id(operation)
         if not operation.parents or len(set(operation.parents)) < len(operation.parents):
-            return Refusal(Rejection.bad_parents)
+            raise Refusal(Rejection.bad_parents)
         parents = [entry for parent in operation.parents if (entry := self._bank.get(parent)) is not None]
         if len(parents) < len(operation.parents):
-            return Refusal(Rejection.unknown_entry)
+            raise Refusal(Rejection.unknown_entry)
         if not self._rules.merges_across and any(parent.family != operation.family for parent in parents):
-            return Refusal(Rejection.other_family)
-        if (repeated := self._repeated(operation, digest)) is not None:
-            return repeated
+            raise Refusal(Rejection.other_family)
+        self._check_new(operation, digest)
         for parent in parents:
             self._bank.remove(parent)
-        self._bank.add(new_row(self._bank, operation, operation.entry_id, digest, parents, round=self._round))
+        self._bank.add(new_row(self._bank, operation, entry_id, digest, parents, round=self._round))
         self._event("merge", operation, None, digest, parents=operation.parents)
-        return None
 
-    def _drop(self, operation: Operation) -> Refusal | None:
+    def _drop(self, operation: Operation) -> None:
         entry = self._target(operation)
-        if isinstance(entry, Refusal):
-            return entry
         self._bank.remove(entry)
         self._event("drop", operation, entry.content_digest, None)
-        return None
 
-    def _keep(self, operation: Operation) -> Refusal | None:
+    def _keep(self, operation: Operation) -> None:
         entry = self._target(operation)
-        if isinstance(entry, Refusal):
-            return entry
         self._event("keep", operation, entry.content_digest, entry.content_digest)
-        return None
 
-    def _return(self, operation: Operation) -> Refusal | None:
+    def _return(self, operation: Operation) -> None:
         self._event("return", operation, None, None)
-        return None
 
-    def _target(self, operation: Operation) -> BankEntry | Refusal:
+    def _target(self, operation: Operation) -> BankEntry:
         entry = self._bank.get(operation.entry_id)
         if entry is None:
-            return Refusal(Rejection.unknown_entry)
-        return entry if entry.family == operation.family else Refusal(Rejection.other_family)
+            raise Refusal(Rejection.unknown_entry)
+        if entry.family != operation.family:
+            raise Refusal(Rejection.other_family)
+        return entry
+
+    def _new_id(self, operation: Operation) -> str:
+        if not operation.entry_id or self._bank.get(operation.entry_id) is not None:
+            raise Refusal(Rejection.entry_exists if operation.entry_id else Rejection.unknown_entry)
+        return operation.entry_id
+
+    def _check_new(self, operation: Operation, digest: str) -> None:
+        if (repeated := self._repeated(operation, digest)) is not None:
+            raise repeated
 
     def _repeated(self, operation: Operation, digest: str) -> Refusal | None:
         """The refusal of a text that the bank says already, in an entry that the operation does not replace."""
@@ -331,16 +349,16 @@ class Consolidation:
         ]
         return Refusal(Rejection.near_duplicate, min(nearest)[2]) if nearest else None
 
-    def _acceptable_text(self, operation: Operation) -> str | Refusal:
-        """Digest of the operation's text, which is remembered, or why it cannot be in a bank."""
+    def _acceptable_text(self, operation: Operation) -> str:
+        """Digest of the operation's text, which is remembered; raises Refusal where it cannot be in a bank."""
         text = operation.text or ""
         if not text.strip():
-            return Refusal(Rejection.empty_text)
+            raise Refusal(Rejection.empty_text)
         if len(text) > self._rules.max_characters:
-            return Refusal(Rejection.text_too_long)
+            raise Refusal(Rejection.text_too_long)
         digest = _digest(text)
         if digest is None:
-            return Refusal(Rejection.bad_text)
+            raise Refusal(Rejection.bad_text)
         self._texts[digest] = text
         return digest
 

@@ -21,18 +21,13 @@ from crl.records import BankEntry, EntryScore
 
 
 def evict(
-    bank: Overlay,
-    config: BankConfig,
-    scores: Mapping[str, EntryScore],
-    *,
-    round: int,
-    capacities: Mapping[str, int],
+    bank: Overlay, config: BankConfig, scores: Mapping[str, EntryScore], *, round: int, capacities: Mapping[str, int]
 ) -> list[BankEntry]:
     """Bring every family of a bank down to its capacity; the entries that went, by family, the first to go first.
 
     `capacities` are those of families that have one of their own.
     """
-    table, beside = bank.named.snapshot.table, bank.present()
+    table, beside = bank.snapshot.table, bank.present()
     untouched_N = np.ones(table.num_rows, dtype=bool)
     untouched_N[bank.looked_up()] = False
     rows_U = np.flatnonzero(untouched_N)
@@ -59,7 +54,7 @@ def evict(
         leaving += ranked[: surplus[code_of[name]]].tolist()
     taken = [member for member in leaving if member < len(rows_U)]
     rows = [int(rows_U[member]) for member in taken]
-    of_columns = dict(zip(taken, zip(rows, bank.named.snapshot.taken(rows), strict=True), strict=True))
+    of_columns = dict(zip(taken, zip(rows, bank.snapshot.taken(rows), strict=True), strict=True))
     gone = []
     for member in leaving:
         if member in of_columns:

@@ -27,87 +27,58 @@ class Holder:
     """Its age."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Named:
-    """What a snapshot holds of the entries and texts that somebody names."""
-
-    snapshot: Snapshot
-    entries: dict[str, BankEntry]
-    """By id, of the ids that were named and are held."""
-    rows: dict[str, int]
-    """Their rows in the snapshot."""
-    holders: dict[str, dict[str, Holder]]
-    """Entries that hold a named text, by digest and id."""
-    files: dict[str, tuple[str, str]]
-    """Segment and embedding file of the named texts that are held, by digest."""
-
-
-def named_in(snapshot: Snapshot, entry_ids: Iterable[str], digests: Iterable[str]) -> Named:
-    """Look up entries by id and texts by digest, in one pass over a column for each."""
-    asked = list(dict.fromkeys(entry_ids))
-    found = [(name, row) for name, row in zip(asked, snapshot.rows_of(asked), strict=True) if row is not None]
-    entries = snapshot.taken([row for _, row in found])
-    holders: dict[str, dict[str, Holder]] = {}
-    files: dict[str, tuple[str, str]] = {}
-    columns = ("entry_id", "family", "content_digest", "order", "segment", "embedding_file")
-    held = rows_with(snapshot.table.select(columns), "content_digest", set(digests))
-    for entry_id, family, digest, order, segment, embedding_file in zip(
-        *(held[name].to_pylist() for name in columns), strict=True
-    ):
-        holders.setdefault(digest, {})[entry_id] = Holder(family, order)
-        files[digest] = (segment, embedding_file)
-    return Named(
-        snapshot,
-        {entry.entry_id: entry for entry in entries},
-        dict(found),
-        holders,
-        files,
-    )
-
-
 class Overlay:
-    """A bank that changes, over the snapshot it comes from. Only named entries may be asked for by id."""
+    """A bank that changes, over the snapshot it comes from. What may be asked for was looked up: entries, by id, and
+    texts, by digest."""
 
-    def __init__(self, named: Named) -> None:
-        self.named = named
-        self._now: dict[str, BankEntry | None] = dict(named.entries)
-        self._before: dict[str, BankEntry] = dict(named.entries)
-        self._rows: dict[str, int] = dict(named.rows)
-        self._holders = {digest: dict(held) for digest, held in named.holders.items()}
-        table = named.snapshot.table
+    def __init__(self, snapshot: Snapshot, entry_ids: Iterable[str] = (), digests: Iterable[str] = ()) -> None:
+        """Entries and texts are looked up as by :meth:`look_up`."""
+        self.snapshot = snapshot
+        self.files: dict[str, tuple[str, str]] = {}
+        """Segment and embedding file of the texts that were looked up and are held, by digest."""
+        self._now: dict[str, BankEntry | None] = {}
+        self._before: dict[str, BankEntry] = {}
+        self._rows: dict[str, int] = {}
+        self._digests: set[str] = set()
+        self._holders: dict[str, dict[str, Holder]] = {}
+        table = snapshot.table
         self.next_order: int = int(table["order"][-1].as_py()) + 1 if table.num_rows else 0
         """The age of the next new entry; the columns are sorted by it."""
+        self.look_up(entry_ids, digests)
 
     def get(self, entry_id: str | None) -> BankEntry | None:
-        """A named entry as it is now."""
+        """An entry as it is now."""
         return None if entry_id is None else self._now.get(entry_id)
 
     def look_up(self, entry_ids: Iterable[str], digests: Iterable[str]) -> None:
-        """Name more entries and texts; those that are known already stay as they are."""
-        new_ids = [name for name in dict.fromkeys(entry_ids) if name not in self._now]
-        new_digests = [digest for digest in dict.fromkeys(digests) if digest not in self.named.holders]
-        found = named_in(self.named.snapshot, new_ids, new_digests)
-        self.named.files.update(found.files)
-        for entry_id, entry in found.entries.items():
-            self._now[entry_id] = self._before[entry_id] = entry
-            self._rows[entry_id] = found.rows[entry_id]
-        for digest in new_digests:
-            held = self.named.holders[digest] = found.holders.get(digest, {})
-            now = self._holders.setdefault(digest, {})
-            for entry_id, holder in held.items():
-                known = self._now.get(entry_id)
-                # An entry that was named may hold another text by now, or be gone.
-                if entry_id not in self._now or (known is not None and known.content_digest == digest):
-                    now[entry_id] = holder
+        """Look up entries by id and texts by digest, in one pass over a column for each; those that are known already
+        stay as they are."""
+        new = [name for name in dict.fromkeys(entry_ids) if name not in self._now]
+        rows = {name: row for name, row in zip(new, self.snapshot.rows_of(new), strict=True) if row is not None}
+        for entry in self.snapshot.taken(list(rows.values())):
+            self._now[entry.entry_id] = self._before[entry.entry_id] = entry
+        self._rows |= rows
+        wanted = set(digests) - self._digests
+        self._digests |= wanted
+        columns = ("entry_id", "family", "content_digest", "order", "segment", "embedding_file")
+        held = rows_with(self.snapshot.table.select(columns), "content_digest", wanted)
+        for entry_id, family, digest, order, segment, embedding_file in zip(
+            *(held[name].to_pylist() for name in columns), strict=True
+        ):
+            self.files[digest] = (segment, embedding_file)
+            known = self._now.get(entry_id)
+            # An entry that was looked up before may hold another text by now, or be gone.
+            if entry_id not in self._now or (known is not None and known.content_digest == digest):
+                self._holders.setdefault(digest, {})[entry_id] = Holder(family, order)
 
     def holders(self, family: str | None, digest: str) -> list[str]:
-        """Entries of a family (None: of any) that now hold a named text, the oldest first."""
+        """Entries of a family (None: of any) that now hold a text that was looked up, the oldest first."""
         held = self._holders.get(digest, {})
         mine = [entry_id for entry_id, holder in held.items() if family is None or holder.family == family]
         return sorted(mine, key=lambda entry_id: (held[entry_id].order, entry_id))
 
     def order_of(self, entry_id: str, digest: str) -> int:
-        """Age of an entry that :meth:`holders` named for a text."""
+        """Age of an entry that :meth:`holders` gave for a text."""
         return self._holders[digest][entry_id].order
 
     def add(self, entry: BankEntry) -> None:
@@ -131,7 +102,7 @@ class Overlay:
         self._holders.get(entry.content_digest, {}).pop(entry.entry_id, None)
 
     def remove_row(self, row: int, entry: BankEntry) -> None:
-        """Take out an entry of the snapshot that nobody named."""
+        """Take out an entry of the snapshot that nobody looked up."""
         self._before[entry.entry_id], self._rows[entry.entry_id] = entry, row
         self.remove(entry)
 
@@ -159,7 +130,7 @@ def new_row(
 ) -> BankEntry:
     """The row of an entry that an `add` or a `merge` makes; its files are empty where the snapshot lacks the text."""
     parents = list(parents)
-    segment, embedding_file = bank.named.files.get(digest, ("", ""))
+    segment, embedding_file = bank.files.get(digest, ("", ""))
     return BankEntry(
         entry_id=entry_id,
         family=operation.family,
@@ -181,7 +152,7 @@ def new_row(
 
 def updated_row(bank: Overlay, operation: Operation, entry: BankEntry, digest: str, *, round: int) -> BankEntry:
     """The row of an entry that an `update` rewrote; its files are empty where the snapshot lacks the text."""
-    segment, embedding_file = bank.named.files.get(digest, ("", ""))
+    segment, embedding_file = bank.files.get(digest, ("", ""))
     return dataclasses.replace(
         entry,
         content_digest=digest,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from crl.bank.changes import Change, applied, change_rows, digest_after
-from crl.bank.overlay import Overlay, named_in, new_row, updated_row
+from crl.bank.overlay import Overlay, new_row, updated_row
 from crl.bank.snapshot import Snapshot
 from crl.errors import RecordDamaged
 from crl.records import BankChange, BankEntry, BankEvent, Operation, rows_of
@@ -67,7 +67,7 @@ def replay(
     """
     entry_ids = [name for event in events for name in (event.entry_id, *event.parents) if name is not None]
     digests = [event.after_digest for event in events if event.after_digest is not None]
-    bank = Overlay(named_in(before, entry_ids, digests))
+    bank = Overlay(before, entry_ids, digests)
     for event in events:
         _apply(bank, event, operations, imported or {})
     return bank.changes()

@@ -31,10 +31,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from crl.bank.index import ApproximateIndex, Base, Cache, ExactIndex, Nearest, Scope, open_index
+from crl.bank.index import ApproximateIndex, Base, ExactIndex, Nearest, Scope, open_index
 from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
 from crl.records import Retrieval, RetrievalCount
+from crl.run.cache import Shelf
 
 Partition = tuple[str, ...] | None
 """The families whose entries are searched together; None: the whole bank."""
@@ -71,7 +72,7 @@ class BankRetriever:
         round: int,
         bank_round: int,
         base: EarlierBank | None = None,
-        cache: Cache | None = None,
+        cache: Shelf | None = None,
         partitions: Mapping[str, Partition] | None = None,
         masked: Mapping[str, Set[str]] | None = None,
     ) -> None:

@@ -167,8 +167,5 @@ def _read(run_path: Path, entries: pa.Table, column: str) -> Iterator[tuple[Path
 
 def _damaged(run_path: Path, path: Path, found: str, expected: str) -> RecordDamaged:
     return RecordDamaged(
-        f"bank file {path.name}: {found}",
-        expected=expected,
-        where=str(path),
-        next_step=mending(run_path),
+        f"bank file {path.name}: {found}", expected=expected, where=str(path), next_step=mending(run_path)
     )

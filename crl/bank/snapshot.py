@@ -43,10 +43,6 @@ class Snapshot:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def entry(self, row: int) -> BankEntry:
-        """The entry in a row."""
-        return self.taken([row])[0]
-
     def taken(self, rows: Sequence[int]) -> list[BankEntry]:
         """The entries in some rows, in that order."""
         return rows_of(BankEntry, self.table.take(pa.array(rows, pa.int64())))
@@ -55,12 +51,8 @@ class Snapshot:
         """Every entry, the oldest first: an object each, so for small banks only."""
         return rows_of(BankEntry, self.table)
 
-    def row_of(self, entry_id: str) -> int | None:
-        """Row of an entry; None where the bank does not hold it."""
-        return self.rows_of([entry_id])[0]
-
     def rows_of(self, entry_ids: Sequence[str]) -> list[int | None]:
-        """Rows of many entries at once, without an index over the whole bank."""
+        """Rows of entries, without an index over the whole bank; None where it does not hold one."""
         if not entry_ids or not len(self):
             return [None] * len(entry_ids)
         # The few are made the value set: a hash table over the whole bank would cost more than it saves.

@@ -1,6 +1,5 @@
 """Data checks: one Great Expectations suite per row type, validated in the stage that writes it, before it commits."""
 
 from crl.checks.stage import SuiteResult, check_tables
-from crl.checks.suites import suite_names
 
-__all__ = ["SuiteResult", "check_tables", "suite_names"]
+__all__ = ["SuiteResult", "check_tables"]

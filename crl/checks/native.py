@@ -35,7 +35,7 @@ from great_expectations.expectations.metrics.metric_provider import metric_value
 from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 
 from crl.checks.compiled import connected
-from crl.checks.suite import SQL, Config, sentence_of
+from crl.checks.suites import SQL, Config, sentence_of
 
 _BATCH = "validated_batch"
 _SHOWN_ROWS = 5
@@ -130,14 +130,8 @@ class _UnexpectedRows(_QueryMetric):
     metric_name = "unexpected_rows_query.table"
 
     @metric_value(engine=PandasExecutionEngine)
-    def _pandas(
-        cls,
-        execution_engine: PandasExecutionEngine,
-        metric_domain_kwargs: dict[str, Any],
-        metric_value_kwargs: dict[str, Any],
-        **others: Any,
-    ) -> list[dict[str, Any]]:
-        with _answer(execution_engine, metric_domain_kwargs, metric_value_kwargs) as relation:
+    def _pandas(cls, **asked: Any) -> list[dict[str, Any]]:
+        with _answer(**asked) as relation:
             found = relation.limit(_KEPT_ROWS).to_arrow_table()
             named = [name for name in found.column_names if name in ("row", *_stage.get().key)]
             rows: list[dict[str, Any]] = (found.select(named) if named else found).to_pylist()
@@ -148,24 +142,20 @@ class _UnexpectedRowCount(_QueryMetric):
     metric_name = "unexpected_rows_query.row_count"
 
     @metric_value(engine=PandasExecutionEngine)
-    def _pandas(
-        cls,
-        execution_engine: PandasExecutionEngine,
-        metric_domain_kwargs: dict[str, Any],
-        metric_value_kwargs: dict[str, Any],
-        **others: Any,
-    ) -> int:
-        with _answer(execution_engine, metric_domain_kwargs, metric_value_kwargs) as relation:
+    def _pandas(cls, **asked: Any) -> int:
+        with _answer(**asked) as relation:
             return len(relation)
 
 
 @contextmanager
-def _answer(engine: PandasExecutionEngine, domain: dict[str, Any], value: dict[str, Any]) -> Iterator[Any]:
+def _answer(
+    execution_engine: PandasExecutionEngine, metric_domain_kwargs: Any, metric_value_kwargs: Any, **_: Any
+) -> Iterator[Any]:
     """What DuckDB selects by an expectation's query from the batch of an engine and the tables of the stage."""
-    frame, _, _ = engine.get_compute_domain(domain, domain_type=MetricDomainTypes.TABLE)
+    frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type=MetricDomainTypes.TABLE)
     batch = pa.Table.from_pandas(frame, preserve_index=False)
     with connected({**_stage.get().tables, _BATCH: batch}) as connection:
-        yield connection.sql(value["unexpected_rows_query"].format(batch=_BATCH))
+        yield connection.sql(metric_value_kwargs["unexpected_rows_query"].format(batch=_BATCH))
 
 
 @cache

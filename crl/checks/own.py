@@ -11,8 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from crl.checks.suite import SQL, Config
-from crl.checks.suites import key_of
+from crl.checks.suites import SQL, Config, key_of
 from crl.errors import BadInput
 from crl.records import ROW_TYPES, schema_of
 

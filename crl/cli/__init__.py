@@ -20,27 +20,11 @@ from typing import Any, cast
 import typer
 from typer.main import get_command
 
-from crl.cli import (
-    approve,
-    bank,
-    checks,
-    compare,
-    doctor,
-    env,
-    evaluate,
-    fork,
-    mend,
-    report,
-    sql,
-    status,
-    table,
-    train,
-    warm_start,
-)
-from crl.cli.escaping import say
+from crl.cli import approve, bank, checks, compare, doctor, env, evaluate, fork, sql, status, train
+from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import short
-from crl.run.loopback import past_proxies
+from crl.run.guardian import past_proxies
 
 app = typer.Typer(
     name="crl",
@@ -51,20 +35,20 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train")(train.train)
-app.command("warm-start")(warm_start.warm_start)
+app.command("warm-start")(train.warm_start)
 app.command("resume")(train.resume)
 app.command("fork")(fork.fork)
 app.command("compare")(compare.compare)
 app.command("approve")(approve.approve)
 app.command("evaluate")(evaluate.evaluate)
-app.command("table")(table.table)
+app.command("table")(evaluate.table)
 app.command("status")(status.status)
 app.command("verify")(status.verify)
-app.command("mend")(mend.mend)
+app.command("mend")(status.mend)
 app.command("redo")(status.redo)
 app.command("sql")(sql.sql)
 app.command("catalog")(sql.catalog)
-app.command("report")(report.report)
+app.command("report")(sql.report)
 app.add_typer(bank.app, name="bank")
 app.add_typer(checks.app, name="checks")
 app.add_typer(env.app, name="env")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.shared import RunArgument, console, show_diff, shown
+from crl.cli.shared import RunArgument, say, show_diff, shown
 from crl.errors import BadInput
 from crl.run.find import find_run
 
@@ -46,20 +46,19 @@ def approve(
     asked = _question(directory, recipe_in(directory), round)
     who = login_name() if person is None else person
     refused = list(asked.choices) if reject_all else check_choices(asked, reject or [])
-    out = console()
     reasons = refusals_of(refused, who, reason)
     if asked.decision is not None:
         reasons = refusals_of(asked.refused(asked.decision), asked.decision.person, asked.decision.reason)
     show_diff(proposed_diff(path, asked.round, reasons))
     if show:
         said = f"decided: {asked.decision.told()}" if asked.decision else "nothing decided yet; to approve it:"
-        out.print(said, soft_wrap=True)
-        out.print(f"  {_next(path, asked.decision)}", soft_wrap=True)
+        say(said)
+        say(f"  {_next(path, asked.decision)}")
         return
     decision = decide(asked, approve=not reject_all, reject=refused if reject else [], person=who, reason=reason)
     first = "" if asked.decision is None else "already decided: "
-    out.print(f"round {asked.round}: {first}{decision.told()}", soft_wrap=True)
-    out.print(_next(path, decision), soft_wrap=True)
+    say(f"round {asked.round}: {first}{decision.told()}")
+    say(_next(path, decision))
 
 
 def _question(run: RunDirectory, recipe: Recipe, round_number: int | None) -> PendingApproval:

@@ -5,20 +5,26 @@ Export and import are in `bank_transfer.py`.
 
 from __future__ import annotations
 
-import csv
 import os
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from crl.cli.bank_transfer import export_bank, import_bank
-from crl.cli.escaping import say_json
-from crl.cli.shared import Format, Plain, RunArgument, console, print_listing, show_diff, shown
+from crl.cli.shared import (
+    Format,
+    Plain,
+    RunArgument,
+    console,
+    print_listing,
+    print_rows,
+    say,
+    say_json,
+    show_diff,
+    shown,
+)
 from crl.paths import quoted
-from crl.report.sorting import Sort
 from crl.run.find import find_run
-from crl.text.unicode import escaped
 
 if TYPE_CHECKING:
     from crl.report.bank import ShownEntry
@@ -35,6 +41,8 @@ _ALL = 200
 _PAGE = 50
 """Entries listed of a larger bank."""
 
+Sort = Literal["age", "newest", "uses", "credit", "harm"]
+"""An order of entries, as `BankAfter.sorted`."""
 RoundOption = Annotated[int | None, typer.Option(min=0, help="The bank after this round; default the newest.")]
 FamilyOption = Annotated[str | None, typer.Option(help="Only this task family.")]
 
@@ -57,7 +65,7 @@ def show(
             min=0, help=f"Entries to show, 0 for all. Default all; a table of over {_ALL} shows the {_PAGE} most used."
         ),
     ] = None,
-    format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
+    format: Annotated[Format, typer.Option(help="How to print the entries.")] = "table",
 ) -> None:
     """List the bank after a round. Text, age, how often its text guided an episode and with what outcome."""
     from crl.report.bank import BankAfter
@@ -66,24 +74,20 @@ def show(
     path = find_run(run)
     bank = BankAfter(RunDirectory.open(path), round)
     rows = bank.rows(family)
-    paged = limit is None and format is Format.table and len(rows) > _ALL
-    order = sort or (Sort.uses if paged else Sort.age)
+    paged = limit is None and format == "table" and len(rows) > _ALL
+    order = sort or ("uses" if paged else "age")
     most = _PAGE if paged else limit or None
     entries = bank.entries(bank.sorted(rows, order)[:most])
-    if format is not Format.table:
-        _print_rows([_plain(entry) for entry in entries], format, list(_NAMES))
+    if format != "table":
+        print_rows(_NAMES, map(_cells, entries), format)
         return
     _print_entries(entries, title=f"bank after round {bank.round}")
-
-    out = console()
     if not entries:
-        out.print(f"the bank after round {bank.round} is empty{f' in family {family}' if family else ''}")
+        say(f"the bank after round {bank.round} is empty{f' in family {family}' if family else ''}")
         return
     of = f"{len(entries)} entries" if len(entries) == len(rows) else f"{len(entries)} of {len(rows):,} entries"
-    how = "" if len(entries) == len(rows) else f" ({_TOLD[order.value]}; all: --limit 0)"
-    out.print(
-        f"{of}{how}; where one comes from: crl bank why {shown(path)} {quoted(entries[0].entry_id)}", soft_wrap=True
-    )
+    how = "" if len(entries) == len(rows) else f" ({_TOLD[order]}; all: --limit 0)"
+    say(f"{of}{how}; where one comes from: crl bank why {shown(path)} {quoted(entries[0].entry_id)}")
 
 
 @app.command("diff")
@@ -93,7 +97,7 @@ def diff(
     last: Annotated[
         int | None, typer.Argument(metavar="[LATER]", min=0, help="A later round: the difference between the two.")
     ] = None,
-    format: PlainOption = Plain.text,
+    format: PlainOption = "text",
 ) -> None:
     """Show what changed in a round, or between two. With texts and reasons; between two, the net change."""
     import dataclasses
@@ -102,8 +106,8 @@ def diff(
 
     path = find_run(run)
     found = bank_diff(path, round) if last is None else net_diff(path, round, last)
-    if format is Plain.json:
-        _print_json({**dataclasses.asdict(found), "counts": found.counts()})
+    if format == "json":
+        say_json({**dataclasses.asdict(found), "counts": found.counts()}, indent=1)
     else:
         show_diff(found)
 
@@ -118,34 +122,31 @@ def why(
     entry: EntryArgument,
     round: UntilOption = None,
     full: Annotated[bool, typer.Option("--full", help="Show whole prompts and outputs, not only their ends.")] = False,
-    format: PlainOption = Plain.text,
+    format: PlainOption = "text",
 ) -> None:
     """Show where an experience comes from and what became of it. Episodes, prompt, extractor, parents, uses, credit."""
-    from crl.report.story_view import story_tree
+    from crl.report.story import story_tree
     from crl.report.why import why as story_of
 
     story = story_of(find_run(run), entry, until=round)
-    if format is Plain.json:
-        _print_json(story.plain())
+    if format == "json":
+        say_json(story.plain(), indent=1)
     else:
         console().print(story_tree(story, full=full))
 
 
 @app.command("history")
-def history(
-    run: RunArgument, entry: EntryArgument, round: UntilOption = None, format: PlainOption = Plain.text
-) -> None:
+def history(run: RunArgument, entry: EntryArgument, round: UntilOption = None, format: PlainOption = "text") -> None:
     """List what happened to an experience, one line per event. Who asked, how its text changed, how it did."""
-    from crl.report.story_view import history_listing
+    from crl.report.story import history_listing
     from crl.report.why import why as story_of
 
     story = story_of(find_run(run), entry, until=round)
-    if format is Plain.json:
-        _print_json(story.history())
+    if format == "json":
+        say_json(story.history(), indent=1)
         return
-    out = console()
-    out.print(f"experience {entry} (family {story.family}): {story.fate}", soft_wrap=True)
-    print_listing(out, history_listing(story))
+    say(f"experience {entry} (family {story.family}): {story.fate}")
+    print_listing(history_listing(story))
 
 
 @app.command("search")
@@ -156,12 +157,11 @@ def search(
     family: FamilyOption = None,
     number: Annotated[int, typer.Option("-n", "--number", min=1, max=10_000, help="Entries to show.")] = 10,
     lexical: Annotated[bool, typer.Option("--lexical", help="Match words; needs no model.")] = False,
-    format: Annotated[Format, typer.Option(help="How to print the entries.")] = Format.table,
+    format: Annotated[Format, typer.Option(help="How to print the entries.")] = "table",
 ) -> None:
     """Find the entries nearest to a text. With the run's own embedder, or by words."""
-    from crl.report.bank import BankAfter
-    from crl.report.search import search as find
-    from crl.report.search import search_words
+    from crl.report.bank import BankAfter, search_words
+    from crl.report.bank import search as find
     from crl.run.directory import RunDirectory
 
     bank = BankAfter(RunDirectory.open(find_run(run)), round)
@@ -174,10 +174,10 @@ def search(
         os.environ.update(prepare_environment(bank.run.method.threads))
         hits = find(bank, text, EngineServices(bank.run).embedder(), family=family, most=number)
     score = "words" if lexical else "cosine"
-    if format is not Format.table:
-        _print_rows([{score: hit.score, **_plain(hit.entry)} for hit in hits], format, [score, *_NAMES])
+    if format != "table":
+        print_rows((score, *_NAMES), ((hit.score, *_cells(hit.entry)) for hit in hits), format)
     elif not hits:
-        console().print(f"nothing found in the bank after round {bank.round}")
+        say(f"nothing found in the bank after round {bank.round}")
     else:
         _print_entries(
             [hit.entry for hit in hits],
@@ -196,14 +196,12 @@ _NAMES = (
 )  # fmt: skip
 
 
-def _plain(entry: ShownEntry) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in _NAMES}
+def _cells(entry: ShownEntry) -> tuple[Any, ...]:
+    return tuple(getattr(entry, name) for name in _NAMES)
 
 
 def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, list[float]] | None = None) -> None:
-    from rich.text import Text
-
-    from crl.report.listing import Listing
+    from crl.report.terminal import Listing
 
     if not entries:
         return
@@ -211,26 +209,11 @@ def _print_entries(entries: list[ShownEntry], *, title: str, score: tuple[str, l
     for row, entry in enumerate(entries):
         credit = "–" if entry.mean_outcome is None else f"{entry.mean_outcome:+.2f}"
         cut = "  (longer than the embedder reads: found only by its beginning)" if entry.embedder_cut else ""
-        cells = (entry.entry_id, entry.family, entry.version, entry.updated_round, entry.uses, credit, entry.text + cut)
-        first = [Text(f"{score[1][row]:.3f}")] if score else []
-        rows.append([*first, *(Text(str(cell)) for cell in cells)])
+        found = [f"{score[1][row]:.3f}"] if score else []
+        rows.append([
+            *found, entry.entry_id, entry.family, entry.version, entry.updated_round, entry.uses, credit,
+            entry.text + cut,
+        ])  # fmt: skip
     names = [*([score[0]] if score else []), "entry", "family", "version", "round", "uses", "credit", "experience"]
     right = {"version", "round", "uses", "credit", score[0] if score else ""}
-    print_listing(console(), Listing(names, rows, words={"experience"}, right=right, title=title, packed=True))
-
-
-def _print_rows(rows: list[dict[str, Any]], format: Format, names: list[str]) -> None:
-    """Rows for programs: CSV with a header, or one JSON object per line."""
-    if format is Format.csv:
-        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {name: escaped(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
-        )
-        return
-    for row in rows:
-        say_json(row)
-
-
-def _print_json(value: Any) -> None:
-    say_json(value, indent=1)
+    print_listing(Listing(names, rows, words={"experience"}, right=right, title=title, packed=True))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.shared import RunArgument, console, parse_overrides, shown
+from crl.cli.shared import RunArgument, RunsOption, command, load, say, shown
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.find import find_run
-from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
+from crl.transfer import CARD, PROVENANCE, Format, file_of
 
 if TYPE_CHECKING:
     from crl.config import Method
@@ -30,31 +29,29 @@ def export_bank(
     ] = None,
     format: Annotated[
         Format, typer.Option(help="parquet, jsonl, or huggingface: a dataset folder for `load_dataset`.")
-    ] = Format.parquet,
+    ] = "parquet",
     embeddings: Annotated[bool | None, typer.Option(help="Include the vectors; default yes, except for jsonl.")] = None,
 ) -> None:
     """Write the bank after a round to a folder. Entries, every text that led to them, uses, and where it comes from."""
     from crl.transfer.folder import write_folder
-    from crl.transfer.gather import gather
-    from crl.transfer.rows import TABLES
+    from crl.transfer.gather import TABLES, gather
 
-    vectors = format is not Format.jsonl if embeddings is None else embeddings
+    vectors = format != "jsonl" if embeddings is None else embeddings
     if possible_path(to, "--to").exists():
         raise BadInput(f"{to} already exists", expected="a folder that does not exist yet")
     provenance = write_folder(gather(find_run(run), round, embeddings=vectors), to, format)
-    out = console()
-    out.print(
+    say(
         f"{provenance['entries']} entries of {provenance['experiment']}, bank after round {provenance['round']}, "
         f"snapshot {provenance['snapshot_digest'][:12]}"
     )
     for name in TABLES:
         relative = file_of(name, format)
-        out.print(f"  {to / relative}: {provenance['files'][relative]['rows']} rows", soft_wrap=True)
-    out.print(f"  {to / PROVENANCE}: where it comes from, and the SHA-256 of every table", soft_wrap=True)
-    if format is Format.huggingface:
-        out.print(f"  {to / CARD}: the dataset card", soft_wrap=True)
-        out.print(f'in Python: datasets.load_dataset("{to}", split="train")', soft_wrap=True)
-    out.print(f"to begin another experiment with it: crl bank import conf/NAME.yaml {shown(to)}", soft_wrap=True)
+        say(f"  {to / relative}: {provenance['files'][relative]['rows']} rows")
+    say(f"  {to / PROVENANCE}: where it comes from, and the SHA-256 of every table")
+    if format == "huggingface":
+        say(f"  {to / CARD}: the dataset card")
+        say(f'in Python: datasets.load_dataset("{to}", split="train")')
+    say(f"to begin another experiment with it: crl bank import conf/NAME.yaml {shown(to)}")
 
 
 def import_bank(
@@ -68,9 +65,7 @@ def import_bank(
     family: Annotated[
         list[str] | None, typer.Option(metavar="FROM=TO", help="A task family there and its name here; repeatable.")
     ] = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")
-    ] = None,
+    runs: RunsOption = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As you will pass it to `crl train`.")
     ] = None,
@@ -86,19 +81,20 @@ def import_bank(
     directory = opened()  # made only now, where it is not there
     taken = put(directory, content)
     where = gathered.provenance
-    out = console()
     counts = ", ".join(f"{count} in family {name}" for name, count in sorted(taken.entries.items()))
-    out.print(
+    say(
         f"{directory.experiment_name} begins with {sum(taken.entries.values())} entries of {where['experiment']}, bank "
-        f"after round {where['round']}: {counts}",
-        soft_wrap=True,
+        f"after round {where['round']}: {counts}"
     )
     if taken.repeated:
-        out.print("it was already imported: nothing changed")
+        say("it was already imported: nothing changed")
     for reason, count in sorted(taken.left_out.items()):
-        out.print(f"left out: {count} ({_REASONS[reason]})")
-    out.print("uses, outcomes and retrieval counts start at zero; those of the source are in `imported_entries`")
-    out.print(f"next: {_next(target, directory, runs, set or [])}", soft_wrap=True)
+        say(f"left out: {count} ({_REASONS[reason]})")
+    say("uses, outcomes and retrieval counts start at zero; those of the source are in `imported_entries`")
+    again = f"crl resume {shown(directory.path)} --rounds 3"
+    if _is_config(target):
+        again = command("crl", "train", target, options={"--runs": runs, "--set": set})
+    say(f"next: {again}")
 
 
 _REASONS = {
@@ -121,14 +117,6 @@ def parse_families(pairs: list[str]) -> dict[str, str]:
     return found
 
 
-def _next(target: str, directory: RunDirectory, runs: Path | None, pairs: list[str]) -> str:
-    """The command that trains the experiment."""
-    if not _is_config(target):
-        return f"crl resume {shown(directory.path)} --rounds 3"
-    words = ["crl", "train", target, *(["--runs", str(runs)] if runs is not None else [])]
-    return shlex.join([*words, *(word for pair in pairs for word in ("--set", pair))])
-
-
 def _is_config(name: str) -> bool:
     return Path(name).suffix in (".yaml", ".yml")
 
@@ -138,7 +126,16 @@ def _source(name: str, round_number: int | None) -> Gathered:
     from crl.transfer.gather import gather
 
     if not is_export(possible_path(name, "the bank")):
-        return gather(_source_run(name), round_number)
+        try:
+            run = find_run(name)
+        except BadInput as error:
+            raise BadInput(
+                f"there is no run and no exported bank {name!r}",
+                expected=f"a folder that `crl bank export` wrote, {error.expected}",
+                where=error.where,
+                next_step=f"{error.next_step}; `crl bank export RUN --to FOLDER` writes an exported bank",
+            ) from None
+        return gather(run, round_number)
     found = read_folder(Path(name))
     if round_number is not None and round_number != found.provenance["round"]:
         raise BadInput(
@@ -148,22 +145,10 @@ def _source(name: str, round_number: int | None) -> Gathered:
     return found
 
 
-def _source_run(name: str) -> Path:
-    try:
-        return find_run(name)
-    except BadInput as error:
-        raise BadInput(
-            f"there is no run and no exported bank {name!r}",
-            expected=f"a folder that `crl bank export` wrote, {error.expected}",
-            where=error.where,
-            next_step=f"{error.next_step}; `crl bank export RUN --to FOLDER` writes an exported bank",
-        ) from None
-
-
 def _target(name: str, runs: Path | None, pairs: list[str]) -> tuple[Method, Callable[[], RunDirectory]]:
     """The method of an experiment, and what opens it: made where a YAML file names one that is not there. Raises
     BadInput."""
-    from crl.config.load import load_experiment, runs_root
+    from crl.config.load import runs_root
     from crl.run.directory import RunDirectory
 
     if not _is_config(name):
@@ -171,8 +156,5 @@ def _target(name: str, runs: Path | None, pairs: list[str]) -> tuple[Method, Cal
             raise BadInput(f"--runs and --set do not apply to the run {name}", expected="them only with a YAML file")
         directory = RunDirectory.open(find_run(name))
         return directory.method, lambda: directory
-    overrides: dict[str, Any] = parse_overrides(pairs)
-    if runs is not None:
-        overrides["runtime.runs"] = str(runs)
-    loaded = load_experiment(name, overrides)
+    loaded = load(name, pairs, runs)
     return loaded.method, partial(RunDirectory.create_or_open, loaded, runs_root(loaded))

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from crl.cli.escaping import say, say_json
-from crl.cli.shared import Plain, RunArgument, shown
+from crl.cli.shared import Plain, RunArgument, say, say_json, shown
 from crl.run.find import find_run
 
 app = typer.Typer(
@@ -28,11 +27,10 @@ ExperimentOption = Annotated[
 @app.command("list")
 def list_suites(experiment: ExperimentOption = None) -> None:
     """List the suites. There is one per row type; those that a recipe brings need --experiment."""
-    from crl.checks import suite_names
-    from crl.checks.suites import suite_with_own
+    from crl.checks.suites import row_types, suite_with_own
 
     own = _own(experiment)
-    for table in suite_names():
+    for table in row_types():
         count, added = len(suite_with_own(table, own)["expectations"]), len(own.get(table, {}).get("expectations", ()))
         say(f"{table}: {count} expectations{f', {added} of them your own' if added else ''}")
 
@@ -41,22 +39,21 @@ def list_suites(experiment: ExperimentOption = None) -> None:
 def show(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A row type, from `crl checks list`.")],
     experiment: ExperimentOption = None,
-    format: Annotated[Plain, typer.Option(help="Sentences, or Great Expectations' JSON.")] = Plain.text,
+    format: Annotated[Plain, typer.Option(help="Sentences, or Great Expectations' JSON.")] = "text",
 ) -> None:
     """Print one suite. As JSON it is what Great Expectations reads, and a template for your own."""
-    from crl.checks import suite_names
-    from crl.checks.suites import sentences, suite_with_own
+    from crl.checks.suites import row_types, sentences, suite_with_own
     from crl.errors import BadInput
     from crl.paths import short
 
     own = _own(experiment)
-    if table not in suite_names():
+    if table not in row_types():
         raise BadInput(
             f"there is no row type {short(table)}",
-            expected=f"one of {', '.join(suite_names())}",
+            expected=f"one of {', '.join(row_types())}",
             next_step=None if experiment else "for a table that a recipe brings, name its experiment: --experiment",
         )
-    if format is Plain.json:
+    if format == "json":
         say_json(suite_with_own(table, own), indent=2)
         return
     for sentence in sentences(table, own.get(table)):

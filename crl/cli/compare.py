@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 from collections.abc import Sequence
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.escaping import say
-from crl.cli.interrupts import interruptible
-from crl.cli.live import MovingLines
-from crl.cli.shared import console, shown
+from crl.cli.progress import MovingLines, interruptible
+from crl.cli.shared import command, say, shown
 from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short
-from crl.report.durations import seconds_text
+from crl.report.cells import seconds_text
 
 if TYPE_CHECKING:
     from crl.lab.study.config import Study
@@ -45,7 +42,7 @@ def compare(
     from crl.config.load import runs_root
     from crl.lab.study.config import load_study
     from crl.lab.study.plan import chosen, plan_runs, study_directory
-    from crl.lab.study.runs import only_one, prepare
+    from crl.lab.study.runs import default_jobs, only_one, prepare, run_all
 
     loaded = load_study(study)
     root = runs_root() if runs is None else possible_path(runs, "the directory of the runs", home=True)
@@ -55,26 +52,20 @@ def compare(
     if table_only:
         _conclude(loaded, planned, directory, {})
         return
-    out = console()
     options = {"--runs": runs, "--jobs": jobs, "--arms": arms, "--seeds": seeds}
-    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    with interruptible(lambda: shlex.join(["crl", "compare", str(study), *words])):
+    with interruptible(lambda: command("crl", "compare", study, options=options)):
         open_runs = [run for run in wanted if not run.is_finished()]
-        out.print(f"study {loaded.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
+        say(f"study {loaded.name}: {len(wanted)} runs, {len(wanted) - len(open_runs)} of them finished")
         if open_runs:  # before the directory of the study is made
-            prepare(open_runs, loaded.warm_starts, lambda line: out.print(f"  {line}", soft_wrap=True))
+            prepare(open_runs, loaded.warm_starts, lambda line: say(f"  {line}"))
         with only_one(directory):
-            _conclude(loaded, planned, directory, _work(open_runs, jobs) if open_runs else {})
-
-
-def _work(open_runs: Sequence[PlannedRun], jobs: int | None) -> dict[str, CrlError]:
-    from crl.lab.study.runs import default_jobs, run_all
-
-    out = console()
-    at_a_time = min(jobs or default_jobs(open_runs), len(open_runs))
-    out.print(f"{len(open_runs)} to go, {at_a_time} at a time")
-    with StudyProgress(open_runs) as progress:
-        return run_all(open_runs, at_a_time, progress)
+            failed: dict[str, CrlError] = {}
+            if open_runs:
+                at_a_time = min(jobs or default_jobs(open_runs), len(open_runs))
+                say(f"{len(open_runs)} to go, {at_a_time} at a time")
+                with StudyProgress(open_runs) as progress:
+                    failed = run_all(open_runs, at_a_time, progress)
+            _conclude(loaded, planned, directory, failed)
 
 
 def _conclude(study: Study, planned: Sequence[PlannedRun], directory: Path, failed: dict[str, CrlError]) -> None:
@@ -84,7 +75,7 @@ def _conclude(study: Study, planned: Sequence[PlannedRun], directory: Path, fail
 
     result, written = write_study(study, planned, directory)
     say(f"\n{study_markdown(result)}")
-    console().print(f"written: {', '.join(shown(path) for path in written)}", soft_wrap=True)
+    say(f"written: {', '.join(shown(path) for path in written)}")
     if failed:
         raise incomplete(failed, directory)
 
@@ -107,7 +98,7 @@ class StudyProgress(MovingLines):
 
     def _on_started(self, run: PlannedRun, event: dict[str, Any]) -> None:
         done = run.rounds_done()
-        self._say(f"{run.name}: {'begins' if done < 0 else f'continues after round {done}'}")
+        self.say(f"{run.name}: {'begins' if done < 0 else f'continues after round {done}'}")
         done = max(done, 0)
         self._standing[run.name] = f"round {done} of {run.rounds}"
         if self._bar is not None:
@@ -122,13 +113,13 @@ class StudyProgress(MovingLines):
         elif time.monotonic() - self._told > _PLAIN_EVERY_SECONDS:
             self._told = time.monotonic()
             for name, standing in self._standing.items():
-                self._say(f"  {name}: {standing}")
+                self.say(f"  {name}: {standing}")
 
     def _on_retry(self, run: PlannedRun, event: dict[str, Any]) -> None:
-        self._say(f"{run.name}: {event['stage'].replace('_', ' ')} is tried again: {event['reason']}")
+        self.say(f"{run.name}: {event['stage'].replace('_', ' ')} is tried again: {event['reason']}")
 
     def _on_note(self, run: PlannedRun, event: dict[str, Any]) -> None:
-        self._say(f"{run.name}: {event['text']}")
+        self.say(f"{run.name}: {event['text']}")
 
     _on_waits = _on_note
 
@@ -146,10 +137,7 @@ class StudyProgress(MovingLines):
         spent = time.monotonic() - self._begun
         left = spent / self._done * (self._total - self._done)
         rest = f"; {self._done} of {self._total}" + (f", about {seconds_text(left)} left" if left else "")
-        self._say(f"{run.name}: {said}{rest}")
-
-    def _say(self, text: str) -> None:
-        self._out.print(text, soft_wrap=True)
+        self.say(f"{run.name}: {said}{rest}")
 
 
 def _words(listed: str | None) -> list[str] | None:

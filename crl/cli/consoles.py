@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from crl.report.listing import Listing
+from crl.report.terminal import Listing
 from crl.text.unicode import UNSEEN, escaped
 
 

@@ -216,7 +216,7 @@ def _machine() -> Iterator[Finding]:
 
     from crl.config.load import runs_root
     from crl.preflight.estimate import gigabytes
-    from crl.run.disk import free_bytes, is_writable
+    from crl.run.files import free_bytes, is_writable
 
     cores = os.cpu_count() or 1
     yield Finding("processor", f"{cores} cores, {gigabytes(psutil.virtual_memory().total)} of memory")

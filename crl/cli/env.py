@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from crl.cli.escaping import say_json
-from crl.cli.shared import console, parse_overrides, print_listing
+from crl.cli.shared import console, parse_overrides, print_listing, say_json
 from crl.errors import BadInput
 from crl.paths import quoted
 
@@ -40,12 +39,10 @@ def list_environments(json: JsonOption = False) -> None:
     if json:
         say_json([each.as_data() for each in found], indent=2)
         return
-    from rich.text import Text
+    from crl.report.terminal import Listing
 
-    from crl.report.listing import Listing
-
-    rows = [[Text(each.kind), Text(each.about), Text(each.playable)] for each in found]
-    print_listing(console(), Listing(("kind", "what it is", "here"), rows, words={"what it is", "here"}))
+    rows = [(each.kind, each.about, each.playable) for each in found]
+    print_listing(Listing(("kind", "what it is", "here"), rows, words={"what it is", "here"}))
 
 
 @app.command("check")
@@ -76,11 +73,11 @@ def check_environment(
     else:
         from rich.text import Text
 
-        from crl.report.listing import Listing
+        from crl.report.terminal import Listing
 
         styles = {"ok": "green", "failed": "bold red", "note": ""}
-        rows = [[Text(each.check), Text(each.outcome, styles[each.outcome]), Text(each.said)] for each in found]
-        print_listing(console(), Listing(("check", "result", "found"), rows, words={"found"}))
+        rows = [(each.check, Text(each.outcome, styles[each.outcome]), each.said) for each in found]
+        print_listing(Listing(("check", "result", "found"), rows, words={"found"}))
     require_passed(found, name)
 
 

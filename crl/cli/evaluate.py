@@ -1,24 +1,32 @@
-"""`crl evaluate`: held-out seeds with the weights of a round, with and without its bank; the record is not changed."""
+"""`crl evaluate`: held-out seeds with the weights of a round, with and without its bank; the record is not changed.
+
+`crl table`: the recorded evaluations of several runs as one table, as in the paper's Table 1. It runs nothing.
+"""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from crl.cli.escaping import say_json
-from crl.cli.shared import RunArgument, console, print_listing, shown
-from crl.errors import BadInput
+from crl.cli.shared import RunArgument, print_listing, say, say_json, shown
+from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.paths import possible_path, short
-from crl.run.find import find_run
+from crl.run.find import find_run, is_run
 
 if TYPE_CHECKING:
     from crl.config import SeedRange
+    from crl.lab.table.build import Figure, Table
+    from crl.lab.table.read import RunResults, Which
     from crl.records import Evaluation
     from crl.rounds.evaluate_again import Evaluated
 
+TableFormat = Literal["rich", "markdown", "latex", "csv", "json"]
+FigureName = Literal["success", "score", "actions", "tokens"]
+"""What a table is about, as `crl.lab.table.build.Figure`: `crl --help` does without that module."""
 _COLUMNS = (
     "task", "arm", "won", "success [95 %]", "score", "actions", "tokens read", "written", "invalid actions", "guided",
 )  # fmt: skip
@@ -53,7 +61,7 @@ def evaluate(
     from crl.preflight import check_evaluation
     from crl.rounds.evaluate_again import Choice, chosen_method
     from crl.run.directory import RunDirectory
-    from crl.run.disk import require_writable
+    from crl.run.files import require_writable
 
     choice = Choice(tasks=_listed(tasks), episodes=episodes, seeds=_seeds(seeds), arms=_listed(arms))
     if out is not None:
@@ -65,7 +73,7 @@ def evaluate(
     directory = RunDirectory.open(find_run(run))
     check_evaluation(directory, last_runtime(directory.path), chosen_method(directory.method, choice))
     if (said := replaced(directory.method)) is not None:
-        console(stderr=as_json).print(said)
+        say(said, stderr=as_json)
     evaluated = evaluate_round(directory, round, choice=choice)
     kept = keep(directory, evaluated)
     if out is not None:
@@ -75,11 +83,11 @@ def evaluate(
     else:
         _print(evaluated)
         if out is not None:
-            console().print(f"{len(evaluated.rows)} rows written to {out}")
+            say(f"{len(evaluated.rows)} rows written to {out}")
     if kept.path is None:
-        console(stderr=True).print(kept.told, soft_wrap=True)
+        say(kept.told, stderr=True)
     elif not as_json:
-        console().print(kept.told.replace(str(kept.path), shown(kept.path)), soft_wrap=True)
+        say(kept.told.replace(str(kept.path), shown(kept.path)))
 
 
 def _listed(words: list[str] | None) -> tuple[str, ...] | None:
@@ -99,23 +107,20 @@ def _seeds(text: str | None) -> SeedRange | None:
     if text is None:
         return None
     start, separator, count = text.partition(":")
+    expected, said = "START:COUNT, such as 2000000:32", f"--seeds {short(text)}"
     if not (separator and is_index(start) and is_index(count) and int(count) > 0):
-        raise BadInput(f"--seeds {short(text)}", expected="START:COUNT, such as 2000000:32")
+        raise BadInput(said, expected=expected)
     if int(count) > MOST_HELD_OUT:
-        raise BadInput(
-            f"--seeds {short(text)}: {count} seeds", expected=f"at most {MOST_HELD_OUT}: each is played with every arm"
-        )
+        raise BadInput(f"{said}: {count} seeds", expected=f"at most {MOST_HELD_OUT}: each is played with every arm")
     try:
         return SeedRange(start=int(start), count=int(count))
     except ValidationError as error:
-        raise BadInput(
-            f"--seeds {short(text)}: {error.errors()[0]['msg']}", expected="START:COUNT, such as 2000000:32"
-        ) from None
+        raise BadInput(f"{said}: {error.errors()[0]['msg']}", expected=expected) from None
 
 
 def _data(evaluated: Evaluated) -> dict[str, Any]:
     from crl.engine.evaluation import settings_of
-    from crl.report.evaluation import results, with_averages
+    from crl.report.success import results, with_averages
 
     found = with_averages(results(evaluated.rows))
     return {
@@ -127,29 +132,19 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
 
 
 def _print(evaluated: Evaluated) -> None:
-    from rich.text import Text
-
-    from crl.report.evaluation import results, with_averages
-    from crl.report.listing import Listing
+    from crl.report.success import results, with_averages
+    from crl.report.terminal import Listing
 
     rows = [
         (
-            result.task,
-            result.arm_words,
-            result.won_words,
-            f"{result.success.percent} [{result.success.span}]",
-            f"{result.score:.2f}",
-            f"{result.actions:.1f}",
-            f"{result.tokens_read:.0f}",
-            f"{result.tokens_written:.0f}",
-            f"{result.invalid_share:.0%}",
-            str(result.guided),
+            each.task, each.arm_words, each.won_words, f"{each.success.percent} [{each.success.span}]",
+            f"{each.score:.2f}", f"{each.actions:.1f}", f"{each.tokens_read:.0f}", f"{each.tokens_written:.0f}",
+            f"{each.invalid_share:.0%}", each.guided,
         )
-        for result in with_averages(results(evaluated.rows))
-    ]
+        for each in with_averages(results(evaluated.rows))
+    ]  # fmt: skip
     title = f"round {evaluated.round}, held-out seeds; actions and tokens per episode"
-    cells = [[Text(cell) for cell in row] for row in rows]
-    print_listing(console(), Listing(_COLUMNS, cells, right=frozenset(_COLUMNS[2:]), title=title))
+    print_listing(Listing(_COLUMNS, rows, right=frozenset(_COLUMNS[2:]), title=title))
 
 
 def _save(rows: list[Evaluation], out: Path) -> None:
@@ -161,3 +156,104 @@ def _save(rows: list[Evaluation], out: Path) -> None:
     content = io.BytesIO()
     pq.write_table(table_of(Evaluation, rows), content)
     write_atomically(out, content.getvalue())
+
+
+def table(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN", help="Run directories or names of experiments. NAME=RUN names its row; runs may share one."
+        ),
+    ],
+    round: Annotated[
+        str, typer.Option(metavar="last|best|N", help="The last evaluated round, the best one, or this one.")
+    ] = "last",
+    figure: Annotated[
+        FigureName, typer.Option(help="Shown by rich, markdown and latex; csv and json have all.")
+    ] = "success",
+    format: Annotated[
+        TableFormat, typer.Option(help="rich for a terminal; markdown, latex for text; csv, json for data.")
+    ] = "rich",
+) -> None:
+    """Print the recorded evaluations of several runs as one table.
+
+    One row per method, with its bank and without; one column per task, then their average. Runs that differ only in
+    their seeds are one row, with intervals over seeds. Runs that are damaged, or were never evaluated, are not in the
+    table but named below it.
+    """
+    from crl.lab.table.build import Figure, build
+    from crl.lab.table.group import grouped
+
+    which = _which(round)
+    found, problems = _read(runs, which)
+    made = build(grouped(found), which, problems)
+    _print_table(made, Figure(figure), format)
+
+
+def _which(text: str) -> Which:
+    from crl.config.load import is_index
+
+    if text == "last" or text == "best":
+        return "last" if text == "last" else "best"
+    if not is_index(text):
+        raise BadInput(f"--round {short(text)}", expected="last, best, or the number of a round")
+    return int(text)
+
+
+def _read(words: Sequence[str], which: Which) -> tuple[list[tuple[str | None, RunResults]], list[str]]:
+    """The runs with the names of their rows, and why others are not among them."""
+    from crl.lab.table.read import read_results
+
+    found: list[tuple[str | None, RunResults]] = []
+    problems: list[str] = []
+    places: set[Path] = set()
+    for label, name, path in [
+        _named(word) for word in words
+    ]:  # a name that is wrong is refused before anything is read
+        if path is None:
+            problems.append(f"not in the table: {name} is not a run")
+        elif path.absolute().resolve() in places:
+            problems.append(f"{name} was named twice and is in the table once")
+        else:
+            places.add(path.absolute().resolve())
+            try:
+                found.append((label, read_results(path, which)))
+            except (BadInput, RecordDamaged, RunDirectoryUnusable) as error:
+                problems.append(f"not in the table: {name}: {' '.join(error.found.split())}")
+    if not found:
+        raise BadInput("\n".join(problems), expected="a run with an evaluation", next_step="crl evaluate RUN makes one")
+    return found, problems
+
+
+def _named(word: str) -> tuple[str | None, str, Path | None]:
+    """(name of the row, name of the run, where it is) of an argument; nowhere for a place that is no run.
+
+    Raises BadInput for a name that means nothing at all.
+    """
+    label, separator, name = word.partition("=")
+    if not separator or is_run(possible_path(word, "the run")):
+        label, name = "", word
+    elif not label.strip() or not name:
+        raise BadInput(f"{short(word)} names no row or no run", expected="RUN, or NAME=RUN")
+    try:
+        return label.strip() or None, name, find_run(name)
+    except BadInput:
+        if not possible_path(name, "the run").exists():
+            raise
+        return None, name, None  # of `runs/*` some may be other things
+
+
+def _print_table(made: Table, figure: Figure, format: TableFormat) -> None:
+    from crl.lab.table.formats import HOW, csv_text, data, latex, listing, markdown
+
+    if format == "json":
+        say_json(data(made), indent=1)
+    elif format == "rich":
+        print_listing(listing(made, figure))
+        say("")
+        for line in (HOW, *made.notes):
+            say(line)
+    elif format == "csv":
+        say(csv_text(made).rstrip("\n"))
+    else:
+        say((markdown if format == "markdown" else latex)(made, figure))

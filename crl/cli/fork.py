@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.shared import RunArgument, console, parse_overrides, shown
+from crl.cli.shared import RunArgument, parse_overrides, say, shown
 from crl.errors import BadInput
 from crl.paths import short
 from crl.run.find import find_run
@@ -59,6 +59,7 @@ def changed_experiment(
     parent: RunDirectory, runtime: Runtime, name: str, pairs: list[str], recipe: str | None
 ) -> Experiment:
     """The parent's experiment under another name, with other settings of the method. Raises BadInput."""
+    from crl.config import RECIPES
     from crl.config.load import parse_experiment
 
     overrides = parse_overrides(pairs)
@@ -72,33 +73,27 @@ def changed_experiment(
             )
     method = parent.method.model_dump(mode="json")
     if recipe is not None:
-        method["recipe"] = _mechanisms(recipe, method["recipe"])
+        known = RECIPES.load(recipe).model_fields  # what both have in common stays, the rest is as by default
+        kept = {key: value for key, value in method["recipe"].items() if key in known}
+        method["recipe"] = {**kept, "kind": recipe}
     data = {"name": name, "method": method, "runtime": runtime.model_dump(mode="json")}
     return parse_experiment(
         data, overrides, base=Path("conf"), where=f"the method of {parent.experiment_name}, changed,"
     )
 
 
-def _mechanisms(kind: str, before: dict[str, Any]) -> dict[str, Any]:
-    """The config of another recipe: what it has in common with the one before stays, the rest is as by default."""
-    from crl.config import RECIPES
-
-    known = RECIPES.load(kind).model_fields
-    return {**{key: value for key, value in before.items() if key in known}, "kind": kind}
-
-
 def _say(parent: RunDirectory, made: RunDirectory, round_number: int) -> None:
-    from crl.report.branches import changes_between
+    from crl.report.state import changes_between
 
-    out, where = console(), shown(made.path)
-    out.print(f"{where} continues from round {round_number} of {shown(parent.path)}", soft_wrap=True)
+    where = shown(made.path)
+    say(f"{where} continues from round {round_number} of {shown(parent.path)}")
     changes = changes_between(*(each.method.model_dump(mode="json") for each in (parent, made)))
     for change in changes:
-        out.print(f"  {change}", soft_wrap=True)
+        say(f"  {change}")
     if not changes:
-        out.print("  with the same method: its rounds will have the digests of the parent's")
+        say("  with the same method: its rounds will have the digests of the parent's")
     last = made.lineage.ancestors[-1]
     if last.kept:
         names = ", ".join(key.partition("/")[2] for key in last.kept)
-        out.print(f"  with the parent's {names} of round {round_number + 1}; what follows them is still to run")
-    out.print(f"next:\n  crl resume {where}{'' if last.kept else ' --rounds 3'}", soft_wrap=True)
+        say(f"  with the parent's {names} of round {round_number + 1}; what follows them is still to run")
+    say(f"next:\n  crl resume {where}{'' if last.kept else ' --rounds 3'}")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from crl.cli.escaping import say
-from crl.cli.interrupts import INTERRUPTED
+from crl.cli.progress import INTERRUPTED
+from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short
 from crl.protocols import Actions, Start, Step
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 def play(family: FamilyConfig, *, first_seed: int, prompts: str | None, record: Path | None) -> None:
     """Play games of consecutive seeds until there is no more input. Raises BadInput, and Exit after Ctrl-C."""
     from crl.envs import make_environment
-    from crl.rollout.environments import step_or_error
-    from crl.rollout.readable import Readable
+    from crl.rollout.environments import Readable, step_or_error
 
     shown = None if prompts is None else _actor_prompt(prompts)
     kept = None if record is None else Recording(record, family, first_seed)
@@ -48,7 +47,8 @@ def play(family: FamilyConfig, *, first_seed: int, prompts: str | None, record: 
                     said = _line()
                     action = action_of(said, actions)
                     step = step_or_error(readable, {0: action})[0]
-                    turns.append({"said": said, "action": action, **_came(step)})
+                    came = {"legal": step.legal, "feedback": step.feedback, "observation": step.observation}
+                    turns.append({"said": said, "action": action, **came})
                     _show_step(step, shown, start.goal)
                     actions = step.actions
             except (EOFError, KeyboardInterrupt) as end:
@@ -76,8 +76,8 @@ class Recording:
     def __init__(self, path: Path, family: FamilyConfig, first_seed: int) -> None:
         """Raises BadInput for a file of another environment, and for a seed that training may not draw."""
         from crl.config.recorded import first_line
-        from crl.run.disk import require_writable
-        from crl.run.jsonlines import JsonLines
+        from crl.run.files import require_writable
+        from crl.run.journal import JsonLines
 
         seeds = family.train_seeds
         if not seeds.start <= first_seed < seeds.start + seeds.count:
@@ -126,10 +126,6 @@ class Recording:
         self.games += done
 
 
-def _came(step: Step) -> dict[str, Any]:
-    return {"legal": step.legal, "feedback": step.feedback, "observation": step.observation}
-
-
 def _line() -> str:
     while True:
         said = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
@@ -162,7 +158,7 @@ def _outcome(step: Step, turns: int) -> str:
 
 def _show_start(start: Start, prompt: PromptConfig | None) -> None:
     if prompt is None:
-        say(f"{start.goal}\n\n{start.observation}\n\n{_possible(start.actions)}")
+        say(f"{start.goal}\n\n{start.observation}\n\n({actions_text(start.actions)})")
         return
     messages = actor_messages(
         prompt, goal=start.goal, observation=start.observation, actions=start.actions, experience=None, placement="user"
@@ -173,15 +169,11 @@ def _show_start(start: Start, prompt: PromptConfig | None) -> None:
 
 def _show_step(step: Step, prompt: PromptConfig | None, goal: str) -> None:
     if prompt is None or step.done:
-        said = [step.feedback, step.observation, "" if step.done else _possible(step.actions)]
+        said = [step.feedback, step.observation, "" if step.done else f"({actions_text(step.actions)})"]
         say("\n".join(each for each in said if each))
         return
     text = following_text(prompt, goal=goal, observation=step.observation, actions=step.actions, feedback=step.feedback)
     say(f"[user]\n{text}\n")
-
-
-def _possible(actions: Actions) -> str:
-    return f"({actions_text(actions)})"
 
 
 def _actor_prompt(name: str) -> PromptConfig:

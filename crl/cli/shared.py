@@ -1,47 +1,86 @@
-"""What commands share: how they take a run and settings, how they print, and the words that several of them say."""
+"""What commands share: how they take a run and settings, how they print, and the words that several of them say.
+
+What the command line prints is plain text: a control character is shown as its escape, never sent to the terminal.
+Names, texts and observations may come from someone else's file. ESC [ 2 J in one of them would clear the screen.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
+import math
 import os
-from collections.abc import Sequence
-from enum import StrEnum
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from crl.errors import ApprovalPending, BadInput
 from crl.paths import quoted, short
-from crl.report.durations import seconds_text
+from crl.report.cells import seconds_text
+from crl.text.unicode import UNSEEN, escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from crl.config import Experiment
     from crl.report.diff import BankDiff
-    from crl.report.listing import Listing
     from crl.report.summary import RoundSummary
+    from crl.report.terminal import Listing
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory, or the name of an experiment under $CRL_RUNS (./runs).")
 ]
+RunsOption = Annotated[Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")]
 _PLAIN_WIDTH = 160
 """Columns when the output goes to a file or a pipe: wide enough that no table wraps."""
+Format = Literal["table", "csv", "json"]
+"""How a result is printed."""
+Plain = Literal["text", "json"]
+"""For people, or for programs."""
 
 
-class Format(StrEnum):
-    """How a result is printed."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
+def say(text: str, *, stderr: bool = False) -> None:
+    """Print text as it is, with nothing that a terminal would obey."""
+    print(escaped(text), file=sys.stderr if stderr else sys.stdout, flush=True)
 
 
-class Plain(StrEnum):
-    """For people, or for programs."""
+def say_json(value: Any, indent: int | None = None) -> None:
+    """Print JSON. Nothing is lost: what JSON itself leaves bare is written as JSON's own escape. Only a number that it
+    does not know (NaN, infinity) is null."""
+    text = json.dumps(_known(value), ensure_ascii=False, indent=indent, default=str)
+    # Newlines of the indentation are no control characters here; those within strings are escaped already.
+    print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
-    text = "text"
-    json = "json"
+
+def print_rows(names: Sequence[str], rows: Iterable[Sequence[Any]], format: Format) -> None:
+    """Rows for programs: CSV with a header, or one JSON object per line."""
+    if format == "json":
+        for row in rows:
+            say_json(dict(zip(names, row, strict=True)))
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(map(escaped, names))
+    writer.writerows([escaped(plain_cell(value)) for value in row] for row in rows)
+
+
+def plain_cell(value: Any) -> str:
+    """A value as one cell: nothing for None, JSON for what is nested."""
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return "" if value is None else str(value)
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _known(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def shown(path: Path) -> str:
@@ -62,6 +101,25 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
     return parsed
 
 
+def load(experiment: Path | str, pairs: list[str], runs: Path | None) -> Experiment:
+    """An experiment's file with `--set` and `--runs`. Raises BadInput."""
+    from crl.config.load import load_experiment
+
+    overrides = parse_overrides(pairs)
+    if runs is not None:
+        overrides["runtime.runs"] = str(runs)
+    return load_experiment(experiment, overrides)
+
+
+def command(*words: object, options: Mapping[str, Any]) -> str:
+    """A command as a user types it: options that are None or False are left out, True has no value, a list repeats."""
+    typed = [str(word) for word in words]
+    for name, value in options.items():
+        for each in value if isinstance(value, list) else [value]:
+            typed += [] if each is None or each is False else [name] if each is True else [name, str(each)]
+    return shlex.join(typed)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console on standard output (or error): styled on a terminal, plain and wide elsewhere.
 
@@ -69,22 +127,20 @@ def console(*, stderr: bool = False) -> Console:
     """
     from crl.cli.consoles import PlainConsole
 
-    made = PlainConsole(stderr=stderr, highlight=False, soft_wrap=False, markup=False, emoji=False)
-    return (
-        made
-        if made.is_terminal
-        else PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False, width=_PLAIN_WIDTH)
-    )
+    made = PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = _PLAIN_WIDTH
+    return made
 
 
-def print_listing(out: Console, listing: Listing, *, paged: bool = False) -> None:
+def print_listing(listing: Listing, *, paged: bool = False) -> None:
     """Print rows whole: fitted to a terminal, as wide as they are elsewhere.
 
     With `paged`, what is longer than the terminal goes through the pager of the environment ($PAGER).
     """
     from crl.cli.consoles import escaped_listing
 
-    listing = escaped_listing(listing)
+    out, listing = console(), escaped_listing(listing)
     if not out.is_terminal:
         out.width = max(out.width, listing.natural_width())
         out.print(listing.rendered(None), soft_wrap=True)
@@ -122,36 +178,34 @@ def show_diff(diff: BankDiff) -> None:
     """Print a bank diff: its headline, then one row per change."""
     from crl.report.diff import diff_listing
 
-    out = console()
-    out.print(diff.headline(), soft_wrap=True)
+    say(diff.headline())
     if diff.changes:
-        print_listing(out, diff_listing(diff))
+        print_listing(diff_listing(diff))
 
 
 def say_pending(error: ApprovalPending, path: Path) -> None:
     """What a run that waits for a person ends with: nothing failed, and what to type."""
-    out = console()
-    out.print(f"\n{error.found}", soft_wrap=True)
-    out.print("nothing failed: every complete stage is kept, and nothing is running now. next:")
+    say(f"\n{error.found}")
+    say("nothing failed: every complete stage is kept, and nothing is running now. next:")
     where = shown(path)
     for command, purpose in (
         (f"crl approve {where} --show", "what would change"),
         (f"crl approve {where}", "approve it, or --reject ID, or --reject-all"),
         (f"crl resume {where}", "continue after that"),
     ):
-        out.print(f"  {command:<{len(where) + 20}}   {purpose}", soft_wrap=True)
+        say(f"  {command:<{len(where) + 20}}   {purpose}")
 
 
-def print_rounds(out: Console, summaries: Sequence[RoundSummary]) -> None:
+def print_rounds(summaries: Sequence[RoundSummary]) -> None:
     """The tables of a run's rounds, and what is worth a note about them."""
     from crl.report.round_tables import notes, round_tables
 
     for table in round_tables(summaries):
-        out.print()
-        out.print(table)
-    out.print()
+        say("")
+        console().print(table)
+    say("")
     for line in notes(summaries):
-        out.print(line, soft_wrap=True)
+        say(line)
 
 
 def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]:
@@ -165,11 +219,10 @@ def ending(where: str, ran: int, summaries: Sequence[RoundSummary]) -> list[str]
 
 def an_entry(path: Path) -> str | None:
     """An entry worth looking at: the one that did best when it was used."""
-    from crl.report.bank import snapshot
-    from crl.report.sorting import Sort
+    from crl.report.bank import entries_after
 
     try:
-        entries = snapshot(path, sort=Sort.credit, limit=1).entries
+        entries = entries_after(path, order="credit", limit=1)
     except BadInput:
         return None
     return entries[0].entry_id if entries else None

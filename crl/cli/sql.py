@@ -1,28 +1,25 @@
-"""`crl sql` and `crl catalog`."""
+"""`crl sql`, `crl catalog` and `crl report`: a run in SQL, and as a page."""
 
 from __future__ import annotations
 
-import csv
-import json
-import sys
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.escaping import say, say_json
-from crl.cli.shared import Format, RunArgument, console, print_listing, shown
+from crl.cli.shared import Format, RunArgument, plain_cell, print_listing, print_rows, say, shown
+from crl.paths import possible_path
 from crl.run.find import find_run
-from crl.text.unicode import escaped
 
 if TYPE_CHECKING:
-    from crl.report.listing import Listing
+    from crl.report.terminal import Listing
 
 
 def sql(
     run: RunArgument,
     query: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT; `SHOW TABLES` lists the views.")],
-    format: Annotated[Format, typer.Option(help="How to print the rows.")] = Format.table,
+    format: Annotated[Format, typer.Option(help="How to print the rows.")] = "table",
     round: Annotated[int | None, typer.Option(help="Everything as it was after this round.")] = None,
 ) -> None:
     """Query a run in SQL. Read-only; nothing outside the run can be read. docs/queries.md has examples.
@@ -32,16 +29,11 @@ def sql(
     from crl.report.views import query as run_query
 
     names, rows = run_query(find_run(run), query, until=round)
-    if format is Format.csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(map(escaped, names))
-        writer.writerows([escaped(_cell(value)) for value in row] for row in rows)
-    elif format is Format.json:
-        names = _distinct(names)
-        for row in rows:
-            say_json(dict(zip(names, row, strict=True)))
-    else:
-        _print_table(names, rows)
+    if format != "table":
+        print_rows(names if format == "csv" else _distinct(names), rows, format)
+        return
+    print_listing(_listing(names, rows), paged=True)
+    say(f"{len(rows)} row{'' if len(rows) == 1 else 's'}")
 
 
 def catalog(run: RunArgument) -> None:
@@ -50,6 +42,24 @@ def catalog(run: RunArgument) -> None:
 
     path = write_catalog(find_run(run))
     say(f"{shown(path)}: views only, the data stay in the Parquet files")
+
+
+def report(
+    run: RunArgument,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it here instead of <run>/report.html.")
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=0, metavar="N", help="How many episodes can be replayed.")] = 200,
+) -> None:
+    """Write report.html: the run as one page. Curves, rounds, play, bank, health, games to replay; it needs no
+    network."""
+    from crl.report.page import write_report
+
+    directory = find_run(run)
+    if out is not None:
+        possible_path(out, "--out")
+    path = write_report(directory, out, episodes=episodes)
+    say(f"{shown(path)}: open it in a browser")
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -61,37 +71,15 @@ def _distinct(names: list[str]) -> list[str]:
     return found
 
 
-def _print_table(names: list[str], rows: list[tuple[Any, ...]]) -> None:
-
-    out = console()
-    print_listing(out, result_listing(names, rows), paged=True)
-    out.print(f"{len(rows)} row{'' if len(rows) == 1 else 's'}")
-
-
-def result_listing(names: list[str], rows: list[tuple[Any, ...]]) -> Listing:
+def _listing(names: list[str], rows: list[tuple[Any, ...]]) -> Listing:
     """The rows of a result for people: numbers to four digits; columns with spaces in them may wrap."""
-    from rich.text import Text
+    from crl.report.terminal import Listing
 
-    from crl.report.listing import Listing
-
-    cells = [[Text(_rounded(value)) for value in row] for row in rows]
+    cells = [[f"{value:.4g}" if isinstance(value, float) else plain_cell(value) for value in row] for row in rows]
     numbers = {
         name
         for place, name in enumerate(names)
         if rows and all(isinstance(row[place], int | float | None) for row in rows)
     }
-    words = {name for place, name in enumerate(names) if any(" " in row[place].plain for row in cells)}
+    words = {name for place, name in enumerate(names) if any(" " in row[place] for row in cells)}
     return Listing(names, cells, words=words, right=numbers)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return str(value)
-
-
-def _rounded(value: Any) -> str:
-    """A cell for people: csv and json keep every digit."""
-    return f"{value:.4g}" if isinstance(value, float) else _cell(value)

@@ -1,7 +1,8 @@
-"""`crl status`, `crl verify` and `crl redo`: what a run holds, whether it is intact, and taking stages back."""
+"""`crl status`, `verify`, `mend`, `redo`: what a run holds, whether it is intact, making files and stages again."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -11,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.escaping import say
-from crl.cli.shared import RunArgument, console, print_rounds, shown
+from crl.cli.shared import RunArgument, print_rounds, say, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.paths import short
-from crl.report.standing import last_failure, never_asked, running_stages, unfinished
+from crl.report.state import last_failure, never_asked, running_stages, unfinished
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def status(run: RunArgument) -> None:
     """Show a run: its rounds, owner, last failure, next step."""
-    from crl.report.branches import tree_lines, tree_of
+    from crl.report.state import fork_lines
     from crl.report.summary import summarize
     from crl.run.directory import RunDirectory, manifests
     from crl.run.head import told_head
@@ -35,20 +35,17 @@ def status(run: RunArgument) -> None:
     from crl.run.lease import lease_state
 
     path = find_run(run)
-    out = console()
-    out.print(f"run {shown(path)}")
+    say(f"run {shown(path)}")
     summaries = summarize(path)
-    print_rounds(out, summaries)
-    if (tree := tree_of(path)) is not None:
-        out.print(
-            "\n".join(["forks:", *(f"  {line}" for line in tree_lines(tree, path.absolute().name))]), soft_wrap=True
-        )
+    print_rounds(summaries)
+    if forks := fork_lines(path):
+        say("\n".join(["forks:", *(f"  {line}" for line in forks)]))
     if (head := told_head(manifests(path), _complete(RunDirectory.open(path)))) is not None:
-        out.print(head, soft_wrap=True)
+        say(head)
     owner = lease_state(path)
     events = list(Journal(path).read())
     for line in _standing(path, owner, events):
-        out.print(line, soft_wrap=True)
+        say(line)
 
 
 def verify(
@@ -66,23 +63,22 @@ def verify(
     path = find_run(run)
     wanted = checked_form(head) if head is not None else None
     record, problems, complete = _looked_at(path)
-    out = console()
     for note in notes(record):
-        out.print(f"note: {note}", soft_wrap=True, markup=False)
+        say(f"note: {note}")
     if (told := told_head(record.stages, complete)) is not None:
-        out.print(told, soft_wrap=True)
-    if not problems:
-        if wanted is not None:
-            out.print(f"the given head is the one after round {hold_against(path, record.stages, wanted)}")
-        out.print(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
-        return
+        say(told)
     for problem in problems:  # not a table: digests and commands have to be whole, to be compared and copied
-        out.print(str(problem), soft_wrap=True)
+        say(str(problem))
     if wanted is not None:
         try:
-            out.print(f"the given head is the one after round {hold_against(path, record.stages, wanted)}")
-        except RecordDamaged as error:  # the problems come first, they may be why
-            out.print(f"the given head does not fit: {error.found}", soft_wrap=True)
+            say(f"the given head is the one after round {hold_against(path, record.stages, wanted)}")
+        except RecordDamaged as error:
+            if not problems:  # else these come first, they may be why
+                raise
+            say(f"the given head does not fit: {error.found}")
+    if not problems:
+        say(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
+        return
     damaged = sum(problem.severity is Severity.damaged for problem in problems)
     raise RecordDamaged(
         f"{len(problems)} problem{'' if len(problems) == 1 else 's'} in {shown(path)}, {damaged} in the record itself",
@@ -118,6 +114,56 @@ def _complete(directory: RunDirectory) -> Callable[[int], bool]:
     )
 
 
+def mend(run: RunArgument) -> None:
+    """Rebuild damaged files from the rest of the record. The damaged ones are kept.
+
+    Covers the bank, its texts and vectors, plans, credit, and everything derived. Exit code 4 if one is left.
+    """
+    from crl.audit.mend import mend as mend_record
+    from crl.config import Runtime
+    from crl.engine.services import EngineServices, prepare_environment
+    from crl.report.views import write_catalog
+    from crl.rounds.recipe import recipe_in
+    from crl.run.directory import RunDirectory
+    from crl.run.evaluations import EVALUATIONS
+    from crl.run.lease import Lease
+    from crl.run.verify import Severity, verify
+
+    path = find_run(run)
+    directory = RunDirectory.open(path)
+    recipe = recipe_in(directory)
+    # Before torch is imported: lost vectors are embedded in this process.
+    os.environ.update(prepare_environment(directory.method.threads))
+    services = EngineServices(directory)
+    try:
+        with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
+            done = mend_record(directory, recipe, services, token=lease.token)
+    finally:
+        services.close()
+    for name in done.mended:
+        say(f"mended {name}")
+    if done.kept:
+        say(f"the damaged files are kept in {shown(path / 'damaged')}")
+    found = [problem for problem in verify(path) if problem.severity is Severity.derived]
+    played = [problem for problem in found if problem.file.startswith(f"{EVALUATIONS}/")]  # by a model: for good
+    derived = [problem for problem in found if problem not in played]
+    if derived:
+        write_catalog(path)
+        for problem in derived:
+            say(f"rebuilt, or to be rebuilt on next use: {problem.file}")
+    for problem, error in done.left:
+        say(f"{problem.file} cannot be made again: {error.found}\n  mend     {problem.redo or problem.mend}")
+    for problem in played:
+        say(f"{problem.found}: it cannot be made again\n  mend     {problem.mend}")
+    if left := len(done.left) + len(played):
+        raise RecordDamaged(
+            f"{left} file{'' if left == 1 else 's'} of {shown(path)} could not be made again",
+            next_step="run the command named `mend`, the first one first; then crl resume",
+        )
+    if not done.mended and not derived:
+        say(f"{shown(path)}: nothing to mend")
+
+
 def redo(
     run: RunArgument,
     start: Annotated[
@@ -140,15 +186,10 @@ def redo(
     if not directory.is_complete(number, stage):
         recipe.stage(method, number, stage)  # refuses a name that no stage of the round has
     with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
-        moved = set_aside(
-            path,
-            number,
-            stage,
-            lambda due: [each.name for each in recipe.stages_of(method, due)],
-            token=lease.token,
-        )
+        stages_of = partial(recipe.stages_of, method)
+        moved = set_aside(path, number, stage, lambda due: [each.name for each in stages_of(due)], token=lease.token)
         withdrawn = None
-        if any(each.name == stage and each.waits_for is not None for each in recipe.stages_of(method, number)):
+        if any(each.name == stage and each.waits_for is not None for each in stages_of(number)):
             withdrawn = withdraw_decision(path, number)  # whoever takes this stage back wants to be asked again
     if withdrawn is not None:
         say(f"set aside the decision about round {number}: crl approve {shown(path)} asks again")

@@ -1,20 +1,29 @@
-"""`crl train` and `crl resume`: run rounds and show them live."""
+"""`crl train` and `crl resume`: run rounds and show them live; `crl warm-start`: models for a study."""
 
 from __future__ import annotations
 
 import importlib
 import os
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.interrupts import interruptible
-from crl.cli.live import LiveProgress
-from crl.cli.shared import RunArgument, an_entry, console, ending, parse_overrides, print_rounds, say_pending, shown
+from crl.cli.progress import LiveProgress, interruptible
+from crl.cli.shared import (
+    RunArgument,
+    RunsOption,
+    an_entry,
+    command,
+    ending,
+    load,
+    print_rounds,
+    say,
+    say_pending,
+    shown,
+)
 from crl.errors import ApprovalPending, BadInput
 from crl.paths import quoted
 from crl.run.find import find_run
@@ -32,9 +41,7 @@ def train(
         Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file, such as conf/quickstart.yaml.")
     ],
     rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="More rounds to run.")] = _ROUNDS,
-    runs: Annotated[
-        Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")
-    ] = None,
+    runs: RunsOption = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
     ] = None,
@@ -46,25 +53,23 @@ def train(
 
     An interrupted run is resumed first: complete stages are never run twice.
     """
-    from crl.config.load import load_experiment, runs_root
+    from crl.config.load import runs_root
     from crl.policies.sources import takes_preparing
     from crl.preflight import check_ready
     from crl.run.directory import RunDirectory
 
-    overrides: dict[str, Any] = parse_overrides(set or [])
-    if runs is not None:
-        overrides["runtime.runs"] = str(runs)
-    loaded = load_experiment(experiment, overrides)
+    loaded = load(experiment, set or [], runs)
     path = runs_root(loaded) / loaded.name
     if any(takes_preparing(role.model) for role in map(loaded.method.role, loaded.method.owners())):
-        console().print("preparing the language model (once; about a quarter of a minute)")
+        say("preparing the language model (once; about a quarter of a minute)")
     # Refused here what can be refused: before Prefect starts, which takes many seconds.
     runtime = loaded.runtime if prefect else loaded.runtime.without_prefect()
-    check_ready(loaded.model_copy(update={"runtime": runtime}), path, rounds, say=console().print)
+    check_ready(loaded.model_copy(update={"runtime": runtime}), path, rounds, say=say)
     directory = RunDirectory.create_or_open(loaded, runs_root(loaded))
     _say_precision(loaded.method)
-    console().print(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
-    again = _again(experiment, rounds, runs, set or [], prefect=prefect)
+    say(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
+    options = {"--rounds": rounds if rounds != _ROUNDS else None, "--runs": runs, "--no-prefect": not prefect}
+    again = command("crl", "train", experiment, options={**options, "--set": set})
     with _interruptible(path, again), LiveProgress() as live:
         if prefect:
             _run_flow(loaded, rounds, live)
@@ -93,7 +98,7 @@ def resume(
     directory, runtime = RunDirectory.open(path), last_runtime(path)
     if shards is not None:
         runtime = runtime.model_copy(update={"shards": shards})
-    check_run(directory, runtime.without_prefect(), say=console().print)
+    check_run(directory, runtime.without_prefect(), say=say)
     _say_precision(directory.method)
     options = {"rounds": rounds, "shards": shards}
     again = f"crl resume {shown(path)}" + "".join(f" --{name} {value}" for name, value in options.items() if value)
@@ -106,8 +111,31 @@ def resume(
             )
         driver.run_rounds(last)
     if not live.ran:
-        console().print(f"nothing to do: every requested round of {shown(path)} is done")
+        say(f"nothing to do: every requested round of {shown(path)} is done")
     _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
+
+
+def warm_start(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file, such as conf/warm/realms.yaml.")],
+    again: Annotated[
+        bool, typer.Option("--again", help="Replace one of the same name made from other settings.")
+    ] = False,
+) -> None:
+    """Make a warm start from generated demonstrations. Typed again, it finds what is there.
+
+    Experiments name its models warm:NAME/actor and warm:NAME/extractor. The miniatures of the laboratory take 10 to 20
+    minutes on two cores.
+    """
+    from crl.engine.services import prepare_environment
+    from crl.lab.warm.config import load_warm_start
+    from crl.lab.warm.make import RECORD, make
+
+    settings = load_warm_start(file)
+    # Before torch is imported: it reads them once.
+    os.environ.update(prepare_environment(settings.threads))
+    place = make(file, say=say, again=again)
+    say(f"warm start {settings.name}: {place} (its record: {RECORD} and record/)")
+    say(f"models: warm:{settings.name}/actor and warm:{settings.name}/extractor")
 
 
 def _say_precision(method: Method) -> None:
@@ -115,7 +143,7 @@ def _say_precision(method: Method) -> None:
 
     said = replaced(method)
     if said is not None:
-        console().print(said)
+        say(said)
 
 
 @contextmanager
@@ -139,7 +167,7 @@ def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
     guard()
     # Prefect would print its own lines between ours; its UI and its log keep them all.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-    console().print("starting Prefect (a few seconds; up to half a minute the first time)")
+    say("starting Prefect (a few seconds; up to half a minute the first time)")
     stop = watch(live)
     try:
         # The one place where the library reaches up to the flows: the command line is their front door. By name, so
@@ -147,14 +175,6 @@ def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
         importlib.import_module("flows.command").train(experiment, rounds)
     finally:
         stop()
-
-
-def _again(experiment: Path, rounds: int, runs: Path | None, overrides: list[str], *, prefect: bool) -> str:
-    """The command that goes on with this run."""
-    parts = ["crl", "train", str(experiment), *(["--rounds", str(rounds)] if rounds != _ROUNDS else [])]
-    parts += ["--runs", str(runs)] if runs is not None else []
-    parts += [] if prefect else ["--no-prefect"]
-    return shlex.join([*parts, *(word for pair in overrides for word in ("--set", pair))])
 
 
 @contextmanager
@@ -180,16 +200,15 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     from crl.report.summary import summarize
     from crl.report.views import write_catalog
 
-    out = console()
     summaries = summarize(path)
-    print_rounds(out, summaries)
+    print_rounds(summaries)
     write_catalog(path)
     if live.ran or not (path / REPORT).exists():
         write_report(path)
     where = shown(path)
     for line in ending(where, live.ran, summaries):
-        out.print(line, soft_wrap=True)
-    out.print("next:")
+        say(line)
+    say("next:")
     entry = an_entry(path)
     steps = [(again, "further rounds")]
     if entry is not None:
@@ -198,5 +217,5 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     question = "SELECT round, arm, won, games, low, high FROM success_by_arm"
     steps.append((f'crl sql {where} "{question}"', "success by round and arm; docs/queries.md has more questions"))
     steps.append((f"crl verify {where}", "check every file against its manifest"))
-    for command, purpose in steps:
-        out.print(f"  # {purpose}\n  {command}", soft_wrap=True)
+    for step, purpose in steps:
+        say(f"  # {purpose}\n  {step}")

@@ -7,14 +7,21 @@ Reading a YAML file and resolving the prompt file it names is in `crl/config/loa
 
 from __future__ import annotations
 
-from crl.config.base import Model, SeedRange
-from crl.config.environments import ENVIRONMENTS, EnvironmentConfig, FamilyConfig
+from crl.config.base import Exchange, Model, PromptConfig, SeedRange
+from crl.config.environments import (
+    ENVIRONMENTS,
+    EnvironmentConfig,
+    FamilyBank,
+    FamilyConfig,
+    FamilyReward,
+    FamilySampling,
+)
 from crl.config.experiment import Experiment, Runtime, TaskRunnerName, WhenBusy
-from crl.config.families import FamilyBank, FamilyReward, FamilySampling
 from crl.config.mechanisms import (
     ActorCriticConfig,
     ActorObjective,
     BankConfig,
+    ClippedObjective,
     CorrectionConfig,
     DistillConfig,
     EvaluationConfig,
@@ -24,12 +31,12 @@ from crl.config.mechanisms import (
     RolloutConfig,
     SearchAndAskConfig,
     SelfDistillationConfig,
+    SuppressConfig,
+    TrialConfig,
     WarmStartConfig,
 )
 from crl.config.method import RECIPES, BankUse, EmbedderUse, Method, RecipeConfig, RoleUse, RoundOutputs
 from crl.config.nodes import NodesConfig
-from crl.config.objectives import ClippedObjective
-from crl.config.prompts import Exchange, PromptConfig
 from crl.config.registry import Registry
 from crl.config.roles import (
     ENGINES,
@@ -40,53 +47,13 @@ from crl.config.roles import (
     RoleConfig,
     SamplingConfig,
 )
-from crl.config.trials import SuppressConfig, TrialConfig
 
 __all__ = [
-    "ENGINES",
-    "ENVIRONMENTS",
-    "RECIPES",
-    "ActorCriticConfig",
-    "ActorObjective",
-    "BankConfig",
-    "BankUse",
-    "ClippedObjective",
-    "CorrectionConfig",
-    "DeepSpeedConfig",
-    "DistillConfig",
-    "EmbedderUse",
-    "EngineConfig",
-    "EnvironmentConfig",
-    "EvaluationConfig",
-    "Exchange",
-    "Experiment",
-    "ExtractorObjective",
-    "FamilyBank",
-    "FamilyConfig",
-    "FamilyReward",
-    "FamilySampling",
-    "LoraConfig",
-    "MergeConfig",
-    "Method",
-    "Model",
-    "NodesConfig",
-    "OptimizerConfig",
-    "PromptConfig",
-    "RecipeConfig",
-    "Registry",
-    "RetrievalConfig",
-    "RoleConfig",
-    "RoleUse",
-    "RolloutConfig",
-    "RoundOutputs",
-    "Runtime",
-    "SamplingConfig",
-    "SearchAndAskConfig",
-    "SeedRange",
-    "SelfDistillationConfig",
-    "SuppressConfig",
-    "TaskRunnerName",
-    "TrialConfig",
-    "WarmStartConfig",
-    "WhenBusy",
-]
+    "ENGINES", "ENVIRONMENTS", "RECIPES", "ActorCriticConfig", "ActorObjective", "BankConfig", "BankUse",
+    "ClippedObjective", "CorrectionConfig", "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig",
+    "EnvironmentConfig", "EvaluationConfig", "Exchange", "Experiment", "ExtractorObjective", "FamilyBank",
+    "FamilyConfig", "FamilyReward", "FamilySampling", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig",
+    "OptimizerConfig", "PromptConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
+    "RolloutConfig", "RoundOutputs", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange",
+    "SelfDistillationConfig", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
+]  # fmt: skip

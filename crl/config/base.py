@@ -1,4 +1,4 @@
-"""What every config model shares: frozen, unknown keys refused, numbers as they are; and a range of environment seeds.
+"""What every config model shares: frozen, unknown keys refused, numbers as they are; a range of seeds; a prompt.
 
 Every number of a model has both bounds: a test walks over all classes. The bounds that fields share are here.
 """
@@ -62,6 +62,16 @@ class Model(BaseModel):
         return schema
 
 
+def unset(value: Any) -> bool:
+    """Whether a key has no value, so that it is left out of a dump (`exclude_if`)."""
+    return value is None
+
+
+def off(value: Any) -> bool:
+    """Whether a mechanism is off, and so no part of the method: experiments that compute the same have one digest."""
+    return not value
+
+
 class SeedRange(Model):
     """`count` consecutive environment seeds from `start`."""
 
@@ -71,3 +81,25 @@ class SeedRange(Model):
     def overlaps(self, other: SeedRange) -> bool:
         """Whether the two ranges share a seed."""
         return self.start < other.start + other.count and other.start < self.start + self.count
+
+
+class Exchange(Model):
+    """A few-shot exchange."""
+
+    user: str = Field(min_length=1, description="What is shown.")
+    assistant: str = Field(min_length=1, description="The answer in form.")
+
+
+class PromptConfig(Model):
+    """One prompt. Placeholders in braces are filled by name; others are refused."""
+
+    system: str = Field(min_length=1, description="System text.")
+    examples: list[Exchange] = Field([], description="Few-shot exchanges before the first real one.")
+    first: str = Field(min_length=1, description="First real user message.")
+    following: str = Field("{feedback}{observation}", description="Later user messages (actor).")
+    experience: str = Field("Advice: {experience}\n", description="How an experience is shown (actor).")
+    offer: str = Field(
+        "You may ask: write ASK: and a question.\n",
+        min_length=1,
+        description="Shown to guided actors, directly behind the experience (ask).",
+    )

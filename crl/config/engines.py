@@ -1,20 +1,73 @@
-"""Rollout engines in a process of their own: vLLM, and any OpenAI-compatible endpoint."""
+"""Rollout engines in a process of their own, vLLM and any OpenAI-compatible endpoint, and the servers behind them.
+
+Where a server is, or how one is started (`runtime.servers`, by role), changes no number: it is no part of the method.
+A key is never among it, only the name of the variable that holds one.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from crl.config.base import Model, off
 from crl.config.registry import load_object
 from crl.config.roles import EngineConfig, RoleConfig
-from crl.config.servers import ServerConfig
 from crl.errors import BadInput
+from crl.paths import possible_path
 
+INTERPRETER = "CRL_VLLM_PYTHON"
+_ENVIRONMENT = Path(".venv-vllm/bin/python")
 _COLDEST = 0.01
 """Least temperature that vLLM samples at; a lower one it raises to this, with a warning in its log."""
+
+
+class ServerConfig(Model):
+    """The server of one role: a running one (`address`), or how the engine starts vLLM."""
+
+    address: str | None = Field(
+        None,
+        pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$",
+        description="URL of a running server: of vLLM without a path, of an OpenAI-compatible one with it "
+        "(https://host/v1). None starts vLLM here.",
+    )
+    key_variable: str | None = Field(
+        None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Environment variable that holds the key; none: no key."
+    )
+    python: Path | None = Field(
+        None, description="Interpreter that has vLLM; default $CRL_VLLM_PYTHON, else .venv-vllm/bin/python (make vllm)."
+    )
+    gpus: int = Field(1, ge=1, le=64, description="GPUs of the started server (tensor parallelism); CPU: ignored.")
+    memory_share: float = Field(
+        0.4, gt=0, le=0.95, description="Share of each GPU's memory that the started server takes."
+    )
+    cache_gigabytes: int = Field(
+        1, ge=1, le=10_000, description="Key-value cache of the started server where there is no GPU."
+    )
+    folder: Path | None = Field(
+        None,
+        description="Folder through which weights are handed over; a running server must see it under the same path. "
+        "Default: the system's for temporary files.",
+    )
+    requests: int = Field(64, ge=1, le=4096, description="Requests that are under way at the same time.")
+    start_seconds: float = Field(600, ge=1, le=86_400, description="Longest start of the server, and of its reloading.")
+    answer_seconds: float = Field(
+        600, ge=0.1, le=86_400, description="Longest wait for one answer; then the server counts as hanging."
+    )
+
+
+def interpreter(server: ServerConfig) -> Path:
+    """The interpreter that vLLM is started with; there may be none at it.
+
+    Not resolved: the interpreter of a virtual environment is a link, and works by where the link is.
+    """
+    if (chosen := server.python or os.environ.get(INTERPRETER)) is not None:
+        return possible_path(chosen, "the interpreter of vLLM", home=True).absolute()
+    beside = Path(__file__).parents[2] / _ENVIRONMENT  # a checkout, from which `make vllm` was called
+    return beside if beside.is_file() else _ENVIRONMENT.absolute()
 
 
 class ServedEngine(EngineConfig):
@@ -66,21 +119,12 @@ class VllmEngine(ServedEngine):
         model_path: Path,
         checkpoint: Path | None,
         *,
-        threads: int,
-        multi_turn: bool,
         server: ServerConfig | None = None,
-        weights: str = "",
+        **more: Any,
     ) -> Any:
         """See :class:`crl.engine.vllm_policy.VllmPolicy`."""
-        return load_object("crl.engine.vllm_policy:VllmPolicy")(
-            role,
-            model_path,
-            checkpoint,
-            threads=threads,
-            multi_turn=multi_turn,
-            server=server or ServerConfig(),
-            weights=weights,
-        )
+        policy = load_object("crl.engine.vllm_policy:VllmPolicy")
+        return policy(role, model_path, checkpoint, server=server or ServerConfig(), **more)
 
 
 class OpenAIEngine(ServedEngine):
@@ -97,9 +141,7 @@ class OpenAIEngine(ServedEngine):
         "max_tokens", description="What the endpoint calls the limit of new tokens."
     )
     leave_out: list[Literal["seed", "top_p"]] = Field(
-        [],
-        exclude_if=lambda value: not value,
-        description="What is not sent, for an endpoint that refuses it; top_p only where it is 1.",
+        [], exclude_if=off, description="What is not sent, for an endpoint that refuses it; top_p only where it is 1."
     )
 
     def problems(self, role: RoleConfig, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
@@ -137,10 +179,8 @@ class OpenAIEngine(ServedEngine):
         model_path: Path,
         checkpoint: Path | None,
         *,
-        threads: int,
-        multi_turn: bool,
         server: ServerConfig | None = None,
-        weights: str = "",
+        **more: Any,
     ) -> Any:
         """See :class:`crl.policies.endpoint.EndpointPolicy`."""
         policy = load_object("crl.policies.endpoint:EndpointPolicy")

@@ -1,19 +1,88 @@
 """The base of every environment's config, and the task families that play in them.
 
 An environment's own settings are a subclass beside the environment. It is found by its `kind`: those of `crl/envs`, the
-entry points of the group `crl.environments`, or `module:Class`.
+entry points of the group `crl.environments`, or `module:Class`. What one family of a mixture may have of its own
+(sampling, a reward convention, a place in the bank) is left out of a dump where it is not set: experiments that compute
+the same have the same digest.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from crl.config.base import LAST_SEED, LONGEST_SECONDS, Model, SeedRange
-from crl.config.families import FamilyBank, FamilyChange, FamilyReward, FamilySampling, unset
-from crl.config.prompts import PromptConfig
+from crl.config.base import COLDEST, LAST_SEED, LONGEST_SECONDS, MOST_ROUNDS, Model, PromptConfig, SeedRange, off, unset
 from crl.config.registry import Registry
+from crl.config.roles import SamplingConfig, StopString
+
+
+class FamilySampling(Model):
+    """What is different of the actor's sampling when it plays this family."""
+
+    temperature: float | None = Field(None, ge=COLDEST, le=5, exclude_if=unset, description="Divides the logits.")
+    top_p: float | None = Field(None, gt=0, le=1, exclude_if=unset, description="Nucleus mass; 1 keeps all.")
+    top_k: int | None = Field(None, ge=0, le=1_048_576, exclude_if=unset, description="Largest k; 0 keeps all.")
+    max_new_tokens: int | None = Field(None, ge=1, le=32_768, exclude_if=unset, description="New tokens per turn.")
+    constrain: Literal["none", "actions"] | None = Field(
+        None, exclude_if=unset, description="actions: it answers with a legal action and nothing else; none: any text."
+    )
+    stop_strings: list[StopString] | None = Field(
+        None, max_length=8, exclude_if=unset, description="Texts that end a turn once it contains one; []: none."
+    )
+
+    def over(self, sampling: SamplingConfig) -> SamplingConfig:
+        """The settings of a role with those that are set here."""
+        return sampling.model_copy(update=self.model_dump(exclude_none=True))
+
+
+_Worth = Annotated[float | None, Field(ge=-1000, le=1000, exclude_if=unset)]
+
+
+class FamilyReward(Model):
+    """The reward convention of a family: what an episode is worth in training. Evaluation has the environment's own."""
+
+    success: _Worth = Field(None, description="Reward of an episode that was won; none: scale · environment's + shift.")
+    failure: _Worth = Field(None, description="Reward of one that was not; none: scale · environment's + shift.")
+    scale: float = Field(1.0, gt=0, le=1000, description="Multiplies the environment's reward.")
+    shift: float = Field(0.0, ge=-1000, le=1000, description="Is added to it.")
+
+    @model_validator(mode="after")
+    def _winning_pays(self) -> FamilyReward:
+        if self.success is not None and self.failure is not None and self.success <= self.failure:
+            raise ValueError(f"success is worth {self.success:g}, failure {self.failure:g}: success must be worth more")
+        return self
+
+    def of(self, reward: float, *, success: bool) -> float:
+        """What an episode is worth that its environment gave `reward`."""
+        declared = self.success if success else self.failure
+        return self.scale * reward + self.shift if declared is None else declared
+
+
+class FamilyBank(Model):
+    """A family's place in the experience bank."""
+
+    partition: Literal["shared", "family"] | None = Field(
+        None,
+        exclude_if=unset,
+        description="What retrieval searches for its episodes. family: its own entries; shared: those of all families "
+        "that share. None: as retrieval.scope says, where bank means shared.",
+    )
+    capacity: int | None = Field(
+        None, ge=1, le=10_000_000, exclude_if=unset, description="Its entries; none: bank.capacity."
+    )
+
+
+class FamilyChange(Model):
+    """A task that becomes another one while a run goes on: what was learned of it may no longer fit."""
+
+    round: int = Field(
+        ge=1, le=MOST_ROUNDS, description="First round that is played, and evaluated, with the new settings."
+    )
+    environment: dict[str, Any] = Field(
+        min_length=1, description="The keys of the environment that change, with their new values."
+    )
+
 
 HeldOutFrom = Annotated[
     int | None,
@@ -117,10 +186,7 @@ class FamilyConfig(Model):
     # Both belong to the method. A step past its limit ends its episode, and how many steps share the processor says how
     # long each takes.
     workers: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="Slots of a wave that a slow environment steps side by side, in threads.",
+        1, ge=1, le=1024, description="Slots of a wave that a slow environment steps side by side, in threads."
     )
     step_time_limit_seconds: float | None = Field(
         None,
@@ -128,10 +194,9 @@ class FamilyConfig(Model):
         le=LONGEST_SECONDS,
         description="An episode whose step takes longer ends with an error; null: steps may take any time.",
     )
-    # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     isolate: bool = Field(
         False,
-        exclude_if=lambda value: not value,
+        exclude_if=off,
         description="Each slot's environment is in a process of its own: one that dies, or hangs past the time limit "
         "(of a reset too), costs its own episode.",
     )
@@ -164,7 +229,7 @@ class FamilyConfig(Model):
     bank: FamilyBank | None = Field(None, exclude_if=unset, description="Its place in the bank; none: as the others.")
     changes: list[FamilyChange] = Field(
         [],
-        exclude_if=lambda value: not value,
+        exclude_if=off,
         description="Settings of the environment that change from some round on, in order of rounds; none: it stays.",
     )
 

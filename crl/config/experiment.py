@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from crl.config.base import LONGEST_SECONDS, MOST_ROUNDS, NAME_PATTERN, Model
+from crl.config.engines import ServerConfig
 from crl.config.method import Method, Name
 from crl.config.nodes import NodesConfig
-from crl.config.servers import ServerConfig
 from crl.config.trackers import TrackerChoice
 
 
@@ -91,8 +91,7 @@ class Runtime(Model):
         0, ge=0, le=MOST_ROUNDS, description="Also keep the checkpoint of every so many rounds; 0: none."
     )
     servers: dict[Name, ServerConfig] = Field(
-        {},
-        description="Servers that sample, by role (the one with the weights): where one is, or how vLLM is started.",
+        {}, description="Servers that sample, by role (the one with the weights): where one is, or how vLLM is started."
     )
     trackers: tuple[TrackerChoice, ...] = Field(
         (TrackerChoice(kind="tensorboard"),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -14,11 +15,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from crl.config import ENGINES, ENVIRONMENTS, RECIPES, Experiment
-from crl.config.expectations import find_expectations
 from crl.config.recorded import with_recorded
 from crl.config.yaml_text import DEEPEST, read_value
 from crl.errors import BadInput
-from crl.paths import possible_path, short
+from crl.paths import possible_path, quoted, short
+from crl.records import ROW_TYPE_BY_TABLE
 
 _REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
 _MOST_BYTES = 8 * 2**20
@@ -27,6 +28,8 @@ _MOST_NAMED = 20
 """Names, or mistakes, that one message lists."""
 _WHOLE = re.compile(r"method\.(families|families\.[0-9]{1,9}|(families\.[0-9]{1,9}\.)?prompts)")
 """Keys of what may name prompt files, as a whole."""
+FOLDER = "expectations"
+_EXPECTED = 'Great Expectations\' JSON: {"expectations": [{"type": "expect_…", "kwargs": {…}}, …]}'
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -273,3 +276,46 @@ def _models_in(annotation: Any, arguments: Any) -> list[Any]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in arguments(annotation) for model in _models_in(argument, arguments)]
+
+
+def find_expectations(base: Path) -> dict[str, dict[str, Any]]:
+    """A user's suites by table from the nearest folder; none where there is none. Raises BadInput naming a file.
+
+    `expectations/episodes.json` beside an experiment file, or beside one of the two folders above it, as prompts are
+    found, holds for every experiment there. What needs Great Expectations to be checked (types, columns, SQL) is
+    checked before work starts (`crl/checks/own.py`).
+
+    A suite is a mapping with a list `expectations`, each of which has a `type` and `kwargs`.
+    """
+    folders = [folder / FOLDER for folder in (base, *base.resolve().parents[:2])]
+    folder = next((each for each in folders if each.is_dir()), None)
+    files = [] if folder is None else sorted(folder.glob("*.json"))
+    return {path.stem: _read(path) for path in files}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.stem not in ROW_TYPE_BY_TABLE:
+        close = difflib.get_close_matches(path.stem, ROW_TYPE_BY_TABLE, n=1)
+        raise BadInput(
+            f"{path.name} names no row type" + (f"; did you mean {close[0]}.json?" if close else ""),
+            expected=f"one of {', '.join(ROW_TYPE_BY_TABLE)}",
+            where=str(path),
+            next_step="rename the file; `crl checks list` names the row types",
+        )
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path.name} is not readable JSON: {error}", expected=_EXPECTED, where=str(path)) from None
+    listed = data.get("expectations") if isinstance(data, dict) else None
+    if not isinstance(listed, list) or not all(_is_expectation(each) for each in listed):
+        raise BadInput(
+            f"{path.name} is not a suite of expectations",
+            expected=_EXPECTED,
+            where=str(path),
+            next_step=f"`crl checks show {quoted(path.stem)} --format json` prints one to start from",
+        )
+    return {str(name): value for name, value in data.items()}
+
+
+def _is_expectation(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("type"), str) and isinstance(value.get("kwargs"), dict)

@@ -1,4 +1,4 @@
-"""The mechanisms of the method, each with its switches: rollout, retrieval, bank, objectives, evaluation."""
+"""The mechanisms of the method, each with its switches: rollout, retrieval, bank, trials, objectives, evaluation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from crl.config.base import COLDEST, MOST_ROUNDS, Model
+from crl.config.base import COLDEST, MOST_ROUNDS, Model, off, unset
 from crl.config.recorded import RecordedConfig
+from crl.records.learning import CREDIT_RULES
 
 LONGEST_OBSERVATION = 250_000
 """Characters that an environment may show at one time unless `rollout.longest_observation` says otherwise: more than
@@ -35,7 +36,7 @@ class RolloutConfig(Model):
         le=65536,
         description="Most episodes of a wave that are sampled at one time; one that ends makes room for the next. "
         "None: all. The engines vllm and openai sample all in any case.",
-        exclude_if=lambda value: value is None,
+        exclude_if=unset,
     )
     environment_lag: int = Field(
         0,
@@ -45,7 +46,7 @@ class RolloutConfig(Model):
         "stepping takes part again. 0: sampling waits for every step. Has no effect behind a server (vllm, openai) in "
         "a wave whose families all have `workers`, a step limit or `isolate`: a row goes on as soon as its own step is "
         "there.",
-        exclude_if=lambda value: not value,
+        exclude_if=off,
     )
     action_format: Literal["tag", "word"] = Field(
         "word", description="tag: the last <action>…</action> counts; word: the first legal action named counts."
@@ -58,7 +59,7 @@ class RolloutConfig(Model):
         le=10_000_000,
         description="Characters of what an environment may show at one time, actions and feedback counted; an episode "
         f"that is shown more ends with an error. null: {LONGEST_OBSERVATION}.",
-        exclude_if=lambda value: value is None,
+        exclude_if=unset,
     )
     mixed_waves: bool = Field(False, description="A wave may hold groups of several task families.")
     search_and_ask: SearchAndAskConfig | None = Field(None, description="Guided episodes may ask; none: they may not.")
@@ -90,7 +91,6 @@ class RetrievalConfig(Model):
     recent_rounds: int = Field(
         1, ge=0, le=MOST_ROUNDS, description="Window of eq. 6's recency in rounds, the present one included; 0: off."
     )
-    # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     ties: Literal["oldest", "newest"] = Field(
         "oldest",
         exclude_if=lambda value: value == "oldest",
@@ -137,8 +137,7 @@ class MergeConfig(Model):
         description="Into the next chunk: what was newly merged; or, as the paper, all that a change left of a chunk.",
     )
     candidates: Literal["all", "near_duplicates"] = Field(
-        "all",
-        description="all as the paper; near_duplicates shows only entries that resemble another of their family.",
+        "all", description="all as the paper; near_duplicates shows only entries that resemble another of their family."
     )
     similarity: float = Field(0.9, gt=0, le=1, description="Cosine from which two entries resemble.")
 
@@ -170,15 +169,10 @@ class CorrectionConfig(Model):
     high: float = Field(2.0, ge=1, le=1000, description="Largest weight.")
 
 
-def _without(value: CorrectionConfig | None) -> bool:
-    """Left out of a dump where there is none: the digest of a method older than this key stays what it was."""
-    return value is None
-
-
 Correction = Annotated[
     CorrectionConfig | None,
     Field(
-        exclude_if=_without,
+        exclude_if=unset,
         description="Correct for the mismatch of sampler and trainer, where optimizer.passes is 1; none: ratios are "
         "against the sampler's.",
     ),
@@ -196,15 +190,6 @@ class ActorObjective(Model):
     correction: Correction = None
 
 
-CREDIT_RULES = {
-    "outcome": "±1 as the paper",
-    "guided_minus_free": "±1 less the mean of unguided rollouts",
-    "running_usefulness": "what its entry is worth by then",
-    "other_tasks": "±1, one mean per task, of the note's own only verdicts",
-    "trend": "not uses are scored, but an output by its episode's ±1 less the largest utility among the experiences "
-    "retrieved for that task",
-}
-"""Rules of credit by name, each with what a use earns by it: the files of these names in `crl/credit/rules`."""
 if TYPE_CHECKING:
     CreditRule = str
 else:
@@ -217,10 +202,7 @@ class ExtractorObjective(Model):
     clip_low: float = Field(0.1, gt=0, lt=1, description="ε_low of eq. 3.")
     clip_high: float = Field(0.1, gt=0, le=1000, description="ε_high of eq. 3.")
     batch: int = Field(
-        64,
-        ge=2,
-        le=1_000_000,
-        description="|B_φ|: outputs per update; training waits until that many are scored.",
+        64, ge=2, le=1_000_000, description="|B_φ|: outputs per update; training waits until that many are scored."
     )
     max_batches: int = Field(8, ge=1, le=1024, description="Most updates per round; each takes a full batch.")
     alpha: float = Field(0.5, ge=0, le=1000, description="α of eq. 7.")
@@ -285,7 +267,7 @@ class WarmStartConfig(Model):
     )
     recorded: list[RecordedConfig] | None = Field(
         None,
-        exclude_if=lambda value: value is None,
+        exclude_if=unset,
         description="Games that people recorded (demonstrations: recorded). In a file: the name of one that `crl env "
         "play` kept, or a list of them, beside the experiment file; their content becomes a part of the "
         "method.",
@@ -293,7 +275,88 @@ class WarmStartConfig(Model):
     epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")
     schedule: Literal["constant", "cosine"] = Field(
-        "constant",
-        description="Learning rate over the steps: as it is, or falling to 0 in half a cosine.",
+        "constant", description="Learning rate over the steps: as it is, or falling to 0 in half a cosine."
     )
     warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps in which the learning rate rises from 0.")
+
+
+class ClippedObjective(Model):
+    """GRPO with a lower and an upper bound of its own, and a penalty for leaving the base model."""
+
+    clip_low: float = Field(0.2, gt=0, lt=1, description="Lower bound of the ratio: 1 − clip_low.")
+    clip_high: float = Field(0.28, gt=0, le=1000, description="Upper bound of the ratio: 1 + clip_high.")
+    kl: float = Field(
+        0.001,
+        ge=0,
+        le=1000,
+        description="Coefficient of the divergence from the base model (low-variance estimator k3); 0: none, and no "
+        "base model is read in updates.",
+    )
+    aggregation: Literal["token_mean", "token_sum"] = Field(
+        "token_sum", description="Over the tokens of a sequence; over sequences it is always the mean."
+    )
+    normalize: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
+    singleton: Literal["reward", "zero"] = Field(
+        "reward", description="Advantage of the only member of a group: its reward (mean 0, deviation 1), or 0."
+    )
+    correction: Correction = None
+
+
+class TrialConfig(Model):
+    """Admission by trial: a new note enters the bank if the actor plays better with it than without it."""
+
+    layouts: int = Field(
+        4, ge=1, le=1024, description="m: training layouts that a new note is played on, each with and without it."
+    )
+    threshold: float = Field(
+        0.25,
+        ge=-1,
+        le=1,
+        description="Least share of these episodes won with the note, less the share won without it, that admits it.",
+    )
+    screen: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Layouts after which a note that is not ahead is given up; none: all are played.",
+    )
+    notes: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="Most notes tried per family and round, those of won episodes first; the others stay out. None: "
+        "all.",
+    )
+    holds: int = Field(
+        10,
+        ge=0,
+        le=MOST_ROUNDS,
+        description="Later rounds in which a result holds where the same text is written again; 0: none.",
+    )
+    reward: Literal["trial", "both", "uses"] = Field(
+        "trial",
+        description="What the writer of a tried note earns: 2 × the difference instead of what uses earn; that as one "
+        "more use; or what uses earn alone (a note that stays out then earns nothing).",
+    )
+
+
+class SuppressConfig(Model):
+    """Suppression: a text that does harm in a task family is not retrieved for it, and stays in the bank."""
+
+    uses: int = Field(
+        8, ge=2, le=1_000_000, description="Fewest uses of a text in a family, beside unguided rollouts, that count."
+    )
+    below: float = Field(
+        0.0,
+        ge=-2,
+        le=2,
+        description="A text is suppressed whose effect (outcome, ±1, less the mean of unguided rollouts of the same "
+        "group) is surely below this.",
+    )
+    sureness: float = Field(1.64, ge=0, le=10, description="Standard errors between the effect and `below`, at least.")
+    decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="What a round leaves of the weight of earlier uses; below 1 a suppressed text comes back in time.",
+    )

@@ -15,10 +15,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from crl.config.base import Model
+from crl.config.base import Model, PromptConfig, off
 from crl.config.environments import FamilyConfig
 from crl.config.mechanisms import BankConfig, EvaluationConfig, RolloutConfig
-from crl.config.prompts import PromptConfig
 from crl.config.registry import Registry
 from crl.config.roles import ENDPOINT, RoleConfig, SamplingConfig
 from crl.errors import BadInput
@@ -171,10 +170,9 @@ class Method(Model):
     prompts: dict[Name, PromptConfig] = Field(
         min_length=1, description="Prompts by name; in a file, the name of one under conf/prompts/."
     )
-    # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     overlap: bool = Field(
         False,
-        exclude_if=lambda value: not value,
+        exclude_if=off,
         description="Rounds overlap: everything after collecting, except the actor's update, runs beside the next "
         "round, which therefore reads the bank and extractor of two rounds before.",
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from crl.config.base import COLDEST, Model
+from crl.config.base import COLDEST, Model, off
 from crl.config.registry import Registry, load_object
 from crl.errors import BadInput
 
@@ -27,11 +27,10 @@ class SamplingConfig(Model):
     constrain: Literal["none", "actions"] = Field(
         "none", description="actions: an actor answers with a legal action and nothing else; none: with any text."
     )
-    # Left out of a dump where there is none: experiments that compute the same have the same digest.
     stop_strings: list[StopString] = Field(
         [],
         max_length=8,
-        exclude_if=lambda value: not value,
+        exclude_if=off,
         description="Texts that end a turn once it contains one, such as </action>; the token that completes it is the "
         "turn's last. They count inside a thought, too.",
     )
@@ -64,7 +63,6 @@ class OptimizerConfig(Model):
     warmup_steps: int = Field(
         0, ge=0, le=1_000_000, description="Updates over which it rises from 0: the n-th has n / warmup_steps of it."
     )
-    # A mechanism that is off is no part of the method: experiments that compute the same have the same digest.
     passes: int = Field(
         1,
         ge=1,

@@ -17,9 +17,9 @@ GROUP = "crl.trackers"
 """Entry point group by which other packages add a tracker."""
 BUILT_IN = {
     "tensorboard": "crl.trackers.tensorboard:TensorBoard",
-    "mlflow": "crl.trackers.mlflow:MLflow",
-    "wandb": "crl.trackers.wandb:WandB",
-    "trackio": "crl.trackers.trackio:Trackio",
+    "mlflow": "crl.trackers.dashboards:MLflow",
+    "wandb": "crl.trackers.dashboards:WandB",
+    "trackio": "crl.trackers.dashboards:Trackio",
 }
 
 _USER_INFORMATION = re.compile(r"://[^/?#\s]*@")

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from crl.config.objectives import ClippedObjective
+from crl.config.mechanisms import ClippedObjective
 from crl.records import FREE, GUIDED
 
 SMALLEST_STD = 1e-6

@@ -41,9 +41,8 @@ from crl.errors import CrlError, StageFailed
 from crl.rounds.approvals import PendingApproval, pending_approval
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe, Stage
-from crl.run.committed import not_committed
 from crl.run.directory import RunDirectory
-from crl.run.journal import Journal
+from crl.run.journal import Journal, not_committed
 from crl.run.lease import Lease
 
 _T = TypeVar("_T")

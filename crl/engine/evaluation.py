@@ -117,7 +117,7 @@ def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     from crl.records import Weights
     from crl.rounds.update import update_name
     from crl.rounds.weights import CHECKPOINT
-    from crl.run.prunelog import pruned
+    from crl.run.retention import pruned
 
     deleted = {f"rounds/{entry.round:04d}/{entry.stage}/{CHECKPOINT}" for entry in pruned(directory.path)}
     updates = {update_name(owner) for owner in directory.method.owners()}

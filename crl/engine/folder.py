@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from crl.run.owner import machine_digest
+from crl.run.files import machine_digest
 
 _FOLDER = re.compile(r"crl-engine-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-")
 _DAY = 86_400.0

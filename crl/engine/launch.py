@@ -11,8 +11,7 @@ from pathlib import Path
 
 from crl.config import NodesConfig
 from crl.engine.nodes import VARIABLE, orders
-from crl.run.guardian import PARENT
-from crl.run.loopback import on_loopback
+from crl.run.guardian import PARENT, on_loopback
 
 _WORKER = "crl.engine.worker"
 

@@ -33,8 +33,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from crl.config import LoraConfig, SamplingConfig
-from crl.config.attention import check_attention, noting
-from crl.config.pretrained import pretrained
+from crl.config.models import check_attention, noting, pretrained
 from crl.errors import BadInput, CrlError, StageFailed
 from crl.learn.batches import collate
 from crl.learn.checkpoint import save_weights

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crl.config import EmbedderUse, RoleConfig
-from crl.config.servers import ServerConfig
+from crl.config.engines import ServerConfig
 from crl.engine.targets import last_runtime
 from crl.errors import BadInput, RecordDamaged
 from crl.faults import close

@@ -25,7 +25,7 @@ from crl.engine.listener import WorkerListener
 from crl.engine.output import LINE_LENGTH, OnLine, ProcessOutput
 from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import EngineDied, StageTimedOut, from_payload
-from crl.run.loopback import STORE_VARIABLE
+from crl.run.guardian import STORE_VARIABLE
 
 _TICK_SECONDS = 0.2
 _START_SECONDS = 600.0

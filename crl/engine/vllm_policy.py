@@ -20,9 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from crl.config import RoleConfig
-from crl.config.attention import check_attention
-from crl.config.pretrained import pretrained
-from crl.config.servers import ServerConfig
+from crl.config.engines import ServerConfig
+from crl.config.models import check_attention, pretrained
 from crl.engine.folder import own_folder
 from crl.engine.vllm_server import VllmServer, paused, wrong_logprobs
 from crl.errors import EngineDied, WrongWeights

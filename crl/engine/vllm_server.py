@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from crl.config import RoleConfig
-from crl.config.servers import ServerConfig, interpreter
+from crl.config.engines import ServerConfig, interpreter
 from crl.engine.folder import own_folder
 from crl.engine.process import ProcessGroup, describe_exit
 from crl.errors import BadInput, EngineDied
 from crl.policies.determinism import gpu_count
 from crl.policies.served import GENERATE
 from crl.policies.serving import Client
-from crl.run.loopback import on_loopback
+from crl.run.guardian import on_loopback
 
 _TICK_SECONDS = 0.1
 _STOP_SECONDS = 2.0

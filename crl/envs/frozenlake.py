@@ -18,8 +18,8 @@ from typing import Literal
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
+from crl.config.base import unset
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.config.families import unset
 from crl.envs.endings import ENDINGS, check_running
 from crl.envs.levels import FewestMoves, Levels, check_winnable
 from crl.protocols import Start, Step, StopReason

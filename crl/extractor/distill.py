@@ -12,23 +12,14 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from crl.config import DistillConfig, PromptConfig, RoleConfig
-from crl.extractor.outputs import (
-    Distilled,
-    Origin,
-    SeedOf,
-    distillation_row,
-    generation_row,
-    not_sampled,
-    operation_row,
-)
-from crl.extractor.parse import example_texts, parse_output
+from crl.extractor.outputs import Distilled, Origin, SeedOf, distillation_row, generation_row, judged, operation_row
+from crl.extractor.parse import example_texts
 from crl.extractor.prompts import NO_OWN, distill_messages
 from crl.extractor.trajectory import Trajectory, render_trajectory
 from crl.protocols import Policy
 from crl.records import Episode, Operation, Turn
 from crl.run.seeds import number_of
-from crl.text.outputs import Output, Prompt, room_for_prompt, sample_outputs
-from crl.text.templates import Messages
+from crl.text.outputs import Messages, Output, Prompt, room_for_prompt, sample_outputs
 
 SHORTEST_TRAJECTORY = 120
 """Characters below which a trajectory says too little to distill anything from."""
@@ -130,19 +121,7 @@ def _rows(
     item: DistillItem, output: Output, shown: int, origin: Origin, config: DistillConfig, examples: Set[str]
 ) -> Distilled:
     episode, distillation_id = item.episode, output.prompt.name
-    if output.sampled is None:
-        parsed = not_sampled(origin)
-    else:
-        parsed = parse_output(
-            output.text,
-            format=config.format,
-            max_operations=config.max_operations,
-            max_characters=config.max_characters,
-            guided=episode.entry_id is not None,
-            truncated=output.truncated,
-            thinking=output.thinking,
-            examples=examples,
-        )
+    parsed = judged(output, origin, config, examples, guided=episode.entry_id is not None)
     operations: list[Operation] = [
         operation_row(
             distillation_id,

@@ -32,16 +32,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from crl.config import DistillConfig, MergeConfig, PromptConfig, RoleConfig
-from crl.extractor.outputs import (
-    Distilled,
-    Origin,
-    SeedOf,
-    distillation_row,
-    generation_row,
-    not_sampled,
-    operation_row,
-)
-from crl.extractor.parse import ParsedOutput, example_texts, parse_output
+from crl.extractor.outputs import Distilled, Origin, SeedOf, distillation_row, generation_row, judged, operation_row
+from crl.extractor.parse import ParsedOutput, example_texts
 from crl.extractor.prompts import NO_OWN, merge_messages
 from crl.protocols import Policy
 from crl.records import BankEntry, Operation
@@ -207,20 +199,8 @@ def _apply(
     output_format: DistillConfig,
     applied: Applied,
 ) -> Distilled:
-    if output.sampled is None:
-        parsed = not_sampled(origin)
-    else:
-        parsed = parse_output(
-            output.text,
-            format=output_format.format,
-            max_operations=output_format.max_operations,
-            max_characters=output_format.max_characters,
-            kind="merge",
-            source_count=len(shown),
-            truncated=output.truncated,
-            thinking=output.thinking,
-            examples=example_texts(prompt, output_format.format, "merge"),
-        )
+    examples = example_texts(prompt, output_format.format, "merge")
+    parsed = judged(output, origin, output_format, examples, source_count=len(shown))
     operations = _operations(walk, shown, output.prompt.name, parsed, origin)
     family = walk.family_of(shown)
     done = applied(operations)

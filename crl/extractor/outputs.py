@@ -6,14 +6,15 @@ Ids of rows derive from what they are made for: distillation `d-<episode>` or `m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from crl.config import DistillConfig
 from crl.extractor.formats import ReasonCode
-from crl.extractor.parse import ParsedOutput
+from crl.extractor.parse import ParsedOutput, parse_output
 from crl.records import Distillation, Generation, Operation
 from crl.text.outputs import Output, token_record
 
@@ -123,6 +124,27 @@ def generation_id_of(distillation_id: str) -> str:
     return f"g-{distillation_id}"
 
 
-def not_sampled(origin: Origin) -> ParsedOutput:
-    """The judgment on a prompt that does not fit."""
-    return ParsedOutput(ReasonCode.prompt_too_long, (), origin.stage)
+def judged(
+    output: Output,
+    origin: Origin,
+    config: DistillConfig,
+    examples: Set[str],
+    *,
+    guided: bool = False,
+    source_count: int = 0,
+) -> ParsedOutput:
+    """The judgment on an output (:func:`parse_output`), or on a prompt that does not fit."""
+    if output.sampled is None:
+        return ParsedOutput(ReasonCode.prompt_too_long, (), origin.stage)
+    return parse_output(
+        output.text,
+        format=config.format,
+        max_operations=config.max_operations,
+        max_characters=config.max_characters,
+        kind=origin.stage,
+        guided=guided,
+        source_count=source_count,
+        truncated=output.truncated,
+        thinking=output.thinking,
+        examples=examples,
+    )

@@ -19,14 +19,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from crl.config import PromptConfig
-from crl.extractor.formats import (
-    Format,
-    Malformed,
-    OutputKind,
-    ParsedOperation,
-    ReasonCode,
-    read_operations,
-)
+from crl.extractor.formats import Format, Malformed, OutputKind, ParsedOperation, ReasonCode, read_operations
 from crl.text.answers import after_thoughts, text_flaw
 
 

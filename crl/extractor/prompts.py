@@ -18,7 +18,7 @@ from crl.errors import BadInput, PromptTooLong
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat, Inquiry
 from crl.records import Episode, Turn
-from crl.text.templates import Messages, check, messages_of, numbered, placeholders
+from crl.text.outputs import Messages, check, messages_of, numbered, placeholders
 
 DISTILL_NAMES = ("goal", "trajectory", "outcome", "experience", "max_operations", "max_characters")
 MERGE_NAMES = ("family", "entries", "max_characters")

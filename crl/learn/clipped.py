@@ -1,7 +1,7 @@
 """GRPO with two clip bounds and a penalty for leaving the base model: the objective of Experiential RL.
 
 Shapes as in `objectives.py`. The penalty compares with the **base model**, which the update reads beside the weights
-that it trains (`reference.py`): `reference_BT` are its log-probabilities of the same tokens at the same temperature.
+that it trains (`scoring.Reference`): `reference_BT` are its log-probabilities of the same tokens at one temperature.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from crl.config.objectives import ClippedObjective
+from crl.config.mechanisms import ClippedObjective
 from crl.learn.batches import MicroBatch
 from crl.learn.mismatch import corrected, log_ratio
 from crl.learn.objectives import Statistics, Term, statistics_of

@@ -139,11 +139,7 @@ def cispo_objective(
 
 
 def nll_objective(
-    logprobs_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-    weights_B: torch.Tensor,
-    *,
-    normalizer: float,
+    logprobs_BT: torch.Tensor, mask_BT: torch.Tensor, weights_B: torch.Tensor, *, normalizer: float
 ) -> tuple[torch.Tensor, Statistics]:
     """Next-token loss: - 1/normalizer sum_i w_i sum_t log pi(y_it), normalizer = trained tokens of the whole batch."""
     loss = -(weights_B[:, None] * logprobs_BT * mask_BT).sum() / normalizer

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
 
 from crl.errors import BadInput, NotDeepSpeed
-from crl.run.loopback import STORE_VARIABLE, on_loopback
+from crl.run.guardian import STORE_VARIABLE, on_loopback
 
 _BACKLOG = 1024
 
@@ -90,14 +90,7 @@ def _store(rank: int, size: int) -> Any:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     alone = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
     own: dict[str, Any] = {} if rank else {"master_listen_fd": listen(address, port, alone=alone).detach()}
-    return TCPStore(
-        address,
-        port,
-        size,
-        is_master=rank == 0,
-        timeout=dist.constants.default_pg_timeout,
-        **own,
-    )
+    return TCPStore(address, port, size, is_master=rank == 0, timeout=dist.constants.default_pg_timeout, **own)
 
 
 def listen(address: str, port: int, *, alone: bool = False) -> socket.socket:

@@ -1,4 +1,5 @@
-"""Log-probabilities of given tokens under a causal language model, and the loading of such a model for training.
+"""Log-probabilities of given tokens under a causal language model, the loading of such a model for training, the base
+model beside it, and equal gradients for equal inputs.
 
 The vocabulary head is the larger part of the work for a small model, and most tokens of an episode are observations:
 it is computed only where a token is trained. That is done by narrowing the head's input just before it runs, so any
@@ -9,24 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from crl.config import LoraConfig
-from crl.config.attention import EveryLayerOnce
-from crl.config.pretrained import pretrained
-from crl.errors import BadInput, RecordDamaged
+from crl.config import LoraConfig, RoleConfig
+from crl.config.models import EveryLayerOnce, pretrained
+from crl.errors import BadInput, RecordDamaged, StageFailed
 from crl.learn.batches import MicroBatch
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 from crl.policies.vocabulary import absent_of, hide
 
 _ROWS = 32
 """Rows of logits that are in work at one time, at least."""
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+"""What products on a GPU need for equal results."""
 
 
 @contextlib.contextmanager
@@ -292,3 +296,78 @@ def _with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source:
         adapted = peft.get_peft_model(model, config)
     adapted.peft_config["default"].base_model_name_or_path = source
     return adapted
+
+
+class Reference:
+    """Log-probabilities under the base model of a role, for objectives that penalize leaving it.
+
+    With adapters it is the same model with its adapter off, which takes no memory; full weights have a frozen copy of
+    the base model beside them. The copy is whole on every rank: under ZeRO-3, whose point is that no rank holds a whole
+    model, such an objective is refused.
+    """
+
+    def __init__(self, role: RoleConfig, model_path: Path, trained: ScoredModel, device: torch.device) -> None:
+        """`trained` is the model under training, on `device`. Raises BadInput under ZeRO-3."""
+        if role.deepspeed.zero_stage == 3:
+            raise BadInput(
+                "the objective compares with the base model, which ZeRO-3 would have to hold whole on every rank",
+                expected="zero_stage 0, 1 or 2, or no penalty",
+                where="deepspeed.zero_stage",
+                next_step="lower zero_stage, or set the coefficient of the divergence (kl) to 0",
+            )
+        self._trained: ScoredModel | None = trained
+        self._copy: ScoredModel | None = None
+        if role.lora is None:
+            base = load_trainable(model_path, None, lora=None, source=role.model, seed=0)
+            self._copy = ScoredModel(base.requires_grad_(False), autocast=trained.autocast).to(device)
+
+    def logprobs(self, inputs: Sequence[Any]) -> torch.Tensor:
+        """Log-probabilities [B, T] of the targets; `inputs` are those of :meth:`ScoredModel.forward`."""
+        with torch.no_grad():
+            if self._copy is not None:
+                return self._copy(*inputs)  # type: ignore[no-any-return]
+            assert self._trained is not None
+            with self._trained.model.disable_adapter():
+                return self._trained(*inputs)  # type: ignore[no-any-return]
+
+    def dispose(self) -> None:
+        """Free what it holds."""
+        self._trained = self._copy = None
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Inside, equal inputs give equal gradients on a GPU, too; on a CPU nothing changes.
+
+    Being warned only of what is not deterministic is not enough: then the backward pass of fused attention adds in any
+    order, and two runs with one seed part at their first update.
+
+    Raises:
+        StageFailed: the model has an operation that torch has no deterministic algorithm for.
+    """
+    if not torch.cuda.is_available():
+        yield
+        return
+    os.environ.setdefault(*_CUBLAS)
+    settings: Any = torch.utils.deterministic
+    filled = settings.fill_uninitialized_memory
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    settings.fill_uninitialized_memory = False  # with NaN: for finding bugs in torch, and it takes long
+    try:
+        yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        raise StageFailed(
+            f"an operation of the model would give other gradients each time on this GPU: {error}",
+            expected="operations that torch has a deterministic algorithm for, so that equal seeds give equal weights",
+            where="the model of the role that is trained",
+            next_step=f"set {'='.join(_CUBLAS)} before the process starts"
+            if _CUBLAS[0] in str(error)
+            else "train it on the CPU (CUDA_VISIBLE_DEVICES=''), or name a model of another architecture",
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        settings.fill_uninitialized_memory = filled

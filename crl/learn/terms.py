@@ -30,7 +30,7 @@ class Objective:
     on_policy: bool = True
     """Whether it compares with the probabilities that sampled the tokens: ratios of the figures are of such ones."""
     reference: bool = False
-    """Whether it compares with the base model: the update then has its log-probabilities too (`reference.py`)."""
+    """Whether it compares with the base model: the update then has its log-probabilities too (`scoring.Reference`)."""
 
     def load(self) -> Callable[..., Any]:
         """The function. Raises BadInput where the name leads nowhere."""

@@ -20,18 +20,16 @@ import torch
 import torch.distributed as dist
 
 from crl.config import RoleConfig
-from crl.config.attention import check_attention
+from crl.config.models import check_attention
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
 from crl.learn.batches import check_sample, collate, has_gradient, trained_tokens
-from crl.learn.deterministic import deterministic
 from crl.learn.mismatch import mismatch
 from crl.learn.objectives import Statistics
 from crl.learn.optimizers import Moved, learning_rate, make_optimizer
 from crl.learn.packing import cut
 from crl.learn.process_group import import_deepspeed, join
-from crl.learn.reference import Reference
-from crl.learn.scoring import ScoredModel, inputs_of, load_trainable
+from crl.learn.scoring import Reference, ScoredModel, deterministic, inputs_of, load_trainable
 from crl.learn.terms import Objective
 from crl.records import Sample
 
@@ -181,11 +179,7 @@ class Trainer:
         return figures
 
     def _accumulate(
-        self,
-        samples: Sequence[Sample],
-        active: Sequence[Sample],
-        objectives: Mapping[str, Objective],
-        stale: Set[str],
+        self, samples: Sequence[Sample], active: Sequence[Sample], objectives: Mapping[str, Objective], stale: Set[str]
     ) -> dict[str, tuple[float, Statistics]]:
         """Backward passes over this rank's micro-batches; loss and statistics of each objective over all ranks."""
         kinds = sorted({sample.objective for sample in active})

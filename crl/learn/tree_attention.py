@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from crl.config.attention import EveryLayerOnce, check_plain
+from crl.config.models import EveryLayerOnce, check_plain
 from crl.learn.cpu_attention import attend
 from crl.learn.packing import Tree
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crl.config.attention import check_attention
+from crl.config.models import check_attention
 from crl.config.roles import ENDPOINT
 from crl.policies.sources import ModelSource, check_model, name_accelerator, resolve_model
 
 if TYPE_CHECKING:
     from crl.config import RoleConfig
-    from crl.config.servers import ServerConfig
+    from crl.config.engines import ServerConfig
     from crl.protocols import Chat, Embedder, LoadedPolicy
 
 __all__ = ["ModelSource", "check_model", "load_chat", "load_embedder", "load_policy", "resolve_model"]
@@ -64,7 +64,7 @@ def load_chat(
     name_accelerator()
     from transformers import AutoConfig
 
-    from crl.config.pretrained import pretrained
+    from crl.config.models import pretrained
     from crl.policies.chat import ChatFormat
     from crl.policies.vocabulary import load_tokenizer, rows_of_model
 

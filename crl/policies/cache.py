@@ -27,7 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from crl.config.attention import EveryLayerOnce, check_plain
+from crl.config.models import EveryLayerOnce, check_plain
 from crl.policies.limits import row_slots
 
 ATTENTION = "crl_rows"

@@ -9,7 +9,7 @@ from typing import Any
 def settle_torch(threads: int) -> None:
     """Threads of this process, and on a CPU deterministic algorithms wherever torch has one.
 
-    On a GPU these are for gradients alone (`crl/learn/deterministic.py`): there, writing to chosen places sorts them
+    On a GPU these are for gradients alone (`crl/learn/scoring.py`): there, writing to chosen places sorts them
     first, and sampling reads no place that it wrote to twice.
     """
     import torch

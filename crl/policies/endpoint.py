@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from crl.config import RoleConfig, SamplingConfig
+from crl.config.engines import ServerConfig
 from crl.config.roles import ENDPOINT
-from crl.config.servers import ServerConfig
 from crl.errors import BadInput, EngineDied, PromptTooLong
 from crl.paths import quoted
 from crl.policies.endpoint_chat import EndpointChat, messages_of

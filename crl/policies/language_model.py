@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from crl.config import RoleConfig
-from crl.config.attention import check_attention
-from crl.config.pretrained import pretrained
+from crl.config.models import check_attention, pretrained
 from crl.errors import RecordDamaged
 from crl.policies.adapters import additions
 from crl.policies.cache import ATTENTION

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from crl.config.servers import ServerConfig
+from crl.config.engines import ServerConfig
 from crl.errors import BadInput, EngineDied
 from crl.paths import quoted
 

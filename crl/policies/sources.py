@@ -241,7 +241,7 @@ def _write_smollm2(directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    from crl.config.pretrained import pretrained
+    from crl.config.models import pretrained
 
     gguf = _smollm2_gguf()
     model = AutoModelForCausalLM.from_pretrained(

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from crl.config.pretrained import pretrained
+from crl.config.models import pretrained
 
 
 def load_tokenizer(directory: Path, name: str | None = None) -> Any:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from crl.config import Experiment, FamilyConfig, Method, Runtime, TaskRunnerName
-from crl.config.servers import ServerConfig
+from crl.config.engines import ServerConfig
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.directory import RunDirectory

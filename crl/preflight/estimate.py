@@ -36,7 +36,7 @@ from crl.preflight.placement import EnginePlace, engines_by_gpu, served
 from crl.preflight.shapes import ModelShape, config_file, shape_of
 from crl.preflight.work import Work, longest, work_of
 from crl.rounds.lengths import Lengths
-from crl.run.disk import require_free, same_disk
+from crl.run.files import require_free, same_disk
 
 _TOKEN_ROW = 18
 """Bytes per token on disk: id, mask and log-probability, once as a generation and once as a sample."""

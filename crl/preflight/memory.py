@@ -61,7 +61,7 @@ class UpdateMemory:
     copies: int
     """Of the trained weights, to write them: on the first rank."""
     reference: int = 0
-    """The base model in float32, for an objective that compares full weights with it (`crl/learn/reference.py`)."""
+    """The base model in float32, for an objective that compares full weights with it (`crl/learn/scoring.py`)."""
 
     @property
     def kept(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from crl.config import Experiment, Method
-from crl.config.servers import ServerConfig
+from crl.config.engines import ServerConfig
 from crl.records import Weights
 from crl.rounds.stage import Recipe, Stage
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from crl.config import Experiment
-from crl.config.engines import ServedEngine
-from crl.config.servers import ServerConfig
+from crl.config.engines import ServedEngine, ServerConfig
 from crl.errors import BadInput
 from crl.preflight.placement import due_stages, engines_by_gpu, served
 from crl.rounds.stage import Recipe, Stage

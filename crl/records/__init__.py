@@ -1,4 +1,4 @@
-"""The vocabulary of the system: row types by what they are about, and their Arrow schemas (`base.py`).
+"""The vocabulary of the system: row types by what they are about, each with its rules, and their schemas (`base.py`).
 
 Protocols between rooms are in `crl/protocols.py`; this package imports nothing else of the project.
 """
@@ -17,18 +17,9 @@ from crl.records.bank import (
     Operation,
     Resemblance,
 )
-from crl.records.base import RECORD_FORMAT, Row, rows_of, rows_with, schema_of, table_of, vectors_of
+from crl.records.base import RECORD_FORMAT, Row, Rules, rows_of, rows_with, schema_of, table_of, vectors_of
 from crl.records.judging import Judgment, SuccessRate
-from crl.records.learning import (
-    BufferItem,
-    Credit,
-    EntryScore,
-    EntryUsefulness,
-    Metric,
-    Sample,
-    UseReward,
-    Weights,
-)
+from crl.records.learning import BufferItem, Credit, EntryScore, EntryUsefulness, Metric, Sample, UseReward, Weights
 from crl.records.play import (
     FREE,
     GUIDED,
@@ -61,6 +52,6 @@ __all__ = [
     "BankChange", "BankEntry", "BankEvent", "BankSnapshot", "BankText", "BufferItem", "CandidateUtility", "Credit",
     "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry",
     "Judgment", "Metric", "Operation", "Question", "RawReward", "Resemblance", "Retrieval", "RetrievalCount", "Row",
-    "Sample", "StrippedContext", "SuccessRate", "Suppression", "Task", "TextEffect", "Trial", "TrialResult", "Turn",
-    "UseReward", "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of",
+    "Rules", "Sample", "StrippedContext", "SuccessRate", "Suppression", "Task", "TextEffect", "Trial", "TrialResult",
+    "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of",
 ]  # fmt: skip

@@ -1,8 +1,9 @@
-"""What a row type is, its Arrow schema, and the way from rows to tables and back.
+"""What a row type is, the form of its rules, its Arrow schema, and the way from rows to tables and back.
 
 A row type is a frozen dataclass whose annotations carry a description and, where the Python type is too wide, the
-Arrow type. :func:`schema_of` derives the Arrow schema (descriptions become field metadata), :func:`table_of` and
-:func:`rows_of` convert. Rows hold no clock times: equal runs have equal rows.
+Arrow type; below its columns stand its :class:`Rules`, which `crl/checks` compiles. :func:`schema_of` derives the
+Arrow schema (descriptions become field metadata), :func:`table_of` and :func:`rows_of` convert. Rows hold no clock
+times: equal runs have equal rows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -28,10 +29,61 @@ CHOICES = pa.list_(pa.list_(pa.int32()))
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What must hold in a table; that columns without nulls have none follows from the row type itself.
+
+    SQL does not see the token lists of rows that have all of them (`token_ids`, `loss_mask`, `logprobs`, `choices`):
+    `crl/checks/stage.py` turns them into counts first (`n_tokens`, `trained`, `positive_logprobs`, …).
+    """
+
+    key: tuple[str, ...]
+    """Columns that together are unique; they also name a row in messages."""
+    filled: tuple[str, ...] = ()
+    """Columns whose text is not empty."""
+    sha256: tuple[str, ...] = ()
+    """Columns that hold a SHA-256 in hex."""
+    unique: tuple[tuple[str, ...], ...] = ()
+    """Further columns that together are unique."""
+    sets: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Allowed values by column."""
+    ranges: Mapping[str, tuple[float | None, float | None]] = dataclasses.field(default_factory=dict)
+    """Smallest and largest value by column."""
+    patterns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Regular expression by column, found anywhere in its text."""
+    ordered: tuple[tuple[str, str], ...] = ()
+    """Pairs of columns of which the first is never below the second."""
+    rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """SQL predicate by the sentence that describes it; a row breaks it where it is false or null."""
+    between: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """SQL by the sentence that describes it, for what must hold between tables that one stage writes: it selects the
+    rows that break the rule of the first table it names, their position from 0 as `row` and the `id` to name. It
+    applies where a stage wrote all the tables that it names."""
+
+
+def together(*columns: str) -> str:
+    """The predicate that all of the columns are null, or none is."""
+    first, *others = columns
+    return " AND ".join(f"({first} IS NULL) = ({other} IS NULL)" for other in others)
+
+
+TOKEN_ROWS = {
+    "token_ids, loss_mask and logprobs have one length": "n_tokens = n_mask AND n_tokens = n_logprobs",
+    "loss_mask holds 0 and 1 only": "bad_masks = 0",
+    "token ids are not negative": "bad_tokens = 0",
+    "log-probabilities are finite": "nonfinite_logprobs = 0",
+    "log-probabilities are not positive": "positive_logprobs = 0",
+    "log-probabilities are 0 where the mask is 0": "unmasked_logprobs = 0",
+    "choices are those of every trained token, or there are none": "chosen IN (0, trained)",
+}
+"""Predicates of every table that has token lists."""
+
+
 class Row:
     """Base of every row type. `table` is the file's stem and the name of the SQL view."""
 
     table: ClassVar[str]
+    rules: ClassVar[Rules]
 
 
 R = TypeVar("R", bound=Row)

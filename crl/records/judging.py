@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import Row
+from crl.records.base import Row, Rules
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,34 @@ class Judgment(Row):
     score: A[float | None, "s_c of eq. 8: 1 accept, 0.5 refine, 0 reject; null where malformed"]
     text: A[str | None, "experience that guides the episode; null where it was rejected: the episode is then free"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("episode_id",),
+        filled=("episode_id", "family", "entry_id", "generation_id"),
+        sha256=("content_digest",),
+        unique=(("generation_id",),),
+        sets={"verdict": ("accept", "refine", "reject", "malformed")},
+        ranges={"success_rate": (0, 1)},
+        rows={
+            "malformed has a reason code other than ok": "(verdict = 'malformed') = (reason_code <> 'ok')",
+            "s_c is 1, 0.5 or 0 by the verdict, none where malformed": (
+                "score IS NOT DISTINCT FROM "
+                "CASE verdict WHEN 'accept' THEN 1.0 WHEN 'refine' THEN 0.5 WHEN 'reject' THEN 0.0 END"
+            ),
+            "what is not rejected has a text": "(verdict = 'reject') = (text IS NULL)",
+            "a text is not empty": "text IS NULL OR trim(text) <> ''",
+        },
+        between={
+            "a verdict has its token record": (
+                "SELECT j.row, j.episode_id AS id FROM judgments j LEFT JOIN generations g USING (generation_id) "
+                "WHERE g.kind IS DISTINCT FROM 'critic'"
+            ),
+            "the token record of a verdict belongs to a judgment": (
+                "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN judgments j USING (generation_id) "
+                "WHERE g.kind = 'critic'"
+            ),
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessRate(Row):
@@ -35,3 +63,10 @@ class SuccessRate(Row):
     family: A[str, "task family"]
     episodes: A[int, "episodes so far; those that the environment broke are left out"]
     successes: A[int, "how many of them were won"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("family",),
+        filled=("family",),
+        ranges={"episodes": (1, None), "successes": (0, None)},
+        ordered=(("episodes", "successes"),),
+    )

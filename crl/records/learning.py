@@ -6,7 +6,17 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import CHOICES, FLOATS, MASK, TOKENS, Row
+from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
+
+CREDIT_RULES = {
+    "outcome": "±1 as the paper",
+    "guided_minus_free": "±1 less the mean of unguided rollouts",
+    "running_usefulness": "what its entry is worth by then",
+    "other_tasks": "±1, one mean per task, of the note's own only verdicts",
+    "trend": "not uses are scored, but an output by its episode's ±1 less the largest utility among the experiences "
+    "retrieved for that task",
+}
+"""Rules of credit by name, each with what a use earns by it: the files of these names in `crl/credit/rules`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +32,20 @@ class Credit(Row):
     outcome: A[float, "+1 success, -1 failure"]
     free_mean: A[float | None, "mean outcome of the unguided rollouts of the same group; null without any"]
     guided_minus_free: A[float | None, "outcome minus free_mean; trained on only with `credit: guided_minus_free`"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("episode_id", "entry_id"),
+        filled=("episode_id", "entry_id", "generation_id"),
+        sha256=("content_digest",),
+        ranges={"free_mean": (-1, 1)},
+        rows={
+            "an outcome is +1 or -1": "outcome IN (-1, 1)",
+            "the difference is taken where the group has unguided rollouts": together("free_mean", "guided_minus_free"),
+            "the difference is outcome minus free mean": (
+                "guided_minus_free IS NULL OR abs(guided_minus_free - (outcome - free_mean)) < 1e-9"
+            ),
+        },
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +63,43 @@ class UseReward(Row):
     critic_score: A[float | None, "s_c of eq. 8; null where nobody judged, or the verdict was malformed"]
     reward: A[float, "s_c + r (eq. 8): what the output earned"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("episode_id", "entry_id"),
+        filled=("episode_id", "entry_id", "generation_id"),
+        # Each rule of credit may name what it takes for r by its own name, which says no more of the reward.
+        sets={"basis": (*CREDIT_RULES, "usefulness", "other_task", "own_task", "none")},
+        ranges={"usefulness": (-1, 1)},
+        rows={
+            "an outcome is +1 or -1": "outcome IS NULL OR outcome IN (-1, 1)",
+            "s_c is 1, 0.5 or 0": "critic_score IS NULL OR critic_score IN (0, 0.5, 1)",
+            "only what was rejected has no outcome": "(basis = 'none') = (outcome IS NULL)",
+            "what was rejected has its score": "basis <> 'none' OR critic_score = 0",
+            "usefulness is there where it is the basis": "(basis = 'usefulness') = (usefulness IS NOT NULL)",
+            "the reward is s_c + r (eq. 8)": (
+                "CASE basis WHEN 'guided_minus_free' THEN abs(reward - coalesce(critic_score, 0)) <= 2 + 1e-9 "
+                "ELSE abs(reward - coalesce(critic_score, 0) "
+                "- CASE WHEN basis IN ('outcome', 'other_task') THEN outcome "
+                "WHEN basis = 'usefulness' THEN usefulness WHEN basis IN ('own_task', 'none') THEN 0 "
+                "ELSE reward - coalesce(critic_score, 0) END) < 1e-9 END"
+            ),
+        },
+        between={
+            "a use with an outcome is credited with it": (
+                "SELECT u.row, u.episode_id AS id FROM use_rewards u LEFT JOIN credits c USING (episode_id, entry_id) "
+                "WHERE u.outcome IS DISTINCT FROM c.outcome OR (u.outcome IS NOT NULL AND u.generation_id <> "
+                "c.generation_id)"
+            ),
+            "every credited use has its reward": (
+                "SELECT c.row, c.episode_id AS id FROM credits c ANTI JOIN use_rewards u USING (episode_id, entry_id)"
+            ),
+            "a reward by guided minus free is that of the credit": (
+                "SELECT u.row, u.episode_id AS id FROM use_rewards u JOIN credits c USING (episode_id, entry_id) "
+                "WHERE u.basis = 'guided_minus_free' "
+                "AND NOT coalesce(abs(u.reward - coalesce(u.critic_score, 0) - c.guided_minus_free) < 1e-9, false)"
+            ),
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EntryUsefulness(Row):
@@ -49,6 +110,13 @@ class EntryUsefulness(Row):
     content_digest: A[str, "its text that the outcomes are of"]
     uses: A[int, "outcomes so far"]
     usefulness: A[float, "mean of +1 / -1 over them, an outcome n uses ago weighing decay^n"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("entry_id",),
+        filled=("entry_id",),
+        sha256=("content_digest",),
+        ranges={"uses": (1, None), "usefulness": (-1, 1)},
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +129,13 @@ class EntryScore(Row):
     uses: A[int, "guided episodes of that text so far"]
     mean_outcome: A[float, "mean of +1 / -1 over them"]
     last_used_round: A[int, "round of the last use"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("entry_id",),
+        filled=("entry_id",),
+        sha256=("content_digest",),
+        ranges={"uses": (1, None), "mean_outcome": (-1, 1)},
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +162,39 @@ class BufferItem(Row):
         default_factory=list
     )
 
+    rules: ClassVar[Rules] = Rules(
+        key=("generation_id",),
+        filled=("generation_id",),
+        ordered=(("entered_round", "generation_round"),),
+        ranges={"uses": (0, None), "train_count": (0, None)},
+        sets={
+            "kind": ("used", "malformed", "return", "answer", "scored"),
+            "status": ("waiting", "selected", "trained", "dropped"),
+            "generation_stage": ("distill", "merge", "collect"),
+        },
+        rows={
+            "the sum of rewards is at most three per use": (  # s_c 1, and guided minus free 2
+                "isfinite(score_sum) AND (kind NOT IN ('used', 'scored') OR abs(score_sum) <= 3 * uses + 1e-9)"
+            ),
+            "what was trained has a round, nothing else has": "(train_count > 0) = (last_trained_round IS NOT NULL)",
+            "what was dropped has a reason": "status <> 'dropped' OR reason IS NOT NULL",
+            "a text that it repeats has its entry and its output, and is named once": (
+                "len(repeats) = len(repeated_entries)"
+                " AND len(list_distinct(list_zip(repeats, repeated_entries))) = len(repeats)"
+            ),
+            "an answer is written while collecting, an experience is not": (
+                "CASE kind WHEN 'answer' THEN generation_stage = 'collect' WHEN 'malformed' THEN true "
+                "ELSE generation_stage <> 'collect' END"
+            ),
+        },
+        between={
+            "what is selected from the buffer is trained on": (
+                "SELECT b.row, b.generation_id AS id FROM buffer b ANTI JOIN samples s USING (generation_id) "
+                "WHERE b.status = 'selected'"
+            ),
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Row):
@@ -111,6 +219,24 @@ class Sample(Row):
         dataclasses.field(default_factory=list)
     )
 
+    rules: ClassVar[Rules] = Rules(
+        key=("sample_id",),
+        filled=("sample_id", "generation_id", "source", "role", "objective"),
+        ranges={"weight": (0, None)},
+        rows={
+            "reward, advantage and weight are finite": "isfinite(reward) AND isfinite(advantage) AND isfinite(weight)",
+            "temperature is positive": "isfinite(temperature) AND temperature > 0",
+            "a sample that counts has a trained token": "trained > 0 OR advantage = 0 OR weight = 0",
+            **TOKEN_ROWS,
+        },
+        between={
+            "what is trained on by eq. 3 was selected from the buffer": (
+                "SELECT s.row, s.sample_id AS id FROM samples s LEFT JOIN buffer b USING (generation_id) "
+                "WHERE s.objective = 'cispo' AND (b.generation_id IS NULL OR b.status <> 'selected')"
+            ),
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Weights(Row):
@@ -125,6 +251,15 @@ class Weights(Row):
     checkpoint: A[str | None, "run-relative directory of the checkpoint; null means the base model as it is"]
     weights_digest: A[str, "SHA-256 identifying base and checkpoint together"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("role",),
+        filled=("role",),
+        sha256=("base_digest", "weights_digest"),
+        ranges={"updates": (0, None)},
+        patterns={"checkpoint": "^rounds/"},
+        rows={"updated weights have a checkpoint": "updates = 0 OR checkpoint IS NOT NULL"},
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Metric(Row):
@@ -136,3 +271,9 @@ class Metric(Row):
     name: A[str, "name of the figure"]
     value: A[float, "its value"]
     alarm: A[str | None, "what is wrong with it, where it is outside its bounds"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("stage", "name"),
+        filled=("stage", "name"),
+        rows={"a figure is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL"},
+    )

@@ -6,12 +6,20 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import CHOICES, FLOATS, MASK, TOKENS, Row
+from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
 
 GUIDED, FREE = "guided", "free"
 """Streams of Complementary RL: rollouts of a group that are shown an experience, and unguided ones."""
 SYNTHETIC = "synthetic"
 """Stream of rollouts in a model of the environment, which itself says what is won: an arm of its own in every count."""
+_EPISODE_STOPS = ("success", "failure", "turn_limit", "context_limit", "error")
+_QUESTION_REASONS = (
+    "ok", "free_episode", "uses_spent", "empty", "too_long", "episode_over", "no_entry", "prompt_too_long", "no_answer",
+)  # fmt: skip
+
+
+def _one_in_each(column: str, group: str) -> str:
+    return f"min({column}) OVER (PARTITION BY {group}) = max({column}) OVER (PARTITION BY {group})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +37,17 @@ class Task(Row):
     goal: A[str, "what the environment asks for"]
     first_observation: A[str, "text of the first observation"]
     query: A[str, "retrieval query: goal and first observation"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("episode_id",),
+        filled=("episode_id", "family", "query", "stream"),
+        unique=(("group", "member"),),
+        ranges={"environment_seed": (0, None), "round": (0, None), "group": (0, None), "member": (0, None)},
+        rows={
+            "a group shares one environment seed": _one_in_each("environment_seed", '"group"'),
+            "a group is of one family": _one_in_each("family", '"group"'),
+        },
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +70,31 @@ class Retrieval(Row):
     score: A[float, "s of eq. 6"]
     chosen: A[bool, "whether this candidate guides the episode; of several the one of highest score is first"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("episode_id", "entry_id"),
+        filled=("episode_id", "entry_id", "generation_id"),
+        sha256=("content_digest",),
+        unique=(("episode_id", "rank"),),
+        ordered=(("round", "bank_round"),),
+        ranges={"similarity": (-1.0001, 1.0001), "rank": (0, None), "count": (0, None)},
+        rows={
+            "every term of eq. 6 is finite": "isfinite(similarity) AND isfinite(rank_score) AND isfinite(score)",
+            "at most 16 candidates of an episode are chosen": (  # the largest top_k
+                "sum(chosen::INT) OVER (PARTITION BY episode_id) <= 16"
+            ),
+        },
+        between={
+            "a retrieval belongs to a planned episode and has its family": (
+                "SELECT r.row, r.episode_id AS id FROM retrievals r LEFT JOIN tasks t USING (episode_id) "
+                "WHERE t.episode_id IS NULL OR t.family <> r.family"
+            ),
+            "an experience is chosen for guided episodes only": (
+                "SELECT r.row, r.episode_id AS id FROM retrievals r JOIN tasks t USING (episode_id) "
+                "WHERE r.chosen AND t.stream <> 'guided'"
+            ),
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalCount(Row):
@@ -60,6 +104,13 @@ class RetrievalCount(Row):
     entry_id: A[str, "bank entry"]
     count: A[int, "times chosen so far, evaluation excluded"]
     last_round: A[int, "round of the last choice"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("entry_id",),
+        filled=("entry_id",),
+        ranges={"count": (0, None)},
+        rows={"an entry that was chosen has a round": "count = 0 OR last_round >= 0"},
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +152,51 @@ class Episode(Row):
     ]
     generation_id: A[str, "token record of the episode"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("episode_id",),
+        filled=("episode_id", "generation_id", "family"),
+        unique=(("generation_id",),),
+        sets={"stop_reason": _EPISODE_STOPS},
+        ranges={"turns": (0, None), "tokens_read": (1, None), "invalid_actions": (0, None)},
+        ordered=(("tokens_sampled", "turns"), ("turns", "invalid_actions")),
+        rows={
+            "guided means that an experience was shown": "guided = (entry_id IS NOT NULL) AND "
+            + together("entry_id", "content_digest", "experience"),
+            "the first of the experiences is the one that is named": (
+                "entry_id IS NOT DISTINCT FROM entry_ids[1] AND content_digest IS NOT DISTINCT FROM content_digests[1]"
+            ),
+            "every experience has its version and its text, and is shown once": (
+                "len(entry_ids) = len(content_digests) AND len(entry_ids) = len(experiences)"
+                " AND len(list_distinct(entry_ids)) = len(entry_ids)"
+            ),
+            "success is the stop reason of a success": "success = (stop_reason = 'success')",
+            "the reward is finite": "isfinite(reward)",
+            "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
+            "what the last action did is known unless the environment broke": (
+                "(stop_reason = 'error') = (last_observation IS NULL)"
+            ),
+        },
+        between={
+            "an episode has as many turns, and as many of them invalid, as it says": (
+                "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN (SELECT episode_id, count(*) AS turns, "
+                "sum((NOT valid)::INT) AS invalid FROM turns GROUP BY episode_id) t USING (episode_id) "
+                # The turn in which an environment broke is not valid, and no fault of the actor's.
+                "WHERE e.turns <> coalesce(t.turns, 0) "
+                "OR e.invalid_actions <> coalesce(t.invalid, 0) - (e.stop_reason = 'error')::INT"
+            ),
+            "an episode has its token record": (
+                "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN generations g USING (generation_id) "
+                "WHERE g.generation_id IS NULL OR g.kind <> 'episode'"
+            ),
+            "an episode read and wrote the tokens of its record": (
+                "SELECT e.row, e.episode_id AS id FROM episodes e JOIN generations g USING (generation_id) LEFT JOIN "
+                "(SELECT episode_id, sum(last_token - first_token) AS wrote FROM turns GROUP BY episode_id) t "
+                "USING (episode_id) "
+                "WHERE e.tokens_sampled <> coalesce(t.wrote, 0) OR e.tokens_read <> g.n_tokens - coalesce(t.wrote, 0)"
+            ),
+        },
+    )
+
     def __post_init__(self) -> None:
         """A row of one experience may leave the lists out, and one of a guided or free episode its stream."""
         if not self.stream:
@@ -123,6 +219,22 @@ class RawReward(Row):
     family: A[str, "task family"]
     raw_reward: A[float, "outcome reward of the environment"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("episode_id",),
+        filled=("episode_id", "family"),
+        rows={"the reward is finite": "isfinite(raw_reward)"},
+        between={
+            "a raw reward is that of an episode of the family": (
+                "SELECT r.row, r.episode_id AS id FROM raw_rewards r LEFT JOIN episodes e USING (episode_id) "
+                "WHERE e.family IS DISTINCT FROM r.family"
+            ),
+            "an episode that broke is worth nothing by any convention": (
+                "SELECT r.row, r.episode_id AS id FROM raw_rewards r JOIN episodes e USING (episode_id) "
+                "WHERE e.error IS NOT NULL AND (r.raw_reward <> 0 OR e.reward <> 0)"
+            ),
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Turn(Row):
@@ -139,6 +251,28 @@ class Turn(Row):
     first_token: A[int, "offset of the output's first token in the generation's token_ids"]
     last_token: A[int, "offset one past the output's last token"]
     stop_reason: A[str, "end_of_turn, stop_string or length"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("episode_id", "turn"),
+        filled=("episode_id",),
+        ordered=(("last_token", "first_token"),),
+        sets={"stop_reason": ("end_of_turn", "stop_string", "length")},
+        ranges={"first_token": (0, None)},
+        rows={
+            "a valid turn has an action": "NOT valid OR action IS NOT NULL",
+            "turns of an episode are numbered without a gap": (
+                "turn = row_number() OVER (PARTITION BY episode_id ORDER BY turn) - 1"
+            ),
+            "spans of an episode do not overlap": (
+                "first_token >= coalesce(lag(last_token) OVER (PARTITION BY episode_id ORDER BY turn), 0)"
+            ),
+        },
+        between={
+            "a turn belongs to an episode": (
+                "SELECT t.row, t.episode_id AS id FROM turns t ANTI JOIN episodes e USING (episode_id)"
+            ),
+        },
+    )
 
 
 QUESTION = "<ask>"
@@ -164,6 +298,45 @@ class Question(Row):
     generation_id: A[str | None, "token record of the answer (role extractor, kind ask); null where none was sampled"]
     answer: A[str | None, "what the extractor answered, as the actor read it; null where it did not"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("question_id",),
+        filled=("question_id", "episode_id", "family"),
+        sha256=("content_digest",),
+        unique=(("episode_id", "turn"),),
+        sets={"reason_code": _QUESTION_REASONS},
+        ranges={"turn": (0, None), "similarity": (-1.0001, 1.0001)},
+        rows={
+            "the id names the episode": "starts_with(question_id, 'q-' || episode_id || '-')",
+            "ok means that there is an answer": "(reason_code = 'ok') = (answer IS NOT NULL)",
+            "an answer was sampled": "answer IS NULL OR (generation_id IS NOT NULL AND trim(answer) <> '')",
+            "an answer comes from an entry": "generation_id IS NULL OR entry_id IS NOT NULL",
+            "an entry comes with its version and similarity": together("entry_id", "content_digest", "similarity"),
+        },
+        between={
+            "a question is a turn that asked, answered if the turn was valid": (
+                "SELECT q.row, q.question_id AS id FROM questions q LEFT JOIN turns t USING (episode_id, turn) "
+                "WHERE t.action IS DISTINCT FROM '<ask>' OR t.valid <> (q.answer IS NOT NULL) "
+                "OR (t.valid AND t.feedback <> q.answer)"
+            ),
+            "a turn that asked has its question": (
+                "SELECT t.row, t.episode_id AS id FROM turns t ANTI JOIN questions q USING (episode_id, turn) "
+                "WHERE t.action = '<ask>'"
+            ),
+            "only guided episodes are answered": (
+                "SELECT q.row, q.question_id AS id FROM questions q LEFT JOIN episodes e USING (episode_id) "
+                "WHERE e.episode_id IS NULL OR (NOT e.guided AND q.reason_code <> 'free_episode')"
+            ),
+            "an answer has its token record": (
+                "SELECT q.row, q.question_id AS id FROM questions q LEFT JOIN generations g USING (generation_id) "
+                "WHERE q.generation_id IS NOT NULL AND g.kind IS DISTINCT FROM 'ask'"
+            ),
+            "the token record of an answer belongs to a question": (
+                "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN questions q USING (generation_id) "
+                "WHERE g.kind = 'ask'"
+            ),
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StrippedContext(Row):
@@ -181,6 +354,37 @@ class StrippedContext(Row):
     removed_tokens: A[int, "tokens of the record that are left out: experience, offer, questions and what was replied"]
     choices: A[list[list[int]], CHOICES, "as in generations, of the tokens whose mask is 1"] = dataclasses.field(
         default_factory=list
+    )
+
+    rules: ClassVar[Rules] = Rules(
+        key=("episode_id",),
+        filled=("episode_id", "generation_id"),
+        rows={
+            "token_ids and loss_mask have one length": "len(token_ids) > 0 AND len(token_ids) = len(loss_mask)",
+            "loss_mask holds 0 and 1 only": "list_min(loss_mask) >= 0 AND list_max(loss_mask) <= 1",
+            "token ids are not negative": "list_min(token_ids) >= 0",
+            "choices are those of every trained token, or there are none": "len(choices) IN (0, list_sum(loss_mask))",
+        },
+        between={
+            "a stripped context belongs to a guided episode and its token record": (
+                "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN episodes e USING (episode_id) "
+                "WHERE e.guided IS NOT TRUE OR s.generation_id <> e.generation_id"
+            ),
+            "every guided episode has its stripped context": (
+                "SELECT e.row, e.episode_id AS id FROM episodes e ANTI JOIN stripped_contexts s USING (episode_id) "
+                "WHERE e.guided"
+            ),
+            "the trained tokens of a stripped context are those of the turns that asked nothing": (
+                "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN (SELECT episode_id, "
+                "sum(last_token - first_token) AS sampled FROM turns WHERE action IS DISTINCT FROM '<ask>' "
+                "GROUP BY episode_id) t USING (episode_id) WHERE list_sum(s.loss_mask) > coalesce(t.sampled, 0) "
+                "OR (len(s.choices) = 0 AND list_sum(s.loss_mask) NOT IN (0, coalesce(t.sampled, 0)))"
+            ),
+            "a stripped context and what was removed are the whole record": (
+                "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN generations g USING "
+                "(generation_id) WHERE g.n_tokens IS DISTINCT FROM len(s.token_ids) + s.removed_tokens"
+            ),
+        },
     )
 
 
@@ -206,6 +410,31 @@ class Generation(Row):
         list[list[int]], CHOICES, "ids that each token with mask 1 was chosen among, in order; none: the vocabulary"
     ] = dataclasses.field(default_factory=list)
 
+    rules: ClassVar[Rules] = Rules(
+        key=("generation_id",),
+        filled=("generation_id", "stage", "stop_reason", "role", "kind"),
+        sha256=("weights_digest",),
+        rows={"temperature is positive": "isfinite(temperature) AND temperature > 0", **TOKEN_ROWS},
+        between={
+            "a token record of the actor belongs to an episode": (
+                "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN episodes e USING (generation_id) "
+                "WHERE g.kind = 'episode'"
+            ),
+            "the trained tokens of an episode are those of its turns": (
+                "SELECT g.row, g.generation_id AS id FROM generations g JOIN episodes e USING (generation_id) LEFT "
+                "JOIN (SELECT episode_id, sum(last_token - first_token) AS sampled, max(last_token) AS last FROM turns "
+                "GROUP BY episode_id) t USING (episode_id) "
+                # Tokens that left no choice are sampled and not trained.
+                "WHERE g.trained > coalesce(t.sampled, 0) OR coalesce(t.last, 0) > g.n_tokens "
+                "OR (g.chosen = 0 AND g.trained NOT IN (0, coalesce(t.sampled, 0)))"
+            ),
+            "every token record of the extractor is accounted for": (
+                "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN distillations d USING "
+                "(generation_id) WHERE g.kind IN ('distill', 'merge')"
+            ),
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(Row):
@@ -228,6 +457,26 @@ class Evaluation(Row):
     tokens_sampled: A[int, "tokens the actor wrote; 0 of a random policy"]
     stop_reason: A[str, "as in episodes"]
     actions: A[list[str], "actions taken; an invalid one is the empty string"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("evaluation_id",),
+        filled=("evaluation_id", "family"),
+        sets={"arm": ("with_bank", "without_bank", "random"), "stop_reason": _EPISODE_STOPS},
+        ranges={"turns": (0, None), "invalid_actions": (0, None)},
+        ordered=(("turns", "invalid_actions"),),
+        rows={
+            "guided means that an experience was shown": "guided = (entry_id IS NOT NULL)",
+            "the first of the experiences is the one that is named": "entry_id IS NOT DISTINCT FROM entry_ids[1]",
+            "without the bank nothing is guided": "arm = 'with_bank' OR NOT guided",
+            "success is the stop reason of a success": "success = (stop_reason = 'success')",
+            "the reward is finite": "isfinite(reward)",
+            "every turn has an action": "stop_reason = 'error' OR len(actions) = turns",
+            "a turn has sampled tokens, but for the random policy's": (
+                "CASE arm WHEN 'random' THEN tokens_read = 0 AND tokens_sampled = 0 "
+                "ELSE tokens_read > 0 AND tokens_sampled >= turns END"
+            ),
+        },
+    )
 
     def __post_init__(self) -> None:
         """A row of one experience may leave the list out."""

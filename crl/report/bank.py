@@ -1,16 +1,20 @@
 """What the bank held after a round: chosen rows of one snapshot, with their texts and their results so far.
 
 Only the round asked for is read (its base and the changes since), and texts of the rows shown only: it is as quick for
-a large bank as for a small one, and damage in another round does not show.
+a large bank as for a small one, and damage in another round does not show. It is searched by meaning, with the embedder
+that the run retrieves with, or by words; counters and diversification (eq. 6) are left out: a search shows what is
+near, not what would be chosen. :func:`usefulness` tells how the episodes that each entry guided ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +25,10 @@ from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput
 from crl.paths import quoted
-from crl.records import EntryScore, RetrievalCount, Row, rows_of
-from crl.report.sorting import Sort
+from crl.protocols import Embedder
+from crl.records import EntryScore, RetrievalCount, Row, rows_of, rows_with
+from crl.report.charts import Bar, Chart, bar_chart
+from crl.report.success import Rate, wilson
 from crl.rounds.banks import PUBLISHES, publishing_stage
 from crl.rounds.reading import recorded_bank
 from crl.rounds.recipe import recipe_in
@@ -30,6 +36,17 @@ from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 
 R = TypeVar("R", bound=Row)
+_WORD = re.compile(r"\w+")
+LISTED = 10
+"""Most helpful entries, most harmful ones, and most used ones."""
+_STAGE = "credit"
+_OUTCOMES = ("0 %", "1–39 %", "40–60 %", "61–99 %", "100 %")
+"""Classes of the share of episodes won."""
+_HALF = (0.4, 0.6)
+"""Bounds of the middle class, which holds both."""
+_USES = ((1, "1"), (2, "2–4"), (5, "5–15"), (16, "16+"))
+"""Classes of uses: smallest number, name."""
+_RAMP = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +67,6 @@ class ShownEntry:
     """Mean of +1 / −1 over these; None without any."""
     embedder_cut: bool
     """Whether the embedder reads only the beginning of the text, by which alone it is found."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Some entries of the bank after a round."""
-
-    round: int
-    entries: list[ShownEntry]
-    total: int
-    """Entries the question is about, shown or not."""
 
 
 class BankAfter:
@@ -83,17 +90,18 @@ class BankAfter:
             )
         return np.flatnonzero(pc.equal(held, family).to_numpy()).astype(np.int64)
 
-    def sorted(self, rows: NDArray[np.int64], sort: Sort) -> NDArray[np.int64]:
-        """The rows in an order; ties keep the oldest first."""
-        if sort is Sort.age:
+    def sorted(self, rows: NDArray[np.int64], order: str) -> NDArray[np.int64]:
+        """The rows in an order, ties with the oldest first: age; newest (text written last first); uses (most first);
+        credit or harm (highest or lowest mean outcome first, what was never used last)."""
+        if order == "age":
             return rows
-        if sort is Sort.newest:
+        if order == "newest":
             keys = -self.snapshot.table["updated_round"].to_numpy()[rows]
             return rows[np.lexsort((-rows, keys))]
         uses, mean = self.uses_N[rows], self.mean_outcome_N[rows]
-        if sort is Sort.uses:
+        if order == "uses":
             return rows[np.argsort(-uses, kind="stable")]
-        sign = -1.0 if sort is Sort.credit else 1.0
+        sign = -1.0 if order == "credit" else 1.0
         return rows[np.lexsort((-uses, np.where(uses > 0, sign * mean, np.inf)))]
 
     def table(self, rows: NDArray[np.int64]) -> pa.Table:
@@ -161,21 +169,20 @@ class BankAfter:
         return column_N
 
 
-def snapshot(
+def entries_after(
     run_path: Path,
     round_number: int | None = None,
     family: str | None = None,
     *,
-    sort: Sort = Sort.age,
+    order: str = "age",
     limit: int | None = None,
-) -> Shown:
+) -> list[ShownEntry]:
     """Entries of the bank after a round (the newest published one by default).
 
     Raises BadInput for a round without a bank and for a family the run does not have, RecordDamaged.
-    """
+    """  # fmt: skip
     bank = BankAfter(RunDirectory.open(run_path), round_number)
-    rows = bank.rows(family)
-    return Shown(bank.round, bank.entries(bank.sorted(rows, sort)[:limit]), len(rows))
+    return bank.entries(bank.sorted(bank.rows(family), order)[:limit])
 
 
 def banked_rounds(run: RunDirectory, recipe: Recipe) -> list[int]:
@@ -210,3 +217,175 @@ def banked_round(run: RunDirectory, recipe: Recipe, round_number: int | None) ->
             next_step=f"`crl bank show {quoted(run.path)}` shows the newest one",
         )
     return round_number
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One entry found."""
+
+    score: float
+    """Cosine of text and entry; of a word search, the share of the words' weight that the entry holds."""
+    entry: ShownEntry
+
+
+def search(bank: BankAfter, text: str, embedder: Embedder, *, family: str | None = None, most: int = 10) -> list[Hit]:
+    """The nearest entries by cosine, the nearest first; ties keep the oldest first. Raises BadInput, RecordDamaged."""
+    _require_text(text)
+    rows = bank.rows(family)
+    if not len(rows):
+        return []
+    vectors_ND = bank.embeddings(rows)
+    query_D = embedder.embed_queries([text])[0]
+    nearest = _best(vectors_ND @ query_D, most)
+    # float64, so that the figure does not depend on how many rows the product was made over.
+    query = query_D.astype(np.float64)
+    cosines = [float(vectors_ND[row].astype(np.float64) @ query) for row in nearest]
+    return [Hit(*pair) for pair in zip(cosines, bank.entries(rows[nearest]), strict=True)]
+
+
+def search_words(bank: BankAfter, text: str, *, family: str | None = None, most: int = 10) -> list[Hit]:
+    """Entries that hold words of the text, whole and in either case; rare words weigh more. No model is needed."""
+    _require_text(text)
+    words = sorted({word.lower() for word in _WORD.findall(text)})
+    if not words:
+        raise BadInput(f"{text!r} holds no word", expected="letters or digits", next_step="search without --lexical")
+    rows = bank.rows(family)
+    if not len(rows):
+        return []
+    texts = pa.array(bank.texts(rows), pa.string())
+    weight_N, total = np.zeros(len(rows)), 0.0
+    for word in words:
+        # RE2's own word boundary knows ASCII letters only.
+        pattern = rf"(^|[^\pL\pN_]){re.escape(word)}($|[^\pL\pN_])"
+        holds_N = pc.match_substring_regex(texts, pattern, ignore_case=True).to_numpy(zero_copy_only=False)
+        weight = math.log1p(len(rows) / max(1, int(holds_N.sum())))
+        weight_N += weight * holds_N
+        total += weight
+    best = [row for row in _best(weight_N, most) if weight_N[row] > 0]
+    found = bank.entries(rows[best]) if best else []
+    return [Hit(float(weight_N[row] / total), entry) for row, entry in zip(best, found, strict=True)]
+
+
+def _best(score_N: NDArray[np.floating[Any]], most: int) -> list[int]:
+    """Rows of the highest scores, the highest first, ties in order of rows."""
+    found: list[int] = np.argsort(-score_N, kind="stable")[:most].tolist()
+    return found
+
+
+def _require_text(text: str) -> None:
+    if not text.strip():
+        raise BadInput("there is nothing to search for", expected="a text, such as a game's goal")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One entry of the bank that has guided episodes in its present words."""
+
+    entry_id: str
+    family: str
+    text: str
+    last_used_round: int
+    episodes: Rate
+    """Of those it guided, the ones that were won."""
+
+    @property
+    def mean(self) -> float:
+        """Mean outcome, −1 to +1."""
+        return 2 * self.episodes.successes / self.episodes.episodes - 1
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the mean outcome."""
+        low, high = wilson(self.episodes.successes, self.episodes.episodes)
+        return 2 * low - 1, 2 * high - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Usefulness:
+    """The bank after a round by what its entries were good for."""
+
+    round: int
+    entries: int
+    used: int
+    """Of them, those that have guided an episode with the text that they have."""
+    gone: int
+    """Entries that guided an episode and have left the bank, or were rewritten since."""
+    charts: Sequence[Chart]
+    helpful: Sequence[Standing]
+    """Those whose interval is above 0, the surest first: by its lower end."""
+    harmful: Sequence[Standing]
+    """Those whose interval is below 0, likewise by its upper end."""
+    most_used: Sequence[Standing]
+    """Those with the most uses, whatever their outcome."""
+    open: int
+    """Used entries whose interval holds 0: nothing is known of them yet."""
+
+
+def usefulness(run: RunDirectory) -> Usefulness | None:
+    """The usefulness of the newest bank that has scores; None where no experience has been used.
+
+    Raises RecordDamaged.
+    """
+    newest = next((number for number in reversed(run.rounds()) if run.is_complete(number, _STAGE)), None)
+    scores = [] if newest is None else rows_of(EntryScore, run.read(newest, _STAGE, EntryScore))
+    if newest is None or not scores:
+        return None
+    recipe = recipe_in(run)
+    return judge(recorded_bank(run, recipe, newest), scores, partial(load_texts, run.path))
+
+
+def judge(
+    bank: Snapshot, scores: Sequence[EntryScore], texts_of: Callable[[pa.Table], Mapping[str, str]]
+) -> Usefulness:
+    """Usefulness of a bank's entries from their scores. `texts_of` gives texts of rows by content digest.
+
+    Raises what `texts_of` does.
+    """
+    held = bank.digests_of([score.entry_id for score in scores])
+    own = {score.entry_id: score for score, digest in zip(scores, held, strict=True) if score.content_digest == digest}
+    rows = rows_with(bank.table, "entry_id", own)
+    names = rows["entry_id"].to_pylist()
+    # Outcomes are +1 or −1, so their mean and number tell how many were won.
+    rates = {name: Rate(round(own[name].uses * (1 + own[name].mean_outcome) / 2), own[name].uses) for name in names}
+    bounds = {name: wilson(rate.successes, rate.episodes) for name, rate in rates.items()}
+    # A share of one half is a mean outcome of 0.
+    helpful = sorted((name for name in names if bounds[name][0] > 0.5), key=lambda name: (-bounds[name][0], name))
+    harmful = sorted((name for name in names if bounds[name][1] < 0.5), key=lambda name: (bounds[name][1], name))
+    most_used = sorted(names, key=lambda name: (-rates[name].episodes, name))
+    listed = rows_with(rows, "entry_id", [*helpful[:LISTED], *harmful[:LISTED], *most_used[:LISTED]])
+    texts = texts_of(listed)
+    columns = (listed[name].to_pylist() for name in ("entry_id", "family", "content_digest"))
+    standing = {
+        name: Standing(name, family, texts[digest], own[name].last_used_round, rates[name])
+        for name, family, digest in zip(*columns, strict=True)
+    }
+    return Usefulness(
+        round=bank.round,
+        entries=len(bank),
+        used=len(names),
+        gone=len(scores) - len(names),
+        charts=_usefulness_charts(rates.values(), len(bank) - len(names)),
+        helpful=[standing[name] for name in helpful[:LISTED]],
+        harmful=[standing[name] for name in harmful[:LISTED]],
+        most_used=[standing[name] for name in most_used[:LISTED]],
+        open=len(names) - len(helpful) - len(harmful),
+    )
+
+
+def _usefulness_charts(rates: Iterable[Rate], unused: int) -> list[Chart]:
+    """Entries by the share of their episodes won, and by how often they were used."""
+    heights = [[0.0] * len(_USES) for _ in _OUTCOMES]
+    for rate in rates:
+        won = rate.successes / rate.episodes
+        outcome = 0 if won == 0 else 1 if won < _HALF[0] else 2 if won <= _HALF[1] else 3 if won < 1 else 4
+        heights[outcome][max(place for place, (least, _) in enumerate(_USES) if rate.episodes >= least)] += 1
+    kinds = [(f"used {name}×" if place == 0 else name, _RAMP + place) for place, (_, name) in enumerate(_USES)]
+    by_outcome = [Bar(place, heights[place], name) for place, name in enumerate(_OUTCOMES)]
+    used = [(name, sum(row[place] for row in heights)) for place, (_, name) in enumerate(_USES)]
+    counts = [("none", float(unused)), *used]
+    by_uses = [Bar(place, [count], name) for place, (name, count) in enumerate(counts)]
+    title = "entries by how often they were used"
+    return [
+        bar_chart("entries by the share of their episodes won", kinds, by_outcome, axis="won", named=True),
+        bar_chart(title, [("entries", 2)], by_uses, axis="episodes guided", named=True),
+    ]

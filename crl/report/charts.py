@@ -142,16 +142,12 @@ def over_steps(
     title: str, lines: Sequence[Line], steps: Sequence[Mapping[float, float]], *, top: float | None = None
 ) -> Chart:
     """Shares over rounds, drawn over the real environment steps taken by then: `steps` has them by line and round."""
-    told = [
-        replace(line, points=[
-            replace(point, told=f"{point.told} at {taken[point.x]:,.0f}") for point in line.points if point.x in taken
-        ])
-        for line, taken in zip(lines, steps, strict=True)
-    ]  # fmt: skip
-    moved = [
-        replace(line, points=[replace(point, x=taken[point.x], at=f"round {point.at}") for point in line.points])
-        for line, taken in zip(told, steps, strict=True)
-    ]
+    told, moved = [], []
+    for line, taken in zip(lines, steps, strict=True):
+        known = [point for point in line.points if point.x in taken]
+        points = [replace(point, told=f"{point.told} at {taken[point.x]:,.0f}") for point in known]
+        told.append(replace(line, points=points))
+        moved.append(replace(line, points=[replace(each, x=taken[each.x], at=f"round {each.at}") for each in points]))
     # Rounds without a real step are above each other, and no two arms are at the same place: the table is by round.
     columns, rows = _table("round", [line for line in told if line.points])
     drawn = line_chart(f"{title}, over real steps", moved, top=top, share=True, axis="real environment steps")

@@ -1,19 +1,22 @@
 """The charts of a run: which figures of the rounds become lines and bars, and how long runs are pooled.
 
 In every chart one color means with experience, another without: training and held-out success compare at a glance.
+Clock times come from the manifests. A chart of playing without anything to show is left out: a run without a bank
+retrieves nothing, one without search-and-ask answers nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart, over_steps
-from crl.report.rates import NONE, Rate, wilson
+from crl.report.round_tables import newest_evaluated, newest_tasks
 from crl.report.sections import Observed, sections_of
+from crl.report.success import NONE, Rate, average, wilson
 from crl.report.summary import RoundSummary, random_policy
-from crl.report.tasks import average_lines, newest_evaluated, newest_tasks
 
 LIMIT = 120
 """Most points of a line, bars of a chart: a longer run has consecutive rounds pooled into one."""
@@ -42,13 +45,25 @@ HEALTH: tuple[Observed, ...] = (
     )),
 )  # fmt: skip
 """What the extractor writes, and what the updates learn from."""
+FORM: tuple[Observed, ...] = (
+    ("turns with a legal action", True, (("valid", "turns_valid", 0),)),
+    ("cut off by the length limit", True, (("turns", "turns_cut", 1), ("extractor outputs", "outputs_cut", 0))),
+)
+"""Whether turns are in form."""
+_TRAINING_ARMS = (("guided", "guided", 0), ("free", "free", 1), ("in the experience model", "synthetic", 2))
+_HELD_OUT_ARMS = (("with bank", "with_bank", 0), ("without", "without_bank", 1))
+_TOKENS = (
+    ("actor read", "actor_tokens_read", 1), ("actor wrote", "actor_tokens_sampled", 3),
+    ("extractor read", "extractor_tokens_read", 0), ("extractor wrote", "extractor_tokens_sampled", 2),
+)  # fmt: skip
+_PLACES = (("training", ("plan", "collect"), 2), ("held out", ("evaluate",), 3))
+"""Where retrieval and answers happen: a name, its stages, its color."""
 _RAMP = 10
 """First of the colors that grow stronger."""
 _STAGES = 6
 """Stages with a color of their own; the rest are one."""
-_WITH, _WITHOUT, _THIRD, _RANDOM = 0, 1, 2, 4
-_TRAINING, _HELD_OUT = "success in training", "success on held-out seeds"
-_AVERAGE = "held-out success, average over tasks"
+_WITH, _THIRD, _RANDOM = 0, 2, 4
+_HELD_OUT = "success on held-out seeds"
 
 
 def rounds_a_point(summaries: Sequence[RoundSummary]) -> int:
@@ -56,49 +71,52 @@ def rounds_a_point(summaries: Sequence[RoundSummary]) -> int:
     return max(1, math.ceil(len(summaries) / LIMIT))
 
 
-def success_lines(summaries: Sequence[RoundSummary]) -> tuple[list[Line], list[Line]]:
-    """(training, held-out) success over rounds, with experience and without; held out, the random policy as a level
-    beside them where it was measured."""
+def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
+    """The success charts, with experience and without: in training, on held-out seeds (there the random policy as a
+    level beside them where it was measured), and of a mixture the average over its tasks; where a run counts real steps
+    (DreamGym), held-out success over these too."""
 
-    def points(of: Callable[[RoundSummary], Rate]) -> list[Point]:
-        rates = [(group, sum((of(each) for each in group), NONE)) for group in _pooled(summaries)]
-        return [_rate_point(group, rate) for group, rate in rates if rate.episodes]
+    def line(name: str, arm: str, color: int) -> Line:
+        rates = [(group, sum((getattr(each, arm) for each in group), NONE)) for group in _pooled(summaries)]
+        return Line(name, color, [_rate_point(group, rate) for group, rate in rates if rate.episodes])
 
     training = [
-        Line("guided", _WITH, points(lambda each: each.guided)),
-        Line("free", _WITHOUT, points(lambda each: each.free)),
+        line(*of) for of in _TRAINING_ARMS if of[1] != "synthetic" or any(each.synthetic.episodes for each in summaries)
     ]
-    dreamt = points(lambda each: each.synthetic)
-    training += [Line("in the experience model", _THIRD, dreamt)] if dreamt else []
-    held_out = [
-        Line("with bank", _WITH, points(lambda each: each.with_bank)),
-        Line("without", _WITHOUT, points(lambda each: each.without_bank)),
-    ]
+    held_out = [line(*of) for of in _HELD_OUT_ARMS]
     random = random_policy(summaries)
     if random.episodes:
         evaluated = [group for group in _pooled(summaries) if any(each.without_bank.episodes for each in group)]
         level = [_rate_point(group, random) for group in evaluated]
         held_out.append(Line("random policy", _RANDOM, level, marked=False))
-    return training, held_out
-
-
-def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
-    """The success charts: in training, on held-out seeds, and of a mixture the average over its tasks; where a run
-    counts real steps, held-out success over these too."""
-    training, held_out = success_lines(summaries)
     lines = [*training, *held_out]
-    charts = [(_TRAINING, training), (_HELD_OUT, held_out)]
+    values = [point.y if point.high is None else point.high for line in lines for point in line.points]
+    top = min(1.0, max(0.2, 1.05 * max(values, default=1.0)))
+    xs = [point.x for line in lines for point in line.points]
+    span = (min(xs), max(xs)) if xs else None
+    charts = [("success in training", training), (_HELD_OUT, held_out)]
     if newest_tasks(summaries) is not None:
-        charts.append((_AVERAGE, average_lines(list(filter(None, map(newest_evaluated, _pooled(summaries)))))))
-    found = [
-        line_chart(title, drawn, top=_top(lines), share=True, rounds=_span(lines))
-        for title, drawn in charts
-        if title != _AVERAGE or any(line.points for line in drawn)
-    ]
+        means = average_lines(list(filter(None, map(newest_evaluated, _pooled(summaries)))))
+        charts += [("held-out success, average over tasks", means)] if any(line.points for line in means) else []
+    found = [line_chart(title, drawn, top=top, share=True, rounds=span) for title, drawn in charts]
     steps = _real_steps(summaries)
     if any(steps.values()):
-        found.append(over_steps(_HELD_OUT, held_out, [steps] * len(held_out), top=_top(lines)))
+        found.append(over_steps(_HELD_OUT, held_out, [steps] * len(held_out), top=top))
     return found
+
+
+def average_lines(summaries: Sequence[RoundSummary]) -> list[Line]:
+    """The average over tasks in every round, held out: with the bank, and without."""
+    lines = []
+    for name, arm, color in _HELD_OUT_ARMS:
+        points = []
+        for each in summaries:
+            mean = average(list(each.tasks.get(arm, {}).values()))
+            if mean is not None:
+                told = f"{mean.percent} ({mean.span} %)"
+                points.append(Point(float(each.round), mean.mean, each.label, told, mean.low, mean.high))
+        lines.append(Line(name, color, points))
+    return lines
 
 
 def _real_steps(summaries: Sequence[RoundSummary]) -> dict[float, float]:
@@ -118,7 +136,7 @@ def _real_steps(summaries: Sequence[RoundSummary]) -> dict[float, float]:
 
 def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     """Growth, what became of the extractor's operations, how old the bank is and how old what it lends."""
-    size = round_line("entries", _THIRD, summaries, lambda each: _float(each.bank))
+    size = round_line("entries", _THIRD, summaries, lambda each: each.bank)
     mix = [(name, color) for name, color in OUTCOMES if name != "malformed"]
     rewritten = (("added", 0), ("rewritten", 2), ("removed", 1))
     used = round_line("used", _WITH, summaries, lambda each: each.health.get("used_age_mean"))
@@ -171,6 +189,49 @@ def observed(figures: Sequence[Observed], summaries: Sequence[RoundSummary]) -> 
         if any(line.points for line in lines):
             charts.append(line_chart(title, lines, top=1.0 if share else None, share=share))
     return charts
+
+
+def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
+    """Form, actions and tokens per game, seconds of retrieval, answers and games, with experience and without."""
+
+    def costs(title: str, arms: Sequence[tuple[str, str, int]], figure: str) -> Chart:
+        def mean(arm: str, each: RoundSummary) -> float | None:
+            cost = each.costs.get(arm)
+            return None if cost is None else float(getattr(cost, figure) / cost.games)
+
+        return line_chart(title, [round_line(name, color, summaries, partial(mean, arm)) for name, arm, color in arms])
+
+    def waits(title: str, places: Iterable[tuple[str, Sequence[str], str, int]], factor: float = 1) -> Chart:
+        """Seconds (times `factor`) of one item of a kind of work, over some stages of a round."""
+
+        def mean(stages: Sequence[str], work: str, each: RoundSummary) -> float | None:
+            found = [each.timings[stage, work] for stage in stages if (stage, work) in each.timings]
+            items = sum(timing.items for timing in found)
+            return factor * sum(timing.seconds for timing in found) / items if items else None
+
+        lines = [round_line(name, color, summaries, partial(mean, *of)) for name, *of, color in places]  # type: ignore[arg-type]
+        return line_chart(title, lines)
+
+    def tokens(each: RoundSummary) -> list[float]:
+        return [each.health.get(figure, 0.0) / 1000 for _, figure, _ in _TOKENS]
+
+    kinds = [(name, color) for name, _, color in _TOKENS]
+    charts = [
+        *observed(FORM, summaries),
+        costs("actions per game in training", _TRAINING_ARMS, "actions"),
+        costs("actions per game, held out", _HELD_OUT_ARMS, "actions"),
+        costs("tokens read per game in training", _TRAINING_ARMS, "tokens_read"),
+        costs("tokens written per game in training", _TRAINING_ARMS, "tokens_sampled"),
+        round_bars("thousand tokens per round", kinds, summaries, tokens, mean=True),
+        waits(
+            "milliseconds per query of the bank", [(name, at, "retrieval", color) for name, at, color in _PLACES], 1000
+        ),
+        waits("seconds per answer to a question", [(name, at, "answers", color) for name, at, color in _PLACES]),
+        waits(
+            "seconds per game, held out", [(name, ["evaluate"], f"play {arm}", c) for name, arm, c in _HELD_OUT_ARMS]
+        ),
+    ]
+    return [chart for chart in charts if chart.rows]
 
 
 def seconds_chart(summaries: Sequence[RoundSummary]) -> Chart:
@@ -261,17 +322,3 @@ def _middle(group: Sequence[RoundSummary]) -> float:
 def _named(group: Sequence[RoundSummary]) -> str:
     first, last = group[0].round, group[-1].round
     return f"{first}" if first == last else f"{first}–{last}"
-
-
-def _float(value: int | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _span(lines: Sequence[Line]) -> tuple[float, float] | None:
-    xs = [point.x for line in lines for point in line.points]
-    return (min(xs), max(xs)) if xs else None
-
-
-def _top(lines: Sequence[Line]) -> float:
-    values = [point.high if point.high is not None else point.y for line in lines for point in line.points]
-    return min(1.0, max(0.2, 1.05 * max(values, default=1.0)))

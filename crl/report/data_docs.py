@@ -1,23 +1,28 @@
-"""The Data Docs of a run: its rows validated again by Great Expectations, as a site in `cache/data_docs/`.
+"""What the data checks of a round looked at, and the Data Docs: a run's rows validated again, in `cache/data_docs/`.
 
-Derived and disposable: not part of the record, checksummed with the rest of the cache, made again by `crl checks docs`.
+A committed stage passed: nothing is committed otherwise. What was broken is in the error of the attempt that failed.
+The Data Docs (Great Expectations' site) are derived and disposable: not part of the record, checksummed with the rest
+of the cache, made again by `crl checks docs`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from crl.checks.stage import OwnSuites, numbered, own_expectations
-from crl.checks.suites import applying, key_of, row_type_of, suite_of, suite_with_own
+from crl.checks.suites import applying, key_of, row_types, suite_of, suite_with_own
 from crl.errors import BadInput
 from crl.records import Row
 from crl.rounds.recipe import recipe_in
 from crl.run.cache import CACHE, cached
-from crl.run.directory import RunDirectory
+from crl.run.directory import RunDirectory, complete_stages
+from crl.run.manifest import Manifest
+from crl.run.manifest import key_of as stage_key
 from crl.run.refused import refused
 
 if TYPE_CHECKING:
@@ -26,6 +31,48 @@ if TYPE_CHECKING:
 SITE = "data_docs"
 INDEX = f"{CACHE}/{SITE}/index.html"
 """Where the site begins, from the run directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableCheck:
+    """One suite on what one stage wrote."""
+
+    table: str
+    rows: int
+    rules: int
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StageChecks:
+    """The suites of one stage."""
+
+    stage: str
+    suites: tuple[TableCheck, ...]
+
+    @property
+    def rules(self) -> int:
+        """Rules checked, over all tables."""
+        return sum(each.rules for each in self.suites)
+
+    @property
+    def rows(self) -> int:
+        """Rows checked, over all tables."""
+        return sum(each.rows for each in self.suites)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every rule held."""
+        return all(each.passed for each in self.suites)
+
+
+def checks_of(run_path: Path, round_number: int) -> list[StageChecks]:
+    """The checks of every committed stage of a round, in the order the stages ran. Raises RecordDamaged."""
+    found = []
+    for stage in complete_stages(run_path, round_number):
+        kept = Manifest.load(run_path / "rounds" / stage_key(round_number, stage)).provenance.get("checks", ())
+        found.append(StageChecks(stage, tuple(TableCheck(**each) for each in kept)))
+    return found
 
 
 def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites | None = None) -> Path:
@@ -39,30 +86,25 @@ def write_data_docs(run_path: Path, rounds: Sequence[int] = (), own: OwnSuites |
     recipe_in(run)  # with it come its own row types, and their rules
     existing = run.rounds()
     wanted = sorted(set(rounds)) or existing[-1:]
-    kept = refused(run.path, row_type_of)
+    kept = refused(run.path, row_types().get)
     if not (wanted or kept) or not set(wanted) <= set(existing):
         raise BadInput(
             f"there is no round {', '.join(str(each) for each in wanted if each not in existing) or 'yet'}",
             expected=f"rounds up to {existing[-1]}" if existing else "a run with a committed stage",
             where=str(run_path),
         )
-    stages = [
-        (number, stage, _tables(run, number, stage)) for number in wanted for stage in run.complete_stages(number)
-    ]
-    validated = [each for number, stage, tables in stages for each in _validated(number, stage, tables, own)]
+    validated: list[Validated] = []
+    for number, stage in [(at, name) for at in wanted for name in run.complete_stages(at)]:
+        names = [Path(name).stem for name in run.manifest(number, stage).digested.files if name.endswith(".parquet")]
+        types = filter(None, map(row_types().get, names))
+        written = {row_type: run.read(number, stage, row_type) for row_type in types}
+        validated += _validated(number, stage, written, own)
     for (number, stage), tables in kept.items():
         if not run.is_complete(number, stage):
             validated += _validated(number, stage, tables, own, committed=False)
     suites = {table: suite_with_own(table, own) for table in dict.fromkeys(each.table for each in validated)}
     cached(run.path, SITE, lambda directory: write_site(directory, run.experiment_name, validated, suites), again=True)
     return run.path / INDEX
-
-
-def _tables(run: RunDirectory, number: int, stage: str) -> dict[type[Row], pa.Table]:
-    """What a committed stage wrote."""
-    names = [Path(name).stem for name in run.manifest(number, stage).digested.files if name.endswith(".parquet")]
-    types = map(row_type_of, names)
-    return {row_type: run.read(number, stage, row_type) for row_type in types if row_type is not None}
 
 
 def _validated(

@@ -19,9 +19,9 @@ from crl.paths import quoted
 from crl.recipes.complementary.proposal import Proposal, proposal_of
 from crl.records import BankEvent, Operation, rows_of, rows_with
 from crl.report.bank import banked_round, banked_rounds
-from crl.report.listing import Listing
 from crl.report.story import told_reason
-from crl.report.tables import Tables
+from crl.report.terminal import Listing
+from crl.report.view_files import Tables
 from crl.report.views import query
 from crl.rounds.banks import PUBLISHES, publishing_stage, tables_of
 from crl.rounds.context import BANK
@@ -228,8 +228,6 @@ def _reasons(run_path: Path, first: int, last: int) -> dict[tuple[bool, str], st
 
 def diff_listing(diff: BankDiff) -> Listing:
     """The changes for a terminal: one row per change, grouped by kind."""
-    from rich.text import Text
-
     # One operation is behind a change of a round; a net difference may have several, which it names in words.
     columns = ["change", "operation", "entry", "family", "experience"]
     if diff.since is not None:
@@ -238,7 +236,7 @@ def diff_listing(diff: BankDiff) -> Listing:
     for change in (change for kind in KINDS for change in diff.of(kind)):
         cells = {"change": change.kind, "operation": change.operation_id, "entry": change.entry_id,
                  "family": change.family, "how": change.reason, "experience": told(change)}  # fmt: skip
-        rows.append([Text(cells[name] or "–") for name in columns])
+        rows.append([cells[name] or "–" for name in columns])
     return Listing(columns, rows, words={"how", "experience"}, packed=True)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crl.report.cells import cut
 from crl.report.views import reading
 from crl.text.unicode import escaped, with_texts
 
@@ -140,8 +141,7 @@ def choose(played: Mapping[int, int], limit: int) -> dict[int, int]:
 def _newest(counts: Mapping[int, int], limit: int) -> dict[int, int]:
     quotas: dict[int, int] = {}
     for number, count in counts.items():
-        quota = min(count, limit - sum(quotas.values()))
-        if quota:
+        if quota := min(count, limit - sum(quotas.values())):
             quotas[number] = quota
     return quotas
 
@@ -176,15 +176,31 @@ def _read(connection: duckdb.DuckDBPyConnection, quotas: Mapping[int, int], tota
             "id": name,
             **{key: episode[key] for key in _PLAIN},
             "goal": texts.place(episode["goal"]),
-            "guide": _guide(episode, retrievals.get(name, []), credits.get(name, []), texts),
-            "turns": [_turn(turn, texts) for turn in turns.get(name, [])],
-            "last": texts.place(episode["last_observation"]),
-            "questions": [{**each, "question": texts.place(each["question"])} for each in questions.get(name, [])],
-            "outputs": [
-                _output(output, operations.get(output["distillation_id"], []), texts)
-                for output in outputs.get(name, [])
-            ],
+            "guide": None,
         }
+        if episode["guided"]:
+            told["guide"] = {"entry": ", ".join(episode["entry_ids"]), "text": texts.place(episode["experience"])}
+            # How it was found and what it earned is shown for the first of several.
+            for found in (*retrievals.get(name, ())[:1], *credits.get(name, ())[:1]):
+                told["guide"] |= found
+        # A turn is a list, because there are many.
+        told["turns"] = [
+            [*map(texts.place, (turn["observation"], turn["output"], turn["action"])), turn["valid"],
+             texts.place(turn["feedback"])]
+            for turn in turns.get(name, ())
+        ]  # fmt: skip
+        told["last"] = texts.place(episode["last_observation"])
+        told["questions"] = [{**each, "question": texts.place(each["question"])} for each in questions.get(name, ())]
+        told["outputs"] = [
+            {
+                "verdict": output["verdict"], "reason": output["reason_code"], "text": texts.place(output["output"]),
+                "operations": [
+                    {**each, "text": texts.place(each["text"])}
+                    for each in operations.get(output["distillation_id"], ())
+                ],
+            }
+            for output in outputs.get(name, ())
+        ]  # fmt: skip
         size += len(as_json(told)) + sum(len(as_json(text)) + 1 for text in texts.listed[mark:])
         if size > LARGEST:
             texts.forget(mark)
@@ -192,36 +208,6 @@ def _read(connection: duckdb.DuckDBPyConnection, quotas: Mapping[int, int], tota
         kept.append(told)
     kept.sort(key=lambda each: (-each["round"], each["group"], each["member"]))
     return Replays(kept, texts.listed, total, len(chosen) - len(kept))
-
-
-def _guide(
-    episode: Mapping[str, Any],
-    retrievals: Sequence[Mapping[str, Any]],
-    credits: Sequence[Mapping[str, Any]],
-    texts: _Texts,
-) -> dict[str, Any] | None:
-    """The experience in the prompt, how it was found and what it earned; None for a free episode."""
-    if not episode["guided"]:
-        return None
-    # How it was found and what it earned is shown for the first of several.
-    found = {"entry": ", ".join(episode["entry_ids"]), "text": texts.place(episode["experience"])}
-    return found | (dict(retrievals[0]) if retrievals else {}) | (dict(credits[0]) if credits else {})
-
-
-def _turn(turn: Mapping[str, Any], texts: _Texts) -> list[Any]:
-    """As a list, because there are many: observation, output, action, valid, feedback."""
-    observation, output, action = (texts.place(turn[key]) for key in ("observation", "output", "action"))
-    return [observation, output, action, turn["valid"], texts.place(turn["feedback"])]
-
-
-def _output(output: Mapping[str, Any], operations: Sequence[Mapping[str, Any]], texts: _Texts) -> dict[str, Any]:
-    """What the extractor wrote about an episode, what was read from it, and what became of that."""
-    return {
-        "verdict": output["verdict"],
-        "reason": output["reason_code"],
-        "text": texts.place(output["output"]),
-        "operations": [{**each, "text": texts.place(each["text"])} for each in operations],
-    }
 
 
 class _Texts:
@@ -235,8 +221,7 @@ class _Texts:
         """Where the text is in the list; None for none."""
         if text is None:
             return None
-        if len(text) > LONGEST:
-            text = f"{text[:LONGEST]} … ({len(text)} characters)"
+        text = cut(text, LONGEST)
         if text not in self._places:
             self._places[text] = len(self.listed)
             self.listed.append(text)

@@ -15,13 +15,12 @@ from typing import Any
 from crl.checks.suites import sentences
 from crl.errors import CrlError
 from crl.paths import quoted
-from crl.report.checks import StageChecks
+from crl.report.cells import NOTHING, words
 from crl.report.curves import success_charts
+from crl.report.data_docs import StageChecks
 from crl.report.diff import KINDS, BankDiff, Change
-from crl.report.rates import NOTHING
-from crl.report.round_tables import broken_words, recipe_tables, success_rows, training_rows
+from crl.report.round_tables import broken_words, newest_tasks, recipe_tables, success_rows, task_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
-from crl.report.tasks import newest_tasks, task_rows
 from crl.text.unicode import escaped
 
 SHOWN_CHANGES = 60
@@ -57,16 +56,17 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
     if newest is not None and newest.alarms:
         lines += [f"**Alarms of round {newest.label}**", "", *(f"- {plain(alarm)}" for alarm in newest.alarms), ""]
     if newest is not None and newest.broken:
-        lines += broken_markdown(newest)
+        lines += [f"**Games of round {newest.label} that broke**", ""]
+        for row in newest.broken:
+            # The traceback is a block by its indent: whatever a text holds, it cannot end it.
+            details = [f"      {escaped(line)}" for line in (row["details"] or "").splitlines()]
+            lines += [f"- {plain(broken_words(row))}", "", *details, ""]
     # Two narrow tables: beside the column of details that the UI shows, a wide one would be cut off.
-    lines += [
-        "## Success",
-        "",
-        "Won/played; brackets are 95 % intervals in percent.",
-        "",
-        *_table(success_rows(shown, random_policy(summaries))),
-    ]
-    lines += tasks_markdown(summaries)
+    lines += ["## Success", "", "Won/played; brackets are 95 % intervals in percent.", ""]
+    lines += _table(success_rows(shown, random_policy(summaries)))
+    if (tasks := newest_tasks(summaries)) is not None:
+        rows = [row | {"task": plain(row["task"])} for row in task_rows(tasks)]
+        lines += [f"## Tasks, {tasks.place}", "", "The average gives every task equal weight.", "", *_table(rows)]
     for title, rows in recipe_tables(shown).items():
         lines += [f"## {title.capitalize()}", "", *_table(rows)]
     trained = [each for each in shown if each.label == str(each.round)]
@@ -79,31 +79,12 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
     if len(summaries) > len(shown):
         lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {quoted(name)}')}", ""]
     if newest is not None:
-        stages = [{"stage": plain(_words(stage)), "seconds": f"{taken:.1f}"} for stage, taken in newest.seconds.items()]
+        stages = [{"stage": plain(words(stage)), "seconds": f"{taken:.1f}"} for stage, taken in newest.seconds.items()]
         lines += [f"## Seconds of round {newest.label}", "", *_table(stages)]
     if head is not None:
         command = code(f"crl verify {quoted(name)} --head {quoted(head)}")
         lines += ["## Head", "", f"Kept elsewhere, it shows a forged record: {command}"]
     return "\n".join(lines) + "\n"
-
-
-def broken_markdown(summary: RoundSummary) -> list[str]:
-    """Games of a round that broke: how many, where, and the first traceback of each kind."""
-    lines = [f"**Games of round {summary.label} that broke**", ""]
-    for each in summary.broken:
-        lines.append(f"- {plain(broken_words(each))}")
-        # A block by its indent: whatever a text holds, it cannot end it.
-        lines += ["", *(f"      {escaped(line)}" for line in (each["details"] or "").splitlines()), ""]
-    return lines
-
-
-def tasks_markdown(summaries: Sequence[RoundSummary]) -> list[str]:
-    """Success by task of a mixture, and the average over tasks; nothing of a run of one task."""
-    tasks = newest_tasks(summaries)
-    if tasks is None:
-        return []
-    rows = [row | {"task": plain(row["task"])} for row in task_rows(tasks)]
-    return [f"## Tasks, {tasks.place}", "", "The average gives every task equal weight.", "", *_table(rows)]
 
 
 def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
@@ -117,17 +98,12 @@ def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     if newest is not None:
         rows = [
             {"": "in training", "with experience": newest.guided.told, "without": newest.free.told},
-            *(
-                [{"": "in the experience model", "with experience": NOTHING, "without": newest.synthetic.told}]
-                if newest.synthetic.episodes
-                else []
-            ),
+            {"": "in the experience model", "with experience": NOTHING, "without": newest.synthetic.told},
             {"": "held out", "with experience": newest.with_bank.told, "without": newest.without_bank.told},
+            {"": "held out, random policy", "with experience": NOTHING, "without": random_policy(summaries).told},
         ]
-        random = random_policy(summaries)
-        if random.episodes:
-            rows.append({"": "held out, random policy", "with experience": "–", "without": random.told})
-        lines += _table(rows)
+        always = ("in training", "held out")
+        lines += _table([row for row in rows if row[""] in always or row["without"] != NOTHING])
         lines.append(f"Round {newest.label}. Brackets and bands are 95 % intervals of the rate (Wilson), in percent.")
     return "\n".join(lines) + "\n"
 
@@ -145,9 +121,8 @@ def diff_markdown(diff: BankDiff, name: str, most: int = SHOWN_CHANGES) -> str:
         told = found[:left]
         left -= len(told)
         if told:
-            lines += [f"## {kind.capitalize()}: {len(found)}", ""]
-            lines += [line for change in told for line in _change(change, diff.proposed)]
-            lines.append("")
+            changes = (line for change in told for line in _change(change, diff.proposed))
+            lines += [f"## {kind.capitalize()}: {len(found)}", "", *changes, ""]
     hidden = max(0, len(diff.changes) - most)
     if hidden:
         command = (
@@ -167,7 +142,7 @@ def _change(change: Change, proposed: bool) -> list[str]:
     if refused or change.reason:
         asked = f"{change.asked or 'operation'} rejected: " if refused else ""
         repeated = "" if change.repeats is None else f": {code(change.repeats)} holds the text"
-        lines.append(f"  - **{plain(asked + _words(change.reason or 'no reason given'))}**{repeated}")
+        lines.append(f"  - **{plain(asked + words(change.reason or 'no reason given'))}**{repeated}")
     if was is not None and was != main:
         lines.append(f"  - {'stays' if refused else 'was'} {code(was)}")
     lines += [f"  - from {code(parent.entry_id)} {code(parent.text)}" for parent in change.parents]
@@ -187,25 +162,25 @@ def checks_markdown(round_number: int, checks: Sequence[StageChecks], data_docs:
     lines = [f"# Data checks of round {round_number}: {'passed' if good else 'broken'}", ""]
     rules, rows = sum(each.rules for each in checks), sum(each.rows for each in checks)
     lines += [f"{len(suites)} suites, {rules} rules on {rows} rows. A stage is committed only where every rule holds."]
-    lines += [""]
-    lines += _table([row for each in checks for row in _suite_rows(each)])
+    lines += ["", *_table([
+        {
+            "stage": plain(words(each.stage)), "table": plain(words(suite.table)), "rows": suite.rows,
+            "rules": suite.rules, "result": "passed" if suite.passed else "**broken**",
+        }
+        for each in checks for suite in each.suites
+    ])]  # fmt: skip
     tables = list(dict.fromkeys(suite.table for suite in suites))
     made = f"{code('crl checks docs RUN')} writes Great Expectations' Data Docs; the report links to them."
     lines += [made if data_docs is None else f"[Great Expectations' Data Docs]({data_docs}) of the run.", ""]
     lines += ["## The rules", ""] if tables else []
-    lines += [f"- **{_words(table)}**: {plain('; '.join(sentences(table)))}" for table in tables]
+    lines += [f"- **{words(table)}**: {plain('; '.join(sentences(table)))}" for table in tables]
     return "\n".join(lines) + "\n"
 
 
 def breach_markdown(round_number: int, stage: str, error: CrlError) -> str:
     """Which table broke which rule, with the first offending rows: they are quoted as they are."""
-    lines = [
-        f"# Data check broken: round {round_number}, {plain(_words(stage))}",
-        "",
-        "The stage is **not** committed.",
-        "",
-    ]
-    lines += [f"- {code(line)}" for line in error.found.splitlines()]
+    lines = [f"# Data check broken: round {round_number}, {plain(words(stage))}", "", "The stage is **not** committed."]
+    lines += ["", *(f"- {code(line)}" for line in error.found.splitlines())]
     for name, told in (("Expected", error.expected), ("Where", error.where), ("What to do", error.next_step)):
         if told:
             lines += ["", f"**{name}:** {plain(told)}"]
@@ -214,23 +189,8 @@ def breach_markdown(round_number: int, stage: str, error: CrlError) -> str:
 
 def report_markdown(name: str, path: Path, url: str | None) -> str:
     """Where the report page is: a link where something serves it, and the file."""
-    lines = [f"# Report of {plain(name)}", ""]
-    lines += [f"[Open the report]({url})", ""] if url else []
-    lines += [f"The file: {code(str(path))}", ""]
-    return "\n".join(lines)
-
-
-def _suite_rows(checks: StageChecks) -> list[dict[str, Any]]:
-    return [
-        {
-            "stage": plain(_words(checks.stage)),
-            "table": plain(_words(suite.table)),
-            "rows": suite.rows,
-            "rules": suite.rules,
-            "result": "passed" if suite.passed else "**broken**",
-        }
-        for suite in checks.suites
-    ]
+    link = [f"[Open the report]({url})", ""] if url else []
+    return "\n".join([f"# Report of {plain(name)}", "", *link, f"The file: {code(str(path))}", ""])
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -242,7 +202,3 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
     # A number stays on one line with its unit and its interval.
     cells = [[re.sub(r"(?<=[\d%]) (?=[\d%[])", "\u00a0", str(row[name])) for name in names] for row in rows]
     return [*head, *(f"| {' | '.join(row)} |" for row in cells), ""]
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -3,7 +3,7 @@
 It is derived and disposable: not part of the record, no stage reads it, `crl report RUN` makes it again. A long run
 stays a small page: curves pool rounds, tables, texts and episodes show the newest and say what they leave out. Texts of
 models are escaped by the templates, those of episodes are in JSON that a script turns into text; the page's policy
-forbids every request, and any style or script but its own. The charts are in `curves.py` and `usefulness.py`, the
+forbids every request, and any style or script but its own. The charts are in `curves.py` and `bank.py`, the
 episodes in `episodes.py`, the templates beside this file in `templates/`.
 """
 
@@ -13,7 +13,7 @@ import base64
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,20 +24,16 @@ from crl.checks.suites import sentences
 from crl.config import Method
 from crl.errors import CrlError
 from crl.paths import quoted
-from crl.report.branches import tree_lines, tree_of
-from crl.report.cells import percent
-from crl.report.curves import bank_charts, health_charts, rounds_a_point, seconds_chart, success_charts
+from crl.report.bank import Usefulness, usefulness
+from crl.report.cells import cut, percent, seconds_text, words
+from crl.report.curves import bank_charts, health_charts, play_charts, rounds_a_point, seconds_chart, success_charts
 from crl.report.data_docs import INDEX
 from crl.report.diff import KINDS, BankDiff
-from crl.report.durations import seconds_text
 from crl.report.episodes import EPISODES, replays
-from crl.report.evaluation import ArmResult, averages, with_averages
-from crl.report.history import History
-from crl.report.play_charts import play_charts
-from crl.report.standing import last_failure, unfinished
-from crl.report.summary import RoundSummary, random_policy
-from crl.report.tasks import newest_tasks
-from crl.report.usefulness import Usefulness, usefulness
+from crl.report.round_tables import newest_tasks
+from crl.report.state import fork_lines, last_failure, unfinished
+from crl.report.success import averages, with_averages
+from crl.report.summary import History, RoundSummary, random_policy
 from crl.rounds.approvals import awaited
 from crl.rounds.recipe import recipe_of
 from crl.run.files import unwritable, write_atomically
@@ -64,8 +60,11 @@ class RoundChanges:
     """What a round did to the bank, as far as the page shows it."""
 
     diff: BankDiff
-    left_out: int
-    """Changes beyond those that are shown."""
+
+    @property
+    def left_out(self) -> int:
+        """Changes beyond those that are shown."""
+        return max(0, len(self.diff.changes) - SHOWN_CHANGES)
 
     def groups(self) -> list[tuple[str, list[Any]]]:
         """The changes that are shown, by kind."""
@@ -104,12 +103,19 @@ def docs_url(base: str, run_path: Path) -> str | None:
 def render(run_path: Path, history: History | None = None, episodes: int = EPISODES, folder: Path | None = None) -> str:
     """The page as HTML text, for a file in `folder` (default: the run). Raises as reading does in `write_report`."""
     history = history or History(run_path)
-    summaries = history.summaries()
-    rounds = history.rounds()
+    summaries, rounds = history.summaries(), history.rounds()
     trained = [each for each in summaries if each.label == str(each.round)]
     listed = summaries[-LISTED_ROUNDS:]
     checked = [(number, history.checks(number)) for number in rounds[-1:]]
     played = {each.round: each.guided.episodes + each.free.episodes + each.synthetic.episodes for each in trained}
+    newest = (each for each in reversed(trained) if each.with_bank.episodes or each.without_bank.episodes)
+    evaluated = next(newest, None)
+    diffs = [diff for diff in map(history.diff, reversed(rounds[-SHOWN_DIFFS:])) if diff is not None]
+    tables = dict.fromkeys(suite.table for _, found in checked for each in found for suite in each.suites)
+    malformed = Counter[str]()
+    for each in trained:
+        malformed.update(each.malformed_by)
+    site = Path(run_path) / INDEX
     page = (
         environment()
         .get_template("report.html")
@@ -118,14 +124,14 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             script=Inline("episodes.js"),
             replays=replays(run_path, played, episodes),
             useful=_usefulness(history),
-            malformed_by=_reasons(trained),
+            malformed_by=malformed.most_common(),
             run=_run_facts(history, trained),
             played_in=next((each for each in reversed(trained) if played[each.round]), None),
             bank=next((each.bank for each in reversed(trained) if each.bank is not None), None),
             # A round on its way may have published its bank and updated nothing yet.
             updates={role: count for each in trained for role, count in each.updates.items()},
-            evaluated=_newest_evaluated(trained),
-            held_out=_held_out(trained),
+            evaluated=evaluated,
+            held_out=[] if evaluated is None else with_averages(evaluated.evaluations),
             evaluations=[(each.label, averages(each.evaluations)) for each in reversed(listed) if each.evaluations],
             random=random_policy(trained),
             success_charts=success_charts(trained),
@@ -137,23 +143,25 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             pooled=rounds_a_point(trained),
             listed=list(reversed(listed)),
             unlisted=len(summaries) - len(listed),
-            stages=_stages(listed),
-            changes=_changes(history, rounds),
+            # Stages with a column in the table of seconds; those of the preparation are named in its row.
+            stages=list(dict.fromkeys(stage for each in listed if each.round > 0 for stage in each.seconds)),
+            changes=[RoundChanges(diff) for diff in diffs if diff.changes or diff.round > 0],
             earlier_changes=max(0, len(rounds) - SHOWN_DIFFS),
             alarms=[(each.round, alarm) for each in reversed(trained) for alarm in each.alarms][:SHOWN_ALARMS],
             alarm_count=sum(len(each.alarms) for each in trained),
             checked=checked,
-            data_docs=_data_docs(run_path, folder or run_path),
-            rules=_rules(checks for _, found in checked for checks in found),
+            data_docs=quote(os.path.relpath(site, folder or run_path)) if site.is_file() else None,
+            rules={table: sentences(table) for table in tables},
         )
     )  # fmt: skip
     return escaped(page)
 
 
-def _data_docs(run_path: Path, folder: Path) -> str | None:
-    """Address of the run's Data Docs from a page in a folder; None where there are none."""
-    site = Path(run_path) / INDEX
-    return quote(os.path.relpath(site, folder)) if site.is_file() else None
+def _usefulness(history: History) -> Usefulness | None:
+    try:
+        return usefulness(history.run)
+    except CrlError:
+        return None
 
 
 class Inline:
@@ -164,34 +172,6 @@ class Inline:
         assert loader is not None
         self.text = "".join(loader.get_source(environment(), file)[0] for file in files)
         self.allowed = f"'sha256-{base64.b64encode(hashlib.sha256(self.text.encode()).digest()).decode()}'"
-
-
-def _usefulness(history: History) -> Usefulness | None:
-    """None also for a run whose experiment file is damaged: it still has a page."""
-    try:
-        run = history.run
-    except CrlError:
-        return None
-    return usefulness(run)
-
-
-def _reasons(trained: Sequence[RoundSummary]) -> list[tuple[str, int]]:
-    """Malformed outputs of the whole run by reason, most frequent first."""
-    counts: Counter[str] = Counter()
-    for each in trained:
-        counts.update(each.malformed_by)
-    return counts.most_common()
-
-
-def _newest_evaluated(trained: Sequence[RoundSummary]) -> RoundSummary | None:
-    found = (each for each in reversed(trained) if each.with_bank.episodes or each.without_bank.episodes)
-    return next(found, None)
-
-
-def _held_out(trained: Sequence[RoundSummary]) -> list[ArmResult]:
-    """The newest evaluation by task and arm, then on average over the tasks."""
-    newest = _newest_evaluated(trained)
-    return [] if newest is None else with_averages(newest.evaluations)
 
 
 def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, Any]:
@@ -218,8 +198,7 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
         facts["method"] = run.method_digest
         pending = awaited(path) if any(stage.waits_for for stage in recipe_of(method).stages) else None
         facts["awaits"] = None if pending is None else (pending.told(), f"{pending.command()} --show")
-        tree = tree_of(path)
-        facts["forks"] = [] if tree is None else tree_lines(tree, path.name)
+        facts["forks"] = fork_lines(path)
         facts["settings"] = {
             "recipe": method.recipe.kind,
             **{name: _model(method, name) for name in method.recipe.roles()},
@@ -231,57 +210,22 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
     return facts
 
 
-def _changes(history: History, rounds: Sequence[int]) -> list[RoundChanges]:
-    found = []
-    for number in reversed(rounds[-SHOWN_DIFFS:]):
-        diff = history.diff(number)
-        if diff is not None and (diff.changes or number > 0):
-            found.append(RoundChanges(diff, max(0, len(diff.changes) - SHOWN_CHANGES)))
-    return found
-
-
-def _stages(listed: Sequence[RoundSummary]) -> list[str]:
-    """Stages with a column in the table of seconds; those of the preparation are named in its row."""
-    return list(dict.fromkeys(stage for each in listed if each.round > 0 for stage in each.seconds))
-
-
-def _rules(stages: Any) -> Mapping[str, list[str]]:
-    suites = (suite.table for checks in stages for suite in checks.suites)
-    return {table: sentences(table) for table in dict.fromkeys(suites)}
-
-
 @cache
 def environment() -> Environment:
     """The templates beside this file: they escape every text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(
-        loader=PackageLoader("crl.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
+        loader=PackageLoader("crl.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
-    )
+    )  # fmt: skip
     made.filters |= {
         "quoted": quoted,
-        "words": _words, "duration": seconds_text, "percent": percent, "cut": _cut, "signed": _signed,
-        "escaped": escaped,
+        "words": words, "duration": seconds_text, "percent": percent, "escaped": escaped,
+        "cut": lambda text: cut(text or "", SHOWN_CHARACTERS),
+        "signed": lambda outcome: f"{outcome:+.2f}".replace("-", "−"),
     }  # fmt: skip
     return made
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _signed(value: float) -> str:
-    """An outcome, −1 to +1."""
-    return f"{value:+.2f}".replace("-", "−")
-
-
-def _cut(text: str | None) -> str:
-    whole = text or ""
-    return whole if len(whole) <= SHOWN_CHARACTERS else f"{whole[:SHOWN_CHARACTERS]} … ({len(whole)} characters)"
 
 
 def _model(method: Method, name: str) -> str:

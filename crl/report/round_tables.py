@@ -1,21 +1,31 @@
 """The rounds of a run as rows of words (success, form and training, seconds by stage), and the notes below them.
 
-The terminal shows them as the tables that are made here, Prefect's UI as Markdown (`markdown.py`).
+The terminal shows them as the tables that are made here, Prefect's UI as Markdown (`markdown.py`). Of a mixture there
+are also success by task and the average over tasks with equal weight (macro), of the newest round that has any: where
+all episodes are pooled, a task with many of them hides the others. A run of one task has nothing of this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crl.report.cells import percent
-from crl.report.rates import NOTHING, Rate
+from crl.report.cells import NOTHING, count, percent
 from crl.report.sections import Rows, sections_of
+from crl.report.success import NONE, Average, Rate, average
 from crl.report.summary import RoundSummary, random_policy
-from crl.report.tasks import newest_tasks, task_rows
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+AVERAGE = "average"
+"""Name of the last row. A task of this name would only be listed above it."""
+MOST = 40
+"""Tasks listed; the average is over all of them."""
+_TRAINING = {"guided": "guided", "free": "free", "synthetic": "in the model"}
+"""Arms of training, with their columns."""
+_HELD_OUT = ("with_bank", "without_bank")
 
 
 def success_rows(summaries: Sequence[RoundSummary], random: Rate) -> Rows:
@@ -46,13 +56,11 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
             "round": each.label,
             "valid turns": percent(each.health.get("turns_valid")),
             "cut off": percent(each.health.get("turns_cut")),
-            "bank": _known(each.bank),
-            "operations": " ".join(f"{kind} {count}" for kind, count in each.operations.items()) or NOTHING,
+            "bank": count(each.bank),
+            "operations": " ".join(f"{kind} {number}" for kind, number in each.operations.items()) or NOTHING,
             "malformed": f"{each.malformed}/{each.outputs}" if each.outputs else NOTHING,
-            "buffer": _known(each.buffer),
-            f"updates {'/'.join(role[0] for role in roles)}": "/".join(
-                _known(each.updates.get(role)) for role in roles
-            ),
+            "buffer": count(each.buffer),
+            f"updates {'/'.join(role[0] for role in roles)}": "/".join(count(each.updates.get(role)) for role in roles),
         }
         for each in summaries
         if each.label == str(each.round)
@@ -73,6 +81,7 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
     # Preparation has stages of its own; its seconds are a line of `notes`.
     trained = [each for each in summaries if each.round > 0 and each.seconds]
     stages = list(dict.fromkeys(stage for each in trained for stage in each.seconds))
+    tasks = newest_tasks(summaries)
     seconds = [
         {
             "round": each.label,
@@ -83,7 +92,7 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
     ]
     tables = {
         "success: won/played, share [95 % interval]": success_rows(summaries, random_policy(summaries)),
-        **_by_task(summaries),
+        **({} if tasks is None else {f"success by task, {tasks.place}; average over tasks": task_rows(tasks)}),
         **recipe_tables(summaries),
         "form, bank and training": training_rows(summaries),
         "seconds per stage": seconds,
@@ -91,10 +100,76 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
     return [_table(title, rows, ("round", "task", "operations")) for title, rows in tables.items() if rows]
 
 
-def _by_task(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:
-    """The table of a mixture under its title; nothing of a run of one task."""
-    tasks = newest_tasks(summaries)
-    return {} if tasks is None else {f"success by task, {tasks.place}; average over tasks": task_rows(tasks)}
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Success by task."""
+
+    trained: str | None
+    """Label of the round that the columns of training are of; None: nothing was played yet."""
+    evaluated: str | None
+    """Likewise, of the held-out columns."""
+    rates: Mapping[str, Mapping[str, Rate]]
+    """By arm and task; `random` is of round 0."""
+
+    @property
+    def names(self) -> list[str]:
+        """The tasks, sorted."""
+        return sorted({name for of_task in self.rates.values() for name in of_task})
+
+    @property
+    def place(self) -> str:
+        """Which rounds are shown: `round 7`, or `round 7, held out round 5`."""
+        rounds = [each for each in (self.trained, self.evaluated) if each is not None]
+        return f"round {rounds[0]}" + (f", held out round {rounds[1]}" if len(set(rounds)) > 1 else "")
+
+    def rate(self, arm: str, task: str) -> Rate:
+        """Success of one arm on a task."""
+        return self.rates.get(arm, {}).get(task, NONE)
+
+    def average(self, arm: str) -> Average | None:
+        """Mean over the tasks; None where some task has no episode of this arm."""
+        return average([self.rate(arm, name) for name in self.names])
+
+
+def newest_tasks(summaries: Sequence[RoundSummary]) -> Tasks | None:
+    """The newest figures of every task; None where there is one task only, or none."""
+    trained = _newest(summaries, _TRAINING)
+    evaluated = _newest(summaries, _HELD_OUT)
+    rates: dict[str, Mapping[str, Rate]] = {}
+    for summary, arms in ((trained, _TRAINING), (evaluated, _HELD_OUT), (_newest(summaries, ("random",)), ("random",))):
+        rates |= {arm: summary.tasks[arm] for arm in arms if summary is not None and arm in summary.tasks}
+    labels = [None if summary is None else summary.label for summary in (trained, evaluated)]
+    found = Tasks(labels[0], labels[1], rates)
+    return found if len(found.names) > 1 else None
+
+
+def task_rows(tasks: Tasks) -> list[dict[str, str]]:
+    """A row per task and the average, as words; a column for an experience model where episodes were played in one."""
+    trained = [arm for arm in _TRAINING if arm != "synthetic" or arm in tasks.rates]
+    rows = [
+        {
+            "task": name,
+            **{_TRAINING[arm]: tasks.rate(arm, name).short for arm in trained},
+            "held out, with bank": tasks.rate("with_bank", name).told,
+            "without bank": tasks.rate("without_bank", name).told,
+        }
+        for name in tasks.names[:MOST]
+    ]
+    if len(tasks.names) > MOST:
+        rows.append(dict.fromkeys(rows[0], "") | {"task": f"and {len(tasks.names) - MOST} more"})
+    means = [tasks.average(arm) for arm in (*trained, *_HELD_OUT)]
+    words = [NOTHING if mean is None else mean.percent for mean in means[: len(trained)]]
+    words += [NOTHING if mean is None else f"{mean.percent} [{mean.span}]" for mean in means[len(trained) :]]
+    return [*rows, dict(zip(rows[0], (AVERAGE, *words), strict=True))]
+
+
+def newest_evaluated(summaries: Sequence[RoundSummary]) -> RoundSummary | None:
+    """The last round with held-out games of some task."""
+    return _newest(summaries, _HELD_OUT)
+
+
+def _newest(summaries: Sequence[RoundSummary], arms: Collection[str]) -> RoundSummary | None:
+    return next((each for each in reversed(summaries) if any(arm in each.tasks for arm in arms)), None)
 
 
 def notes(summaries: Sequence[RoundSummary]) -> list[str]:
@@ -133,7 +208,3 @@ def _table(title: str, rows: Rows, left: Collection[str]) -> Table:
     for row in rows:
         table.add_row(*row.values())
     return table
-
-
-def _known(value: int | None) -> str:
-    return NOTHING if value is None else str(value)

@@ -1,26 +1,35 @@
 """What became of each round of a run, as data: success, bank, operations, updates, health, seconds, alarms.
 
 Round 0 comes twice where there was a warm start: the base models, then the models that round 1 starts from. As text
-for a terminal: `round_tables.py`.
+for a terminal: `round_tables.py`. :class:`History` keeps what it read: a complete round does not change.
 """
 
 from __future__ import annotations
 
+import os
+import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from crl.errors import CrlError
-from crl.report.evaluation import ArmResult, result_of
-from crl.report.rates import NONE, Rate
+from crl.errors import BadInput, CrlError
+from crl.report.data_docs import StageChecks, checks_of
+from crl.report.diff import BankDiff, bank_diff
+from crl.report.success import NONE, ArmResult, Rate
 from crl.report.views import reading
 from crl.run.directory import RunDirectory
 
 if TYPE_CHECKING:
     import duckdb
 
-R = TypeVar("R")
+_ROUND = re.compile(r"\d{4,}")
+_MANY = 50
+"""With more rounds to read than this, one query over all is quicker than a list of them."""
+_KEPT = 64
+"""Bank diffs and checks kept: they hold texts, and pages show the newest rounds only."""
 
 # No bank is put together here: where a file of one is gone, its round has no figures of it.
 _VIEWS = frozenset(
@@ -126,12 +135,13 @@ def summarize(run_path: Path, rounds: Sequence[int] | None = None) -> list[Round
     """One entry per round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
     with reading(run_path, rounds, views=_VIEWS) as connection:
         numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
-        figures, recipe_of_round = _FiguresByRound(connection), _recipes(run_path)
-        return [
-            replace(summary, recipe=recipe_of_round(number))
-            for number in numbers
-            for summary in figures.of_round(number)
-        ]
+        figures, base = _figures(connection)
+    found, recipe = list[RoundSummary](), _recipes(run_path)
+    for number in numbers:
+        if any(isinstance(figure, Rate) and figure.episodes for figure in base[number].values()):
+            found.append(RoundSummary(number, f"{number} base", recipe(number), **base[number]))
+        found.append(RoundSummary(number, str(number), recipe(number), **figures[number]))
+    return found
 
 
 def _recipes(run_path: Path) -> Callable[[int], str]:
@@ -145,164 +155,164 @@ def _recipes(run_path: Path) -> Callable[[int], str]:
     return lambda number: next((kind for last, kind in made if number <= last), run.method.recipe.kind)
 
 
-class _FiguresByRound:
-    """Each figure of all rounds in one query."""
+Figures = defaultdict[int, dict[str, Any]]
+"""Fields of a :class:`RoundSummary` by round."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        def fetch(sql: str) -> list[tuple[Any, ...]]:
-            return connection.execute(sql).fetchall()
 
-        def nested(sql: str, value: Callable[[Any], R]) -> dict[Any, dict[str, R]]:
-            """What a query gives for a round and a name, by both."""
-            found: dict[Any, dict[str, R]] = {}
-            for number, name, each in fetch(sql):
-                found.setdefault(number, {})[str(name)] = value(each)
-            return found
+def _figures(connection: duckdb.DuckDBPyConnection) -> tuple[Figures, Figures]:
+    """The figures of every round, each of all rounds in one query; then those of the models before the warm start."""
+    found: Figures = defaultdict(dict)
+    base: Figures = defaultdict(dict)
 
-        self._success: dict[tuple[Any, Any, Any], Rate] = {}
-        self._arms: dict[Any, list[dict[str, Any]]] = {}
-        self._costs: dict[Any, dict[str, Cost]] = {}
-        for row in connection.sql("SELECT * FROM success_by_arm").to_arrow_table().to_pylist():
-            number, stage, arm, games = row["round"], row["stage"], row["arm"], row["games"]
-            self._arms.setdefault(number, []).append(row)
-            self._success[number, stage, arm] = Rate(row["won"], games, row["broken"])
-            # Further attempts (ERL) that go by the old instructions are no games of the free arm.
-            if stage in ("collect", "evaluate") and arm != "random":
+    def fetch(sql: str) -> list[tuple[Any, ...]]:
+        return connection.execute(sql).fetchall()
+
+    def nested(name: str, value: Callable[[Any], Any], sql: str) -> None:
+        """A figure that has names: what a query gives for a round and a name."""
+        for number, key, each in fetch(sql):
+            found[number].setdefault(name, {})[key] = value(each)
+
+    def listed(name: str, number: int, each: Any, into: Figures = found) -> None:
+        into[number][name] = (*into[number].get(name, ()), each)
+
+    for row in connection.sql("SELECT * FROM success_by_arm").to_arrow_table().to_pylist():
+        number, stage, arm, games = row["round"], row["stage"], row["arm"], row["games"]
+        listed("arms", number, row)
+        rate = Rate(row["won"], games, row["broken"])
+        if stage == "evaluate_base" and arm != "random":
+            base[number][arm] = rate
+        # Further attempts (ERL) that go by the old instructions are no games of the free arm.
+        elif stage in ("collect", "evaluate"):
+            found[number][arm] = rate
+            if arm != "random":
                 took = (round(games * row[name]) for name in ("actions", "tokens_read", "tokens_sampled"))
-                self._costs.setdefault(number, {})[arm] = Cost(games, *took)
-        self._evaluations: dict[tuple[Any, Any], list[ArmResult]] = {}
-        for number, stage, task, arm, won, games, broken, score, actions, read, written, invalid, guided in fetch(
-            "SELECT round, stage, family, arm, count_if(success), count(*), count_if(stop_reason = 'error'), "
-            "avg(reward), avg(turns), avg(tokens_read), avg(tokens_sampled), "
-            "coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) "
-            "FROM evaluations GROUP BY round, stage, family, arm ORDER BY round, stage, family, arm"
-        ):
-            result = result_of(
-                str(task), str(arm), Rate(_whole(won), _whole(games), _whole(broken)), score=float(score),
-                actions=float(actions), tokens_read=float(read), tokens_written=float(written),
-                invalid_share=float(invalid), guided=_whole(guided),
-            )  # fmt: skip
-            self._evaluations.setdefault((number, stage), []).append(result)
-        self._tasks: dict[Any, dict[str, dict[str, Rate]]] = {}
-        for number, arm, family, *counts in fetch(
-            "SELECT round, arm, family, won, games, broken FROM success_by_task WHERE stage <> 'evaluate_base' "
-            "ORDER BY ALL"
-        ):
-            self._tasks.setdefault(number, {}).setdefault(str(arm), {})[str(family)] = Rate(*map(_whole, counts))
-        self._broken: dict[Any, list[dict[str, Any]]] = {}
-        for row in connection.sql("SELECT * FROM broken_games ORDER BY ALL").to_arrow_table().to_pylist():
-            self._broken.setdefault(row["round"], []).append(row)
-        self._timings: dict[Any, dict[tuple[str, str], Timing]] = {}
-        for number, stage, work, batches, items, seconds in fetch(
-            "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"
-        ):
-            timing = Timing(_whole(batches), _whole(items), float(seconds))
-            self._timings.setdefault(number, {})[str(stage), str(work)] = timing
-        self._bank: dict[Any, Any] = dict(fetch("SELECT round, entries FROM bank_snapshots"))
-        self._moved: dict[Any, dict[str, dict[int, int]]] = {}
-        for number, how, created, count in fetch(
-            "SELECT round, CASE WHEN removed THEN 'left' WHEN round = 0 OR created_round = round THEN 'arrived' "
-            "ELSE 'rewritten' END, created_round, count(*) "
-            "FROM bank_changes GROUP BY ALL ORDER BY ALL"
-        ):
-            self._moved.setdefault(number, {}).setdefault(str(how), {})[_whole(created)] = _whole(count)
-        # A stage that kept an empty buffer has one of 0, not an unknown one: so stages first, rows second.
-        self._buffer = {
-            row[0]: tuple(map(_whole, row[1:]))
-            for row in fetch(
-                # With FILTER, not count_if: that is NULL, and not 0, where every row is NULL.
-                "SELECT stages.round, count(*) FILTER (buffer.status = 'waiting' AND buffer.uses > 0), "
-                "count(*) FILTER (buffer.status = 'selected'), count(*) FILTER (buffer.status = 'dropped') FROM stages "
-                "LEFT JOIN buffer USING (round, stage) WHERE stages.stage = 'credit' GROUP BY stages.round"
-            )
-        }
-        self._operations = nested(
-            "SELECT round, kind, count(*) FROM operations WHERE stage IN ('distill', 'merge') "
-            "GROUP BY ALL ORDER BY ALL",
-            _whole,
-        )
-        self._outputs = {
-            row[0]: (_whole(row[1]), _whole(row[2]))
-            for row in fetch(
-                "SELECT round, count(*), count_if(verdict = 'malformed') FROM distillations "
-                "WHERE stage IN ('distill', 'merge') GROUP BY round"
-            )
-        }
-        self._reasons = nested(
-            "SELECT round, reason_code, count(*) AS count FROM distillations WHERE stage IN ('distill', 'merge') "
-            "AND verdict = 'malformed' GROUP BY ALL ORDER BY count DESC, reason_code",
-            _whole,
-        )
-        self._updates = nested(
-            "SELECT round, role, max(updates) FROM weights WHERE role <> 'embedder' GROUP BY ALL ORDER BY ALL", _whole
-        )
-        self._changes = nested("SELECT round, kind, count(*) FROM bank_events GROUP BY ALL ORDER BY ALL", _whole)
-        self._clipped = nested(
-            "SELECT round, stage[8:] AS role, sum(value) FROM metrics WHERE name IN ('clipped_low', 'clipped_high') "
-            "AND starts_with(stage, 'update_') GROUP BY ALL ORDER BY ALL",
-            float,
-        )
-        self._health = nested("SELECT round, name, value FROM metrics WHERE stage = 'health' ORDER BY ALL", float)
-        self._seconds = nested(
-            "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, sequence, stage", float
-        )
-        self._alarms: dict[Any, list[str]] = {}
-        for number, stage, name, value, alarm in fetch(
-            "SELECT round, stage, name, value, alarm FROM metrics WHERE alarm IS NOT NULL ORDER BY round, stage, name"
-        ):
-            self._alarms.setdefault(number, []).append(f"{stage}: {name} {value:.3g}, {alarm}")
-
-    def of_round(self, number: int) -> list[RoundSummary]:
-        moved = self._moved.get(number, {})
-        waiting, trained, dropped = self._buffer.get(number, (None, 0, 0))
-        summary = RoundSummary(
-            round=number,
-            label=str(number),
-            guided=self._success.get((number, "collect", "guided"), NONE),
-            free=self._success.get((number, "collect", "free"), NONE),
-            synthetic=self._success.get((number, "collect", "synthetic"), NONE),
-            with_bank=self._success.get((number, "evaluate", "with_bank"), NONE),
-            without_bank=self._success.get((number, "evaluate", "without_bank"), NONE),
-            random=self._success.get((number, "evaluate", "random"), NONE),
-            tasks=self._tasks.get(number, {}),
-            bank=_optional(self._bank.get(number)),
-            operations=self._operations.get(number, {}),
-            outputs=self._outputs.get(number, (0, 0))[0],
-            malformed=self._outputs.get(number, (0, 0))[1],
-            buffer=waiting,
-            buffer_trained=trained,
-            buffer_dropped=dropped,
-            arrived=moved.get("arrived", {}),
-            left=moved.get("left", {}),
-            rewritten=sum(moved.get("rewritten", {}).values()),
-            malformed_by=self._reasons.get(number, {}),
-            updates=self._updates.get(number, {}),
-            changes=self._changes.get(number, {}),
-            arms=tuple(self._arms.get(number, ())),
-            costs=self._costs.get(number, {}),
-            evaluations=tuple(self._evaluations.get((number, "evaluate"), ())),
-            timings=self._timings.get(number, {}),
-            broken=tuple(self._broken.get(number, ())),
-            clipped=self._clipped.get(number, {}),
-            health=self._health.get(number, {}),
-            seconds=self._seconds.get(number, {}),
-            alarms=tuple(self._alarms.get(number, ())),
-        )
-        before = RoundSummary(
-            round=number,
-            label=f"{number} base",
-            with_bank=self._success.get((number, "evaluate_base", "with_bank"), NONE),
-            without_bank=self._success.get((number, "evaluate_base", "without_bank"), NONE),
-            evaluations=tuple(self._evaluations.get((number, "evaluate_base"), ())),
-        )
-        measured = before.with_bank.episodes or before.without_bank.episodes
-        return [before, summary] if measured else [summary]
+                found[number].setdefault("costs", {})[arm] = Cost(games, *took)
+    for number, stage, task, arm, *counts, score, actions, read, written, invalid, guided in fetch(
+        "SELECT round, stage, family, arm, count_if(success), count(*), count_if(stop_reason = 'error'), "
+        "avg(reward), avg(turns), avg(tokens_read), avg(tokens_sampled), "
+        "coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) FROM evaluations "
+        "WHERE stage IN ('evaluate', 'evaluate_base') GROUP BY ALL ORDER BY round, stage, family, arm"
+    ):
+        rates = (Rate(*map(int, counts)),)
+        result = ArmResult(task, arm, rates, score, actions, read, written, float(invalid), int(guided))
+        listed("evaluations", number, result, base if stage == "evaluate_base" else found)
+    for number, arm, family, *counts in fetch(
+        "SELECT round, arm, family, won, games, broken FROM success_by_task WHERE stage <> 'evaluate_base' ORDER BY ALL"
+    ):
+        found[number].setdefault("tasks", {}).setdefault(arm, {})[family] = Rate(*map(int, counts))
+    for row in connection.sql("SELECT * FROM broken_games ORDER BY ALL").to_arrow_table().to_pylist():
+        listed("broken", row["round"], row)
+    for number, stage, work, *timed in fetch(
+        "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"
+    ):
+        found[number].setdefault("timings", {})[stage, work] = Timing(*timed)
+    for number, entries in fetch("SELECT round, entries FROM bank_snapshots"):
+        found[number]["bank"] = entries
+    for number, how, created, count in fetch(
+        "SELECT round, CASE WHEN removed THEN 'left' WHEN round = 0 OR created_round = round THEN 'arrived' "
+        "ELSE 'rewritten' END, created_round, count(*) FROM bank_changes GROUP BY ALL ORDER BY ALL"
+    ):
+        if how == "rewritten":
+            found[number][how] = found[number].get(how, 0) + count
+        else:
+            found[number].setdefault(how, {})[created] = count
+    # A stage that kept an empty buffer has one of 0, not an unknown one: so stages first, rows second.
+    for number, waiting, trained, dropped in fetch(
+        # With FILTER, not count_if: that is NULL, and not 0, where every row is NULL.
+        "SELECT stages.round, count(*) FILTER (buffer.status = 'waiting' AND buffer.uses > 0), "
+        "count(*) FILTER (buffer.status = 'selected'), count(*) FILTER (buffer.status = 'dropped') FROM stages "
+        "LEFT JOIN buffer USING (round, stage) WHERE stages.stage = 'credit' GROUP BY stages.round"
+    ):
+        found[number] |= {"buffer": waiting, "buffer_trained": trained, "buffer_dropped": dropped}
+    for number, outputs, malformed in fetch(
+        "SELECT round, count(*), count_if(verdict = 'malformed') FROM distillations "
+        "WHERE stage IN ('distill', 'merge') GROUP BY round"
+    ):
+        found[number] |= {"outputs": outputs, "malformed": int(malformed)}
+    nested(
+        "operations", int,
+        "SELECT round, kind, count(*) FROM operations WHERE stage IN ('distill', 'merge') GROUP BY ALL ORDER BY ALL",
+    )  # fmt: skip
+    nested(
+        "malformed_by", int,
+        "SELECT round, reason_code, count(*) AS count FROM distillations WHERE stage IN ('distill', 'merge') "
+        "AND verdict = 'malformed' GROUP BY ALL ORDER BY count DESC, reason_code",
+    )  # fmt: skip
+    nested(
+        "updates", int,
+        "SELECT round, role, max(updates) FROM weights WHERE role <> 'embedder' GROUP BY ALL ORDER BY ALL",
+    )  # fmt: skip
+    nested("changes", int, "SELECT round, kind, count(*) FROM bank_events GROUP BY ALL ORDER BY ALL")
+    nested(
+        "clipped", float,
+        "SELECT round, stage[8:] AS role, sum(value) FROM metrics WHERE name IN ('clipped_low', 'clipped_high') "
+        "AND starts_with(stage, 'update_') GROUP BY ALL ORDER BY ALL",
+    )  # fmt: skip
+    nested("health", float, "SELECT round, name, value FROM metrics WHERE stage = 'health' ORDER BY ALL")
+    nested(
+        "seconds", float,
+        "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, sequence, stage",
+    )  # fmt: skip
+    for number, stage, name, value, alarm in fetch(
+        "SELECT round, stage, name, value, alarm FROM metrics WHERE alarm IS NOT NULL ORDER BY round, stage, name"
+    ):
+        listed("alarms", number, f"{stage}: {name} {value:.3g}, {alarm}")
+    return found, base
 
 
-def _whole(value: object) -> int:
-    assert isinstance(value, int | float)
-    return int(value)
+class History:
+    """The rounds of one run, read so that one more costs the same however many there are. Nothing is written.
 
+    The time stamp of a round's directory shows when a stage came or was set aside.
+    """
 
-def _optional(value: object) -> int | None:
-    return None if value is None else _whole(value)
+    def __init__(self, run_path: Path) -> None:
+        self.run_path = Path(run_path)
+        self._summaries: dict[int, tuple[int, list[RoundSummary]]] = {}
+        self._diff = lru_cache(_KEPT)(self._read_diff)
+        self._checks = lru_cache(_KEPT)(lambda number, stamp: checks_of(self.run_path, number))
+
+    @cached_property
+    def run(self) -> RunDirectory:
+        """The run directory, opened once. Raises as `RunDirectory.open`."""
+        return RunDirectory.open(self.run_path)
+
+    def rounds(self) -> list[int]:
+        """Numbers of the rounds with a committed stage."""
+        return [number for number, found in self._read().items() if found]
+
+    def summaries(self) -> list[RoundSummary]:
+        """As `summarize`, oldest first. Raises RecordDamaged."""
+        return [summary for found in self._read().values() for summary in found]
+
+    def diff(self, round_number: int) -> BankDiff | None:
+        """What the round did to the bank; None where it has published none. Raises RecordDamaged."""
+        return self._diff(round_number, self._stamps().get(round_number, 0))
+
+    def checks(self, round_number: int) -> list[StageChecks]:
+        """What the data checks of the round looked at. Raises RecordDamaged."""
+        return self._checks(round_number, self._stamps().get(round_number, 0))
+
+    def _read_diff(self, number: int, stamp: int) -> BankDiff | None:
+        try:
+            return bank_diff(self.run_path, number)
+        except BadInput:
+            return None
+
+    def _read(self) -> dict[int, list[RoundSummary]]:
+        stamps = self._stamps()
+        new = [number for number, stamp in stamps.items() if self._summaries.get(number, (0,))[0] != stamp]
+        if new:
+            found: dict[int, list[RoundSummary]] = {number: [] for number in new}
+            for summary in summarize(self.run_path, new if len(new) <= _MANY else None):
+                found.setdefault(summary.round, []).append(summary)
+            for number in new:
+                self._summaries[number] = (stamps[number], found[number])
+        return {number: self._summaries[number][1] for number in sorted(stamps)}
+
+    def _stamps(self) -> dict[int, int]:
+        try:
+            with os.scandir(self.run_path / "rounds") as entries:
+                return {int(each.name): each.stat().st_mtime_ns for each in entries if _ROUND.fullmatch(each.name)}
+        except FileNotFoundError:
+            return {}

@@ -2,7 +2,9 @@
 
 :class:`Pinned` lists the run once. What a query then sees is one state, whatever is published meanwhile: the newest
 round is listed first, so whatever a listed stage was made from is listed as well. :class:`Patterns` is for the catalog,
-whose views find later rounds too; they read the directory again at every query.
+whose views find later rounds too; they read the directory again at every query. :class:`Tables` is for questions about
+few rows of a long run: who knows which rounds hold the answer opens only these files, and of them only the columns and
+row groups that are needed.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import RecordDamaged
-from crl.records import ROW_TYPE_BY_TABLE, BankChange, BankEntry, BankEvent, BankSnapshot, BankText
+from crl.records import ROW_TYPE_BY_TABLE, BankChange, BankEntry, BankEvent, BankSnapshot, BankText, Row, schema_of
+from crl.run.directory import round_numbers
 from crl.run.experiment_file import check_format
+from crl.run.files import mending
 
 MANIFEST = "manifest.json"
 _SEGMENTS = "bank/segments"
@@ -35,31 +40,11 @@ _FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
 _ROUND_GLOB, _STAGE_GLOB = "[0-9]*", "[a-z]*"
 
 
-class Source(Protocol):
-    """Files by name, as SQL."""
-
-    root: Path
-    patterns: bool
-    """Whether there may be none of a kind, now or later."""
-    foreign: Mapping[str, pa.Schema]
-    """Tables of row types that are not the project's, and their columns: another package's recipe wrote them."""
-
-    def files(self, name: str, *, every_round: bool = False) -> str | None:
-        """The SQL list of the files of this name; None where there is none and never will be.
-
-        `every_round`: also of rounds that are not shown but come before: a bank is put together from these.
-        """
-        ...
-
-    def segments(self) -> str | None:
-        """The SQL list of the bank's texts."""
-        ...
-
-
 class Pinned:
     """The files of a run as they are when this is made."""
 
     patterns = False
+    """Whether there may be none of a kind, now or later."""
 
     def __init__(
         self, run_path: Path, rounds: Sequence[int] | None = None, until: int | None = None, *, banks: bool = True
@@ -82,7 +67,8 @@ class Pinned:
                     if shown is None or int(name) in shown:
                         self._shown.setdefault(file, []).append(path)
         listed = (path for paths in self._every.values() for path in paths)
-        self.foreign: Mapping[str, pa.Schema] = foreign_tables(self.root, listed)
+        self.foreign = foreign_tables(self.root, listed)
+        """Tables of row types that are not the project's, and their columns: another package's recipe wrote them."""
         # Texts are written before the stage that names them: listed after the stages, all of theirs are there.
         self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
         self.lost = self._list_lost(shown)
@@ -103,11 +89,14 @@ class Pinned:
         self._texts = [path for path in self._texts if BankText.table in views and path not in gone]
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
-        """See :class:`Source`."""
+        """The SQL list of the files of this name; None where there is none and never will be.
+
+        `every_round`: also of rounds that are not shown but come before: a bank is put together from these.
+        """
         return self._listed((self._every if every_round else self._shown).get(name, []))
 
     def segments(self) -> str | None:
-        """See :class:`Source`."""
+        """The SQL list of the bank's texts."""
         return self._listed(self._texts)
 
     def paths(self) -> list[str]:
@@ -195,20 +184,101 @@ class Patterns:
         check_format(run_path)
         self.root = absolute(run_path)
         found = self.root.glob(f"rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/*.parquet")
-        self.foreign: Mapping[str, pa.Schema] = foreign_tables(
+        self.foreign = foreign_tables(
             self.root, (str(path.relative_to(self.root)) for path in found if _FILE.fullmatch(path.name))
         )
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
-        """See :class:`Source`."""
+        """See :class:`Pinned`."""
         return f"[{self._pattern(f'rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/{name}')}]"
 
     def segments(self) -> str | None:
-        """See :class:`Source`."""
+        """See :class:`Pinned`."""
         return f"[{self._pattern(f'{_SEGMENTS}/*.parquet')}]"
 
     def _pattern(self, relative: str) -> str:
         return f"{quoted(str(self.root))[:-1]}/{relative}'"
+
+
+Source = Pinned | Patterns
+"""Files by name, as SQL."""
+
+
+class Tables:
+    """The committed tables of a run, as they are when this is made. A context manager; nothing is written."""
+
+    def __init__(self, run_path: Path, until: int | None = None) -> None:
+        """Of the rounds up to `until` only, where that is given. Raises OtherFormat."""
+        self.run_path = Path(run_path)
+        check_format(self.run_path)
+        self._connection = duckdb.connect()
+        self._files: dict[str, list[tuple[int, str]]] = {}
+        for number in round_numbers(self.run_path):
+            if until is None or number <= until:
+                # What an attempt has not committed starts with a dot.
+                for path in sorted((self.run_path / "rounds" / f"{number:04d}").glob("[!.]*/*.parquet")):
+                    self._files.setdefault(path.name, []).append((number, str(path)))
+
+    def __enter__(self) -> Tables:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def rounds(self, row_type: type[Row]) -> list[int]:
+        """Rounds that hold rows of a type, in order."""
+        return list(dict.fromkeys(number for number, _ in self._listed(row_type)))
+
+    def select(
+        self,
+        row_type: type[Row],
+        columns: Sequence[str],
+        *,
+        among: Mapping[str, Iterable[str]] | None = None,
+        where: str = "true",
+        rounds: Iterable[int] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Rows as dictionaries of `columns`, in the order of rounds.
+
+        Args:
+            among: values that a column may have, by column; of a list, values of which it must hold one. No row is read
+                where a column may have none.
+            where: a condition in SQL.
+            rounds: the rounds to look at; None for all.
+
+        Raises RecordDamaged where a file cannot be read.
+        """
+        wanted = None if rounds is None else set(rounds)
+        files = [file for number, file in self._listed(row_type) if wanted is None or number in wanted]
+        values = {name: list(dict.fromkeys(listed)) for name, listed in (among or {}).items()}
+        if not files or not all(values.values()):
+            return []
+        conditions = [f"({where})"]
+        for name, listed in values.items():
+            # A relation and not a list of constants: there may be as many as a bank has entries.
+            self._connection.register(f"among_{name}", pa.table({"value": pa.array(listed, pa.string())}))
+            if pa.types.is_list(schema_of(row_type).field(name).type):
+                conditions.append(f'list_has_any("{name}", (SELECT list(value) FROM among_{name}))')
+            else:
+                conditions.append(f'"{name}" IN (SELECT value FROM among_{name})')
+        selected = ", ".join(f'"{name}"' for name in columns)
+        # DuckDB keeps no order of itself where `among` holds more values than there are rows.
+        order = "ORDER BY file_index, file_row_number"
+        read = "read_parquet($files, hive_partitioning = false)"  # a folder `round=7` says nothing about rows
+        sql = f"SELECT {selected} FROM {read} WHERE {' AND '.join(conditions)} {order}"
+        try:
+            rows = self._connection.execute(sql, {"files": [_literal(file) for file in files]}).fetchall()
+        except duckdb.Error as error:
+            raise RecordDamaged(
+                f"table {row_type.table} cannot be read: {str(error).splitlines()[0]}",
+                expected="Parquet files as their manifests say",
+                where=str(self.run_path),
+                next_step=mending(self.run_path),
+            ) from error
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def _listed(self, row_type: type[Row]) -> list[tuple[int, str]]:
+        return self._files.get(f"{row_type.table}.parquet", [])
 
 
 def foreign_tables(root: Path, paths: Iterable[str]) -> dict[str, pa.Schema]:

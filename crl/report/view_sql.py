@@ -2,6 +2,10 @@
 
 One view per row type, and a few more (see `views.py`). A row type that holds no `round` or `stage` of its own gets the
 one of the directory it is in. A table that nobody has written yet is an empty view with the right columns.
+
+`LINEAGE` is the body of the view `lineage` and is shown in `docs/sql.md`. With one row per use it answers: which
+episodes made this experience, which prompt and which extractor checkpoint wrote it, where it was used, with what
+outcome and which guided-minus-free difference. A version that was never used has one row with an empty use.
 """
 
 from __future__ import annotations
@@ -12,8 +16,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 
 from crl.records import ROW_TYPES, Approval, BankChange, BankEntry, BankSnapshot, BankText, Row, schema_of
-from crl.report.lineage import LINEAGE
-from crl.report.play_sql import BROKEN_GAMES, SUCCESS_BY_ARM, SUCCESS_BY_TASK, TIMINGS
+from crl.report.success import Z
 from crl.report.view_files import MANIFEST, Source
 
 _SQL_TYPES = {
@@ -114,6 +117,113 @@ GROUP BY round
 ORDER BY round
 """
 
+LINEAGE = r"""
+WITH written AS (       -- events that wrote a text
+    SELECT *, CAST(regexp_extract(event_id, '(\d+)$', 1) AS BIGINT) AS position
+    FROM bank_events WHERE kind IN ('import', 'add', 'update', 'merge')
+),
+stays AS (              -- an entry whose id came back starts over; a text holds until the next one is written
+    SELECT *,
+        count(*) FILTER (kind <> 'update') OVER (PARTITION BY entry_id ORDER BY round, position) AS stay,
+        lead(round) OVER (PARTITION BY entry_id ORDER BY round, position) AS until_round
+    FROM written
+),
+versions AS (           -- every text an entry ever had, in order, numbered as in the bank
+    SELECT
+        entry_id, family, round AS written_round, position, until_round, kind, operation_id,
+        after_digest AS content_digest,
+        row_number() OVER (PARTITION BY entry_id, stay ORDER BY round, position) AS version
+    FROM stays
+),
+writers AS (            -- the checkpoint behind a weights digest: where it first appeared
+    SELECT weights_digest, min(round) AS round, arg_min(updates, round) AS updates,
+        coalesce(arg_min(checkpoint, round), arg_min(source, round)) AS checkpoint
+    FROM weights WHERE role <> 'embedder' GROUP BY weights_digest
+),
+sources AS (            -- the episodes an operation was distilled from, with their outcome
+    SELECT made.operation_id, list({'episode_id': made.episode_id, 'success': episode.success} ORDER BY made.episode_id)
+        AS episodes
+    FROM (SELECT operation_id, unnest(episode_ids) AS episode_id FROM operations) AS made
+    LEFT JOIN episodes AS episode USING (episode_id)
+    GROUP BY made.operation_id
+),
+uses AS (               -- episodes by the text that guided them, or that was read for them, and its bank
+    SELECT
+        retrieval.entry_id, retrieval.content_digest, retrieval.bank_round,
+        episode.episode_id, episode.round, episode.success, retrieval.similarity, retrieval.score,
+        credit.outcome, credit.free_mean, credit.guided_minus_free
+    FROM retrievals AS retrieval
+    JOIN episodes AS episode ON episode.episode_id = retrieval.episode_id
+    LEFT JOIN credits AS credit ON credit.episode_id = episode.episode_id AND credit.entry_id = retrieval.entry_id
+    -- A further attempt of ERL is guided by its reflection: the memory that was read for it is in its credit only.
+    WHERE retrieval.chosen
+        AND (episode.guided AND list_contains(episode.entry_ids, retrieval.entry_id) OR credit.entry_id IS NOT NULL)
+)
+SELECT
+    version.entry_id, version.family, version.version, version.kind, version.written_round, version.content_digest,
+    coalesce(written.text, operation.text) AS text,
+    operation.parents, source.episodes AS source_episodes,
+    version.operation_id, operation.distillation_id,
+    coalesce(operation.generation_id, imported.generation_id) AS generation_id,
+    generation.prompt, generation.output,
+    writer.checkpoint AS extractor_checkpoint, writer.updates AS extractor_updates,
+    generation.weights_digest AS extractor_digest,
+    used.episode_id AS used_in, used.round AS used_round, used.success AS used_success,
+    used.similarity AS used_similarity, used.outcome, used.free_mean, used.guided_minus_free
+FROM versions AS version
+LEFT JOIN operations AS operation ON operation.operation_id = version.operation_id
+LEFT JOIN imported_entries AS imported ON version.kind = 'import' AND imported.entry_id = version.entry_id
+LEFT JOIN sources AS source ON source.operation_id = version.operation_id
+LEFT JOIN bank_texts AS written ON written.content_digest = version.content_digest
+LEFT JOIN generations AS generation ON generation.generation_id = operation.generation_id
+LEFT JOIN writers AS writer ON writer.weights_digest = generation.weights_digest
+LEFT JOIN uses AS used ON used.entry_id = version.entry_id AND used.content_digest = version.content_digest
+    AND used.bank_round >= version.written_round
+    AND (version.until_round IS NULL OR used.bank_round < version.until_round)
+ORDER BY version.entry_id, version.written_round, version.position, used.round, used.episode_id
+"""
+
+TIMINGS = """
+SELECT
+    round, stage, key AS work, CAST(value ->> '$.batches' AS BIGINT) AS batches,
+    CAST(value ->> '$.items' AS BIGINT) AS items, CAST(value ->> '$.seconds' AS DOUBLE) AS seconds,
+    CAST(value ->> '$.longest' AS DOUBLE) AS longest
+FROM stages, json_each(manifest, '$.provenance.timings')
+"""
+BROKEN_GAMES = """
+SELECT
+    round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.place' AS place,
+    CAST(kind.value ->> '$.games' AS BIGINT) AS games, CAST(family.value ->> '$.games' AS BIGINT) AS played,
+    CAST(kind.value ->> '$.seed' AS BIGINT) AS environment_seed, kind.value ->> '$.details' AS details
+FROM stages, json_each(manifest, '$.provenance.broken') AS family, json_each(family.value, '$.kinds') AS kind
+"""
+_SUCCESS = """
+SELECT
+    round, stage, arm, {family}count(*) FILTER (success) AS won, count(*) AS games,
+    count(*) FILTER (stop_reason = 'error') AS broken, avg(success::INT) AS success,
+    wilson_low(count_if(success), count(*)) AS low, wilson_high(count_if(success), count(*)) AS high,
+    avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
+    avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
+FROM (
+    SELECT round, stage, CASE WHEN stream = 'synthetic' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS arm,
+        family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
+    FROM episodes WHERE stage = 'collect'
+    UNION ALL BY NAME
+    SELECT round, stage, arm, family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
+    FROM evaluations
+)
+GROUP BY round, stage, arm{by} ORDER BY round, stage, arm{by}
+"""
+SUCCESS_BY_ARM = _SUCCESS.format(family="", by="")
+SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family")
+_SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * games * games))"
+_END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"
+SCALARS = {
+    "wilson_low(won, games)": f"if(won = 0, 0.0, {_END.format(sign='-')})",
+    "wilson_high(won, games)": f"if(won = games, 1.0, {_END.format(sign='+')})",
+}
+"""Macros that views use: the ends of the 95 % interval of `won` games of `games`, as `crl/report/success.py`."""
+
 NO_BANK = "there is no bank after round"
 """How the error of a round without a bank begins."""
 MACROS = {
@@ -147,20 +257,24 @@ UNION ALL BY NAME SELECT NULL::VARCHAR AS entry_id WHERE NOT (has_bank(earlier) 
 """Macros by signature: `FROM bank_at(7)` is the bank after round 7, `FROM bank_diff(2, 7)` what changed. Of a round
 without a bank both are an error (`has_bank`): an empty answer would be a wrong one."""
 
-_STORED_BANK = "bank bank_changes bank_snapshots"
-_MADE_OF = {
-    "bank": _STORED_BANK,
-    "bank_texts": _STORED_BANK,
-    "bank_text": _BANK_TEXT,
+_DERIVED = {
     "rounds": _ROUNDS,
-    "broken_games": "stages",
-    "timings": "stages",
+    "bank_text": _BANK_TEXT,
+    "lineage": LINEAGE,
+    "broken_games": BROKEN_GAMES,
+    "timings": TIMINGS,
     "success_by_arm": SUCCESS_BY_ARM,
     "success_by_task": SUCCESS_BY_TASK,
-    "approvals": "stages",
-    "lineage": LINEAGE,
+}
+"""Views that are built on others alone."""
+_STORED_BANK = "bank bank_changes bank_snapshots"
+_MADE_OF = {
+    **_DERIVED,
+    **dict.fromkeys(("bank", "bank_texts"), _STORED_BANK),
+    **dict.fromkeys(("broken_games", "timings", "approvals"), "stages"),
     **{signature.partition("(")[0]: body for signature, body in MACROS.items()},
 }
+"""What is read for what a query names."""
 
 
 MARKED = "rounds"
@@ -207,15 +321,11 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies[BankText.table] = _texts(source, earlier)
     bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}
     bodies["stages"] = _stages(source)
-    bodies |= {row_type.table: _with_notes(source, row_type) for row_type in _NOTED}  # they refer to `stages`
-    bodies["rounds"] = _ROUNDS
-    bodies["bank_text"] = _BANK_TEXT
-    bodies["lineage"] = LINEAGE
-    bodies["broken_games"] = BROKEN_GAMES
-    bodies["timings"] = TIMINGS
-    bodies["success_by_arm"] = SUCCESS_BY_ARM
-    bodies["success_by_task"] = SUCCESS_BY_TASK
-    return bodies
+    for row_type, noted in _NOTED.items():
+        added = ", ".join(f"stages.manifest ->> '{where}' AS {name}" for name, where, _ in noted)
+        written = f"({_stored(source, row_type)}) AS written"
+        bodies[row_type.table] = f"SELECT written.*, {added} FROM {written} JOIN stages USING (round, stage)"
+    return bodies | _DERIVED
 
 
 def views_behind(sql: str, foreign: Collection[str] = ()) -> set[str]:
@@ -237,33 +347,25 @@ def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -
     """Rows of a type as the stages wrote them, with round and stage."""
     noted = {name for name, _, _ in _NOTED.get(row_type, ())}
     listed = [(name, kind) for name, kind, _ in columns_of(row_type) if name not in noted]
-    files = source.files(f"{row_type.table}.parquet", every_round=every_round)
-    if files is None:
-        return _empty(listed)
-    own = [(name, kind) for name, kind in listed if name in schema_of(row_type).names]
-    return f"SELECT {_selected(row_type, listed)} FROM {_parquet(source, files, own)}"
+    return _read(source, row_type.table, listed, schema_of(row_type).names, every_round=every_round)
 
 
 def _foreign(source: Source, table: str, schema: pa.Schema) -> str:
     """Rows of a type that is not the project's, with round and stage: its columns are those of the files."""
-    own = [(field.name, sql_type(field.type)) for field in schema]
-    listed = [*((name, kind) for name, kind, _ in _PLACE if name not in schema.names), *own]
-    files = source.files(f"{table}.parquet")
+    places = [(name, kind) for name, kind, _ in _PLACE if name not in schema.names]
+    return _read(source, table, [*places, *((field.name, sql_type(field.type)) for field in schema)], schema.names)
+
+
+def _read(
+    source: Source, table: str, listed: Sequence[tuple[str, str]], own: Collection[str], *, every_round: bool = False
+) -> str:
+    """Some columns of a table: its `own` from the files themselves, the others from where a file is."""
+    files = source.files(f"{table}.parquet", every_round=every_round)
     if files is None:
         return _empty(listed)
-    chosen = ", ".join(_column(name, schema.names) for name, _ in listed)
-    return f"SELECT {chosen} FROM {_parquet(source, files, own)}"
-
-
-def _selected(row_type: type[Row], listed: Sequence[tuple[str, str]]) -> str:
-    own = schema_of(row_type).names
-    return ", ".join(_column(name, own) for name, _ in listed)
-
-
-def _column(name: str, own: Collection[str]) -> str:
-    """A column of the files themselves, or one that says where a file is."""
-    place = {name: expression for name, _, expression in _PLACE}
-    return identifier(name) if name in own else f"{place[name]} AS {name}"
+    place = {name: f"{expression} AS {name}" for name, _, expression in _PLACE}
+    chosen = ", ".join(identifier(name) if name in own else place[name] for name, _ in listed)
+    return f"SELECT {chosen} FROM {_parquet(source, files, [pair for pair in listed if pair[0] in own])}"
 
 
 def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
@@ -335,11 +437,6 @@ def _stages(source: Source) -> str:
         f"CAST(TRY_CAST(content AS JSON) ->> '{place}' AS {kind}) AS {name}" for name, kind, place, _ in STAGE_COLUMNS
     )
     return _STAGES.format(files=read, columns=columns)
-
-
-def _with_notes(source: Source, row_type: type[Row]) -> str:
-    added = ", ".join(f"stages.manifest ->> '{where}' AS {name}" for name, where, _ in _NOTED[row_type])
-    return f"SELECT written.*, {added} FROM ({_stored(source, row_type)}) AS written JOIN stages USING (round, stage)"
 
 
 def _empty(columns: Sequence[tuple[str, str]]) -> str:

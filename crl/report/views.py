@@ -9,7 +9,7 @@ One view per row type of `crl/records/`, over every round and stage that wrote i
 - `success_by_task`: the same by task family;
 - `broken_games`: games that broke, by kind, with the first traceback, from the manifests;
 - `timings`: how long retrieval, answers and playing took, from the manifests;
-- `lineage`: one row per use of an experience, with all that led to it (`lineage.py`);
+- `lineage`: one row per use of an experience, with all that led to it;
 - the table macros `bank_at(round)` and `bank_diff(earlier, later)`, and `wilson_low(won, games)`, `wilson_high(…)`.
 
 :func:`connect` and :func:`query` list the run once: everything in a session is one state of it, whatever is published
@@ -35,9 +35,8 @@ from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.paths import quoted
 from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
-from crl.report.play_sql import SCALARS
 from crl.report.view_files import Patterns, Pinned, Source
-from crl.report.view_sql import MACROS, MARKED, columns_of, identifier, place_of, view_bodies, views_behind
+from crl.report.view_sql import MACROS, MARKED, SCALARS, columns_of, identifier, place_of, view_bodies, views_behind
 from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import disk_error, mending, remove, temporary, unwritable

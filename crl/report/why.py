@@ -30,18 +30,20 @@ from crl.records import (
     ImportedEntry,
     Operation,
     Retrieval,
+    Row,
     Trial,
     Weights,
 )
 from crl.report.bank import banked_round
 from crl.report.story import LEFT, MADE, EvaluationUse, Event, Import, SourceEpisode, Story, Tried, Use, Writing
-from crl.report.tables import Tables
+from crl.report.view_files import Tables
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
-from crl.run.prunelog import pruned
+from crl.run.retention import pruned
 
 _CHANGES_NOTHING = ("rejected", "keep")
+_OF_OUTPUT = ("prompt", "output", "weights_digest", "role")
 _INDEX = re.compile(r"(\d+)$")
 Moment = tuple[int, int]
 """Round, and position among the events of the round."""
@@ -165,17 +167,13 @@ class _Facts:
             return None
         generation = self._generations.get(operation["generation_id"], {})
         writer = self._writers.get(generation.get("weights_digest", ""), {})
+        of_output: dict[str, Any] = {name: generation.get(name) for name in _OF_OUTPUT}
         return Writing(
-            operation_id=operation["operation_id"],
-            distillation_id=operation["distillation_id"],
-            generation_id=operation["generation_id"],
-            prompt=generation.get("prompt"),
-            output=generation.get("output"),
+            **{name: operation[name] for name in ("operation_id", "distillation_id", "generation_id")},
+            **of_output,
             checkpoint=writer.get("checkpoint") or writer.get("source"),
             pruned=writer.get("checkpoint") in self._pruned,
             updates=writer.get("updates"),
-            weights_digest=generation.get("weights_digest"),
-            role=generation.get("role"),
         )
 
     def _events_of(self, tables: Tables, family: set[str], merges: Rows) -> dict[str, Rows]:
@@ -194,55 +192,54 @@ class _Facts:
     def _read_writings(self, tables: Tables) -> None:
         """Operations behind the events, their outputs, the weights that wrote those, the games they were made from."""
         listed = [event for events in self._events.values() for event in events if event["operation_id"]]
-        columns = ["operation_id", "distillation_id", "generation_id", "round", "kind", "episode_ids", "text"]
-        columns.append("embedder_cut")
         rounds = {event["round"] for event in listed}
-        operations = tables.select(
-            Operation, columns, among={"operation_id": [event["operation_id"] for event in listed]}, rounds=rounds
-        )
+
+        def rows(row_type: type[Row], columns: str, key: str, values: Iterable[str]) -> Rows:
+            """Rows of these rounds by one of their columns."""
+            return tables.select(row_type, columns.split(), among={key: values}, rounds=rounds)
+
+        columns = "operation_id distillation_id generation_id round kind episode_ids text embedder_cut"
+        operations = rows(Operation, columns, "operation_id", [event["operation_id"] for event in listed])
         self._operations = {row["operation_id"]: row for row in operations}
-        names = {"round": "tried_round"} | {name: name for name in ("pairs", "wins_with", "wins_without")}
-        names |= {name: name for name in ("difference", "admitted")}
-        trials = tables.select(
-            Trial, ["operation_id", *names.values()], among={"operation_id": self._operations}, rounds=rounds
-        )
+        names = ("pairs", "wins_with", "wins_without", "difference", "admitted")
+        trials = rows(Trial, f"operation_id tried_round {' '.join(names)}", "operation_id", self._operations)
         self._tried = {
-            row["operation_id"]: Tried(**{name: row[column] for name, column in names.items()}) for row in trials
+            row["operation_id"]: Tried(row["tried_round"], **{name: row[name] for name in names}) for row in trials
         }
-        wanted = [row["generation_id"] for row in operations]
-        columns = ["generation_id", "weights_digest", "role", "prompt", "output"]
-        generations = tables.select(Generation, columns, among={"generation_id": wanted}, rounds=rounds)
+        generations = rows(
+            Generation,
+            f"generation_id {' '.join(_OF_OUTPUT)}",
+            "generation_id",
+            [row["generation_id"] for row in operations],
+        )
         self._generations = {row["generation_id"]: row for row in generations}
         deleted = {f"rounds/{key_of(each.round, each.stage)}/{each.path}" for each in pruned(tables.run_path)}
         # A stage that was redone has written its checkpoint again.
         self._pruned = {each for each in deleted if not (tables.run_path / each).is_dir()}
         digests = {row["weights_digest"] for row in generations}
-        columns = ["weights_digest", "checkpoint", "source", "updates"]
         self._writers: dict[str, dict[str, Any]] = {}
-        for row in tables.select(Weights, columns, among={"weights_digest": digests}, where="role <> 'embedder'"):
+        for row in tables.select(
+            Weights, ["weights_digest", "checkpoint", "source", "updates"], among={"weights_digest": digests},
+            where="role <> 'embedder'",
+        ):  # fmt: skip
             self._writers.setdefault(row["weights_digest"], row)  # where they first appeared
-        wanted = [episode_id for row in operations for episode_id in row["episode_ids"]]
-        columns = ["episode_id", "success", "goal", "entry_id"]
+        sources = {"episode_id": [episode_id for row in operations for episode_id in row["episode_ids"]]}
         self._sources = {
-            row["episode_id"]: SourceEpisode(row["episode_id"], row["success"], row["goal"], row["entry_id"])
-            for row in tables.select(Episode, columns, among={"episode_id": wanted})
+            row["episode_id"]: SourceEpisode(*row.values())
+            for row in tables.select(Episode, ["episode_id", "success", "goal", "entry_id"], among=sources)
         }
 
     def _read_imports(self, tables: Tables) -> None:
         wanted = [
             event["entry_id"] for events in self._events.values() for event in events if event["kind"] == "import"
         ]
-        names = {
-            "experiment": "source_experiment", "round": "source_round", "snapshot": "source_snapshot",
-            "entry_id": "source_entry_id", "family": "source_family", "version": "source_version", "uses": "uses",
-            "mean_outcome": "mean_outcome",
-        }  # fmt: skip
-        columns = ["entry_id", *names.values(), "story"]
+        of_source = ("experiment", "round", "snapshot", "entry_id", "family", "version")
+        columns = ["entry_id", *(f"source_{name}" for name in of_source), "uses", "mean_outcome", "story"]
         self._imports = {
-            row["entry_id"]: Import(
-                **{name: row[column] for name, column in names.items()}, story=json.loads(row["story"])
+            entry_id: Import(*(*origin, json.loads(story)))
+            for entry_id, *origin, story in (
+                row.values() for row in tables.select(ImportedEntry, columns, among={"entry_id": wanted})
             )
-            for row in tables.select(ImportedEntry, columns, among={"entry_id": wanted})
         }
         columns = ["content_digest", "segment", "embedder_cut"]
         rows = tables.select(BankChange, columns, among={"entry_id": wanted}, rounds=[0])
@@ -273,15 +270,8 @@ class _Facts:
         self._uses: dict[str, list[tuple[int, str, Use]]] = defaultdict(list)
         for place, (digest, row) in sorted(shown.items(), key=lambda each: (each[1][1]["round"], each[0])):
             retrieval, credit = chosen.get(place, {}), credits.get(place, {})
-            use = Use(
-                episode_id=row["episode_id"],
-                round=row["round"],
-                success=row["success"],
-                similarity=retrieval.get("similarity"),
-                outcome=credit.get("outcome"),
-                free_mean=credit.get("free_mean"),
-                guided_minus_free=credit.get("guided_minus_free"),
-            )
+            earned = (credit.get(name) for name in ("outcome", "free_mean", "guided_minus_free"))
+            use = Use(row["episode_id"], row["round"], row["success"], retrieval.get("similarity"), *earned)
             self._uses[place[1]].append((retrieval.get("bank_round", row["round"] - 1), digest, use))
         self._evaluations: dict[str, list[EvaluationUse]] = defaultdict(list)
         columns = ["evaluation_id", "entry_ids", "round", "success"]

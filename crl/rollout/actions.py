@@ -4,18 +4,20 @@ An environment takes one of some actions by name, free text, or a tool call (`cr
 only the JSON counts, whatever is around it: models write `<tool_call>{"name": …, "arguments": {…}}</tool_call>`,
 fenced JSON, a list of calls, or `parameters` for `arguments`. The last call counts, as the last tag does.
 
-Only what follows the end of a thought counts: an action or a question that the actor only thinks of is none.
+Only what follows the end of a thought counts: an action or a question that the actor only thinks of is none. With
+`sampling.constrain: actions` an actor cannot write anything else: its answers are then a tree (:class:`AnswerTrees`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from crl.protocols import Actions, FreeText, ToolCalls
+from crl.errors import BadInput
+from crl.protocols import Actions, Answers, Chat, FreeText, ToolCalls
 from crl.text.answers import after_thoughts
 from crl.text.unicode import valid_text
 
@@ -27,6 +29,11 @@ _TAG = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.IGNORECASE | re.
 _ASK_TAG = re.compile(r"<ask>((?:(?!<ask>).)*?)</ask>", re.IGNORECASE | re.DOTALL)
 # Tokenizers of whole words set the colon apart; a word that only ends in "ask" is none.
 _ASK_LINE = re.compile(r"^[ \t]*ASK[ \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
+NO_ACTION, LONG_ACTION = "environment_no_action", "environment_action_too_long"
+_ADVICE = {
+    NO_ACTION: "mend the environment: in every state that is not final it names an action",
+    LONG_ACTION: "raise max_new_tokens, or shorten the names of the actions",
+}
 
 
 def _key(text: str) -> str:
@@ -155,3 +162,53 @@ def parse_question(text: str, actions: Actions, action_format: ActionFormat, *, 
     if line is None or _action_in(answer[: line.start()], named_actions(actions), "word") is not None:
         return None
     return line.group(1).strip()
+
+
+class Flaw(NamedTuple):
+    """Why an actor cannot answer: the reason code of its episode, and the same in words."""
+
+    code: str
+    details: str
+
+
+class AnswerTrees:
+    """Trees of token ids of the answers that an actor may give, in one policy's chat format.
+
+    Each legal action is written as the chat format writes an answer, with the end of its turn, so what is sampled is
+    what a demonstration of the action would be, id for id. A set of actions is encoded once.
+    """
+
+    def __init__(self, chat: Chat, longest: int) -> None:
+        """`longest` is the most ids that an answer may have (`max_new_tokens`)."""
+        self._chat, self._longest = chat, longest
+        self._trees: dict[tuple[str, ...], Answers] = {}
+
+    def of(self, actions: Actions) -> Answers:
+        """The tree of some actions. Raises BadInput where there is none, or one is longer than a turn may be."""
+        if (flaw := self.flaw(actions)) is not None:
+            raise BadInput(flaw.details, where="method.roles.actor.sampling", next_step=_ADVICE[flaw.code])
+        return self._trees[named_actions(actions)]
+
+    def flaw(self, actions: Actions) -> Flaw | None:
+        """Why there is no tree of some actions; None where there is one."""
+        key = named_actions(actions)
+        if not key:
+            return Flaw(NO_ACTION, "the environment names no legal action, so there is nothing to answer with")
+        if key in self._trees:
+            return None
+        answers = {action: self._chat.answer(action) for action in key}
+        action, ids = max(answers.items(), key=lambda each: len(each[1]))
+        if len(ids) > self._longest:
+            told = f"the action {action!r:.200} takes {len(ids)} tokens with the end of its turn"
+            return Flaw(LONG_ACTION, f"{told}; a turn has at most {self._longest} (sampling.max_new_tokens)")
+        self._trees[key] = self._grown(answers.values())
+        return None
+
+    @staticmethod
+    def _grown(answers: Iterable[Sequence[int]]) -> Answers:
+        root: dict[int, Any] = {}
+        for ids in answers:
+            node = root
+            for index in ids:
+                node = node.setdefault(index, {})
+        return root

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from crl.protocols import Environment, Start, Step
 from crl.rollout.environments import step_or_error, steps_as_they_come
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import JsonLines
 
 _Answered = tuple[str | None, Step]
 """An action, and what came of it."""

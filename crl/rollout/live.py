@@ -1,13 +1,26 @@
-"""One episode while it is played: its token record as it grows, and what happened so far."""
+"""One episode while it is played: its first prompt, its token record as it grows, and what happened so far.
+
+A first prompt that does not fit, or an environment that does not start, is the end of the episode and of nothing else:
+its first turn ends it, with a reason code, and says nothing about a note.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from crl.protocols import Actions, Sampled, Start, StopReason
+import numpy as np
+
+from crl.config import Method, SamplingConfig
+from crl.errors import PromptTooLong, StageFailed
+from crl.protocols import Actions, Policy, Sampled, Start, StopReason
 from crl.records import Generation, Question, Task, Turn
-from crl.text.templates import numbered
+from crl.rollout.prompts import Placement, opened
+from crl.run.seeds import number_of
+from crl.text.outputs import numbered, prompt_text
+
+PROMPT_TOO_LONG = "prompt_too_long"
+"""Reason code of an episode whose first prompt leaves no room for a turn: a long observation, long notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +99,73 @@ class LiveEpisode:
         self.logprobs.extend(sampled.logprobs)
         self.choices.extend(sampled.choices)
         return first, len(self.token_ids)
+
+
+def opened_row(
+    policy: Policy,
+    slot: EpisodeSlot,
+    start: Start,
+    *,
+    method: Method,
+    seed_of: Callable[[str], np.random.SeedSequence],
+    sampling: SamplingConfig,
+    answered: bool,
+) -> LiveEpisode:
+    """The row of an episode before its first turn. `answered`: a guided one may ask.
+
+    Raises StageFailed where the environment starts otherwise than planned, PromptTooLong where a prompt alone leaves no
+    room for a turn.
+    """
+    task = slot.task
+    may_ask = answered and slot.experience is not None
+    start = _as_planned(task, start)
+    if (start.goal, start.observation) != (task.goal, task.first_observation):
+        raise StageFailed(
+            f"episode {task.episode_id} starts otherwise than it was planned: {start.observation!r}",
+            expected=f"the planned first observation {task.first_observation!r}",
+            where=f"environment of family {task.family}, seed {task.environment_seed}",
+            next_step="the environment is not deterministic in its seed, or its version changed since the plan",
+        )
+    prompts = method.prompts_of(task.family)
+    offer = prompts["ask"].offer if may_ask and "ask" in prompts else ""
+    placement: Placement = "instructions" if slot.as_instructions else method.rollout.placement
+    messages, token_ids = opened(
+        policy.chat, prompts["actor"], start, experience=slot.shown, placement=placement, offer=offer
+    )
+    allowed = policy.context - sampling.max_new_tokens
+    if len(token_ids) > allowed:
+        # One long observation or note must not stop the round, in which it would be met again by every retry.
+        start = Start.failed(PROMPT_TOO_LONG, f"the first prompt has {len(token_ids)} tokens; at most {allowed} fit")
+        messages, token_ids = opened(policy.chat, prompts["actor"], start, experience=None, placement=placement)
+    if len(token_ids) > allowed:
+        raise PromptTooLong(
+            f"the prompt of role actor has {len(token_ids)} tokens without any observation or experience",
+            expected=f"at most {allowed}: the context of {policy.context} less {sampling.max_new_tokens} new tokens",
+            where=f"episode {task.episode_id}, family {task.family}",
+            next_step="shorten the prompt or its examples, or raise the role's context",
+        )
+    return LiveEpisode(
+        slot=slot,
+        start=start,
+        actions=start.actions,
+        observation=start.observation,
+        prompt=prompt_text(messages),
+        seed=number_of(seed_of(task.episode_id)),
+        token_ids=token_ids,
+        may_ask=may_ask,
+    )
+
+
+def _as_planned(task: Task, start: Start) -> Start:
+    """The start to open; an episode that could not be started when it was planned, or cannot now, is over at its first
+    turn."""
+    failed = Start.failed("environment_start")
+    if start.error is None and not without_start(task.goal, task.first_observation):
+        return start
+    return Start(task.goal, task.first_observation, failed.actions, start.error or failed.error, start.details)
+
+
+def without_start(goal: str, first_observation: str) -> bool:
+    """Whether an episode of this goal could not be started when it was planned."""
+    failed = Start.failed("")
+    return (goal, first_observation) == (failed.goal, failed.observation)

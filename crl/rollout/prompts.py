@@ -1,6 +1,6 @@
 """What the actor reads: messages filled from the templates of a `PromptConfig`, and the check of these templates.
 
-Placeholders are filled by name in one pass (`crl/text/templates.py`), so braces in observations and experiences stay as
+Placeholders are filled by name in one pass (`crl/text/outputs.py`), so braces in observations and experiences stay as
 they are. The experience comes last before the first observation, or at the end of the system text (`placement`, section
 2 of the method notes): with `user`, guided and free members of a group share everything before it. A reflection stands
 instead of the system text (`instructions`), whatever the setting. The extractor's
@@ -17,7 +17,7 @@ from crl.config import PromptConfig
 from crl.errors import BadInput
 from crl.protocols import Actions, Chat, Start, ToolCalls
 from crl.rollout.actions import actions_text
-from crl.text.templates import check, fill, placeholders
+from crl.text.outputs import check, conversation, fill, placeholders
 
 Placement = Literal["system", "user", "instructions"]
 """Where an experience is shown; with `instructions` it replaces the system text."""
@@ -92,13 +92,10 @@ def actor_messages(
         system = fill(prompt.system, values)
     if placement == "system" and shown:
         system = f"{system}\n{shown.rstrip()}"
-    messages = [{"role": "system", "content": system}]
-    for exchange in prompt.examples:
-        messages.append({"role": "user", "content": exchange.user})
-        messages.append({"role": "assistant", "content": exchange.assistant})
     in_user = shown if placement == "user" else ""
-    first = fill(prompt.first, {**values, "experience": in_user, "observation": observation})
-    return [*messages, {"role": "user", "content": first}]
+    return conversation(
+        prompt, system, fill(prompt.first, {**values, "experience": in_user, "observation": observation})
+    )
 
 
 def opened(

@@ -7,8 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
 from crl.protocols import Sampled, Session, Step
-from crl.rollout.environments import step_or_error
-from crl.rollout.readable import Readable
+from crl.rollout.environments import Readable, step_or_error
 
 Steps = Future[dict[int, Step]]
 """Steps by slot, when they are there."""

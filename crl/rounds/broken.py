@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from crl.errors import EnvironmentBroken
 from crl.faults import place_in
 from crl.protocols import Start
-from crl.rollout.opening import without_start
+from crl.rollout.live import without_start
 from crl.rollout.play import PlayedEpisode
 from crl.text.unicode import escaped
 

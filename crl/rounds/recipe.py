@@ -26,8 +26,7 @@ def recipe_of(method: Method) -> Recipe:
             where="BUILDER of its config class",
         ) from error
     recipe: Recipe = builder(method)
-    for row_type, suite in recipe.suites.items():
-        bring(row_type, suite)
+    bring(recipe.row_types)
     return recipe
 
 

@@ -13,7 +13,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from crl.checks.suite import Suite
 from crl.config import Method
 from crl.errors import BadInput
 from crl.learn.terms import Objective
@@ -110,8 +109,8 @@ class Recipe:
     """Sets of weights that are trained, by the role that owns each."""
     objectives: Mapping[str, Objective] = field(default_factory=dict)
     """Objectives of the updates, by the name that samples carry."""
-    suites: Mapping[type[Row], Suite] = field(default_factory=dict)
-    """Rules of the row types that the recipe brings (`crl/checks`); each of them needs a suite."""
+    row_types: tuple[type[Row], ...] = ()
+    """The row types that the recipe brings, with their rules."""
     check_ready: Callable[[Method, Path], None] = lambda method, run_path: None
     """Raises BadInput for what only models, prompts or the run's directory can tell, before work starts."""
     typical: Callable[[Method], Mapping[str, Lengths]] = lambda method: {}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from crl.config import FamilyConfig, SeedRange
 from crl.protocols import Start
 from crl.records import FREE, Task
-from crl.rollout.readable import Readable
+from crl.rollout.environments import Readable
 from crl.rounds.broken import games_from, naming
 from crl.rounds.context import StageContext
 

@@ -11,15 +11,14 @@ import numpy as np
 from crl.config import Method, SamplingConfig
 from crl.protocols import Advisor, Environment, Policy, Start
 from crl.records import Episode, Generation, Retrieval, Task, Turn
-from crl.rollout.environments import MixedEnvironment
+from crl.rollout.environments import MixedEnvironment, Readable
 from crl.rollout.kept_steps import KeptSteps
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
-from crl.rollout.readable import Readable
 from crl.rounds.broken import games_from, games_of, naming
 from crl.rounds.context import StageContext
 from crl.rounds.weights import weights_of
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import JsonLines
 
 
 def slots_of(

@@ -24,11 +24,9 @@ from crl.run.files import disk_errors, fsync, fsync_tree, mending, remove, remov
 from crl.run.head import heads
 from crl.run.journal import Journal
 from crl.run.lineage import LINEAGE, Ancestor, Lineage
-from crl.run.manifest import MANIFEST, Manifest, key_of
-from crl.run.prunelog import Pruned, note_pruned, pruned
-from crl.run.retention import CHECKPOINT, is_pruned
+from crl.run.manifest import MANIFEST, Manifest, Place, key_of, stage_directory
+from crl.run.retention import CHECKPOINT, Pruned, is_pruned, note_pruned, pruned
 
-Place = tuple[int, str]
 FORKED = "forked"
 """Event of the journal that the run begins with."""
 
@@ -192,7 +190,7 @@ def _check_still_there(parent: RunDirectory, taken: Collection[Place]) -> None:
 
 def _check_still_kept(source: Path, place: Place, manifest: Manifest) -> None:
     """A parent that trains may delete a checkpoint meanwhile: no damage, but the next rounds may begin with it."""
-    checkpoint = source / "rounds" / key_of(*place) / CHECKPOINT
+    checkpoint = stage_directory(source, *place) / CHECKPOINT
     if not checkpoint.exists() and is_pruned(pruned(source), *place, CHECKPOINT, manifest):
         raise RecordDamaged(
             f"the checkpoint of {key_of(*place)} of the parent was pruned while the run was forked",

@@ -67,7 +67,7 @@ def cached(run_path: Path, key: str, build: Callable[[Path], None], *, again: bo
 
 @dataclass(frozen=True)
 class Shelf:
-    """The cache of a run as the bank's indexes use it (`crl.bank.index.Cache`)."""
+    """Directories of a run's cache, each checked before it is handed out."""
 
     run_path: Path
 
@@ -217,21 +217,19 @@ def _sealed_last(run_path: Path, name: str) -> str | None:
     return next((event.get("sha256") for event in reversed(events) if event.get("file") == name), None)
 
 
-def _sealed(sums: dict[str, str], of: str | None) -> bytes:
-    """`of`: what they are the checksums of; older caches do not say it."""
-    content = {"sums": sums} if of is None else {"of": of, "sums": sums}
-    return canonical_json({"check": sha256_bytes(canonical_json(sums if of is None else content)), **content})
+def _sealed(sums: dict[str, str], of: str) -> bytes:
+    """`of`: what they are the checksums of."""
+    content = {"of": of, "sums": sums}
+    return canonical_json({"check": sha256_bytes(canonical_json(content)), **content})
 
 
 def _read(path: Path, of: str) -> dict[str, str] | None:
     try:
         content = path.read_bytes()
-        said = json.loads(content)
-        sums: dict[str, str] = said["sums"]
-        of_all = said.get("of")
+        sums: dict[str, str] = json.loads(content)["sums"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return sums if of_all in (None, of) and content == _sealed(sums, of_all) else None
+    return sums if content == _sealed(sums, of) else None
 
 
 def _unreadable(run_path: Path, path: Path) -> CacheFault:

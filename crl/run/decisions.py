@@ -14,13 +14,12 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crl.errors import DecisionMade, RecordDamaged, RunDirectoryUnusable
 from crl.paths import quoted
-from crl.run.files import aside, canonical_json, disk_errors, fsync, making, move, sha256_bytes, temporary
+from crl.run.files import aside, canonical_json, disk_errors, fsync, making, move, sha256_bytes, write_once
 
 DECISIONS = "decisions"
 _FILE = re.compile(r"^(\d{4,})\.json$")
@@ -108,22 +107,12 @@ def write_decision(run_path: Path, decision: Decision) -> Decision:
     """
     path = decision_path(run_path, decision.round)
     decision = decision.sealed()
-    # A name of its own even within a process: a paused flow and a command may decide in the same moment.
-    scratch = temporary(path.with_name(f"{path.name}-{uuid4().hex}"), 0)
     with disk_errors(path), making(path.parent), _alone(path.parent):
         earlier = load_decision(run_path, decision.round)
         if earlier is not None and earlier.shown != decision.shown:
             withdraw_decision(run_path, decision.round)
-        try:
-            scratch.write_bytes(decision.render())
-            fsync(scratch)
-            # Two people may decide in the same moment: a link is made once, by one of them.
-            with contextlib.suppress(FileExistsError):
-                os.link(scratch, path)
-                fsync(path.parent)
-                fsync(Path(run_path))
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_once(path, decision.render())  # two people may decide in the same moment
+        fsync(Path(run_path))
     holds = load_decision(run_path, decision.round)
     if holds is None:
         raise RunDirectoryUnusable(f"{path} was removed while it was written", where=str(run_path))

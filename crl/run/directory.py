@@ -34,7 +34,7 @@ from crl.records import Row, schema_of
 from crl.run import experiment_file
 from crl.run import files as files_
 from crl.run.lineage import Lineage, load_lineage, method_in
-from crl.run.manifest import MANIFEST, Manifest, key_of, parse_key
+from crl.run.manifest import MANIFEST, Manifest, parse_key, stage_directory
 from crl.run.writer import StageWriter
 
 _ROUND = re.compile(r"^[0-9]{4,}$")
@@ -92,7 +92,7 @@ class RunDirectory:
 
     def stage_path(self, round_number: int, stage: str) -> Path:
         """Directory of a stage, complete or not."""
-        return self.path / "rounds" / key_of(round_number, stage)
+        return stage_directory(self.path, round_number, stage)
 
     def is_complete(self, round_number: int, stage: str) -> bool:
         """Whether a stage was committed."""

@@ -5,7 +5,6 @@ Its first line holds the SHA-256 of the rest, so that a manual change is recogni
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from crl.config import Experiment, Method
 from crl.errors import BadInput, FrozenMethodChanged, OtherFormat, RecordDamaged, RunDirectoryUnusable
 from crl.records import RECORD_FORMAT
-from crl.run.files import disk_errors, fsync, sha256_bytes, temporary, write_atomically
+from crl.run.files import sha256_bytes, write_atomically, write_once
 
 EXPERIMENT = "experiment.yaml"
 OTHER_VERSION = (
@@ -104,20 +103,8 @@ def check_same(run_path: Path, experiment: Experiment) -> None:
 
 
 def create(run_path: Path, experiment: Experiment) -> None:
-    """Write the file unless it is there. Two processes may do so at once: one wins, both find a whole file."""
-    path, content = run_path / EXPERIMENT, render(experiment.name, experiment.method)
-    scratch = temporary(path, 0)
-    with disk_errors(path):
-        try:
-            scratch.write_bytes(content)
-            fsync(scratch)
-            try:
-                os.link(scratch, path)
-            except FileExistsError:
-                return
-            fsync(run_path)
-        finally:
-            scratch.unlink(missing_ok=True)
+    """Write the file unless it is there."""
+    write_once(run_path / EXPERIMENT, render(experiment.name, experiment.method))
 
 
 def replace(run_path: Path, experiment: Experiment) -> None:

@@ -1,5 +1,5 @@
-"""File primitives of the record: atomic writes, syncing, hashing, temporary names, and what a disk refuses as our own
-error.
+"""File primitives of the record: atomic writes, syncing, hashing, temporary names, room on the disk, and what a disk
+refuses as our own error.
 
 Temporary files and directories are named `.tmp-<name>-[<machine>-<pid>-]<token>`: whoever holds a later token may
 remove them (:func:`sweep`). Token 0 stands for writers without a lease (experiment file, cache): theirs go with their
@@ -14,19 +14,20 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from crl.errors import CrlError, DiskFull, RecordDamaged, RunDirectoryUnusable
+from crl.errors import CrlError, DiskFull, NotEnoughDisk, RecordDamaged, RunDirectoryUnusable
 from crl.paths import quoted
-from crl.run.owner import machine_digest
 
 _TEMPORARY = re.compile(r"^\.tmp-.*?(?:-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+))?-(?P<token>\d+)$")
 _DAY = 86_400.0
@@ -38,6 +39,7 @@ _ELSEWHERE = (
     "choose another place: CRL_RUNS or --runs for runs, CRL_MODELS for models, "
     "PREFECT_HOME for Prefect's files, --out FILE or --to FOLDER"
 )
+GIGABYTE = 10**9
 
 
 def canonical_json(value: Any) -> bytes:
@@ -107,6 +109,20 @@ def parsed_parquet(content: bytes, columns: Sequence[str] | None = None) -> pa.T
     return pq.ParquetFile(pa.BufferReader(content)).read(columns, use_threads=False)
 
 
+def machine() -> str:
+    """Where process ids mean the same: this machine since its start (boot id), in this container (their namespace)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return "unknown"
+
+
+def machine_digest() -> str:
+    """Eight characters for this host and :func:`machine`."""
+    return sha256_bytes(f"{socket.gethostname()} {machine()}".encode())[:8]
+
+
 def temporary(path: Path, token: int) -> Path:
     """Sibling of `path` to write into before it is renamed; unique to this process and attempt."""
     return path.parent / f".tmp-{path.name}-{machine_digest()}-{os.getpid()}-{token}"
@@ -143,6 +159,22 @@ def write_atomically(path: Path, content: bytes, *, token: int = 0) -> None:
             scratch.unlink(missing_ok=True)
             raise
         fsync(path.parent)
+
+
+def write_once(path: Path, content: bytes) -> None:
+    """Write a whole file unless it is there: of two that do so at once, one wins and both find a whole file. Raises as
+    `disk_errors`."""
+    # A name of its own even within a process: a paused flow and a command may decide in the same moment.
+    scratch = temporary(path.with_name(f"{path.name}-{uuid4().hex}"), 0)
+    with disk_errors(path):
+        try:
+            scratch.write_bytes(content)
+            fsync(scratch)
+            with suppress(FileExistsError):
+                os.link(scratch, path)
+                fsync(path.parent)
+        finally:
+            scratch.unlink(missing_ok=True)
 
 
 def move(source: Path, target: Path) -> None:
@@ -310,3 +342,57 @@ def _directories(place: Path) -> list[Path]:
 
 def _below(place: Path) -> list[Path]:
     return [Path(parent) for parent, _, _ in os.walk(place)]
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes an ordinary user may still write where `path` is, or will be made."""
+    room = os.statvfs(_existing(path))
+    return room.f_bavail * room.f_frsize
+
+
+def is_writable(path: Path) -> bool:
+    """Whether this user may write where `path` is, or will be made."""
+    return os.access(_existing(path), os.W_OK)
+
+
+def require_writable(path: Path, what: str) -> None:
+    """Raise RunDirectoryUnusable unless this user may write where `path` is, or will be made; `what` it is in words."""
+    if not is_writable(path):
+        code = errno.EROFS if os.statvfs(_existing(path)).f_flag & os.ST_RDONLY else errno.EACCES
+        raise unwritable(OSError(code, os.strerror(code)), path, what)
+
+
+def same_disk(one: Path, other: Path) -> bool:
+    """Whether two paths, which need not be there yet, share the room that is free."""
+    return _existing(one).stat().st_dev == _existing(other).stat().st_dev
+
+
+def require_free(
+    path: Path,
+    *,
+    needed_bytes: int,
+    reserve_bytes: int = 0,
+    what: str = "the run directory",
+    next_step: str = "free some space, put the runs elsewhere (CRL_RUNS), or lower runtime.keep_checkpoints",
+) -> None:
+    """Raise NotEnoughDisk unless `needed_bytes` fit at `path` and `reserve_bytes` stay free beside them.
+
+    RunDirectoryUnusable where nothing may be written at all; `what` it is in words.
+    """
+    require_writable(path, what)
+    free = free_bytes(path)
+    if free >= needed_bytes + reserve_bytes:
+        return
+    raise NotEnoughDisk(
+        f"{free / GIGABYTE:.2f} GB are free; the run is estimated to write {needed_bytes / GIGABYTE:.2f} GB",
+        expected=f"{(needed_bytes + reserve_bytes) / GIGABYTE:.2f} GB, with {reserve_bytes / GIGABYTE:.2f} GB to spare",
+        where=str(path),
+        next_step=next_step,
+    )
+
+
+def _existing(path: Path) -> Path:
+    place = Path(path).absolute()
+    while not place.exists():
+        place = place.parent
+    return place

@@ -1,4 +1,5 @@
-"""How processes of this project end with the process that started them, also after `kill -9`.
+"""Processes of this project on one machine: how they end with the process that started them, also after `kill -9`, and
+how they meet on loopback, past every proxy.
 
 A guarded process has one small guardian beside it, which looks whether that process still runs. When it has ended, in
 whatever way, the guardian ends every process that carries its mark in its environment. Children inherit the mark, so it
@@ -36,6 +37,10 @@ _ORDER_SECONDS = 40.0
 _guardian: subprocess.Popen[bytes] | None = None
 _mark = secrets.token_hex(16)
 _starting = threading.Lock()
+STORE_VARIABLE = "CRL_RANKS_STORE"
+"""Names the file in which ranks on one machine meet."""
+_HERE = ("127.0.0.1", "localhost")
+_NAMES = ("NO_PROXY", "no_proxy")
 
 
 def guard(*, with_parent: bool = False) -> str:
@@ -140,6 +145,23 @@ def _end(processes: list[psutil.Process], patience_seconds: float) -> None:
             with contextlib.suppress(psutil.Error):
                 end(process)
         _, processes = psutil.wait_procs(processes, timeout=patience_seconds)
+
+
+def past_proxies() -> None:
+    """Tell HTTP libraries, here and in processes to come, that no proxy leads to this machine itself.
+
+    With `HTTP_PROXY` alone they would ask the proxy for Prefect's server or vLLM's, which it does not know.
+    """
+    given = ",".join(os.environ.get(name, "") for name in _NAMES)
+    listed = dict.fromkeys(each for part in given.split(",") if (each := part.strip()))
+    # Libraries prefer one spelling or the other, and some know "*" only alone.
+    value = "*" if "*" in listed else ",".join(dict.fromkeys([*listed, *_HERE]))
+    os.environ.update(dict.fromkeys(_NAMES, value))
+
+
+def on_loopback() -> dict[str, str]:
+    """Variables with which gloo and NCCL listen on loopback, also where the machine's own name them a network."""
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 
 
 if __name__ == "__main__":

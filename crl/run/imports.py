@@ -19,15 +19,7 @@ from numpy.typing import NDArray
 
 from crl.errors import RecordDamaged
 from crl.records import ImportedEntry, schema_of, vectors_of
-from crl.run.files import (
-    disk_errors,
-    fsync,
-    mending,
-    parsed_parquet,
-    read_checked,
-    sha256_bytes,
-    write_atomically,
-)
+from crl.run.files import disk_errors, fsync, mending, parsed_parquet, read_checked, sha256_bytes, write_atomically
 from crl.run.lease import commit_guard
 
 IMPORTS = "imports/bank"

@@ -4,6 +4,9 @@
 every commit (`flock`). A dead owner on this machine is replaced at once; one elsewhere, or one stopped here (SIGSTOP),
 when its heartbeat (the file's modification time) is older than the lease's seconds. Commits check the token under the
 lock, so an attempt that was replaced while it slept cannot commit. Needs a POSIX file system.
+
+On one machine a process is known by its id and start time: a reused id is not mistaken for the owner. Across machines
+(or containers, or a restart) process ids mean nothing; there only the age of the heartbeat counts.
 """
 
 from __future__ import annotations
@@ -12,19 +15,83 @@ import contextlib
 import errno
 import fcntl
 import os
+import shlex
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
+import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.errors import LeaseHeld, RunDirectoryUnusable, StaleAttempt
-from crl.run.files import canonical_json, sha256_bytes, sweep, unwritable, write_atomically
+from crl.run.files import canonical_json, machine, sha256_bytes, sweep, unwritable, write_atomically
 from crl.run.journal import Journal
-from crl.run.owner import Owner
+
+
+class Owner(BaseModel):
+    """A process that holds or held the lease."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str
+    machine: str
+    """Boot id and process-id namespace: process ids can be compared only where it is equal."""
+    pid: int
+    started: float
+    """Start of the process: clock ticks since boot on Linux (a changed wall clock does not move it)."""
+    command: str
+    since: str
+    """When the lease was taken (UTC, ISO 8601)."""
+
+    @classmethod
+    def this_process(cls) -> Owner:
+        """The calling process, now."""
+        return cls(
+            host=socket.gethostname(),
+            machine=machine(),
+            pid=os.getpid(),
+            started=_start_of(os.getpid()) or 0.0,
+            command=shlex.join(sys.argv),
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def is_local(self) -> bool:
+        """Whether this process can see the owner's process id."""
+        return self.host == socket.gethostname() and self.machine == machine()
+
+    def lives(self) -> bool:
+        """Whether the owner's process still runs; only meaningful where :meth:`is_local`."""
+        started = _start_of(self.pid)
+        return started is not None and abs(started - self.started) < 2.0
+
+    def is_stopped(self) -> bool:
+        """Whether the owner's process is stopped (SIGSTOP, Ctrl-Z, a debugger); only where it :meth:`lives` here."""
+        try:
+            return bool(psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP))
+        except psutil.Error:
+            return False
+
+
+def _start_of(pid: int) -> float | None:
+    """When a process started; None if there is none, or only a zombie that nobody has waited for."""
+    try:
+        # The name in brackets may hold spaces and brackets: fields are counted after the last one.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else float(fields[19])
+    except (OSError, IndexError, ValueError):
+        pass
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
 
 LEASE = "lease.json"
 LOCK = "lease.lock"

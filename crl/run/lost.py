@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from crl.run.committed import Place, moved_away
-from crl.run.manifest import key_of
+from crl.run.journal import moved_away
+from crl.run.manifest import Place, key_of
 from crl.run.problem import Problem, Record, Severity
 from crl.run.redo import pruned_sources
 

@@ -140,12 +140,21 @@ def _damaged(path: Path, found: str, expected: str | None) -> RecordDamaged:
     )
 
 
+Place = tuple[int, str]
+"""A stage of a run: its round and its name."""
+
+
+def stage_directory(run_path: Path, round_number: int, stage: str) -> Path:
+    """Where a stage is, complete or not."""
+    return run_path / "rounds" / key_of(round_number, stage)
+
+
 def key_of(round_number: int, stage: str) -> str:
     """How a stage of a round is named in `inputs` and on the command line: `0007/collect`."""
     return f"{round_number:04d}/{stage}"
 
 
-def parse_key(key: str) -> tuple[int, str]:
+def parse_key(key: str) -> Place:
     """(round, stage) of a key (the inverse of :func:`key_of`)."""
     number, _, stage = key.partition("/")
     return int(number), stage

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crl.errors import RecordDamaged
-from crl.run.committed import place_of
 from crl.run.decisions import DECISIONS, decided_rounds, decision_path
 from crl.run.directory import is_round
-from crl.run.journal import JOURNAL, Journal
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import JOURNAL, Journal, JsonLines, place_of
 from crl.run.lease import LEASE, LeaseFile
 from crl.run.manifest import MANIFEST, Manifest, key_of
 from crl.run.problem import Record, on_one_line
-from crl.run.prunelog import PRUNED, unlisted
+from crl.run.retention import PRUNED, unlisted
 
 _LISTS = {PRUNED: "sha256s", "trackers.jsonl": "tracker"}
 """What each line of a list has, beside those of the journal."""

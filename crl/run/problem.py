@@ -9,11 +9,11 @@ from pathlib import Path
 
 from crl.errors import RecordDamaged
 from crl.paths import quoted
-from crl.run.committed import Committed
 from crl.run.files import sha256_file
+from crl.run.journal import Committed
 from crl.run.lineage import Ancestor, Lineage
 from crl.run.manifest import Manifest, key_of
-from crl.run.prunelog import Pruned
+from crl.run.retention import Pruned
 
 FromRows = Callable[[int, str], bool]
 """Whether a stage of a round is a function of recorded rows, so that its files can be made again."""

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from crl.errors import BadInput, RecordDamaged
-from crl.run.committed import committed
 from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import aside, move
-from crl.run.journal import Journal
+from crl.run.journal import Journal, committed
 from crl.run.lease import commit_guard
 from crl.run.lineage import load_lineage
 from crl.run.manifest import Manifest, key_of, parse_key
@@ -51,7 +50,7 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
             move(run_path / "rounds" / key_of(number, name), target / key_of(number, name))
             _move_parts(run_path, target, number, name)
         _move_unfinished(run_path, target, round_number)
-        # What is gone already is taken back as well: it is no loss from here on (`committed.py`).
+        # What is gone already is taken back as well: it is no loss from here on (`journal.py`).
         taken = [_from(place, list(commits), order) for place in ((round_number, stage), *affected[:1])]
         gone = sorted(set().union(*taken) - set(everything))
         if affected or gone:

@@ -1,7 +1,9 @@
 """Retention: which checkpoints are kept, and how the others are deleted so that a crash leaves nothing in doubt.
 
-A checkpoint is the directory `checkpoint/` of a committed stage. Before one is deleted, a line in `pruned.jsonl` (and
-in the journal) says so; verification accepts exactly those. Deleting is one rename out of the record, then the removal.
+A checkpoint is the directory `checkpoint/` of a committed stage. Before one is deleted, a line in `pruned.jsonl` says
+so, and a `pruned` event of the journal, so that neither file alone can lose an entry; verification accepts exactly
+those. An entry names the manifest it was taken from, so it never excuses a checkpoint that a redone stage wrote later
+in the same place. Deleting is one rename out of the record, then the removal.
 """
 
 from __future__ import annotations
@@ -11,14 +13,65 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.errors import RecordDamaged
 from crl.records import Weights
 from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import fsync, mending, remove
+from crl.run.journal import Journal, JsonLines
 from crl.run.lease import commit_guard
-from crl.run.manifest import Manifest, key_of
-from crl.run.prunelog import Pruned, note_pruned, pruned
+from crl.run.manifest import Manifest, Place, key_of, stage_directory
+
+PRUNED = "pruned.jsonl"
+
+
+class Pruned(BaseModel):
+    """One deleted checkpoint directory."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    round: int
+    stage: str
+    path: str
+    """Inside the stage directory."""
+    sha256s: dict[str, str]
+    """By path inside the stage directory."""
+    bytes: int
+    manifest: str
+    """`check` of the manifest of the stage."""
+
+
+def pruned(run_path: Path) -> list[Pruned]:
+    """Everything that was pruned, in order: from the list, and from the journal what the list lacks."""
+    return _entries(JsonLines(run_path / PRUNED)) + unlisted(run_path)
+
+
+def unlisted(run_path: Path) -> list[Pruned]:
+    """What the list lacks, though it is written first."""
+    listed = _entries(JsonLines(run_path / PRUNED))
+    return [entry for entry in _entries(Journal(run_path)) if entry not in listed]
+
+
+def note_pruned(run_path: Path, entry: Pruned, token: int) -> None:
+    """Write an entry to the list, then to the journal."""
+    payload = entry.model_dump(mode="json")
+    JsonLines(run_path / PRUNED).append(payload)
+    number, stage = payload.pop("round"), payload.pop("stage")
+    Journal(run_path).record("pruned", token=token, round_number=number, stage=stage, **payload)
+
+
+def _entries(lines: JsonLines) -> list[Pruned]:
+    found = []
+    for payload in lines.read():
+        if payload.get("event", "pruned") != "pruned":
+            continue
+        try:
+            found.append(Pruned.model_validate(payload))
+        except ValidationError:
+            continue
+    return found
+
 
 CHECKPOINT = "checkpoint"
 _WEIGHTS = f"{Weights.table}.parquet"
@@ -44,7 +97,7 @@ def prune(
     for stages in role_stages.values():
         names = [stages] if isinstance(stages, str) else list(stages)
         committed = _committed(run_path, names)
-        present = [place for place in committed if (_stage(run_path, place) / CHECKPOINT).is_dir()]
+        present = [place for place in committed if (stage_directory(run_path, *place) / CHECKPOINT).is_dir()]
         kept = set(present[-keep_last:] if keep_last else [])
         kept |= {place for place in present if keep_every and place[0] % keep_every == 0}
         needed = {*protected, *_in_use(run_path, committed, keep_every)}
@@ -52,7 +105,9 @@ def prune(
             if place in kept or f"rounds/{key_of(*place)}/{CHECKPOINT}" in needed:
                 continue
             with commit_guard(run_path, token):
-                if not (_stage(run_path, place) / CHECKPOINT).is_dir():  # another round of this run was faster
+                if not (
+                    stage_directory(run_path, *place) / CHECKPOINT
+                ).is_dir():  # another round of this run was faster
                     continue
                 entry, grave = _set_aside(run_path, place, token)
             remove(grave)  # a large one takes long, and another round may have to commit meanwhile
@@ -66,9 +121,9 @@ def is_pruned(entries: Collection[Pruned], round_number: int, stage: str, path: 
     return any((entry.round, entry.stage, entry.path, entry.manifest) == wanted for entry in entries)
 
 
-def _set_aside(run_path: Path, place: tuple[int, str], token: int) -> tuple[Pruned, Path]:
+def _set_aside(run_path: Path, place: Place, token: int) -> tuple[Pruned, Path]:
     """Note a deletion and move the checkpoint to where the sweep of a later attempt finds it; what was noted, where."""
-    directory = _stage(run_path, place)
+    directory = stage_directory(run_path, *place)
     manifest = Manifest.load(directory)
     files = {name: file for name, file in manifest.digested.files.items() if name.startswith(f"{CHECKPOINT}/")}
     entry = Pruned(
@@ -90,7 +145,7 @@ def _set_aside(run_path: Path, place: tuple[int, str], token: int) -> tuple[Prun
     return entry, grave
 
 
-def _committed(run_path: Path, stages: Collection[str]) -> list[tuple[int, str]]:
+def _committed(run_path: Path, stages: Collection[str]) -> list[Place]:
     """Complete stages of these names, oldest first."""
     found = []
     for round_number in round_numbers(run_path):
@@ -98,17 +153,17 @@ def _committed(run_path: Path, stages: Collection[str]) -> list[tuple[int, str]]
     return found
 
 
-def _in_use(run_path: Path, committed: Sequence[tuple[int, str]], keep_every: int) -> set[str]:
+def _in_use(run_path: Path, committed: Sequence[Place], keep_every: int) -> set[str]:
     """Checkpoints that the newest weights rows point to, and those of rounds that are kept: a role that was not updated
     still needs an old one."""
-    told = [place for place in committed if (_stage(run_path, place) / _WEIGHTS).is_file()]
+    told = [place for place in committed if (stage_directory(run_path, *place) / _WEIGHTS).is_file()]
     told = [place for place in told if place == told[-1] or (keep_every and place[0] % keep_every == 0)]
     return {checkpoint for place in told for checkpoint in recorded_checkpoints(run_path, place)}
 
 
-def recorded_checkpoints(run_path: Path, place: tuple[int, str]) -> set[str]:
+def recorded_checkpoints(run_path: Path, place: Place) -> set[str]:
     """The checkpoints that the weights rows of a stage point to. Raises RecordDamaged where they cannot be read."""
-    path = _stage(run_path, place) / _WEIGHTS
+    path = stage_directory(run_path, *place) / _WEIGHTS
     try:
         rows = pq.read_table(path).column("checkpoint").to_pylist()
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -119,7 +174,3 @@ def recorded_checkpoints(run_path: Path, place: tuple[int, str]) -> set[str]:
             next_step=mending(run_path),
         ) from error
     return {row for row in rows if row is not None}
-
-
-def _stage(run_path: Path, place: tuple[int, str]) -> Path:
-    return run_path / "rounds" / key_of(*place)

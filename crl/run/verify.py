@@ -19,7 +19,6 @@ from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.paths import quoted
 from crl.run import cache, experiment_file
 from crl.run.chain import chain_problems, stale
-from crl.run.committed import committed, newest_attempt
 from crl.run.decisions import decided_rounds, decision_path, load_decision
 from crl.run.directory import is_round, manifests
 from crl.run.evaluations import evaluation_faults
@@ -27,6 +26,7 @@ from crl.run.files import sha256_bytes, sha256_file
 from crl.run.fork_problems import fork_problems, has_lost_lineage, readable_lineage
 from crl.run.imports import imported_files
 from crl.run.intact import LastIntact
+from crl.run.journal import committed, newest_attempt
 from crl.run.lease import LEASE, LOCK, LeaseFile
 from crl.run.links import links
 from crl.run.lost import lost_stages
@@ -34,8 +34,7 @@ from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of
 from crl.run.problem import NO_FILE, FromRows, Record, move_away, no_recipe
 from crl.run.problem import Problem as Problem
 from crl.run.problem import Severity as Severity
-from crl.run.prunelog import pruned
-from crl.run.retention import CHECKPOINT, is_pruned
+from crl.run.retention import CHECKPOINT, is_pruned, pruned
 
 _SHOWN = 5
 

@@ -1,5 +1,9 @@
-"""One sampled output per prompt, in batches, and its token record: shared by whatever is asked once and answers once
-(the critic, the extractor, answers to questions).
+"""Prompts filled from their templates, one sampled output per prompt, in batches, and its token record: shared by
+whatever is asked once and answers once (the critic, the extractor, answers to questions).
+
+A placeholder is a brace pair around a lower case name; everything else is text. `str.format` is not used because values
+are model outputs and observations: braces in them must stay as they are, and a template may hold braces that are no
+placeholder (JSON in an instruction).
 
 The ids sampled are the ids recorded: a generation's `token_ids` are the prompt's ids and the sampled ones, its mask is
 1 on the latter. Rows are returned, no file is written here.
@@ -7,15 +11,70 @@ The ids sampled are the ids recorded: a generation's `token_ids` are the prompt'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from crl.config import RoleConfig, SamplingConfig
+from crl.config import PromptConfig, RoleConfig, SamplingConfig
+from crl.errors import BadInput
 from crl.protocols import Policy, Sampled, StopReason
 from crl.records import Generation
-from crl.text.templates import Messages, prompt_text
 from crl.text.unicode import valid_text
+
+Messages = list[dict[str, str]]
+"""What a chat is opened with: a role and a text each."""
+_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+
+
+def placeholders(template: str) -> set[str]:
+    """Names of the placeholders in a template."""
+    return set(_PLACEHOLDER.findall(template))
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Replace every `{name}` by its value, in one pass: braces inside a value are never expanded.
+
+    Raises BadInput for a placeholder that has no value; values that no placeholder asks for are ignored.
+    """
+    check(template, values.keys())
+    return _PLACEHOLDER.sub(lambda found: values[found.group(1)], template)
+
+
+def numbered(texts: Sequence[str]) -> str:
+    """Texts under each other, each with its number. Further lines of one are indented: none looks like another."""
+    return "\n".join(f"{number}. {text}".replace("\n", "\n   ") for number, text in enumerate(texts, start=1))
+
+
+def check(template: str, allowed: Collection[str], where: str | None = None) -> None:
+    """Raise BadInput if a template asks for a name that is not in `allowed`; `where` names the prompt and its part."""
+    unknown = sorted(placeholders(template) - set(allowed))
+    if unknown:
+        raise BadInput(
+            f"unknown placeholder {', '.join('{' + name + '}' for name in unknown)} in a prompt template",
+            expected=", ".join("{" + name + "}" for name in sorted(allowed)) or "no placeholder",
+            where=where or repr(template[:80]),
+            next_step="correct the name in the prompt file",
+        )
+
+
+def messages_of(prompt: PromptConfig, values: Mapping[str, str]) -> Messages:
+    """Messages of a prompt: system and first user message filled by name, the example exchanges between them."""
+    return conversation(prompt, fill(prompt.system, values), fill(prompt.first, values))
+
+
+def conversation(prompt: PromptConfig, system: str, first: str) -> Messages:
+    """Messages of a prompt whose system text and first user message are filled: its example exchanges between them."""
+    messages = [{"role": "system", "content": system}]
+    for exchange in prompt.examples:
+        messages.append({"role": "user", "content": exchange.user})
+        messages.append({"role": "assistant", "content": exchange.assistant})
+    return [*messages, {"role": "user", "content": first}]
+
+
+def prompt_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """The messages as one readable text for the record (the token ids beside it are what the model read)."""
+    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
 
 
 @dataclass(frozen=True, slots=True)

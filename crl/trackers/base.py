@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from crl.paths import quoted
+from crl.report.markdown import code
+
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
@@ -62,3 +65,9 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Flush, and end whatever was started."""
         ...
+
+
+def record_of(path: Path, head: str = "") -> str:
+    """The link to the record, as Markdown: where it is, and what vouches for it, after a round with the head then."""
+    verify = f"crl verify {quoted(path)}" + (f" --head {head}" if head else "")
+    return f"record: {code(str(path))}, verified by {code(verify)}"

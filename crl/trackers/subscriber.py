@@ -9,21 +9,23 @@ anew: both get every round.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any
 
 from crl.config import Runtime
 from crl.config.trackers import TrackerChoice
 from crl.engine.events import Event, RoundDone
-from crl.report.history import History
+from crl.report.markdown import rounds_markdown
+from crl.report.success import Rate
+from crl.report.summary import History, RoundSummary, random_policy
+from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
-from crl.run.jsonlines import JsonLines
-from crl.trackers.base import TrackedRun, Tracker
-from crl.trackers.figures import figures_of, round_digest
+from crl.run.head import head_after
+from crl.run.journal import JsonLines
+from crl.trackers.base import RoundFigures, TrackedRun, Tracker
 
 LEDGER = "trackers.jsonl"
 _PATIENCE_SECONDS = 60.0
@@ -57,9 +59,7 @@ class Trackers:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._rounds.put(None)
         self._thread.join(_PATIENCE_SECONDS)
         if self._thread.is_alive():
@@ -77,12 +77,7 @@ class _Feed:
     """One tracker, opened when it has something to write, and what it has so far."""
 
     def __init__(
-        self,
-        run: RunDirectory,
-        history: History,
-        choice: TrackerChoice,
-        ledger: JsonLines,
-        warn: Callable[[str], None],
+        self, run: RunDirectory, history: History, choice: TrackerChoice, ledger: JsonLines, warn: Callable[[str], None]
     ) -> None:
         self._run, self._history, self._choice, self._ledger, self._warn = run, history, choice, ledger, warn
         self._key = sha256_bytes(canonical_json(choice.model_dump(mode="json")))[:16]
@@ -156,3 +151,45 @@ def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     for name, each in value.items():
         found |= _flat(each, f"{before}{name}.") if isinstance(each, Mapping) and each else {f"{before}{name}": each}
     return found
+
+
+def round_digest(run: RunDirectory, number: int) -> str:
+    """SHA-256 over the digests of a round's stages. Raises RecordDamaged."""
+    stages = {stage: run.manifest(number, stage).digest for stage in sorted(run.complete_stages(number))}
+    return sha256_bytes(canonical_json(stages))
+
+
+def figures_of(run: RunDirectory, history: History, numbers: Sequence[int]) -> Iterator[RoundFigures]:
+    """The figures of complete rounds, in order; `history` is that of the run. Raises RecordDamaged."""
+    summaries = history.summaries()
+    with reading(run.path, numbers, views={"metrics"}) as connection:
+        metrics = connection.sql("SELECT round, stage || '/' || name, value FROM metrics ORDER BY ALL").fetchall()
+    for number in sorted(numbers):
+        until = [each for each in summaries if each.round <= number]
+        figures = {name: value for at, name, value in metrics if at == number}
+        for summary in (each for each in until if each.label == str(number)):
+            figures |= _of_summary(summary, random_policy(until))
+        yield RoundFigures(
+            round=number,
+            figures=figures,
+            success=[row for each in until for row in each.arms],
+            tables=rounds_markdown(run.experiment_name, until),
+            digest=round_digest(run, number),
+            head=head_after(run.path, number),
+        )
+
+
+def _of_summary(each: RoundSummary, random: Rate) -> dict[str, float]:
+    known = {
+        "bank/entries": each.bank,
+        "buffer/waiting": each.buffer,
+        **{f"updates/{role}": count for role, count in each.updates.items()},
+        "extractor/malformed": each.malformed / each.outputs if each.outputs else None,
+        "alarms": len(each.alarms),
+        **{f"bank/{kind}": count for kind, count in each.changes.items()},
+        **{f"seconds/{stage}": taken for stage, taken in each.seconds.items()},
+        **{f"success/{arm}": getattr(each, arm).value for arm in ("guided", "free", "synthetic")},
+        **{f"held_out/{arm}": getattr(each, arm).value for arm in ("with_bank", "without_bank")},
+        "held_out/random": (random if each.without_bank.episodes else each.random).value,
+    }
+    return {name: float(value) for name, value in known.items() if value is not None}

@@ -15,8 +15,7 @@ import numpy as np
 
 from crl.run.files import write_atomically
 from crl.text.unicode import escaped
-from crl.trackers.base import RoundFigures, TrackedRun
-from crl.trackers.figures import record_of
+from crl.trackers.base import RoundFigures, TrackedRun, record_of
 
 FOLDER = "tensorboard"
 

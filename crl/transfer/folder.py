@@ -18,15 +18,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from crl.errors import BadInput, OtherFormat
 from crl.records import RECORD_FORMAT, schema_of
+from crl.report.markdown import plain
 from crl.run.files import disk_errors, fsync, fsync_tree, remove_left_behind, sha256_file, temporary
 from crl.run.imports import EMBEDDING
-from crl.transfer.card import dataset_card
-from crl.transfer.formats import CARD, PROVENANCE, Format, file_of
-from crl.transfer.gather import FORMAT, Gathered
-from crl.transfer.rows import TABLES, entries_schema
+from crl.transfer import CARD, FORMATS, PROVENANCE, Format, file_of
+from crl.transfer.gather import FORMAT, TABLES, Gathered, entries_schema
 from crl.transfer.schema import (
     check_bank,
     check_columns,
@@ -37,6 +37,7 @@ from crl.transfer.schema import (
     strict_json,
 )
 
+_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 _ROWS = 256
 """Rows of a table that are objects in memory at once while it is checked."""
 
@@ -63,7 +64,7 @@ def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]
             provenance = {**bank.provenance, "files": files}
             text = json.dumps(provenance, indent=1, sort_keys=True, ensure_ascii=False)
             (scratch / PROVENANCE).write_text(text + "\n", encoding="utf-8")
-            if format is Format.huggingface:
+            if format == "huggingface":
                 card = dataset_card(bank.tables, provenance, {name: file_of(name, format) for name in TABLES})
                 (scratch / CARD).write_text(card, encoding="utf-8")
             fsync_tree(scratch)
@@ -82,7 +83,7 @@ def is_export(path: Path) -> bool:
 def read_folder(path: Path) -> Gathered:
     """An exported bank, checked from end to end. Raises BadInput for whatever `crl bank export` does not write."""
     provenance = _provenance(path)
-    formats = [each for each in Format if set(provenance["files"]) == {file_of(name, each) for name in TABLES}]
+    formats = [each for each in FORMATS if set(provenance["files"]) == {file_of(name, each) for name in TABLES}]
     if not formats:
         raise _no_export(path, f"{PROVENANCE} names {', '.join(sorted(provenance['files'])) or 'no files'}")
     tables = {}
@@ -90,6 +91,8 @@ def read_folder(path: Path) -> Gathered:
     for name, file in paths.items():
         relative = file_of(name, formats[0])
         expected = provenance["files"][relative]["sha256"]
+        dimension = provenance["embedder"]["dimension"]
+        schema = entries_schema(dimension) if name == "entries" else schema_of(TABLES[name])
         try:
             found = sha256_file(file) if file.is_file() else "no such file"
         except OSError as error:
@@ -101,22 +104,16 @@ def read_folder(path: Path) -> Gathered:
                 where=str(file),
                 next_step="export the bank again",
             )
-        tables[name] = _read(file, name, _schema(name, provenance))
+        tables[name] = _read(file, name, schema)
     check_bank(paths, tables, provenance)
     return Gathered(tables, {name: value for name, value in provenance.items() if name != "files"})
-
-
-def _schema(name: str, provenance: Mapping[str, Any]) -> pa.Schema:
-    if name == "entries":
-        return entries_schema(provenance["embedder"]["dimension"])
-    return schema_of(TABLES[name])
 
 
 def _write(table: pa.Table, path: Path) -> None:
     if path.suffix == ".parquet":
         # Vectors have no repeated values: a dictionary of them would only take room.
-        plain = [name for name in table.column_names if name != EMBEDDING]
-        pq.write_table(table, path, compression="zstd", use_dictionary=plain)
+        others = [name for name in table.column_names if name != EMBEDDING]
+        pq.write_table(table, path, compression="zstd", use_dictionary=others)
         return
     with path.open("w", encoding="utf-8") as file:
         for batch in table.to_batches(max_chunksize=1024):
@@ -126,14 +123,14 @@ def _write(table: pa.Table, path: Path) -> None:
 
 def _read(path: Path, name: str, schema: pa.Schema) -> pa.Table:
     """A table, every row of which is as it must be. Raises BadInput."""
-    plain = [column for column in schema.names if column != EMBEDDING]
+    others = [column for column in schema.names if column != EMBEDDING]
     try:
         if path.suffix == ".parquet":
             # Not by the schema it should have: that would fill columns that are missing.
             file = pq.ParquetFile(path)
             check_columns(path, file.schema_arrow, schema)
             # Row by row before it is read whole: a small file may hold the same row a billion times.
-            batches = file.iter_batches(_ROWS, columns=plain)
+            batches = file.iter_batches(_ROWS, columns=others)
             check_table(path, name, (row for batch in batches for row in batch.to_pylist()))
             table = file.read()
             table.validate(full=True)
@@ -144,8 +141,10 @@ def _read(path: Path, name: str, schema: pa.Schema) -> pa.Table:
             rows = [_row(path, number, line) for number, line in enumerate(lines, 1)]
         vectors = {EMBEDDING} & set(schema.names)
         check_table(path, name, [{column: row[column] for column in row if column not in vectors} for row in rows])
-        if EMBEDDING in schema.names:
-            _check_lists(path, rows, schema.field(EMBEDDING).type.list_size)
+        for number, row in enumerate(rows if vectors else (), 1):
+            vector, size = row.get(EMBEDDING), schema.field(EMBEDDING).type.list_size
+            if not isinstance(vector, list) or len(vector) != size or not all(type(each) is float for each in vector):
+                raise refused(path, f"row {number}, column {EMBEDDING}: it is no list of {size} numbers")
         return pa.Table.from_pylist(rows, schema=schema)
     except (pa.ArrowException, OSError, UnicodeError) as error:
         raise refused(path, f"it cannot be read: {str(error).splitlines()[0] if str(error) else error!r}") from None
@@ -159,13 +158,6 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise refused(path, f"row {number}: it is no JSON object")
     return row
-
-
-def _check_lists(path: Path, rows: list[dict[str, Any]], dimension: int) -> None:
-    for number, row in enumerate(rows, 1):
-        vector = row.get(EMBEDDING)
-        if not isinstance(vector, list) or len(vector) != dimension or not all(type(each) is float for each in vector):
-            raise refused(path, f"row {number}, column {EMBEDDING}: it is no list of {dimension} numbers")
 
 
 def _provenance(path: Path) -> dict[str, Any]:
@@ -193,3 +185,39 @@ def _no_export(path: Path, found: str) -> BadInput:
         expected="a folder that `crl bank export` wrote",
         next_step="`crl bank export RUN --to FOLDER` writes one",
     )
+
+
+def dataset_card(tables: Mapping[str, pa.Table], provenance: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """`README.md`: one configuration a table, the entries by default."""
+    entries = tables["entries"].num_rows
+    front = {
+        "pretty_name": f"Experience bank of {provenance['experiment']} after round {provenance['round']}",
+        "tags": ["complementary-rl", "experience-bank"],
+        "size_categories": [next((name for limit, name in _SIZES if entries < limit), "1M<n<10M")],
+        "configs": [
+            {"config_name": name, "data_files": [{"split": "train", "path": files[name]}]}
+            | ({"default": True} if name == "entries" else {})
+            for name in TABLES
+        ],
+    }
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n# {front['pretty_name']}\n\n",
+        f"{entries} experiences that an extractor distilled from games of an agent, in "
+        f"{', '.join(provenance['families']) or 'no task family'}, with what led to each and what each did. ",
+        "Written by `crl bank export`; `provenance.json` says from which record: "
+        f"snapshot {provenance['snapshot_digest']}.\n\n",
+        "```python\nfrom datasets import load_dataset\n\n",
+        'entries = load_dataset("path/to/this/folder", split="train")\n',
+        'lineage = load_dataset("path/to/this/folder", "lineage", split="train")\n```\n',
+    ]
+    for name, row_type in TABLES.items():
+        summary = (row_type.__doc__ or "").strip().splitlines()[0]
+        parts.append(f"\n## {name}\n\n{summary} {tables[name].num_rows} rows.\n\n| column | meaning |\n|---|---|\n")
+        for field in (schema_of(row_type).field(column) for column in schema_of(row_type).names):
+            parts.append(f"| {field.name} | {field.metadata[b'description'].decode().replace('|', ' or ')} |\n")
+        if name == "entries" and EMBEDDING in tables[name].column_names:
+            embedder = provenance["embedder"]
+            parts.append(
+                f"| {EMBEDDING} | unit vector of the text by {plain(embedder['name'])} ({embedder['digest'][:12]}) |\n"
+            )
+    return "".join(parts)

@@ -1,17 +1,20 @@
 """Gathering a bank for others: the entries after a round with texts, vectors, usefulness and stories as of that round.
 
 Later rounds leave no trace in it, and a round that is not finished has none to take, so the bank of a round is the same
-whenever it is taken.
+whenever it is taken. The tables are Arrow tables like those of the record, and no part of it: an export goes where a
+user wants it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated as A
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,20 +22,92 @@ from numpy.typing import NDArray
 
 from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted
-from crl.records import RECORD_FORMAT, BankSnapshot, Row, Weights, rows_of, table_of
+from crl.records import RECORD_FORMAT, BankSnapshot, Row, Weights, rows_of, schema_of, table_of
 from crl.report.bank import BankAfter, banked_round, banked_rounds
+from crl.report.story import Event, Story
 from crl.report.why import stories
 from crl.rounds.banks import publishing_stage
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
+from crl.run.imports import EMBEDDING
 from crl.run.manifest import key_of
-from crl.transfer.rows import TABLES, ExportedEntry, LineageRow, UseRow, lineage_of, story_json, with_embeddings
 
 FORMAT = "complementary-rl bank"
 _BATCH = 20_000
 """Entries whose stories are objects in memory at once; each batch reads the run's tables again."""
 _TELL = ("credit", "evaluate")
 """Stages that tell of a bank's entries after the round has published it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedEntry(Row):
+    """One entry of the bank after a round."""
+
+    table: ClassVar[str] = "entries"
+    entry_id: A[str, "id in the experiment"]
+    family: A[str, "task family"]
+    text: A[str, "the experience"]
+    content_digest: A[str, "SHA-256 of the text (UTF-8)"]
+    version: A[int, "1 when added, +1 with each update"]
+    order: A[int, "age order: grows with every add"]
+    created_round: A[int, "round it was added"]
+    updated_round: A[int, "round of the current text"]
+    operation_id: A[str, "operation that wrote the text"]
+    distillation_id: A[str, "extractor output that wrote it"]
+    generation_id: A[str, "token record of that output"]
+    episode_ids: A[list[str], "episodes the text derives from, over its whole lineage"]
+    parents: A[list[str], "entries it was merged from"]
+    retrieved: A[int, "times chosen to guide an episode, in any words"]
+    uses: A[int, "guided episodes of this text that were credited"]
+    mean_outcome: A[float | None, "mean of +1 / -1 over them; null without any"]
+    story: A[str, "its whole history, JSON, as `crl bank why` shows it"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LineageRow(Row):
+    """One text that an exported entry, or one it was merged from, ever had."""
+
+    table: ClassVar[str] = "lineage"
+    entry_id: A[str, "entry"]
+    family: A[str, "task family"]
+    version: A[int, "version of the entry"]
+    kind: A[str, "add, update, merge or import"]
+    round: A[int, "round it was written"]
+    text: A[str, "the experience"]
+    content_digest: A[str, "SHA-256 of the text"]
+    parents: A[list[str], "entries it was merged from"]
+    episode_ids: A[list[str], "episodes it was distilled from"]
+    episode_successes: A[list[bool], "their outcomes, of those the record holds"]
+    operation_id: A[str | None, "operation that wrote it; null for an import"]
+    generation_id: A[str | None, "extractor output"]
+    prompt: A[str | None, "what the extractor was shown"]
+    output: A[str | None, "what it wrote"]
+    extractor_checkpoint: A[str | None, "its weights: a checkpoint of the run, or the base model"]
+    extractor_updates: A[int | None, "updates they had gone through"]
+    extractor_digest: A[str | None, "SHA-256 of those weights"]
+    uses: A[int, "guided episodes of this version"]
+    mean_outcome: A[float | None, "mean of +1 / -1 over those credited; null without any"]
+    guided_minus_free: A[float | None, "mean difference to the free games of the same groups"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UseRow(Row):
+    """One game that a version of the table `lineage` guided."""
+
+    table: ClassVar[str] = "uses"
+    entry_id: A[str, "entry"]
+    version: A[int, "version of the entry"]
+    episode_id: A[str, "the game"]
+    round: A[int, "its round"]
+    success: A[bool, "whether it was won"]
+    similarity: A[float | None, "cosine of the game's description and the text"]
+    outcome: A[float | None, "+1 or -1; null where it was not credited"]
+    free_mean: A[float | None, "mean outcome of the free games of its group"]
+    guided_minus_free: A[float | None, "outcome minus free_mean"]
+
+
+TABLES: dict[str, type[Row]] = {row_type.table: row_type for row_type in (ExportedEntry, LineageRow, UseRow)}
+"""Every table of an export, in order: its name and the type of its rows."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +126,7 @@ def gather(run_path: Path, round_number: int | None, *, embeddings: bool = True)
     bank = BankAfter(run, _told_round(run, round_number))
     rows = bank.rows()
     table, texts = bank.table(rows), bank.texts(rows)
-    parts: dict[type[Row], list[pa.Table]] = {each: [table_of(each, [])] for each in TABLES.values()}
+    parts: dict[type[Row], list[pa.Table]] = {row_type: [table_of(row_type, [])] for row_type in TABLES.values()}
     seen: set[str] = set()
     for at in range(0, len(rows), _BATCH):
         batch = slice(at, at + _BATCH)
@@ -64,7 +139,8 @@ def gather(run_path: Path, round_number: int | None, *, embeddings: bool = True)
         dimension = vectors_ND.shape[1]
         flat = pa.array(vectors_ND.ravel(), pa.float32())
         vectors = pa.FixedSizeListArray.from_arrays(flat, dimension)
-        tables[ExportedEntry.table] = with_embeddings(tables[ExportedEntry.table], vectors)
+        column = entries_schema(dimension).field(EMBEDDING)
+        tables[ExportedEntry.table] = tables[ExportedEntry.table].append_column(column, vectors)
     return Gathered(tables, _provenance(bank, dimension))
 
 
@@ -111,9 +187,25 @@ def _told(
 
 
 def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
-    run = bank.run
+    run, digest = bank.run, bank.snapshot.digest()
     place = publishing_stage(bank.recipe, run.method, bank.round)
     assert place is not None
+    (recorded,) = rows_of(BankSnapshot, run.read(*place, BankSnapshot))
+    if recorded.digest != digest:
+        raise RecordDamaged(
+            f"the bank after round {bank.round} has digest {digest}",
+            expected=f"{recorded.digest}, as the round recorded",
+            where=str(run.path),
+            next_step="run `crl verify` on the run",
+        )
+    weights = rows_of(Weights, run.read(0, "initialize", Weights))
+    embedder = next((row for row in weights if row.role == "embedder"), None)
+    if embedder is None:
+        raise BadInput(
+            f"{run.path} does not say which embedder made its vectors",
+            expected="a row of role `embedder` in round 0",
+            next_step="run `crl verify` on the run",
+        )
     return {
         "format": FORMAT,
         "format_version": RECORD_FORMAT,
@@ -123,33 +215,68 @@ def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
         "method_digest": run.method_digest,
         "stage": key_of(*place),
         "stage_digest": run.manifest(*place).digest,
-        "snapshot_digest": _snapshot_digest(bank, place),
-        "embedder": {**_embedder(bank), "dimension": dimension},
+        "snapshot_digest": digest,
+        "embedder": {"name": embedder.source, "digest": embedder.base_digest, "dimension": dimension},
         "families": sorted(set(bank.snapshot.table["family"].to_pylist())),
         "versions": {"complementary-rl": metadata.version("complementary-rl"), "pyarrow": pa.__version__},
     }
 
 
-def _snapshot_digest(bank: BankAfter, place: tuple[int, str]) -> str:
-    """As the round recorded it, checked against the rows."""
-    digest = bank.snapshot.digest()
-    (recorded,) = rows_of(BankSnapshot, bank.run.read(*place, BankSnapshot))
-    if recorded.digest != digest:
-        raise RecordDamaged(
-            f"the bank after round {bank.round} has digest {digest}",
-            expected=f"{recorded.digest}, as the round recorded",
-            where=str(bank.run.path),
-            next_step="run `crl verify` on the run",
-        )
-    return digest
+def entries_schema(dimension: int | None) -> pa.Schema:
+    """Schema of `entries`, with vectors of a dimension or without."""
+    schema = schema_of(ExportedEntry)
+    if dimension is None:
+        return schema
+    said = {"description": "unit vector of the text"}
+    return schema.append(pa.field(EMBEDDING, pa.list_(pa.float32(), dimension), nullable=False, metadata=said))
 
 
-def _embedder(bank: BankAfter) -> dict[str, str]:
-    for row in rows_of(Weights, bank.run.read(0, "initialize", Weights)):
-        if row.role == "embedder":
-            return {"name": row.source, "digest": row.base_digest}
-    raise BadInput(
-        f"{bank.run.path} does not say which embedder made its vectors",
-        expected="a row of role `embedder` in round 0",
-        next_step="run `crl verify` on the run",
+def lineage_of(stories: Iterable[Story], seen: set[str]) -> tuple[list[LineageRow], list[UseRow]]:
+    """The stories as rows: every version of every entry and of its ancestors, each once: `seen` keeps those written."""
+    versions, uses = [], []
+    for story, version in _versions(stories, seen):
+        assert version.version is not None
+        versions.append(_lineage_row(story, version))
+        for use in version.uses:
+            uses.append(UseRow(entry_id=story.entry_id, version=version.version, **dataclasses.asdict(use)))
+    return versions, uses
+
+
+def story_json(story: Story) -> str:
+    """The one JSON text of a story."""
+    return json.dumps(story.plain(), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def _versions(stories: Iterable[Story], seen: set[str]) -> Iterator[tuple[Story, Event]]:
+    for story in stories:
+        for version in story.versions:
+            if version.event_id + story.entry_id in seen:
+                continue
+            seen.add(version.event_id + story.entry_id)
+            yield from _versions(version.parents, seen)
+            yield story, version
+
+
+def _lineage_row(story: Story, version: Event) -> LineageRow:
+    assert version.version is not None and version.text is not None and version.content_digest is not None
+    columns = {
+        "operation_id": "operation_id", "generation_id": "generation_id", "prompt": "prompt", "output": "output",
+        "extractor_checkpoint": "checkpoint", "extractor_updates": "updates", "extractor_digest": "weights_digest",
+    }  # fmt: skip
+    written: dict[str, Any] = {name: getattr(version.writing, of, None) for name, of in columns.items()}
+    return LineageRow(
+        entry_id=story.entry_id,
+        family=story.family,
+        version=version.version,
+        kind=version.kind,
+        round=version.round,
+        text=version.text,
+        content_digest=version.content_digest,
+        parents=[parent.entry_id for parent in version.parents],
+        episode_ids=[each.episode_id for each in version.episodes],
+        episode_successes=[each.success for each in version.episodes if each.success is not None],
+        uses=len(version.uses),
+        mean_outcome=version.mean_outcome,
+        guided_minus_free=version.guided_minus_free,
+        **written,
     )

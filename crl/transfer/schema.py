@@ -27,8 +27,8 @@ from crl.records import vectors_of
 from crl.report.story import KINDS, MADE, Story, story_of
 from crl.run.imports import EMBEDDING
 from crl.text.answers import is_blank, odd_character
-from crl.transfer.formats import PROVENANCE
-from crl.transfer.rows import TABLES
+from crl.transfer import PROVENANCE
+from crl.transfer.gather import TABLES
 
 
 def _id(text: str) -> str:
@@ -173,7 +173,8 @@ def check_provenance(path: Path, content: Mapping[str, Any]) -> None:
     try:
         Provenance.model_validate(content)
     except ValidationError as error:
-        lacking = sorted(str(each["loc"][0]) for each in error.errors() if _lacks(each) and len(each["loc"]) == 1)
+        missing = [each["loc"] for each in error.errors() if each["type"] == "missing"]
+        lacking = sorted(str(loc[0]) for loc in missing if len(loc) == 1)
         problem = f"lacks {', '.join(lacking)}" if lacking else _told(error)
         raise refused(path, f"{PROVENANCE} {problem}") from None
 
@@ -225,28 +226,20 @@ def check_bank(paths: Mapping[str, Path], tables: Mapping[str, pa.Table], proven
         if latest > provenance["round"]:
             raise refused(path, f"row {number}, column updated_round: {latest} is after {provenance['round']}")
     if EMBEDDING in entries.column_names:
-        _check_vectors(path, entries[EMBEDDING])
-
-
-def _check_vectors(path: Path, column: pa.ChunkedArray) -> None:
-    vectors_ND = vectors_of(column).astype(np.float64)
-    lengths_N = np.sqrt(np.square(vectors_ND).sum(axis=1))
-    # Not a number and infinity fail the comparison too.
-    wrong = np.flatnonzero(~(np.abs(lengths_N - 1) < 1e-2))
-    if len(wrong):
-        row = int(wrong[0])
-        raise refused(path, f"row {row + 1}, column {EMBEDDING}: its length is {lengths_N[row]:g}, that of a vector 1")
+        lengths_N = np.linalg.norm(vectors_of(entries[EMBEDDING]).astype(np.float64), axis=1)
+        # Not a number and infinity fail the comparison too.
+        for row in np.flatnonzero(~(np.abs(lengths_N - 1) < 1e-2))[:1]:
+            length = f"its length is {lengths_N[row]:g}, that of a vector 1"
+            raise refused(path, f"row {row + 1}, column {EMBEDDING}: {length}")
 
 
 def check_columns(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
     """Raise BadInput naming the first column of a Parquet file that is not as it must be."""
     for name in expected.names:
-        if found.names.count(name) != 1:
-            raise refused(path, f"column {name}: there are {found.names.count(name)} of it, expected 1")
-        if found.field(name).type != expected.field(name).type:
-            raise refused(
-                path, f"column {name}: it holds {found.field(name).type}, expected {expected.field(name).type}"
-            )
+        if (count := found.names.count(name)) != 1:
+            raise refused(path, f"column {name}: there are {count} of it, expected 1")
+        if (holds := found.field(name).type) != (wanted := expected.field(name).type):
+            raise refused(path, f"column {name}: it holds {holds}, expected {wanted}")
     for name in found.names:
         if name not in expected.names:
             raise refused(path, f"column {name!r}: the table has no such column")
@@ -282,15 +275,12 @@ def _row_model(name: str) -> type[BaseModel]:
     return create_model(TABLES[name].__name__, __config__=_STRICT, **fields)
 
 
-def _lacks(problem: Mapping[str, Any]) -> bool:
-    return bool(problem["type"] == "missing")
-
-
 def _told(error: ValidationError) -> str:
     """The first problem: where it is, what is expected, what was found."""
     first = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(map(str, first["loc"]))
     shown = repr(first["input"])
     shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
-    missing = "it is missing" if _lacks(first) else f"{first['msg'].removeprefix('Value error, ')}; found {shown}"
-    return f"column {place}: {missing}" if place else missing
+    told = f"{first['msg'].removeprefix('Value error, ')}; found {shown}"
+    told = "it is missing" if first["type"] == "missing" else told
+    return f"column {place}: {told}" if place else told

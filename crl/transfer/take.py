@@ -29,8 +29,7 @@ from crl.run.files import sha256_file
 from crl.run.imports import EMBEDDING, BankImport, bank_import, imported_files, load_import, write_import
 from crl.run.journal import Journal
 from crl.run.lease import Lease
-from crl.transfer.gather import Gathered
-from crl.transfer.rows import ExportedEntry
+from crl.transfer.gather import ExportedEntry, Gathered
 
 _LEASE_SECONDS = 60.0
 _CONTROL_TOKEN = re.compile(
@@ -83,28 +82,20 @@ def fitting(method: Method, recipe: Recipe, source: Gathered, families: Mapping[
     of the experiment's own embedder are not those of their texts; nothing is written, so it can be asked before the
     experiment is made."""
     if not recipe.has_bank:
-        raise BadInput(
-            f"recipe {recipe.name} keeps no bank",
-            expected="a recipe that does: complementary, static_online, experience_only or offline_bank",
-        )
+        does = "complementary, static_online, experience_only or offline_bank"
+        raise BadInput(f"recipe {recipe.name} keeps no bank", expected=f"a recipe that does: {does}")
     content = _prepared(method, source, families)
-    _check_vectors(method, source)
-    return content
-
-
-def _check_vectors(method: Method, source: Gathered) -> None:
-    """Raise BadInput for a vector of the experiment's own embedder that is not that of its text. Where the embedder
-    cannot be had on this machine, round 0 says so."""
     table, told, use = source.tables[ExportedEntry.table], source.provenance["embedder"], method.recipe.embedder()
     if use is None or EMBEDDING not in table.column_names:
-        return
+        return content
     try:
-        if embedder_digest(use.name) != told["digest"]:
-            return
-    except BadInput:
-        return
-    rows = table.select(["entry_id", "text"]).to_pylist()
-    check_vectors(rows, vectors_of(table[EMBEDDING]), load_embedder(use.name, use.query_instruction), told["name"])
+        own = embedder_digest(use.name) == told["digest"]
+    except BadInput:  # it cannot be had on this machine: round 0 says so
+        return content
+    if own:
+        rows = table.select(["entry_id", "text"]).to_pylist()
+        check_vectors(rows, vectors_of(table[EMBEDDING]), load_embedder(use.name, use.query_instruction), told["name"])
+    return content
 
 
 def _prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> BankImport:
@@ -126,24 +117,13 @@ def _prepared(method: Method, source: Gathered, families: Mapping[str, str]) -> 
         )
     rows = [
         {
-            "entry_id": prefix + entry["entry_id"],
+            **{name: entry[name] for name in ("content_digest", "uses", "mean_outcome", "story", "text")},
+            **{f"source_{name}": where[name] for name in ("experiment", "round")},
+            **{f"source_{name}": entry[name] for name in ("entry_id", "family", "version")},
+            **{name: prefix + entry[name] for name in ("entry_id", "generation_id", "operation_id", "distillation_id")},
+            **{name: [prefix + each for each in entry[name]] for name in ("episode_ids", "parents")},
             "family": names[entry["family"]],
-            "content_digest": entry["content_digest"],
-            "generation_id": prefix + entry["generation_id"],
-            "source_experiment": where["experiment"],
-            "source_round": where["round"],
             "source_snapshot": where["snapshot_digest"],
-            "source_entry_id": entry["entry_id"],
-            "source_family": entry["family"],
-            "source_version": entry["version"],
-            "uses": entry["uses"],
-            "mean_outcome": entry["mean_outcome"],
-            "story": entry["story"],
-            "text": entry["text"],
-            "operation_id": prefix + entry["operation_id"],
-            "distillation_id": prefix + entry["distillation_id"],
-            "episode_ids": [prefix + each for each in entry["episode_ids"]],
-            "parents": [prefix + each for each in entry["parents"]],
         }
         for entry in kept
     ]

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page
 
-from crl.report.rates import wilson
+from crl.report.success import wilson
 from crl.report.views import query
 from tests.browser.opened import Opened
 from tests.recipe_runs import OTHERS

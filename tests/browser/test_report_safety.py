@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from crl.records import Turn
+from crl.report.bank import Standing, Usefulness
 from crl.report.charts import bar_chart
 from crl.report.diff import BankDiff, Change
-from crl.report.history import History
 from crl.report.page import write_report
-from crl.report.rates import Rate
-from crl.report.usefulness import Standing, Usefulness
+from crl.report.success import Rate
+from crl.report.summary import History
 from crl.text.unicode import escaped
 from tests.browser.opened import Opened
 from tests.unit.report import builder

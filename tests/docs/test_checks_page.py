@@ -37,7 +37,7 @@ def crl(*words: str) -> None:
 
 
 def test_the_commands_that_list_and_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(suites, "_brought", {})  # whatever other tests loaded
+    monkeypatch.setattr(suites, "brought", {})  # whatever other tests loaded
     first, second, third = [shlex.split(line)[1:] for line in COMMANDS if "docs" not in line]
     crl(*first)
     listed = capsys.readouterr().out

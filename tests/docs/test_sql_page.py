@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crl.report.lineage import LINEAGE
+from crl.report.view_sql import LINEAGE
 from crl.report.views import query, write_catalog
 from tests.unit.report.builder import NEW, build_run
 

@@ -28,7 +28,7 @@ from crl.config import Runtime
 from crl.engine.driver import Driver
 from crl.errors import ApprovalPending
 from crl.records import Evaluation, rows_of
-from crl.report.bank import snapshot
+from crl.report.bank import entries_after
 from crl.rounds.evaluate_again import Evaluated
 from crl.run.directory import RunDirectory
 from crl.run.journal import JOURNAL
@@ -194,7 +194,7 @@ def crl(
             monkeypatch.setattr("crl.report.page.render", lambda *run, **options: PAGE)
         places = {
             "disk": disk, "run": disk / NAME, "waiting": disk / WAITING, "elsewhere": tmp_path,
-            "bank": sources / "exported", "entry": snapshot(sources / NAME, limit=1).entries[0].entry_id,
+            "bank": sources / "exported", "entry": entries_after(sources / NAME, limit=1)[0].entry_id,
             "study": write_study(tmp_path), "warm": "conf/warm/realms.yaml", "config_file": CONFIG,
             "config": shlex.join([str(CONFIG), *options(runtime__min_free_gigabytes=0)]),
             "fresh": shlex.join([str(CONFIG), *options(name="fresh")]),

@@ -36,9 +36,9 @@ WITH_ALL = ("crl/worlds", "tests/worlds", "tests/guests")
 """Folders that only guests use: what worlds share, and tests of several guests."""
 PAGES = {
     "docs/config.md": ("-m", "crl.config.reference"),
-    "docs/schema.md": ("-m", "crl.report.schema_page"),
-    "docs/splits.md": ("-m", "crl.config.splits"),
-    "data/splits.csv": ("-m", "crl.config.splits", "--csv"),
+    "docs/schema.md": ("docs/schema_page.py",),
+    "docs/splits.md": ("-m", "benchmarks.splits"),
+    "data/splits.csv": ("-m", "benchmarks.splits", "--csv"),
 }
 MIXED = {
     "tests/docs/test_commands.py::test_every_key_named_exists": "pages of guests name keys of theirs",

@@ -20,9 +20,8 @@ import pytest
 import yaml
 
 from crl.config import RoleConfig, SamplingConfig
-from crl.config.engines import OpenAIEngine, VllmEngine
+from crl.config.engines import OpenAIEngine, ServerConfig, VllmEngine, interpreter
 from crl.config.load import parse_experiment
-from crl.config.servers import ServerConfig, interpreter
 from crl.engine.driver import Driver
 from crl.engine.events import Event, StageDone, StageErrored, StageStarted
 from crl.engine.vllm_policy import VllmPolicy

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from crl.cli import main
-from crl.report.bank import snapshot
-from crl.report.sorting import Sort
+from crl.report.bank import entries_after
 from tests.tiny_run import CONFIG, ROOT, ROUNDS
 
 PAGE = (ROOT / "docs/bank.md").read_text(encoding="utf-8")
@@ -32,7 +31,7 @@ def test_every_subcommand_is_shown() -> None:
 def test_the_commands_of_the_page_run(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = snapshot(finished, sort=Sort.uses, limit=1).entries[0].entry_id
+    entry = entries_after(finished, order="uses", limit=1)[0].entry_id
     swap = {
         "quickstart": str(finished),
         "ID": entry,

@@ -11,7 +11,7 @@ import pytest
 from crl.cli import main
 from crl.errors import OtherFormat
 from crl.records import RECORD_FORMAT, ROW_TYPES, schema_of
-from crl.report.bank import snapshot
+from crl.report.bank import entries_after
 from crl.report.diff import bank_diff
 from crl.report.summary import summarize
 from crl.report.views import connect, query, write_catalog
@@ -20,8 +20,8 @@ from crl.run.directory import RunDirectory
 from crl.run.experiment_file import EXPERIMENT
 from crl.run.files import sha256_bytes
 from crl.run.verify import require_intact, verify
+from crl.transfer import PROVENANCE
 from crl.transfer.folder import read_folder, write_folder
-from crl.transfer.formats import PROVENANCE, Format
 from crl.transfer.gather import gather
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
@@ -34,7 +34,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "verify": verify,
     "before training": require_intact,
     "status": summarize,
-    "bank": snapshot,
+    "bank": entries_after,
     "diff": lambda path: bank_diff(path, 1),
     "why": lambda path: why(path, ENTRY),
     "sql": lambda path: query(path, "SELECT count(*) FROM episodes"),
@@ -118,7 +118,7 @@ def test_what_is_damaged_is_not_taken_for_another_format(made: Path) -> None:
 
 
 def test_an_export_of_another_format_is_refused(made: Path, tmp_path: Path) -> None:
-    write_folder(gather(made, None), tmp_path / "bank", Format.parquet)
+    write_folder(gather(made, None), tmp_path / "bank", "parquet")
     assert read_folder(tmp_path / "bank").tables["entries"].num_rows == 1
     place = tmp_path / "bank" / PROVENANCE
     place.write_text(json.dumps({**json.loads(place.read_text()), "format_version": RECORD_FORMAT + 1}))

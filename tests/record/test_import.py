@@ -19,17 +19,18 @@ from crl.bank.segments import load_embeddings
 from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
 from crl.records import BufferItem, Credit, EntryScore, ImportedEntry, rows_of
-from crl.report.bank import snapshot
+from crl.report.bank import entries_after
 from crl.report.story import story_of
 from crl.report.why import why
 from crl.rounds.reading import recorded_bank
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
+from crl.run.files import machine_digest
 from crl.run.imports import IMPORTS, load_import
 from crl.run.lease import Lease
-from crl.run.owner import machine_digest
 from crl.run.verify import verify
-from crl.transfer.folder import Format, read_folder, write_folder
+from crl.transfer import FORMATS, Format
+from crl.transfer.folder import read_folder, write_folder
 from crl.transfer.gather import Gathered, gather
 from crl.transfer.take import Taken, take
 from tests.tiny_run import ROOT, digests, leftovers
@@ -77,9 +78,9 @@ def taken(
     return take(run, recipe_of(run.method), bank, families)
 
 
-@pytest.mark.parametrize("format", list(Format))
+@pytest.mark.parametrize("format", FORMATS)
 def test_an_export_comes_back_as_it_was(source: Source, tmp_path: Path, format: Format) -> None:
-    bank = source.bank(embeddings=format is not Format.jsonl)
+    bank = source.bank(embeddings=format != "jsonl")
     provenance = write_folder(bank, tmp_path / "out", format)
     back = read_folder(tmp_path / "out")
     assert {name: table.to_pylist() for name, table in back.tables.items()} == {
@@ -100,7 +101,7 @@ def test_an_export_comes_back_as_it_was(source: Source, tmp_path: Path, format: 
     lineage = [(row["entry_id"], row["text"], row["uses"]) for row in back.tables["lineage"].to_pylist()]
     assert Counter(lineage)[source.kept, "go left", 2] == 1 and len(lineage) == 6
     assert [row["success"] for row in back.tables["uses"].to_pylist()] == [True, False, True]
-    if format is Format.parquet:
+    if format == "parquet":
         vectors = pq.read_table(tmp_path / "out/entries.parquet")["embedding"].to_pylist()
         assert vectors == LexicalEmbedder().embed([row["text"] for row in entries.values()]).tolist()
 
@@ -131,7 +132,7 @@ def test_a_bank_told_in_batches_is_the_same(source: Source, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_datasets_reads_the_hugging_face_folder(source: Source, tmp_path: Path) -> None:
-    write_folder(source.bank(), tmp_path / "out", Format.huggingface)
+    write_folder(source.bank(), tmp_path / "out", "huggingface")
     code = (
         "import sys, json, datasets\n"
         "rows = datasets.load_dataset(sys.argv[1], split='train')\n"
@@ -148,14 +149,14 @@ def test_an_export_is_whole_or_not_there(source: Source, tmp_path: Path, monkeyp
     target = tmp_path / "out"
     with monkeypatch.context() as patch, pytest.raises(OSError, match="gone"):
         patch.setattr(Path, "rename", lambda self, other: (_ for _ in ()).throw(OSError("gone")))
-        write_folder(source.bank(), target, Format.parquet)
+        write_folder(source.bank(), target, "parquet")
     assert list(tmp_path.iterdir()) == []
     abandoned = tmp_path / f".tmp-out-{machine_digest()}-999999999-0"  # a killed export's
     abandoned.mkdir()
-    write_folder(source.bank(), target, Format.parquet)
+    write_folder(source.bank(), target, "parquet")
     assert list(tmp_path.iterdir()) == [target]
     with pytest.raises(BadInput, match="already exists"):
-        write_folder(source.bank(), target, Format.parquet)
+        write_folder(source.bank(), target, "parquet")
     (target / "uses.parquet").write_bytes(b"other")
     with pytest.raises(BadInput, match=r"uses.parquet of the exported bank"):
         read_folder(target)
@@ -174,7 +175,7 @@ def test_an_export_is_whole_or_not_there(source: Source, tmp_path: Path, monkeyp
 def test_the_imported_bank_is_that_of_round_0(source: Source, tmp_path: Path) -> None:
     run = begin(tmp_path, source.bank())
     names = {f"first-r0002-{name}": name for name in (source.kept, source.pond, source.merged)}
-    shown = {each.entry_id: each for each in snapshot(run.path, 0).entries}
+    shown = {each.entry_id: each for each in entries_after(run.path, 0)}
     assert {names[name]: each.text for name, each in shown.items()} == {
         source.kept: "go far left", source.merged: "right, or wait", source.pond: "swim",
     }  # fmt: skip
@@ -227,13 +228,13 @@ def test_texts_with_control_tokens_stay_out_and_the_others_come_in(tmp_path: Pat
               "<｜User｜>", "<|eot_id|>", "[|user|]", "[gMASK]", "<unused7>")  # fmt: skip
     with ScriptedRun(tmp_path / "there", experiment("first")) as run:
         run.initialize().play(Ask("add", "go <left> [now]"), *(Ask("add", text) for text in tokens))
-    write_folder(gather(run.path, 1), tmp_path / "out", Format.jsonl)
+    write_folder(gather(run.path, 1), tmp_path / "out", "jsonl")
     found = taken(tmp_path / "here", read_folder(tmp_path / "out"))
     assert found.left_out == {"control_token": len(tokens)} and sum(found.entries.values()) == 1
 
 
 def test_the_same_import_gives_the_same_digests(source: Source, tmp_path: Path) -> None:
-    write_folder(source.bank(), tmp_path / "out", Format.huggingface)
+    write_folder(source.bank(), tmp_path / "out", "huggingface")
     runs = [begin(tmp_path / "a", source.bank()), begin(tmp_path / "b", read_folder(tmp_path / "out"))]
     assert digests(runs[0].path) == digests(runs[1].path)
     other = begin(tmp_path / "c", source.bank(1))
@@ -251,7 +252,7 @@ def test_another_embedder_makes_the_vectors_anew(source: Source, tmp_path: Path)
 
     run = begin(tmp_path, source.bank(), services=Other(sha("another")))
     bank = recorded_bank(run.run, recipe_of(run.method), 0)
-    texts = [each.text for each in snapshot(run.path, 0).entries]
+    texts = [each.text for each in entries_after(run.path, 0)]
     assert load_embeddings(run.path, bank.table).tolist() == Doubled().embed(texts).tolist()
     # Without vectors in the export they are made by whatever embedder the experiment has.
     plain = begin(tmp_path, source.bank(embeddings=False), "plain")
@@ -316,7 +317,7 @@ def test_what_cannot_be_imported_is_refused(source: Source, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_killed_import_leaves_nothing(source: Source, tmp_path: Path) -> None:
-    write_folder(source.bank(), tmp_path / "out", Format.parquet)
+    write_folder(source.bank(), tmp_path / "out", "parquet")
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -332,7 +333,7 @@ def test_a_killed_import_leaves_nothing(source: Source, tmp_path: Path) -> None:
     path = tmp_path / "second"
     assert load_import(path) is None and leftovers(path), "it was killed half-way"
     begun = begin(tmp_path, source.bank(), "second")
-    assert leftovers(path) == [] and verify(path) == [] and len(snapshot(begun.path, 0).entries) == 3
+    assert leftovers(path) == [] and verify(path) == [] and len(entries_after(begun.path, 0)) == 3
 
 
 def test_a_damaged_import_is_named_and_mended(source: Source, tmp_path: Path) -> None:
@@ -351,7 +352,7 @@ def test_a_damaged_import_is_named_and_mended(source: Source, tmp_path: Path) ->
     for damage in (lambda: file.unlink(), lambda: file.write_bytes(b"other")):
         damage()
         assert [problem.file for problem in verify(run.path)] == [f"{IMPORTS}/{file.name}"]
-        assert snapshot(run.path, 0).total == 3, "the bank does not need it any more"
+        assert len(entries_after(run.path, 0)) == 3, "the bank does not need it any more"
         with Lease.acquire(run.path, seconds=60) as lease:
             mend(run.run, recipe, Services(), token=lease.token)  # type: ignore[arg-type]
         assert file.read_bytes() == whole and verify(run.path) == []

@@ -19,9 +19,9 @@ from crl.errors import BadInput
 from crl.records import schema_of
 from crl.run.directory import RunDirectory
 from crl.run.imports import bank_import, load_import
-from crl.transfer.folder import Format, read_folder, write_folder
-from crl.transfer.gather import Gathered, gather
-from crl.transfer.rows import TABLES
+from crl.transfer import FORMATS
+from crl.transfer.folder import read_folder, write_folder
+from crl.transfer.gather import TABLES, Gathered, gather
 from tests.marks import sampled
 from tests.record.damages import (
     Damage,
@@ -52,7 +52,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 @pytest.fixture(scope="module")
 def exports(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("exports")
-    for each in Format:
+    for each in FORMATS:
         write_folder(source.bank(), root / each, each)
         read_folder(root / each)
     return root
@@ -268,7 +268,7 @@ def test_the_message_names_file_row_and_column(exports: Path, tmp_path: Path) ->
 
 
 def test_a_bank_of_which_nothing_comes_in_makes_no_run(source: Source, exports: Path, tmp_path: Path) -> None:
-    write_folder(source.bank(0), tmp_path / "empty", Format.parquet)
+    write_folder(source.bank(0), tmp_path / "empty", "parquet")
     with pytest.raises(SystemExit) as ended:
         main(["bank", "import", str(ROOT / "conf/tiny.yaml"), str(tmp_path / "empty"), "--runs", str(tmp_path / "r")])
     assert ended.value.code == 2 and not (tmp_path / "r").exists()
@@ -278,7 +278,7 @@ def test_unusual_texts_come_back_as_they_were(tmp_path: Path) -> None:
     odd = "tab\tline\nnät <action>go</action> a<b|c>d \U0001f600 \u202b <b> 1 < 2 | 3 > 2"
     with ScriptedRun(tmp_path, experiment("first")) as run:
         run.initialize().play(Ask("add", odd))
-    for form in Format:
+    for form in FORMATS:
         bank = gather(run.path, 1)
         write_folder(bank, tmp_path / form, form)
         assert read_folder(tmp_path / form).tables["entries"].equals(bank.tables["entries"])
@@ -295,7 +295,7 @@ def forged(bank: Gathered) -> Gathered:
 def test_vectors_of_other_texts_are_refused_before_anything_is_written(
     source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
 ) -> None:
-    write_folder(forged(source.bank()), tmp_path / "bank", Format.parquet)
+    write_folder(forged(source.bank()), tmp_path / "bank", "parquet")
     words = [str(tmp_path / "bank"), "--family", "pond=lake"]
     if target == "a run":
         words = [str(RunDirectory.create_or_open(experiment("second"), tmp_path).path), *words[:1]]

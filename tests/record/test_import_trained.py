@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crl.records import BufferItem, Credit, Retrieval, rows_of
-from crl.report.bank import snapshot
+from crl.report.bank import entries_after
 from crl.report.story import story_of
 from crl.report.why import why
 from crl.run.directory import RunDirectory
@@ -32,9 +32,9 @@ def test_a_round_is_trained_with_an_imported_bank(finished: Path, tmp_path: Path
     path = runs[0] / "tiny"
     run = RunDirectory.open(path)
     assert verify(path) == []
-    imported = {each.entry_id for each in snapshot(path, 0).entries}
+    imported = {each.entry_id for each in entries_after(path, 0)}
     assert {name.removeprefix(f"tiny-r{ROUNDS:04d}-") for name in imported} == {
-        each.entry_id for each in snapshot(finished, ROUNDS).entries
+        each.entry_id for each in entries_after(finished, ROUNDS)
     }
     chosen = {row.entry_id for row in rows_of(Retrieval, run.read(1, "plan", Retrieval)) if row.chosen}
     credits = rows_of(Credit, run.read(1, "credit", Credit))

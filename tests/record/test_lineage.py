@@ -23,7 +23,7 @@ from crl.records import (
     Weights,
     rows_of,
 )
-from crl.report.lineage import LINEAGE
+from crl.report.view_sql import LINEAGE
 from crl.report.views import query
 from crl.run.directory import RunDirectory
 from tests.tiny_run import ROUNDS

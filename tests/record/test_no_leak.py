@@ -29,7 +29,7 @@ from crl.policies.sources import resolve_model
 from crl.records import Distillation, Episode, Evaluation, Generation, Operation, Task, Turn, Weights, rows_of
 from crl.records.base import R
 from crl.run.directory import RunDirectory
-from crl.text.templates import prompt_text
+from crl.text.outputs import prompt_text
 from tests.learning.harness import rows, train
 
 pytestmark = pytest.mark.slow

@@ -49,7 +49,7 @@ from crl.rounds.reading import recorded_bank
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from crl.text.templates import messages_of, prompt_text
+from crl.text.outputs import messages_of, prompt_text
 from tests.learning.harness import rows
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -33,7 +33,7 @@ def test_the_readme_shows_commands():
 def test_a_command_of_the_readme_runs(finished: Path, typed: str, request: pytest.FixtureRequest):
     evaluates = typed.startswith("evaluate")
     run = RunDirectory.open(request.getfixturevalue("copied") if evaluates else finished)  # it keeps what it played
-    entry = recorded_bank(run, build(run.method), ROUNDS).entry(0).entry_id
+    entry = recorded_bank(run, build(run.method), ROUNDS).taken([0])[0].entry_id
     done = crl_here(run.path.parent, *words_of(typed, entry))
     assert done.returncode == 0 and done.stdout.strip()
 

@@ -17,7 +17,7 @@ from crl.lab.study.runs import incomplete
 from crl.lab.table.read import _chosen
 from crl.paths import quoted
 from crl.records import Episode
-from crl.report.bank import snapshot
+from crl.report.bank import entries_after
 from crl.report.diff import bank_diff, net_diff
 from crl.rounds.approvals import PendingApproval
 from crl.rounds.fork import check_round
@@ -26,7 +26,7 @@ from crl.rounds.recipe import recipe_in
 from crl.run.decisions import Decision, write_decision
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import _check_current
-from crl.trackers.figures import record_of
+from crl.trackers.base import record_of
 from crl.transfer.take import _allowed
 
 TINY = Path(__file__).parents[2] / "conf" / "tiny.yaml"
@@ -56,7 +56,7 @@ def test_a_path_is_one_word(tmp_path: Path, folder: str) -> None:
         partial(bank_diff, run.path, 1),
         partial(net_diff, run.path, 2, 1),
         partial(net_diff, run.path, 1, 1),
-        partial(snapshot, run.path),
+        partial(entries_after, run.path),
         partial(recorded_bank, run, recipe, 1),
         partial(recorded_rows(run, recipe, 1, stage), Episode, "collect"),
         partial(check_round, run, recipe, 0),

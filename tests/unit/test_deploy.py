@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from crl.config import RoleConfig
-from crl.config.servers import ServerConfig
+from crl.config.engines import ServerConfig
 from crl.engine.vllm_server import command_line, environment
 from flows.pool import WORKER_ENVIRONMENT
 from flows.ui import server_command

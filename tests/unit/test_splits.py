@@ -6,8 +6,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from benchmarks.splits import csv_text, page
 from crl.config.load import load_experiment
-from crl.config.splits import csv_text, page
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = [
@@ -51,9 +51,9 @@ def test_the_splits_that_ship_are_those_of_the_experiments():
 
 def test_the_data_and_the_page_are_current():
     data = (ROOT / "data/splits.csv").read_text(encoding="utf-8")
-    assert data == csv_text(), "write it anew: python -m crl.config.splits --csv > data/splits.csv"
+    assert data == csv_text(), "write it anew: python -m benchmarks.splits --csv > data/splits.csv"
     text = (ROOT / "docs/splits.md").read_text(encoding="utf-8")
-    assert text == page(), "write it anew: python -m crl.config.splits > docs/splits.md"
+    assert text == page(), "write it anew: python -m benchmarks.splits > docs/splits.md"
 
 
 def test_the_page_lists_every_split_and_every_environment():

@@ -6,22 +6,11 @@ candidates, they are ranked by the same float64 cosines, equal ones in row order
 """
 
 from crl.bank.index.approximate import ApproximateIndex, Quantizer
-from crl.bank.index.choice import Base, Cache, Scope, chosen_kind, open_index
-from crl.bank.index.exact import ExactIndex, Nearest, gpu_available, similarities
+from crl.bank.index.choice import Base, Scope, chosen_kind, open_index
+from crl.bank.index.exact import ExactIndex, Nearest, similarities
 from crl.bank.index.library import check_faiss, searcher
 
 __all__ = [
-    "ApproximateIndex",
-    "Base",
-    "Cache",
-    "ExactIndex",
-    "Nearest",
-    "Quantizer",
-    "Scope",
-    "check_faiss",
-    "chosen_kind",
-    "gpu_available",
-    "open_index",
-    "searcher",
-    "similarities",
-]
+    "ApproximateIndex", "Base", "ExactIndex", "Nearest", "Quantizer", "Scope", "check_faiss", "chosen_kind",
+    "open_index", "searcher", "similarities",
+]  # fmt: skip

@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from crl.bank.index.approximate import SAMPLE_A_LIST, ApproximateIndex, Codes, Quantizer, Vectors, lists_for
 from crl.bank.index.exact import ExactIndex, fits_gpu
 from crl.errors import DiskFull, RunDirectoryUnusable
+from crl.run.cache import Shelf
 
 EXACT_ROWS = 30_000
 """About what two cores search exactly for a batch of 32 in 50 ms (benchmarks/bank_scale.py)."""
@@ -37,19 +38,6 @@ _FORM = "1"
 """Part of every key: another one after a change of what is cached."""
 
 IndexKind = Literal["exact", "approximate"]
-
-
-class Cache(Protocol):
-    """Directories that can be rebuilt, each checked before it is handed out."""
-
-    def made(self, key: str, build: Callable[[Path], None]) -> Path:
-        """The directory of that key; made by `build(directory)` where it is missing or damaged."""
-
-    def newest(self, prefix: str) -> Path | None:
-        """The youngest whole directory whose key begins so."""
-
-    def keep(self, prefix: str, count: int) -> None:
-        """Remove all but the youngest directories whose keys begin so."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,7 +73,7 @@ def chosen_kind(index: str, rows: int, dimension: int) -> IndexKind:
 
 
 def open_index(
-    scope: Scope, index: str, *, base: Callable[[], Base | None] | None = None, cache: Cache | None = None
+    scope: Scope, index: str, *, base: Callable[[], Base | None] | None = None, cache: Shelf | None = None
 ) -> ExactIndex | ApproximateIndex:
     """The index of a scope under `retrieval.index`; rows that it finds are counted inside the scope.
 
@@ -103,7 +91,7 @@ def open_index(
     return ApproximateIndex(scope.embeddings_ND, scope.rows_N, quantizer, _codes(scope, quantizer, cache))
 
 
-def _quantizer(base: Base, cache: Cache | None) -> Quantizer:
+def _quantizer(base: Base, cache: Shelf | None) -> Quantizer:
     lists = lists_for(len(base.digests))
     by_digest = pc.sort_indices(base.digests)
     ordered = base.digests.take(by_digest)
@@ -129,7 +117,7 @@ def _quantizer(base: Base, cache: Cache | None) -> Quantizer:
         return Quantizer.learn(base.vectors(sample), lists)
 
 
-def _codes(scope: Scope, quantizer: Quantizer, cache: Cache | None) -> Codes:
+def _codes(scope: Scope, quantizer: Quantizer, cache: Shelf | None) -> Codes:
     if cache is None:
         return quantizer.encode(scope.embeddings_ND, scope.rows_N)
     prefix = f"codes-{quantizer.digest()[:32]}-"

@@ -103,14 +103,9 @@ class ExactIndex:
         return values_QK, rows_QK
 
 
-def gpu_available() -> bool:
-    """Whether this FAISS searches on a GPU here."""
-    return searcher().gpu
-
-
 def fits_gpu(shape: tuple[int, ...]) -> bool:
     """Whether float32 embeddings of this shape are searched on a GPU: there is one, and they are not too large."""
-    return 4 * int(np.prod(shape)) <= GPU_BYTES and gpu_available()
+    return 4 * int(np.prod(shape)) <= GPU_BYTES and searcher().gpu
 
 
 def _on_gpu(embeddings_ND: NDArray[np.float32]) -> Any | None:

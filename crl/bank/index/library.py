@@ -2,8 +2,7 @@
 
 Two packages offer the module `faiss`: `faiss-cpu`, and `faiss-gpu`, which searches on a GPU as well. Exactly one may be
 installed. A build without code for the GPU that is there ends the whole process at its first search, and nothing can
-catch that; so the GPU index is tried once per machine in a process of its own (`gpu_trial`). The verdict is kept in
-`$CRL_MODELS/faiss-gpu.json` for this GPU, driver and version. Without it, or with a damaged one, it is tried again.
+catch that; so the GPU index is first tried in a process of its own (:func:`try_gpu`).
 """
 
 from __future__ import annotations
@@ -12,27 +11,22 @@ import contextlib
 import functools
 import importlib.metadata
 import importlib.util
-import json
 import logging
-import os
 import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from crl.errors import BadInput
-from crl.paths import models_directory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKAGES = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12", "faiss-gpu-cu11")
 """What offers the module `faiss`."""
 INSTALL = "pip install '.[cpu]' from the checkout, or '.[gpu]' to search on a GPU"
 _TRIAL_SECONDS = 180
 """A build that brings no code for this GPU but a form to compile it from takes a while the first time."""
+_ROUNDING = 1e-4
 _LOG = logging.getLogger(__name__)
 
 
@@ -101,8 +95,8 @@ def searcher() -> Searcher:
         return Searcher(False, f"{package} has no GPU support")
     if faiss.get_num_gpus() < 1:
         return Searcher(False, f"{package} sees no GPU")
-    fault, device = _verdict(package)
-    found = Searcher(fault is None, f"{package}{f', {device}' if device else ''}{f': {fault}' if fault else ''}")
+    fault = _fault()
+    found = Searcher(fault is None, ", ".join(filter(None, (package, _device()))) + (f": {fault}" if fault else ""))
     _LOG.warning("FAISS %s", found)  # a warning is what the log of a run shows
     return found
 
@@ -113,68 +107,40 @@ def gpu_resources() -> Any:
     return load_faiss().StandardGpuResources()
 
 
-def _verdict(package: str) -> tuple[str | None, str]:
-    """Why the GPU index does not work here (None: it does), and the GPU."""
-    from filelock import FileLock
+def try_gpu() -> None:
+    """A small search on the GPU, for a process that may not survive it. Exits with what is wrong where it finds other
+    values than the CPU."""
+    import numpy as np
 
-    device = _device()
-    if device is None:  # nothing to know the machine by: tried in every process
-        return _tried()[0], ""
-    key = [package, device, os.environ.get("CUDA_VISIBLE_DEVICES", "")]
-    path = models_directory() / "faiss-gpu.json"
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # where nothing can be kept, several processes may try at once
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(path.with_suffix(".lock")))
-        kept = _read(path)
-        if kept is not None and kept.key == key:
-            return kept.fault, device
-        fault, lasting = _tried()
-        if lasting:
-            _write(path, _Kept(key, fault))
-    return fault, device
+    faiss, draw = load_faiss(), np.random.default_rng(0)
+    vectors_ND, queries_QD = (draw.standard_normal((count, 384), dtype=np.float32) for count in (4096, 32))
+    for each in (vectors_ND, queries_QD):
+        each /= np.linalg.norm(each, axis=1, keepdims=True)
+    index = faiss.GpuIndexFlatIP(gpu_resources(), 384, faiss.GpuIndexFlatConfig())
+    index.add(vectors_ND)
+    values_QK, _ = index.search(queries_QD, 16)
+    expected_QK = -np.sort(-(queries_QD @ vectors_ND.T), axis=1)[:, :16]
+    worst = float(np.abs(values_QK - expected_QK).max())
+    sys.exit(None if worst <= _ROUNDING else f"it finds other values than the CPU, off by {worst:.3g}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    key: list[str]
-    fault: str | None
-
-
-def _read(path: Path) -> _Kept | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        key, fault = found["key"], found["fault"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return _Kept(key, fault) if isinstance(key, list) and isinstance(fault, str | None) else None
-
-
-def _write(path: Path, kept: _Kept) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.partial")
-    with contextlib.suppress(OSError):
-        temporary.write_text(json.dumps(asdict(kept)) + "\n", encoding="utf-8")
-        temporary.replace(path)
-
-
-def _tried() -> tuple[str | None, bool]:
-    """Why a search on the GPU fails in a process of its own (None: it does not), and whether that will not change."""
-    command = [sys.executable, "-m", "crl.bank.index.gpu_trial"]
+def _fault() -> str | None:
+    """Why a search on the GPU fails in a process of its own; None where it does not."""
+    command = [sys.executable, "-c", f"from {__name__} import try_gpu; try_gpu()"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TRIAL_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"its GPU index did not answer within {_TRIAL_SECONDS} seconds", False
+        return f"its GPU index did not answer within {_TRIAL_SECONDS} seconds"
     except OSError as error:
-        return f"its GPU index could not be tried: {error}", False
+        return f"its GPU index could not be tried: {error}"
     if done.returncode == 0:
-        return None, True
+        return None
     said = next((line.strip() for line in reversed(done.stderr.splitlines()) if line.strip()), "it said nothing")
-    if done.returncode < 0:  # an abort: no code for this device, or a broken build
-        name = signal.Signals(-done.returncode).name
-        return f"its GPU index ended a trial with {name}: {said[:200]}", done.returncode == -signal.SIGABRT
-    return f"its GPU index failed a trial: {said[:200]}", False  # memory that others hold, for instance
+    # Below 0 it was an abort: no code for this device, or a broken build. Else, for instance, memory that others hold.
+    how = f"ended a trial with {signal.Signals(-done.returncode).name}" if done.returncode < 0 else "failed a trial"
+    return f"its GPU index {how}: {said[:200]}"
 
 
 def _device() -> str | None:

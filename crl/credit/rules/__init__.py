@@ -1,6 +1,6 @@
 """Rules of credit: what the uses of a round earn for the outputs behind them, one rule per file.
 
-`extractor_objective.credit` names one of `CREDIT_RULES` (`crl/config/mechanisms.py`), the only list of them. Each is
+`extractor_objective.credit` names one of `CREDIT_RULES` (`crl/records/learning.py`), the only list of them. Each is
 the file of its name here, with an object `RULE`. It is handed a round and returns rows; it reads no files.
 """
 

@@ -21,7 +21,7 @@ from crl.lab.study.statistics import Interval, Reached, common_curve, final, fir
 from crl.protocols import Judge
 from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.records import Evaluation, rows_with
-from crl.report.rates import Rate
+from crl.report.success import Rate
 from crl.rounds.reading import recorded_bank
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory

@@ -17,7 +17,7 @@ from crl.lab.study.change import RunChange, read_change
 from crl.protocols import StopReason
 from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.records import SYNTHETIC, Distillation, Episode, Evaluation, Generation, Metric, Row, Weights, rows_of
-from crl.report.rates import Rate
+from crl.report.success import Rate
 from crl.rounds.recipe import recipe_in
 from crl.rounds.timing import TIMINGS
 from crl.run.directory import RunDirectory

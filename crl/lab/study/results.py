@@ -23,7 +23,7 @@ from crl.lab.study.statistics import (
     median_reached,
     paired,
 )
-from crl.report.standing import last_failure
+from crl.report.state import last_failure
 from crl.run.journal import Journal
 
 

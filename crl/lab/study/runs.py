@@ -249,7 +249,7 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
     from crl.policies.precision import replaced
     from crl.preflight import check_before_warm_starts, check_ready
     from crl.preflight.estimate import still_to_write
-    from crl.run.disk import require_free
+    from crl.run.files import require_free
 
     preparing = [run.parent for run in runs if run.parent is not None and not run.begun]
     arms = {run.arm: run for run in reversed([*runs, *preparing])}.values()

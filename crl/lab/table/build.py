@@ -1,6 +1,6 @@
 """From the results of runs to a table: rows are methods with and without their bank, columns are tasks.
 
-Of one run success has Wilson's interval, and the average over tasks the one made of these (`crl/report/rates.py`). Of
+Of one run success has Wilson's interval, and the average over tasks the one made of these (`crl/report/success.py`). Of
 several runs every figure is the mean over runs with Student's t over seeds, as a study has it.
 """
 
@@ -14,7 +14,7 @@ from crl.lab.study.statistics import interval
 from crl.lab.table.group import Group, equal_but_seed
 from crl.lab.table.read import ARMS, Found, RunResults, Which
 from crl.recipes.complementary.evaluate import WITHOUT_BANK
-from crl.report.evaluation import ArmResult
+from crl.report.success import ArmResult
 
 
 class Figure(StrEnum):

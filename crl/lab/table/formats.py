@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from crl.lab.table.build import Cell, Figure, Row, Table
-from crl.report.evaluation import AVERAGE
-from crl.report.listing import Listing
+from crl.report.cells import NOTHING
 from crl.report.markdown import plain
-from crl.report.rates import NOTHING
+from crl.report.success import AVERAGE
+from crl.report.terminal import Listing
 
 TITLES = {
     Figure.success: "share of held-out episodes won",

@@ -17,8 +17,8 @@ from crl.errors import BadInput, CrlError
 from crl.paths import quoted
 from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.records import Evaluation, rows_of
-from crl.report.evaluation import ArmResult, averages, results
-from crl.report.standing import unfinished
+from crl.report.state import unfinished
+from crl.report.success import ArmResult, averages, results
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import Kept, kept_evaluations
 from crl.run.journal import Journal

@@ -20,7 +20,7 @@ from crl.protocols import Advice, Chat, Inquiry
 from crl.recipes.complementary.demonstrations import ScriptedRole, say_script
 from crl.records import Generation
 from crl.run.seeds import seed_for
-from crl.text.templates import messages_of
+from crl.text.outputs import messages_of
 
 _REWRITES = 0.15
 _SYMBOL = re.compile(r"\b[A-Z]\b")

@@ -20,7 +20,7 @@ from crl.recipes.erl.config import REFLECT, ReflectConfig
 from crl.recipes.erl.prompts import Attempt, reflect_messages
 from crl.records import Generation
 from crl.run.seeds import seed_for
-from crl.text.templates import Messages
+from crl.text.outputs import Messages
 
 _EMPTY, _TRUE = 0.4, 0.8
 """Below the first the memory is empty, below the second it says the rule, above any two symbols."""

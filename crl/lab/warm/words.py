@@ -8,7 +8,7 @@ from itertools import combinations
 
 from crl.config import PromptConfig
 from crl.envs.realms import DEADLY, EARLY, EMPTY, GOAL, KEY, WALL, RealmsConfig, observed, vocabulary
-from crl.text.templates import placeholders
+from crl.text.outputs import placeholders
 
 _PROMPTS = ("actor", "distill", "merge", "ask", "critic", "reflect", "predict", "vary")
 _CHUNK = 5

@@ -8,8 +8,7 @@ from crl.recipes.complementary.bank_access import texts_of
 from crl.recipes.complementary.config import config_of, declares_rewards
 from crl.recipes.complementary.judge import as_judged, verdicts_of
 from crl.records import Episode, Generation, Question, RawReward, Retrieval, StrippedContext, Task, Turn
-from crl.rollout.play import PlayedEpisode, waves_of
-from crl.rollout.stripped import stripped_context
+from crl.rollout.play import PlayedEpisode, stripped_context, waves_of
 from crl.rounds.context import StageContext
 from crl.rounds.waves import play, sampling_of, slots_of, together
 from crl.rounds.weights import weights_of

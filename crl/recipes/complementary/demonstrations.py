@@ -20,12 +20,11 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.scripted import Script, ScriptedPolicy
 from crl.records import Generation, Sample, Task
 from crl.rollout.actions import named_actions
+from crl.rollout.environments import Readable
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
-from crl.rollout.readable import Readable
 from crl.rounds.waves import sampling_of
 from crl.run.seeds import number_of, seed_for
-from crl.text.outputs import Prompt, sample_outputs, token_record
-from crl.text.templates import Messages
+from crl.text.outputs import Messages, Prompt, sample_outputs, token_record
 from crl.text.unicode import valid_text
 
 WAVE = 16

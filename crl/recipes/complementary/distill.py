@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from crl.bank.consolidate import Consolidation
-from crl.bank.resemblance import SimilarPairs
+from crl.bank.duplicates import SimilarPairs
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.extractor.distill import DistillItem, distill_wave, items_of

@@ -23,9 +23,8 @@ from crl.recipes.complementary.bank_access import open_retriever, retrieve_all, 
 from crl.recipes.complementary.judge import judged_in_evaluation
 from crl.records import FREE, GUIDED, Evaluation, Retrieval, RetrievalCount, Turn
 from crl.rollout.actions import named_actions
-from crl.rollout.environments import broke, step_or_error
+from crl.rollout.environments import Readable, broke, step_or_error
 from crl.rollout.play import PlayedEpisode
-from crl.rollout.readable import Readable
 from crl.rounds.broken import Game, naming
 from crl.rounds.context import BANK, StageContext
 from crl.rounds.single_plays import tasks_at, waves_over

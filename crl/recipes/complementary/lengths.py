@@ -27,8 +27,8 @@ from crl.recipes.complementary.demonstrations import (
     write_script,
 )
 from crl.records import FREE, Generation, Task
+from crl.rollout.environments import Readable
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rollout.readable import Readable
 from crl.rounds.chats import chat_of
 from crl.rounds.lengths import Lengths
 from crl.run.seeds import number_of, seed_for

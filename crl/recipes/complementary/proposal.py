@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from crl.bank.consolidate import Consolidated, Rules, closed, consolidate
-from crl.bank.resemblance import SimilarPairs
+from crl.bank.duplicates import SimilarPairs
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.credit.trials import REASONS, trial_refusals

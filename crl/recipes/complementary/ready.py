@@ -129,8 +129,8 @@ def check_actor_room(
     from crl.envs import make_environment
     from crl.recipes.complementary.demonstrations import as_answer
     from crl.rollout.actions import named_actions
+    from crl.rollout.environments import Readable
     from crl.rollout.prompts import opened
-    from crl.rollout.readable import Readable
 
     role = method.role(ACTOR)
     for family in method.families:

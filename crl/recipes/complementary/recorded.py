@@ -19,9 +19,9 @@ from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrations import WAVE, ScriptedRole, Watched, as_answer, play_script
 from crl.records import Generation
 from crl.rollout.actions import parse_action
-from crl.rollout.opening import PROMPT_TOO_LONG
+from crl.rollout.environments import Readable
+from crl.rollout.live import PROMPT_TOO_LONG
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rollout.readable import Readable
 from crl.rounds.broken import games_of
 from crl.rounds.context import StageContext
 from crl.rounds.tasks import task_of

@@ -1,6 +1,6 @@
 """What new texts resemble, found while they are written: stages `distill` and `merge`, if near-duplicates are refused.
 
-The embedder is at hand there; whoever applies the operations later reads the rows (`crl/bank/resemblance.py`). Texts
+The embedder is at hand there; whoever applies the operations later reads the rows (`crl/bank/duplicates.py`). Texts
 are compared in the scope that retrieval searches: a note of another family is no near-duplicate unless it could be
 found instead.
 """
@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from crl.bank.resemblance import SimilarPairs, resemblances
+from crl.bank.duplicates import SimilarPairs, resemblances
 from crl.bank.segments import load_embeddings, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import Method

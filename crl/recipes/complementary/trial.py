@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crl.bank.consolidate import Consolidation
-from crl.bank.resemblance import SimilarPairs
+from crl.bank.duplicates import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.config import Method, TrialConfig
 from crl.credit.trials import Asked, TextKey, ahead, in_force, result_of, to_try, trials_of

@@ -18,8 +18,7 @@ from crl.records import Generation
 from crl.rounds.context import StageContext
 from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of
-from crl.text.outputs import prepared, room_for_prompt, sample_outputs, token_record
-from crl.text.templates import messages_of
+from crl.text.outputs import messages_of, prepared, room_for_prompt, sample_outputs, token_record
 
 ANNOTATE_STAGE = "annotate"
 

@@ -23,7 +23,7 @@ from crl.records import Generation, Metric, Sample
 from crl.rounds.context import StageContext
 from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of
-from crl.text.templates import Messages, prompt_text
+from crl.text.outputs import Messages, prompt_text
 
 CORPUS = "corpus"
 TRANSITIONS, TOO_LONG = "transitions", "transitions_too_long"

@@ -24,12 +24,12 @@ from crl.recipes.dreamgym.predicting import ExperienceModel
 from crl.recipes.dreamgym.rows import REAL, DreamTask, TaskValue
 from crl.recipes.dreamgym.validate import require_truth
 from crl.records import SYNTHETIC, Generation, Metric, Task
-from crl.rollout.readable import Readable
+from crl.rollout.environments import Readable
 from crl.rounds.context import StageContext
 from crl.rounds.tasks import drawn_tasks
 from crl.rounds.waves import starts_of
 from crl.text.answers import text_flaw
-from crl.text.templates import messages_of
+from crl.text.outputs import messages_of
 
 VALUES = "values"
 """Name of the read of what the groups of the round before earned."""

@@ -15,8 +15,7 @@ from crl.rounds.context import StageContext
 from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of
 from crl.text.answers import after_thoughts
-from crl.text.outputs import Output, Prompt, room_for_prompt, sample_outputs, token_record
-from crl.text.templates import Messages
+from crl.text.outputs import Messages, Output, Prompt, room_for_prompt, sample_outputs, token_record
 
 PROMPT_TOO_LONG = "prompt_too_long"
 

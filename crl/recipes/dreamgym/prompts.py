@@ -21,7 +21,7 @@ from crl.protocols import Chat
 from crl.recipes.dreamgym.config import ANNOTATE, PREDICT, VARY
 from crl.recipes.dreamgym.form import Predicted, predicted_part, written
 from crl.recipes.dreamgym.rows import Transition
-from crl.text.templates import Messages, check, messages_of, placeholders
+from crl.text.outputs import Messages, check, messages_of, placeholders
 
 NAMES = {
     PREDICT: ("goal", "neighbors", "history", "observation", "action", "turn"),

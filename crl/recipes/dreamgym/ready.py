@@ -12,8 +12,8 @@ from crl.errors import BadInput
 from crl.recipes.complementary.ready import check_actor_room
 from crl.recipes.dreamgym.config import ACTOR, ANNOTATE, EXPERIENCE, PREDICT, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.prompts import check_prompt, check_room
+from crl.rollout.environments import Readable
 from crl.rollout.prompts import check_prompts
-from crl.rollout.readable import Readable
 from crl.rounds.chats import chat_of
 from crl.run.manifest import key_of
 

@@ -14,7 +14,7 @@ from crl.recipes.complementary.round import when
 from crl.recipes.dreamgym import annotate, collect, corpus, credit, explore, health, plan, ready, store, validate
 from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.rows import (
-    SUITES,
+    ROWS,
     Annotation,
     DreamTask,
     PoolItem,
@@ -146,7 +146,7 @@ def build(method: Method) -> Recipe:
             "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0),
             "nll": NLL,
         },
-        suites=SUITES,
+        row_types=ROWS,
         check_ready=ready.check_ready,
     )
 

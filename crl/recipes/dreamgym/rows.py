@@ -6,8 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.checks.suite import Suite
-from crl.records import SYNTHETIC, Row
+from crl.records import SYNTHETIC, Row, Rules
 from crl.records.base import FLOATS
 
 REAL, EXPLORED = "real", "explored"
@@ -49,6 +48,30 @@ class Transition(Row):
     reward: A[float, "reward of the episode where the step ends it, else 0"]
     prediction_id: A[str | None, "prediction that made it; null for a real one"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("transition_id",),
+        filled=("transition_id", "family", "episode_id"),
+        unique=(("episode_id", "turn"),),
+        sets={
+            "source": (REAL, SYNTHETIC),
+            "split": (FIT, HELD_OUT, NEITHER),
+            "policy": ("random", "actor"),
+            "outcome": OUTCOMES,
+            "reasoning_source": ("environment", "model", "none"),
+        },
+        ranges={"turn": (0, None)},
+        rows={
+            "a predicted transition has its prediction, a real one none": (
+                "(source = 'synthetic') = (prediction_id IS NOT NULL)"
+            ),
+            "a predicted transition is in no fit": "(source = 'synthetic') = (split = 'none')",
+            "reward comes at the end only": "outcome <> 'continues' OR reward = 0",
+            "the reward is finite": "isfinite(reward)",
+            "reasoning has a source": "(reasoning IS NULL) = (reasoning_source = 'none')",
+            "history is whole turns": "len(history) % 2 = 0",
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation(Row):
@@ -60,6 +83,12 @@ class Annotation(Row):
     reason_code: A[str, "ok, or why there is no text"]
     text: A[str | None, "what the teacher wrote, on one line; null where it wrote nothing of use"]
     generation_id: A[str, "token record"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("transition_id",),
+        filled=("reason_code", "generation_id"),
+        rows={"ok means that there is a text": "(reason_code = 'ok') = (text IS NOT NULL)"},
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +103,14 @@ class PoolItem(Row):
     stage: A[str, "stage that wrote it"]
     entered: A[int, "round in which it came into the pool: its vector is there"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("pool", "transition_id"),
+        filled=("transition_id", "family", "stage"),
+        unique=(("transition_id",),),
+        sets={"pool": (REAL, SYNTHETIC, HELD_OUT)},
+        ordered=(("entered", "round"),),
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionVector(Row):
@@ -82,6 +119,11 @@ class TransitionVector(Row):
     table: ClassVar[str] = "transition_vectors"
     transition_id: A[str, "transition"]
     vector: A[list[float], FLOATS, "unit vector of observation and action"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("transition_id",),
+        rows={"the vector is a unit": "abs(list_inner_product(vector, vector) - 1) < 0.001"},
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +146,18 @@ class Prediction(Row):
     reward_error: A[float | None, "distance of its reward from the true one, a malformed one counting as 0"]
     generation_id: A[str, "token record"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("prediction_id",),
+        filled=("family", "episode_id", "reason_code", "generation_id"),
+        unique=(("generation_id",),),
+        rows={
+            "ok means that an outcome is named": "(reason_code = 'ok') = (outcome IS NOT NULL AND reward IS NOT NULL)",
+            "agreement is known where the truth is": (
+                "(held_to IS NULL) = (observation_agrees IS NULL) AND (held_to IS NULL) = (outcome_agrees IS NULL)"
+            ),
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DreamTask(Row):
@@ -124,6 +178,13 @@ class DreamTask(Row):
     reason_code: A[str, "ok, or why what the model wrote is no task: the task is then drawn"]
     generation_id: A[str | None, "token record of what the model wrote"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("round", "group"),
+        filled=("family", "reason_code"),
+        sets={"made": ("drawn", "graded", "written")},
+        rows={"a written task is played in the model that wrote it": "made <> 'written' OR synthetic"},
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TaskValue(Row):
@@ -143,67 +204,13 @@ class TaskValue(Row):
     variance: A[float, "V = mean of (r - r̄)² over these episodes"]
     success: A[float, "share of them that succeeded"]
 
-
-SUITES = {
-    Transition: Suite(
-        key=("transition_id",),
-        filled=("transition_id", "family", "episode_id"),
-        unique=(("episode_id", "turn"),),
-        sets={
-            "source": (REAL, SYNTHETIC),
-            "split": (FIT, HELD_OUT, NEITHER),
-            "policy": ("random", "actor"),
-            "outcome": OUTCOMES,
-            "reasoning_source": ("environment", "model", "none"),
-        },
-        ranges={"turn": (0, None)},
-        rows={
-            "a predicted transition has its prediction, a real one none": (
-                "(source = 'synthetic') = (prediction_id IS NOT NULL)"
-            ),
-            "a predicted transition is in no fit": "(source = 'synthetic') = (split = 'none')",
-            "reward comes at the end only": "outcome <> 'continues' OR reward = 0",
-            "the reward is finite": "isfinite(reward)",
-            "reasoning has a source": "(reasoning IS NULL) = (reasoning_source = 'none')",
-            "history is whole turns": "len(history) % 2 = 0",
-        },
-    ),
-    Annotation: Suite(
-        key=("transition_id",),
-        filled=("reason_code", "generation_id"),
-        rows={"ok means that there is a text": "(reason_code = 'ok') = (text IS NOT NULL)"},
-    ),
-    PoolItem: Suite(
-        key=("pool", "transition_id"),
-        filled=("transition_id", "family", "stage"),
-        unique=(("transition_id",),),
-        sets={"pool": (REAL, SYNTHETIC, HELD_OUT)},
-        ordered=(("entered", "round"),),
-    ),
-    TransitionVector: Suite(
-        key=("transition_id",),
-        rows={"the vector is a unit": "abs(list_inner_product(vector, vector) - 1) < 0.001"},
-    ),
-    Prediction: Suite(
-        key=("prediction_id",),
-        filled=("family", "episode_id", "reason_code", "generation_id"),
-        unique=(("generation_id",),),
-        rows={
-            "ok means that an outcome is named": "(reason_code = 'ok') = (outcome IS NOT NULL AND reward IS NOT NULL)",
-            "agreement is known where the truth is": (
-                "(held_to IS NULL) = (observation_agrees IS NULL) AND (held_to IS NULL) = (outcome_agrees IS NULL)"
-            ),
-        },
-    ),
-    DreamTask: Suite(
-        key=("round", "group"),
-        filled=("family", "reason_code"),
-        sets={"made": ("drawn", "graded", "written")},
-        rows={"a written task is played in the model that wrote it": "made <> 'written' OR synthetic"},
-    ),
-    TaskValue: Suite(
+    rules: ClassVar[Rules] = Rules(
         key=("round", "group"),
         ranges={"rollouts": (1, None), "variance": (0, None), "success": (0, 1)},
-    ),
-}
+    )
+
+
 """Rules of the row types."""
+
+
+ROWS: tuple[type[Row], ...] = (Transition, Annotation, PoolItem, TransitionVector, Prediction, DreamTask, TaskValue)

@@ -11,7 +11,7 @@ from crl.recipes.dreamgym.form import one_line
 from crl.recipes.dreamgym.rows import CONTINUES, FAILURE, REAL, SUCCESS, TURN_LIMIT, Transition
 from crl.records import Task
 from crl.rollout.actions import named_actions
-from crl.rollout.readable import Readable
+from crl.rollout.environments import Readable
 
 
 @dataclass(slots=True)

@@ -16,8 +16,7 @@ from crl.credit.uses import usable
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.rows import FIRST, SECOND, Reflection
 from crl.records import Episode, StrippedContext, Task
-from crl.rollout.play import EpisodeSlot, waves_of
-from crl.rollout.stripped import stripped_context
+from crl.rollout.play import EpisodeSlot, stripped_context, waves_of
 from crl.rounds.context import StageContext
 from crl.rounds.tasks import drawn_tasks
 from crl.rounds.waves import play_with_actor, together, write_played

@@ -26,10 +26,9 @@ from crl.rollout.play import feedback_of
 from crl.rollout.prompts import check_prompts
 from crl.rounds.chats import chat_of
 from crl.run.manifest import key_of
-from crl.text import templates
 from crl.text.answers import after_thoughts, text_flaw
-from crl.text.outputs import Output
-from crl.text.templates import Messages, check, messages_of, placeholders
+from crl.text.outputs import Messages, Output, check, messages_of, placeholders
+from crl.text.outputs import numbered as one_below_another
 
 NAMES = ("goal", "instructions", "trajectory", "feedback", "outcome", "reward", "memory", "max_characters")
 NO_MEMORY = "none"
@@ -79,7 +78,7 @@ def numbered(memory: Sequence[str]) -> str:
     """Memories as they are shown: one as it is, several with their numbers."""
     if len(memory) < 2:
         return memory[0] if memory else NO_MEMORY
-    return templates.numbered(memory)
+    return one_below_another(memory)
 
 
 def parsed(output: Output, config: ReflectConfig) -> tuple[str, str | None]:

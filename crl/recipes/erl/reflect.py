@@ -24,8 +24,7 @@ from crl.rounds.context import StageContext
 from crl.rounds.waves import starts_of
 from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of
-from crl.text.outputs import Prompt, room_for_prompt, sample_outputs, token_record
-from crl.text.templates import fill, placeholders
+from crl.text.outputs import Prompt, fill, placeholders, room_for_prompt, sample_outputs, token_record
 
 SHORTEST = 120
 """Characters below which a trajectory says too little to reflect on."""

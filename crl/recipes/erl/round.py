@@ -18,7 +18,7 @@ from crl.recipes.complementary.round import BANK_TABLES, when
 from crl.recipes.erl import attempts, credit, health, memory, prompts, reflect
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
-from crl.recipes.erl.rows import REFLECTION_SUITE, Reflection
+from crl.recipes.erl.rows import Reflection
 from crl.records import (
     Approval,
     Credit,
@@ -123,7 +123,7 @@ def build(method: Method) -> Recipe:
             "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0),
             "nll": NLL,
         },
-        suites={Reflection: REFLECTION_SUITE},
+        row_types=(Reflection,),
         check_ready=prompts.check_ready,
     )
 

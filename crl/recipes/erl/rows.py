@@ -6,8 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.checks.suite import Suite
-from crl.records import Row
+from crl.records import Row, Rules
 
 FIRST, SECOND, REFLECTION = "first", "second", "reflection"
 """Streams: attempts as they come, attempts after another one, and what was written between the two."""
@@ -34,21 +33,20 @@ class Reflection(Row):
     turns_shown: A[int, "turns that the prompt showed in full: fewer than turns where it was cut"]
     generation_id: A[str, "token record"]
 
-
-REFLECTION_SUITE = Suite(
-    key=("reflection_id",),
-    filled=("reflection_id", "family", "episode_id", "retry_id", "reason_code", "generation_id"),
-    unique=(("episode_id",), ("retry_id",), ("generation_id",)),
-    ranges={"revision": (1, 8), "turns": (0, None), "turns_shown": (0, None)},
-    ordered=(("turns", "turns_shown"),),
-    rows={
-        "the id names the attempt": "reflection_id = 'f-' || episode_id",
-        "an attempt is followed by another one": "retry_id <> episode_id",
-        "the reward is finite": "isfinite(reward)",
-        "ok means that there are instructions": "(reason_code = 'ok') = (text IS NOT NULL)",
-        "instructions are not empty": "text IS NULL OR trim(text) <> ''",
-        "every memory has its version, and is shown once": (
-            "len(entry_ids) = len(content_digests) AND len(list_distinct(entry_ids)) = len(entry_ids)"
-        ),
-    },
-)
+    rules: ClassVar[Rules] = Rules(
+        key=("reflection_id",),
+        filled=("reflection_id", "family", "episode_id", "retry_id", "reason_code", "generation_id"),
+        unique=(("episode_id",), ("retry_id",), ("generation_id",)),
+        ranges={"revision": (1, 8), "turns": (0, None), "turns_shown": (0, None)},
+        ordered=(("turns", "turns_shown"),),
+        rows={
+            "the id names the attempt": "reflection_id = 'f-' || episode_id",
+            "an attempt is followed by another one": "retry_id <> episode_id",
+            "the reward is finite": "isfinite(reward)",
+            "ok means that there are instructions": "(reason_code = 'ok') = (text IS NOT NULL)",
+            "instructions are not empty": "text IS NULL OR trim(text) <> ''",
+            "every memory has its version, and is shown once": (
+                "len(entry_ids) = len(content_digests) AND len(list_distinct(entry_ids)) = len(entry_ids)"
+            ),
+        },
+    )

@@ -17,7 +17,7 @@ from crl.recipes.importance_replay import credit, health, measure, play
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.network import NETWORK
 from crl.recipes.importance_replay.rows import (
-    SUITES,
+    ROWS,
     ExtractorTensor,
     Improvement,
     ProbePair,
@@ -110,7 +110,7 @@ def build(method: Method) -> Recipe:
         objectives={
             "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0)
         },
-        suites=SUITES if config.replays else {},
+        row_types=ROWS if config.replays else (),
         check_ready=check_ready,
     )
 

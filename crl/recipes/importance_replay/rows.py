@@ -6,9 +6,8 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.checks.suite import Suite, together
-from crl.records import Row
-from crl.records.base import FLOATS
+from crl.records import Row, Rules
+from crl.records.base import FLOATS, together
 
 PROBE = "probe"
 """Stream of the episodes that probes play."""
@@ -41,6 +40,24 @@ class ReplayItem(Row):
     last_drawn_round: A[int | None, "round of the last draw"]
     status: A[str, "held, or evicted in this round: it is in no later buffer"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("generation_id",),
+        filled=("generation_id", "generation_stage", "episode_id", "family"),
+        unique=(("episode_id",), ("entered_order",)),
+        sets={"status": (HELD, EVICTED)},
+        ranges={"score": (0, 1), "turns": (1, None), "trained": (1, None), "draws": (0, None)},
+        rows={
+            "its numbers are finite": "isfinite(reward) AND isfinite(advantage) AND isfinite(mean_logprob)",
+            "a sample without an advantage is not kept": "advantage <> 0",
+            "a score that nobody gave is neutral": "scored_round IS NOT NULL OR score = 0.5",
+            "what was drawn has a round": "(draws = 0) = (last_drawn_round IS NULL)",
+            "the oldest leave first": (
+                "status = 'held' OR entered_order < coalesce(min(entered_order) FILTER (status = 'held') OVER (),"
+                " entered_order + 1)"
+            ),
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEmbedding(Row):
@@ -49,6 +66,12 @@ class ReplayEmbedding(Row):
     table: ClassVar[str] = "replay_embeddings"
     generation_id: A[str, "token record"]
     embedding: A[list[float], FLOATS, "unit vector of task and actions; empty without an embedder"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("generation_id",),
+        filled=("generation_id",),
+        rows={"every number is finite": "len(list_filter(embedding, lambda each: NOT isfinite(each))) = 0"},
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +90,20 @@ class ReplayDraw(Row):
     age: A[int, "rounds since it was played"]
     features: A[list[float], FLOATS, "what the network sees of it in this round; empty where drawing is uniform"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("step", "generation_id"),
+        filled=("generation_id", "episode_id", "family"),
+        ranges={
+            "step": (0, None),
+            "draws": (1, None),
+            "probability": (0, 1.0000001),
+            "score": (0, 1),
+            "factor": (0, 1),
+            "age": (0, None),
+        },
+        rows={"every number is finite": "len(list_filter(features, lambda each: NOT isfinite(each))) = 0"},
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePair(Row):
@@ -83,6 +120,17 @@ class ProbePair(Row):
     after: A[float, "reward after"]
     counts: A[bool, "whether both ended by the rules of the environment"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("family", "environment_seed"),
+        filled=("family", "before_id", "after_id"),
+        sha256=("before_digest", "after_digest"),
+        unique=(("before_id",), ("after_id",)),
+        rows={
+            "weights are not compared with themselves": "before_digest <> after_digest",
+            "rewards are finite": "isfinite(before) AND isfinite(after)",
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement(Row):
@@ -97,6 +145,21 @@ class Improvement(Row):
     verdict: A[str, "improved, worse, tie, unchanged (no step was taken) or unknown (no pair counts)"]
     label: A[float | None, "1 improved, 0 worse; null otherwise: it trains nobody"]
 
+    rules: ClassVar[Rules] = Rules(
+        key=("family",),
+        sets={"verdict": (IMPROVED, WORSE, TIE, UNCHANGED, UNKNOWN)},
+        ranges={"pairs": (0, None)},
+        rows={
+            "means come together, from pairs": (
+                together("before", "after", "difference") + " AND (before IS NULL) = (pairs = 0)"
+            ),
+            "a label is the verdict's": (
+                "label IS NOT DISTINCT FROM CASE verdict WHEN 'improved' THEN 1 WHEN 'worse' THEN 0 END"
+            ),
+            "a label has pairs behind it": "label IS NULL OR pairs > 0",
+        },
+    )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractorTensor(Row):
@@ -110,62 +173,7 @@ class ExtractorTensor(Row):
     second_moment: A[list[float], FLOATS, "running mean of the squared gradient"]
     steps: A[int, "optimizer steps so far"]
 
-
-SUITES: dict[type[Row], Suite] = {
-    ReplayItem: Suite(
-        key=("generation_id",),
-        filled=("generation_id", "generation_stage", "episode_id", "family"),
-        unique=(("episode_id",), ("entered_order",)),
-        sets={"status": (HELD, EVICTED)},
-        ranges={"score": (0, 1), "turns": (1, None), "trained": (1, None), "draws": (0, None)},
-        rows={
-            "its numbers are finite": "isfinite(reward) AND isfinite(advantage) AND isfinite(mean_logprob)",
-            "a sample without an advantage is not kept": "advantage <> 0",
-            "a score that nobody gave is neutral": "scored_round IS NOT NULL OR score = 0.5",
-            "what was drawn has a round": "(draws = 0) = (last_drawn_round IS NULL)",
-            "the oldest leave first": (
-                "status = 'held' OR entered_order < coalesce(min(entered_order) FILTER (status = 'held') OVER (),"
-                " entered_order + 1)"
-            ),
-        },
-    ),
-    ReplayEmbedding: Suite(
-        key=("generation_id",),
-        filled=("generation_id",),
-        rows={"every number is finite": "len(list_filter(embedding, lambda each: NOT isfinite(each))) = 0"},
-    ),
-    ReplayDraw: Suite(
-        key=("step", "generation_id"),
-        filled=("generation_id", "episode_id", "family"),
-        ranges={"step": (0, None), "draws": (1, None), "probability": (0, 1.0000001), "score": (0, 1),
-                "factor": (0, 1), "age": (0, None)},
-        rows={"every number is finite": "len(list_filter(features, lambda each: NOT isfinite(each))) = 0"},
-    ),
-    ProbePair: Suite(
-        key=("family", "environment_seed"),
-        filled=("family", "before_id", "after_id"),
-        sha256=("before_digest", "after_digest"),
-        unique=(("before_id",), ("after_id",)),
-        rows={
-            "weights are not compared with themselves": "before_digest <> after_digest",
-            "rewards are finite": "isfinite(before) AND isfinite(after)",
-        },
-    ),
-    Improvement: Suite(
-        key=("family",),
-        sets={"verdict": (IMPROVED, WORSE, TIE, UNCHANGED, UNKNOWN)},
-        ranges={"pairs": (0, None)},
-        rows={
-            "means come together, from pairs": (
-                together("before", "after", "difference") + " AND (before IS NULL) = (pairs = 0)"
-            ),
-            "a label is the verdict's": (
-                "label IS NOT DISTINCT FROM CASE verdict WHEN 'improved' THEN 1 WHEN 'worse' THEN 0 END"
-            ),
-            "a label has pairs behind it": "label IS NULL OR pairs > 0",
-        },
-    ),
-    ExtractorTensor: Suite(
+    rules: ClassVar[Rules] = Rules(
         key=("name",),
         filled=("name",),
         ranges={"steps": (0, None)},
@@ -176,6 +184,10 @@ SUITES: dict[type[Row], Suite] = {
             ),
             "every weight is finite": "len(list_filter(weights, lambda each: NOT isfinite(each))) = 0",
         },
-    ),
-}  # fmt: skip
+    )
+
+
 """The rules of these rows, checked before every commit."""
+
+
+ROWS: tuple[type[Row], ...] = (ReplayItem, ReplayEmbedding, ReplayDraw, ProbePair, Improvement, ExtractorTensor)

@@ -10,13 +10,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from crl.checks.suite import Suite
 from crl.config import Method
 from crl.credit.advantages import standardized
 from crl.credit.samples import grpo_samples
 from crl.learn.terms import Objective, objectives
 from crl.protocols import Start
-from crl.records import Episode, Evaluation, Generation, Metric, Row, Sample, Task, Turn, Weights
+from crl.records import Episode, Evaluation, Generation, Metric, Row, Rules, Sample, Task, Turn, Weights
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.stage import Read, Recipe, Stage
@@ -40,6 +39,8 @@ class Review(Row):
     text: A[str, "what it wrote"]
     score: A[float, "1 for nothing, toward 0 the longer it is"]
     generation_id: A[str, "token record"]
+
+    rules: ClassVar[Rules] = Rules(key=("episode_id",), filled=("generation_id",), ranges={"score": (0, 1)})
 
 
 def build(method: Method) -> Recipe:
@@ -80,7 +81,7 @@ def build(method: Method) -> Recipe:
             **objectives(config.actor_objective),
             "reinforce": Objective("crl_outside.objective:reinforce", config.review_scale, on_policy=False),
         },
-        suites={Review: Suite(key=("episode_id",), filled=("generation_id",), ranges={"score": (0, 1)})},
+        row_types=(Review,),
     )
 
 

@@ -17,11 +17,11 @@ from crl.errors import EngineDied, StageFailed
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.dreamgym.watching import Watched
 from crl.records import Episode
+from crl.rollout.environments import Readable
 from crl.rollout.kept_steps import KeptSteps
-from crl.rollout.readable import Readable
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import JsonLines
 from crl.run.lease import Lease
 from tests.marks import sampled
 from tests.recipes.dreamgym.dreamgym_played import SETTINGS, DreamServices, dream, experiment

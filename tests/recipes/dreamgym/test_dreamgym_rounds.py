@@ -15,8 +15,8 @@ from crl.recipes.dreamgym.rows import DreamTask, PoolItem, Prediction, TaskValue
 from crl.recipes.dreamgym.truth import gap_bound
 from crl.records import Episode, Evaluation, Generation, Metric, Sample, Task, Turn
 from crl.report.page import render
-from crl.report.rates import NONE
 from crl.report.round_tables import success_rows
+from crl.report.success import NONE
 from crl.report.summary import summarize
 from tests.recipes.dreamgym.dreamgym_played import SECRET, played
 from tests.unit.recipes.played import Played

@@ -10,7 +10,7 @@ import pytest
 from crl.records import Episode, Evaluation, Turn
 from crl.report.charts import Line, Point, over_steps
 from crl.report.curves import success_charts
-from crl.report.rates import Rate
+from crl.report.success import Rate
 from crl.report.summary import RoundSummary, summarize
 from crl.report.views import query
 from tests.recipes.dreamgym import dreamgym_played

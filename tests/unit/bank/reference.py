@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from crl.bank.refusals import Rejection
+from crl.bank.consolidate import Rejection
 from crl.bank.segments import text_digest
 from crl.config import BankConfig
 from crl.records import BankEntry, BankEvent, EntryScore, Operation

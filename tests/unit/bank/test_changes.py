@@ -129,7 +129,7 @@ def test_files_of_texts_that_left_are_found_again() -> None:
 
 def test_rows_are_found_one_by_one_and_together() -> None:
     snapshot = Snapshot.of(3, [entry("b", 1, "two"), entry("a", 0, "one"), entry("c", 7, "one")])
-    assert [snapshot.row_of(name) for name in "abcx"] == [0, 1, 2, None]
+    assert snapshot.rows_of(list("abcx")) == [0, 1, 2, None]
     assert snapshot.rows_of(["c", "x", "a", "c"]) == [2, None, 0, 2]
-    assert snapshot.entry(2).entry_id == "c" and len(snapshot) == 3
+    assert snapshot.taken([2])[0].entry_id == "c" and len(snapshot) == 3
     assert snapshot.digest() == Snapshot.of(9, snapshot.entries()[::-1]).digest()

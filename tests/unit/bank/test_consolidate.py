@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from crl.bank.changes import Change
 from crl.bank.consolidate import Consolidation, Rules, consolidate
-from crl.bank.resemblance import SimilarPairs
+from crl.bank.duplicates import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from crl.bank.index import ApproximateIndex, Base, ExactIndex, Quantizer, Scope, chosen_kind, gpu_available, open_index
+from crl.bank.index import ApproximateIndex, Base, ExactIndex, Quantizer, Scope, chosen_kind, open_index, searcher
+from crl.bank.index.library import Searcher
 from crl.config import RetrievalConfig
 from crl.run.cache import Shelf, faults
 from tests.unit.bank.vectors import clustered
@@ -46,13 +47,13 @@ def test_the_size_chooses_and_the_method_can():
     (False, 100_000, "approximate"), (True, 100_000, "exact"), (True, 10**8, "approximate"),
 ])  # fmt: skip
 def test_a_gpu_searches_exactly_as_long_as_the_embeddings_fit(monkeypatch, gpu, rows, kind):
-    monkeypatch.setattr("crl.bank.index.exact.gpu_available", lambda: gpu)
+    monkeypatch.setattr("crl.bank.index.exact.searcher", lambda: Searcher(gpu, "made"))
     assert chosen_kind("auto", rows, 384) == kind
 
 
 @pytest.mark.gpu
 def test_a_large_scope_is_searched_on_the_gpu():
-    if not gpu_available():
+    if not searcher().gpu:
         pytest.skip("needs a GPU and a FAISS with GPU support")
     vectors = clustered(1, 100_000)
     index = open_index(scope_of(vectors), "auto")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.bank.index import ExactIndex, gpu_available
+from crl.bank.index import ExactIndex, searcher
 from tests.unit.bank.vectors import brute, unit
 
 
@@ -50,7 +50,7 @@ def test_a_result_depends_neither_on_the_other_rows_nor_on_the_other_queries():
 
 @pytest.mark.gpu
 def test_the_gpu_index_equals_exact_search():
-    if not gpu_available():
+    if not searcher().gpu:
         pytest.skip("needs a GPU and a FAISS with GPU support")
     vectors = unit(1, 5000)[np.random.default_rng(0).integers(0, 5000, 20_000)]
     on_gpu, on_cpu = ExactIndex(vectors), ExactIndex(vectors, gpu=False)

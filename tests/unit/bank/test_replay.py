@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.bank.changes import Change, open_snapshot
-from crl.bank.overlay import Overlay, named_in
+from crl.bank.overlay import Overlay
 from crl.bank.replay import Replayed, replay, replayed_bank
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import STORAGE, Snapshot
@@ -306,7 +306,7 @@ def test_an_event_that_does_not_fit_is_named(changes, found):
 
 def test_an_overlay_knows_who_holds_a_text_as_it_changes():
     rows = [entry("a", "A", 0), entry("b", "A", 1, "lake"), entry("c", "C", 2)]
-    bank = Overlay(named_in(Snapshot.of(1, rows), ["a", "gone"], [text_digest("A")]))
+    bank = Overlay(Snapshot.of(1, rows), ["a", "gone"], [text_digest("A")])
     assert bank.holders("room", text_digest("A")) == ["a"] and bank.get("gone") is None and bank.next_order == 3
     bank.replace(rows[0], entry("a", "A2", 0))
     assert not bank.holders("room", text_digest("A")) and bank.holders("lake", text_digest("A")) == ["b"]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.bank import resemblance
+from crl.bank import duplicates as resemblance
 from crl.bank.consolidate import Rules, consolidate
+from crl.bank.duplicates import SimilarPairs, resemblances
 from crl.bank.index import similarities
-from crl.bank.resemblance import SimilarPairs, resemblances
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
@@ -137,7 +137,7 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch):
     vectors_ND /= np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     names = [str(number) for number in range(50)]
     whole = resemblances(names[:5], vectors_ND[:5], names, vectors_ND, 0.4)
-    monkeypatch.setattr(resemblance, "_BLOCK", 7)
+    monkeypatch.setattr(resemblance, "_COLUMNS", 7)
     assert whole and resemblances(names[:5], vectors_ND[:5], names, vectors_ND, 0.4) == whole
 
 

@@ -17,7 +17,7 @@ from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig, RetrievalConfig
 from crl.policies.embedders import LexicalEmbedder
 from crl.records import Credit, EntryScore, rows_of
-from crl.report.bank import snapshot
+from crl.report.bank import entries_after
 from crl.report.why import why
 from crl.rounds.reading import recorded_bank
 from crl.transfer.gather import gather
@@ -117,7 +117,7 @@ def test_every_output_is_credited_with_the_uses_of_its_own_entry(told):
 
 def test_each_twin_is_shown_with_its_own_story(told):
     scripted, first, second, third, merged = told
-    assert [(each.entry_id, each.text, each.uses) for each in snapshot(scripted.path, 2).entries] == [
+    assert [(each.entry_id, each.text, each.uses) for each in entries_after(scripted.path, 2)] == [
         (first, TEXT, 2), (second, TEXT, 0), (third, TEXT, 0),
     ]  # fmt: skip
     stories = {name: why(scripted.path, name) for name in (first, second, third, merged)}

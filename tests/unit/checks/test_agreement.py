@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from crl.checks.compiled import broken, connected
 from crl.checks.stage import numbered
-from crl.checks.suites import applying, key_of, suite_names, suite_of
+from crl.checks.suites import applying, key_of, row_types, suite_of
 from crl.records import ROW_TYPES, Row, schema_of, table_of
 from tests.marks import sampled
 from tests.unit.checks import example_rows as examples
@@ -92,7 +92,7 @@ def _count(result: Any) -> int:
 
 def test_every_row_type_has_examples() -> None:
     assert set(EXAMPLES) == set(ROW_TYPES)
-    assert {row_type.table for row_type in ROW_TYPES} <= set(suite_names()), "recipes of other tests may bring more"
+    assert {row_type.table for row_type in ROW_TYPES} <= set(row_types()), "recipes of other tests may bring more"
 
 
 @pytest.mark.parametrize("row_type", sampled(ROW_TYPES, 10), ids=lambda row_type: row_type.table)

@@ -13,11 +13,10 @@ import yaml
 import crl.records as r
 from crl.checks import check_tables, suites
 from crl.checks.own import check_own_suites
-from crl.checks.suite import Suite
 from crl.config.load import load_experiment
 from crl.errors import BadInput, DataCheckFailed
 from crl.preflight import checks
-from crl.records import Row, table_of
+from crl.records import Row, Rules, table_of
 from tests.unit.checks import example_rows as examples
 
 ROOT = Path(__file__).parents[3]
@@ -29,6 +28,8 @@ class Dance(Row):
 
     table: ClassVar[str] = "dances"
     turns: Annotated[int, "how often"]
+
+    rules: ClassVar[Rules] = Rules(key=("turns",))
 
 
 FEW_TURNS = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "turns", "max_value": 1}}
@@ -107,7 +108,7 @@ def test_what_no_stage_could_be_held_against_is_refused(table: str, config: dict
 
 
 def test_a_table_that_a_recipe_brings_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(suites._brought, "dances", (Dance, Suite(key=("turns",))))
+    monkeypatch.setitem(suites.brought, "dances", Dance)
     with pytest.raises(BadInput, match="'dances' takes no suite of your own"):
         check_own_suites({"dances": suite(FEW_TURNS)})
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
 import crl.records as r
-from crl.checks import check_tables, suite_names
-from crl.checks.suite import SQL
-from crl.checks.suites import suite_of
+from crl.checks import check_tables, suites
+from crl.checks.suites import SQL, row_types, suite_of
 from crl.errors import DataCheckFailed
-from crl.records import ROW_TYPES, Row, schema_of, table_of
+from crl.records import ROW_TYPES, Row, Rules, schema_of, table_of
 from tests.marks import sampled
 from tests.unit.checks import example_rows as examples
 
@@ -34,8 +33,22 @@ def _changed(rows: Rows, row_type: type[Row], index: int, **changes: Any) -> Row
 
 def test_every_record_type_has_a_suite_with_rules() -> None:
     # what an outside recipe brought stands behind the project's own: another test in this process may have loaded one
-    assert suite_names()[: len(ROW_TYPES)] == tuple(row_type.table for row_type in ROW_TYPES)
-    assert all(len(suite_of(table)["expectations"]) > 3 for table in suite_names())
+    assert tuple(row_types().values())[: len(ROW_TYPES)] == ROW_TYPES
+    assert all(len(suite_of(table)["expectations"]) > 3 for table in row_types())
+
+
+@pytest.mark.parametrize("query", ["SELECT n.row FROM noted n JOIN episods e USING (id)", "SELECT n.row FROM note n"])
+def test_a_rule_between_tables_names_tables(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stage would be held against it, and nobody would know."""
+
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Noted(Row):
+        table: ClassVar[str] = "noted"
+        rules: ClassVar[Rules] = Rules(key=("id",), between={"a note is of an episode": query})
+
+    monkeypatch.setitem(suites.brought, "noted", Noted)
+    with pytest.raises(ValueError, match="is no table"):
+        suites.suite_of("noted")
 
 
 @pytest.mark.parametrize("stage", examples.STAGES, ids=lambda stage: stage.__name__)

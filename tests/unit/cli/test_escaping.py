@@ -16,7 +16,7 @@ from rich.text import Text
 
 from crl.cli import main
 from crl.cli.consoles import PlainConsole, escaped_text
-from crl.cli.escaping import say, say_json
+from crl.cli.shared import say, say_json
 from crl.text.unicode import UNSEEN, escaped
 from tests.unit.cli.conftest import Outcome
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment

@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from crl.report.rates import Rate, average, wilson
+from crl.report.success import Rate, average, wilson
 from crl.rounds.evaluate_again import Choice, Evaluated
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import keep_evaluation
 from crl.run.manifest import Manifest
-from crl.run.prunelog import Pruned, note_pruned
+from crl.run.retention import Pruned, note_pruned
 from tests.unit.cli.conftest import Outcome
 from tests.unit.lab.table.recorded import WITH, WITHOUT, rows
 from tests.unit.report.builder import retrieval, write_stage

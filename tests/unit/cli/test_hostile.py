@@ -13,11 +13,11 @@ import pytest
 
 import crl as library
 from crl.errors import StageFailed
-from crl.report.history import History
 from crl.report.markdown import diff_markdown, plain, report_markdown, rounds_markdown
-from crl.run.jsonlines import JsonLines
+from crl.report.summary import History
+from crl.run.journal import JsonLines
 from crl.text.unicode import UNSEEN, escaped
-from crl.trackers.figures import record_of
+from crl.trackers.base import record_of
 from tasks.failures import one_line
 from tasks.logs import escape_logs
 from tests.unit.cli.conftest import Outcome

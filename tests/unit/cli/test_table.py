@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crl.report.rates import wilson
+from crl.report.success import wilson
 from tests.unit.cli.conftest import Outcome
 from tests.unit.lab.table.recorded import WITH, WITHOUT, Won, recorded
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import crl.credit.rules
-from crl.config.mechanisms import CREDIT_RULES
 from crl.credit.buffer import Output, earners, fill_buffer
 from crl.credit.rules import Rule, TaskKey, rule_of
+from crl.records.learning import CREDIT_RULES
 from tests.unit.credit.scoring import scored, use_of
 from tests.unit.credit.test_buffer_rows import text
 from tests.unit.credit.test_credit_rows import episode

@@ -38,10 +38,9 @@ from crl.errors import (
     StageTimedOut,
     StaleAttempt,
 )
-from crl.report.standing import last_failure
-from crl.run.committed import Committed, committed
+from crl.report.state import last_failure
 from crl.run.directory import RunDirectory
-from crl.run.journal import Journal
+from crl.run.journal import Committed, Journal, committed
 from tests.marks import sampled
 from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, gone, wait_until
 from tests.unit.engine.harness import digests, leftovers, make_driver

@@ -10,9 +10,8 @@ import sys
 import pytest
 
 from crl.config import LoraConfig
-from crl.config.engines import VllmEngine
+from crl.config.engines import ServerConfig, VllmEngine
 from crl.config.environments import FamilyConfig
-from crl.config.servers import ServerConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.terms import objectives
 from crl.recipes.complementary.config import BaselineConfig

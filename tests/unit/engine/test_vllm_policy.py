@@ -15,8 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from crl.config import LoraConfig, RoleConfig, SamplingConfig  # noqa: E402
-from crl.config.engines import VllmEngine  # noqa: E402
-from crl.config.servers import ServerConfig  # noqa: E402
+from crl.config.engines import ServerConfig, VllmEngine  # noqa: E402
 from crl.engine import vllm_policy  # noqa: E402
 from crl.engine.vllm_policy import VllmPolicy  # noqa: E402
 from crl.errors import BadInput, CrlError, DiskFull, EngineDied, RunDirectoryUnusable, WrongWeights  # noqa: E402

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from crl.config import RoleConfig
-from crl.config.servers import INTERPRETER, ServerConfig, interpreter
+from crl.config.engines import INTERPRETER, ServerConfig, interpreter
 from crl.engine.folder import own_folder
 from crl.engine.vllm_server import VllmServer, check_server, command_line
 from crl.errors import BadInput, EngineDied

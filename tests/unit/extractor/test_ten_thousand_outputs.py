@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.bank.consolidate import Consolidation, Rules, consolidate
+from crl.bank.duplicates import SimilarPairs
 from crl.bank.replay import replay
-from crl.bank.resemblance import SimilarPairs
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
 from crl.extractor.distill import DistillItem, distill_wave

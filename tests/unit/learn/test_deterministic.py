@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from crl.errors import StageFailed
-from crl.learn.deterministic import deterministic
+from crl.learn.scoring import deterministic
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from crl.records import Sample
-from crl.run.loopback import STORE_VARIABLE, on_loopback
+from crl.run.guardian import STORE_VARIABLE, on_loopback
 from tests.processes import PATIENCE_SECONDS
 
 WORKER = """

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from crl.config import SamplingConfig
 from crl.policies.scoring import sequence_logprobs
 from crl.protocols import StopReason
-from crl.rollout.answers import AnswerTrees
+from crl.rollout.actions import AnswerTrees
 
 END = 4
 """An id that ends an answer here; the trees may use any."""

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from crl.config import RoleConfig, SamplingConfig
-from crl.config.engines import OpenAIEngine
-from crl.config.servers import ServerConfig
+from crl.config.engines import OpenAIEngine, ServerConfig
 from crl.engine.vllm_server import check_server
 from crl.errors import BadInput, EngineDied, PromptTooLong
 from crl.policies import load_chat, load_policy, resolve_model

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from crl.config import RoleConfig, SamplingConfig
-from crl.config.attention import check_attention
+from crl.config.models import check_attention
 from crl.errors import BadInput, RecordDamaged
 from crl.policies.language_model import load_policy
 from crl.policies.scoring import sequence_logprobs

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from crl.config import SamplingConfig
-from crl.config.servers import ServerConfig
+from crl.config.engines import ServerConfig
 from crl.errors import BadInput, EngineDied, PromptTooLong
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from crl.config.servers import ServerConfig
+from crl.config.engines import ServerConfig
 from crl.policies.serving import Client
 
 

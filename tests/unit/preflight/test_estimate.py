@@ -226,9 +226,9 @@ def test_the_weights_that_servers_are_given_must_fit_where_they_are_written(
     each = 2 * 4 * (TINY.parameters + TINY.vocabulary * TINY.hidden)
     assert estimate(made).handed_over == {tmp_path / "shared": each, tmp_path: each}
     enough = (still_to_write(made, tmp_path / "run", 1) or 0) + 2 * each
-    monkeypatch.setattr("crl.run.disk.free_bytes", lambda path: enough)
+    monkeypatch.setattr("crl.run.files.free_bytes", lambda path: enough)
     check_disk(made, tmp_path / "run", 1)
-    monkeypatch.setattr("crl.run.disk.free_bytes", lambda path: enough - 1)
+    monkeypatch.setattr("crl.run.files.free_bytes", lambda path: enough - 1)
     with pytest.raises(NotEnoughDisk) as caught:
         check_disk(made, tmp_path / "run", 1)
     assert caught.value.where == str(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from crl.config import EnvironmentConfig, FamilyConfig, SeedRange
-from crl.config.families import FamilyChange
+from crl.config.environments import FamilyChange
 from crl.config.load import load_experiment, parse_experiment
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput

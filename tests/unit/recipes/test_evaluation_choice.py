@@ -9,7 +9,7 @@ import pytest
 
 from crl.config import Experiment, Method, SeedRange
 from crl.config.base import LAST_SEED
-from crl.config.families import FamilyBank
+from crl.config.environments import FamilyBank
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput
 from crl.records import Evaluation

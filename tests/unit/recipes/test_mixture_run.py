@@ -31,8 +31,8 @@ from crl.records import (
     Turn,
     Weights,
 )
+from crl.report.round_tables import newest_tasks
 from crl.report.summary import summarize
-from crl.report.tasks import newest_tasks
 from crl.rounds.reading import recorded_bank
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory

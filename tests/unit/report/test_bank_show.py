@@ -11,10 +11,8 @@ import pytest
 import crl
 from crl.errors import BadInput
 from crl.policies.embedders import LexicalEmbedder
-from crl.report.bank import BankAfter, snapshot
+from crl.report.bank import BankAfter, entries_after, search, search_words
 from crl.report.diff import net_diff
-from crl.report.search import search, search_words
-from crl.report.sorting import Sort
 from crl.report.views import query
 from crl.run.directory import RunDirectory
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
@@ -46,19 +44,18 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 def test_every_round_is_shown_as_it_was(told: Told) -> None:
     for number in range(6):
-        shown = snapshot(told.path, number)
+        shown = entries_after(told.path, number)
         sql = 'SELECT entry_id, text FROM bank_text WHERE round = $r ORDER BY "order"'
-        assert [(each.entry_id, each.text) for each in shown.entries] == query(told.path, sql, {"r": number})[1]
-        assert (shown.round, shown.total) == (number, len(shown.entries))
-    assert snapshot(told.path).round == 5
-    assert [each.text for each in snapshot(told.path, 1, "pond").entries] == ["swim"]
+        assert [(each.entry_id, each.text) for each in shown] == query(told.path, sql, {"r": number})[1]
+    assert entries_after(told.path) == entries_after(told.path, 5)
+    assert [each.text for each in entries_after(told.path, 1, "pond")] == ["swim"]
 
 
 def test_usefulness_is_that_of_the_round(told: Told) -> None:
-    then = {each.entry_id: each for each in snapshot(told.path, 2).entries}
+    then = {each.entry_id: each for each in entries_after(told.path, 2)}
     assert (then[told.c].uses, then[told.c].mean_outcome, then[told.c].retrieved) == (1, 1.0, 1)
     assert (then[told.b].uses, then[told.b].mean_outcome, then[told.b].retrieved) == (0, None, 1), "of its new words"
-    now = {each.entry_id: each for each in snapshot(told.path, 4).entries}
+    now = {each.entry_id: each for each in entries_after(told.path, 4)}
     assert (now[told.b].uses, now[told.b].mean_outcome, now[told.b].version) == (2, 0.0, 2)
     assert (now[told.merged].uses, now[told.merged].mean_outcome) == (0, None)
 
@@ -66,40 +63,38 @@ def test_usefulness_is_that_of_the_round(told: Told) -> None:
 @pytest.mark.parametrize("number", range(6))
 def test_the_python_interface_says_the_same(told: Told, number: int) -> None:
     columns = "entry_id, retrieved, uses, mean_outcome"
-    shown = [
-        (each.entry_id, each.retrieved, each.uses, each.mean_outcome) for each in snapshot(told.path, number).entries
-    ]
+    shown = [(each.entry_id, each.retrieved, each.uses, each.mean_outcome) for each in entries_after(told.path, number)]
     assert crl.open(told.path).bank(number).project(columns).fetchall() == sorted(shown)
 
 
 def test_entries_come_in_the_order_asked_for(told: Told) -> None:
-    def listed(sort: Sort, number: int = 2, limit: int | None = None) -> list[str]:
-        return [each.entry_id for each in snapshot(told.path, number, "lake", sort=sort, limit=limit).entries]
+    def listed(order: str, number: int = 2, limit: int | None = None) -> list[str]:
+        return [each.entry_id for each in entries_after(told.path, number, "lake", order=order, limit=limit)]
 
-    assert listed(Sort.age) == [told.a, told.b, told.c]
-    assert listed(Sort.newest) == [told.b, told.c, told.a]
-    assert listed(Sort.uses) == [told.a, told.c, told.b]  # one use each of the first two: the oldest first
-    assert listed(Sort.credit) == [told.c, told.a, told.b]
-    assert listed(Sort.harm) == [told.a, told.c, told.b]
-    assert listed(Sort.credit, limit=1) == [told.c] and snapshot(told.path, 2, "lake", limit=1).total == 3
+    assert listed("age") == [told.a, told.b, told.c]
+    assert listed("newest") == [told.b, told.c, told.a]
+    assert listed("uses") == [told.a, told.c, told.b]  # one use each of the first two: the oldest first
+    assert listed("credit") == [told.c, told.a, told.b]
+    assert listed("harm") == [told.a, told.c, told.b]
+    assert listed("credit", limit=1) == [told.c]
 
 
 def test_what_cannot_be_shown_is_refused(told: Told) -> None:
     with pytest.raises(BadInput, match="round 9") as caught:
-        snapshot(told.path, 9)
+        entries_after(told.path, 9)
     assert "from 0 to 5" in str(caught.value.expected)
     with pytest.raises(BadInput, match="task family 'sea'"):
-        snapshot(told.path, family="sea")
+        entries_after(told.path, family="sea")
 
 
 def test_damage_in_another_round_does_not_show(told: Told, tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(told.path, path)
-    before = snapshot(path, 2)
+    before = entries_after(path, 2)
     for stage in ("distill", "merge", "consolidate", "credit"):
         for file in (path / "rounds" / "0005" / stage).glob("*.parquet"):
             file.write_bytes(b"damaged")
-    assert snapshot(path, 2) == before
+    assert entries_after(path, 2) == before
     bank = BankAfter(RunDirectory.open(path), 2)
     assert search_words(bank, "right")[0].entry.entry_id == told.b
     assert net_diff(path, 1, 4).of("updated")[0].after == "go right twice"
@@ -154,7 +149,7 @@ def test_the_difference_of_two_rounds_is_net_and_gives_reasons(told: Told) -> No
 
 
 def _agrees_with_snapshots(path: Path, first: int, last: int) -> None:
-    old, new = ({each.entry_id: each.text for each in snapshot(path, number).entries} for number in (first, last))
+    old, new = ({each.entry_id: each.text for each in entries_after(path, number)} for number in (first, last))
     diff = net_diff(path, first, last)
     assert {each.entry_id: each.after for each in diff.of("added")} == {n: new[n] for n in new if n not in old}
     assert {each.entry_id: each.before for each in diff.of("removed")} == {n: old[n] for n in old if n not in new}

@@ -11,12 +11,11 @@ import pytest
 from rich.console import Console
 
 from crl.errors import BadInput
-from crl.report.bank import snapshot
-from crl.report.story import LEFT, Story, story_of
-from crl.report.story_view import history_listing, story_tree, word_diff
+from crl.report.bank import entries_after
+from crl.report.story import LEFT, Story, history_listing, story_of, story_tree, word_diff
 from crl.report.views import query
 from crl.report.why import stories, why
-from crl.run.prunelog import PRUNED, Pruned, note_pruned
+from crl.run.retention import PRUNED, Pruned, note_pruned
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
 
@@ -296,8 +295,8 @@ def test_a_text_that_is_longer_than_the_embedder_reads_says_so(tmp_path: Path) -
     told = "the embedder reads only the beginning of it: it is found by that alone"
     assert printed(why(path, first)).count(told) == printed(why(path, merged)).count(told) - 1 == 1
     assert told not in printed(why(path, short))
-    assert [(each.entry_id, each.embedder_cut) for each in snapshot(path, 1).entries] == [(first, True), (short, False)]
-    assert [each.embedder_cut for each in snapshot(path, 3).entries] == [True]
+    assert [(each.entry_id, each.embedder_cut) for each in entries_after(path, 1)] == [(first, True), (short, False)]
+    assert [each.embedder_cut for each in entries_after(path, 3)] == [True]
     assert query(path, "SELECT round, embedder_cut FROM bank ORDER BY ALL")[1] == [
         (1, False), (1, True), (2, False), (2, False), (3, True),
     ]  # fmt: skip
@@ -316,6 +315,6 @@ def test_each_of_several_experiences_of_an_episode_has_its_use(tmp_path: Path) -
     sql = "SELECT used_in, outcome, used_similarity FROM lineage WHERE entry_id = $e ORDER BY ALL"
     assert [(name, len(query(path, sql, {"e": name})[1])) for name in (first, second)] == [(first, 1), (second, 2)]
     assert query(path, sql, {"e": second})[1][0][1:] == (1.0, 0.375)
-    assert [(each.uses, each.retrieved) for each in snapshot(path, 2).entries] == [(1, 1), (2, 2)]
+    assert [(each.uses, each.retrieved) for each in entries_after(path, 2)] == [(1, 1), (2, 2)]
     shown = query(path, "SELECT entry_id, unnest(entry_ids) FROM episodes WHERE guided ORDER BY ALL")[1]
     assert shown == sorted([(first, first), (first, second), (second, second)])

@@ -124,7 +124,7 @@ def test_tables_that_a_recipe_brings_are_in_the_docs(tmp_path: Path, monkeypatch
     keep_refused(run.path, 2, "reflect", {Reflection: empty})
     kept = run.path / "cache/refused-0002-reflect"
     shutil.copy(kept / "reflections.parquet", kept / "nobodys.parquet")
-    monkeypatch.setattr(suites, "_brought", {})  # as another process finds it
+    monkeypatch.setattr(suites, "brought", {})  # as another process finds it
     text = write_data_docs(run.path).read_text(encoding="utf-8")
     links = re.findall(r'href="validations/([^"]+)"', text)
     assert links == ["rounds/0001/collect/reflections.html", "rounds/0002/reflect/reflections.html"]

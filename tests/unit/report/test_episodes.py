@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from crl.cli.report import report
+from crl.cli.sql import report
 from crl.records import Question, Turn
 from crl.report import episodes as module
 from crl.report.episodes import EARLIER_ROUNDS, EPISODES, Replays, as_json, choose, replays

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from crl.report.listing import Listing
+from crl.report.terminal import Listing
 
 ID = "x-d-r0003-a-family-with-a-long-name-g0012-m003-o0"
 WORDS = "if the door in the north is locked, take the key that lies beside the fountain first"

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from crl.checks.suites import sentences
 from crl.errors import DataCheckFailed
-from crl.report.checks import StageChecks, TableCheck
+from crl.report.data_docs import StageChecks, TableCheck
 from crl.report.diff import BankDiff, Change, Parent
 from crl.report.markdown import (
     SHOWN_CHANGES,

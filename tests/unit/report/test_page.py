@@ -15,9 +15,9 @@ import pytest
 from crl.bank.segments import SEGMENTS
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.report.diff import BankDiff, Change
-from crl.report.history import History
 from crl.report.page import REPORT, SHOWN_CHANGES, page_url, render, write_report
-from crl.report.rates import Rate
+from crl.report.success import Rate
+from crl.report.summary import History
 from crl.report.views import query
 from crl.run.verify import verify
 from tests.unit.cli.conftest import Outcome, crl, room, runs  # noqa: F401  (fixtures)

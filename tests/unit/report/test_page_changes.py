@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from crl.report.diff import BankDiff, Change, Parent
-from crl.report.history import History
 from crl.report.page import render
+from crl.report.summary import History
 from tests.unit.report.builder import build_run
 from tests.unit.report.test_page import Page
 

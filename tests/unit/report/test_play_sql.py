@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from crl.report.curves import play_charts
 from crl.report.page import render
-from crl.report.play_charts import play_charts
-from crl.report.play_sql import SUCCESS_COLUMNS, TIMING_COLUMNS
-from crl.report.rates import Rate, wilson
 from crl.report.round_tables import round_tables
+from crl.report.success import Rate, wilson
 from crl.report.summary import Cost, summarize
 from crl.report.views import connect, query
 from crl.run.directory import RunDirectory
+from docs.schema_page import SUCCESS_COLUMNS, TIMING_COLUMNS
 from tests.unit.report.builder import build_run, episode, evaluation, write_stage
 from tests.unit.report.test_page import Page
 

@@ -10,12 +10,11 @@ import pytest
 from rich.console import Console
 
 from crl.records import Metric
-from crl.report.curves import health_charts, success_charts
+from crl.report.curves import health_charts, play_charts, success_charts
 from crl.report.markdown import curve_markdown, rounds_markdown
 from crl.report.page import render
-from crl.report.play_charts import play_charts
-from crl.report.rates import Rate
 from crl.report.round_tables import notes, round_tables
+from crl.report.success import Rate
 from crl.report.summary import RoundSummary, summarize
 from tests.unit.report.builder import build_run, evaluation, write_stage
 

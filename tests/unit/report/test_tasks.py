@@ -10,10 +10,9 @@ import pytest
 from crl.report.curves import success_charts
 from crl.report.markdown import curve_markdown, rounds_markdown
 from crl.report.page import environment
-from crl.report.rates import Rate, average, wilson
-from crl.report.round_tables import round_tables
+from crl.report.round_tables import AVERAGE, newest_tasks, round_tables, task_rows
+from crl.report.success import Rate, average, wilson
 from crl.report.summary import RoundSummary
-from crl.report.tasks import AVERAGE, newest_tasks, task_rows
 
 ROUNDS = [
     RoundSummary(0, "0", tasks={"without_bank": {"b": Rate(0, 8), "a": Rate(2, 8)}, "random": {"a": Rate(1, 64)}}),

@@ -9,8 +9,8 @@ import pytest
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.records import EntryScore
-from crl.report.rates import Rate, wilson
-from crl.report.usefulness import Standing, judge
+from crl.report.bank import Standing, judge
+from crl.report.success import Rate, wilson
 from tests.unit.report.builder import bank_entry
 
 RECORD = {

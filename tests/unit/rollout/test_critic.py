@@ -14,8 +14,15 @@ from crl.config import ActorCriticConfig, DistillConfig, PromptConfig, RoleConfi
 from crl.errors import BadInput, PromptTooLong
 from crl.protocols import StopReason
 from crl.records import Retrieval
-from crl.rollout.critic import Proposed, check_critic_prompt, check_critic_room, judge
-from crl.rollout.verdicts import SCORES, VerdictReason, parse_verdict
+from crl.rollout.critic import (
+    SCORES,
+    Proposed,
+    VerdictReason,
+    check_critic_prompt,
+    check_critic_room,
+    judge,
+    parse_verdict,
+)
 from tests.unit.rollout import fakes
 
 

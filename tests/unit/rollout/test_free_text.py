@@ -251,7 +251,7 @@ def test_listed_actions_stand_in_the_prompt_as_before():
 
 def test_sampling_is_not_restricted_where_nothing_is_listed():
     from crl.errors import BadInput
-    from crl.rollout.answers import AnswerTrees
+    from crl.rollout.actions import AnswerTrees
 
     with pytest.raises(BadInput, match="no legal action"):
         AnswerTrees(ScriptedPolicy(lambda row, turn: ("", True)).chat, SamplingConfig().max_new_tokens).of(FORM)

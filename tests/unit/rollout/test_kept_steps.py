@@ -10,7 +10,7 @@ import pytest
 from crl.envs.side_by_side import SideBySide
 from crl.protocols import Actions, FreeText, Start, Step, Tool, ToolCalls
 from crl.rollout.kept_steps import KeptSteps
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import JsonLines
 from tests.processes import wait_until
 from tests.unit.rollout.fakes import Corridor
 

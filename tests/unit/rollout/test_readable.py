@@ -11,7 +11,7 @@ from crl.envs import make_environment
 from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
 from crl.records import Episode, Evaluation, Generation, Metric, Task, Turn
 from crl.rollout.actions import parse_action
-from crl.rollout.readable import Readable
+from crl.rollout.environments import Readable
 from crl.rounds.context import StageContext
 from crl.rounds.form import unreadable_figures
 from crl.rounds.memory import MemoryWriter

@@ -9,8 +9,7 @@ import pytest
 
 from crl.config import SamplingConfig, SearchAndAskConfig
 from crl.protocols import Advice, Inquiry
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
-from crl.rollout.stripped import stripped_context
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave, stripped_context
 from tests.unit.rollout.fakes import CharacterChat, Corridor, ScriptedPolicy, method, task
 
 SAMPLING = SamplingConfig(max_new_tokens=40)

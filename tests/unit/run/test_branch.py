@@ -18,9 +18,8 @@ from crl.run.find import find_run
 from crl.run.head import heads
 from crl.run.lease import Lease
 from crl.run.lineage import LINEAGE, load_lineage
-from crl.run.prunelog import Pruned, pruned
 from crl.run.redo import set_aside
-from crl.run.retention import prune
+from crl.run.retention import Pruned, prune, pruned
 from crl.run.verify import verify
 from tests.marks import sampled
 from tests.unit.run import jobs

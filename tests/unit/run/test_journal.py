@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crl.errors import DiskFull
-from crl.run.journal import Journal
-from crl.run.jsonlines import JsonLines
+from crl.run.journal import Journal, JsonLines
 from crl.run.lease import Lease
 
 

@@ -12,8 +12,7 @@ from crl.records import Evaluation
 from crl.run import experiment_file
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import EVALUATIONS, Kept, keep_evaluation, kept_evaluations
-from crl.run.files import sweep
-from crl.run.owner import machine_digest
+from crl.run.files import machine_digest, sweep
 from crl.run.verify import Severity, require_intact, verify
 from tests.unit.engine.harness import make_experiment
 from tests.unit.report.builder import build_run, evaluation

@@ -11,8 +11,7 @@ import pytest
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.lease import Lease
-from crl.run.prunelog import pruned
-from crl.run.retention import prune
+from crl.run.retention import prune, pruned
 from crl.run.verify import Severity, require_intact, verify
 from tests.marks import sampled
 from tests.unit.run import jobs

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from crl.errors import LeaseHeld, RunDirectoryUnusable, StaleAttempt
-from crl.run.files import temporary
+from crl.run.files import machine_digest, temporary
 from crl.run.journal import Journal
-from crl.run.lease import Lease, LeaseFile, check_token, commit_guard, lease_state
-from crl.run.owner import Owner, machine_digest
+from crl.run.lease import Lease, LeaseFile, Owner, check_token, commit_guard, lease_state
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.unit.run import jobs
 from tests.unit.run.killed import run_killed

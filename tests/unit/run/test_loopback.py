@@ -12,7 +12,7 @@ from urllib.request import proxy_bypass
 
 import pytest
 
-from crl.run.loopback import past_proxies
+from crl.run.guardian import past_proxies
 from tests.processes import free_port
 
 ASK = "import httpx; print(httpx.get({!r}, timeout=60).status_code)"

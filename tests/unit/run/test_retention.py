@@ -14,11 +14,9 @@ from crl.records import Weights, table_of
 from crl.report.views import write_catalog
 from crl.run import cache, retention
 from crl.run.directory import RunDirectory
-from crl.run.disk import free_bytes, require_free
-from crl.run.files import remove
+from crl.run.files import free_bytes, remove, require_free
 from crl.run.lease import Lease, commit_guard
-from crl.run.prunelog import pruned
-from crl.run.retention import prune
+from crl.run.retention import prune, pruned
 from crl.run.verify import verify
 from tests.unit.run.support import finished_run, weights_row, write_stage
 

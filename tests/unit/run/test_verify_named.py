@@ -152,12 +152,6 @@ def test_two_swapped_texts_of_the_bank_are_both_named(run: RunDirectory) -> None
     assert _named(run) == names
 
 
-def test_checksums_of_an_older_cache_are_still_read(run: RunDirectory) -> None:
-    path = run.path / "cache/first/sums.json"
-    path.write_bytes(cache._sealed(json.loads(path.read_bytes())["sums"], None))
-    assert _named(run) == []
-
-
 def test_any_stage_that_is_gone_and_any_two_of_the_last_are_named(run: RunDirectory) -> None:
     places = [key_of(*place) for place in record_of(run.path).stages]
     assert len(places) == 9

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.errors import BadInput
-from crl.text.templates import check, fill, numbered, placeholders
+from crl.text.outputs import check, fill, numbered, placeholders
 
 
 def test_fill():

@@ -16,7 +16,7 @@ from crl.lab.warm.advice import answer_demonstrations, verdict_demonstrations
 from crl.lab.warm.config import ActorDemonstrations, ExtractorDemonstrations, WarmStartFile, load_warm_start
 from crl.lab.warm.extractor import extractor_demonstrations, merge_demonstrations
 from crl.protocols import Chat
-from crl.rollout.verdicts import parse_verdict
+from crl.rollout.critic import parse_verdict
 
 ROOT = Path(__file__).parents[4]
 FILE = ROOT / "conf/warm/realms.yaml"

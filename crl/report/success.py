@@ -1,0 +1,247 @@
+"""Won games out of played ones, with what chance leaves open: rates, and the results of an evaluation by task and arm.
+
+The interval is that of Wilson (1927, "Probable inference, the law of succession, and statistical inference", JASA 22),
+at 95 %: honest for few games and for rates near 0 and 1. An average is over tasks (macro): a task with many episodes
+weighs as much as one with few. Its interval comes from those of the tasks (:func:`average`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from crl.protocols import StopReason
+from crl.report.cells import NOTHING
+
+if TYPE_CHECKING:
+    from crl.records import Evaluation
+
+Z = 1.959963984540054
+"""The 97.5 % quantile of the standard normal distribution."""
+AVERAGE = "macro average"
+"""What the result over all tasks is called. No task is: the name of a task has no blank."""
+
+
+def wilson(successes: int, episodes: int) -> tuple[float, float]:
+    """The ends of the 95 % interval of a success rate, in 0 to 1.
+
+    Raises ValueError without episodes, and for other successes than 0 to `episodes`.
+    """
+    if not 0 <= successes <= episodes or episodes < 1:
+        raise ValueError(f"{successes} successes of {episodes} episodes are no rate")
+    share = successes / episodes
+    middle = (share + Z**2 / (2 * episodes)) / (1 + Z**2 / episodes)
+    half = Z / (1 + Z**2 / episodes) * math.sqrt(share * (1 - share) / episodes + Z**2 / (4 * episodes**2))
+    # At the ends the two terms cancel: what rounding leaves of them is no part of the interval.
+    return 0.0 if successes == 0 else middle - half, 1.0 if successes == episodes else middle + half
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Successes of a number of episodes."""
+
+    successes: int
+    episodes: int
+    broken: int = 0
+    """Of the episodes, those that broke before their end: they count as lost."""
+
+    @property
+    def value(self) -> float | None:
+        """Share of successes; None without episodes."""
+        return self.successes / self.episodes if self.episodes else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Its 95 % interval; None without episodes."""
+        return wilson(self.successes, self.episodes) if self.episodes else None
+
+    @property
+    def percent(self) -> str:
+        """`38 %`."""
+        return f"{100 * self.successes / self.episodes:.0f} %" if self.episodes else NOTHING
+
+    @property
+    def span(self) -> str:
+        """The interval in percent: `14–69`."""
+        if self.interval is None:
+            return NOTHING
+        low, high = self.interval
+        return f"{100 * low:.0f}–{100 * high:.0f}"
+
+    @property
+    def short(self) -> str:
+        """Counts and share: `3/8 38 %`, or `3/8 38 %, 2 broke`."""
+        return self._told(f" {self.percent}")
+
+    @property
+    def told(self) -> str:
+        """Counts, share and interval: `3/8 38 % [14–69]`, or `3/8 38 % [14–69], 2 broke`."""
+        return self._told(f" {self.percent} [{self.span}]")
+
+    def _told(self, share: str = "") -> str:
+        broke = f", {self.broken} broke" if self.broken else ""
+        return f"{self.successes}/{self.episodes}{share}{broke}" if self.episodes else NOTHING
+
+    def __str__(self) -> str:
+        return self._told()
+
+    def __add__(self, other: Rate) -> Rate:
+        return Rate(self.successes + other.successes, self.episodes + other.episodes, self.broken + other.broken)
+
+
+NONE = Rate(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """The mean of the success rates of several tasks, each task with equal weight, and where it may be (95 %)."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def percent(self) -> str:
+        """`38 %`."""
+        return f"{100 * self.mean:.0f} %"
+
+    @property
+    def span(self) -> str:
+        """The interval in percent: `14–69`."""
+        return f"{100 * self.low:.0f}–{100 * self.high:.0f}"
+
+
+def average(rates: Sequence[Rate]) -> Average | None:
+    """The macro average of the rates of different tasks; None without rates, or where one has no episodes.
+
+    Its interval is put together from Wilson's of each task by the method of variance estimates recovery (Zou and
+    Donner 2008, "Construction of confidence limits about effect measures", Statistics in Medicine 27): the distances
+    from each rate to its own ends are added as squares. That of one task is Wilson's.
+    """
+    known = [
+        (rate.successes / rate.episodes, *wilson(rate.successes, rate.episodes)) for rate in rates if rate.episodes
+    ]
+    if not known or len(known) < len(rates):
+        return None
+    mean = math.fsum(share for share, _, _ in known) / len(known)
+    below = math.sqrt(math.fsum((share - low) ** 2 for share, low, _ in known)) / len(known)
+    above = math.sqrt(math.fsum((high - share) ** 2 for share, _, high in known)) / len(known)
+    return Average(mean, max(mean - below, 0.0), min(mean + above, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """The episodes of one arm: of one task, or the mean over its tasks, each with equal weight."""
+
+    task: str
+    """Name of the task family, or :data:`AVERAGE`."""
+    arm: str
+    """As in the rows: with_bank, without_bank or random."""
+    rates: tuple[Rate, ...]
+    """Episodes won, by task."""
+    score: float
+    """Mean reward of an episode."""
+    actions: float
+    """Turns of an episode, mean."""
+    tokens_read: float
+    """Tokens that the actor read in an episode, mean; likewise below."""
+    tokens_written: float
+    invalid_share: float
+    """Invalid actions, as a share of all."""
+    guided: int
+    """Episodes that were given an experience."""
+
+    @property
+    def won(self) -> Rate | None:
+        """Episodes won; None of an average: its tasks are not added up."""
+        return None if self.task == AVERAGE else self.rates[0]
+
+    @property
+    def success(self) -> Average:
+        """Share of the episodes won, with its interval: Wilson's of one task."""
+        found = average(self.rates)
+        assert found is not None, "a result has episodes"
+        return found
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of all tasks."""
+        return sum(rate.episodes for rate in self.rates)
+
+    @property
+    def broken(self) -> int:
+        """Episodes that broke before their end: they count as lost."""
+        return sum(rate.broken for rate in self.rates)
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks."""
+        return len(self.rates)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of an episode, read and written."""
+        return self.tokens_read + self.tokens_written
+
+    @property
+    def arm_words(self) -> str:
+        """`with bank`."""
+        return self.arm.replace("_", " ")
+
+    @property
+    def won_words(self) -> str:
+        """`3/8`, or `3/8, 2 broke`; of an average nothing."""
+        return NOTHING if self.won is None else str(self.won)
+
+    def figures(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        won, success = self.won, self.success
+        means = ("score", "actions", "tokens", "tokens_read", "tokens_written", "invalid_share", "guided")
+        return {
+            "task": self.task, "arm": self.arm, "episodes": self.episodes, "won": won and won.successes,
+            "broken": self.broken, "success": success.mean, "low": success.low, "high": success.high,
+            **{name: getattr(self, name) for name in means},
+        }  # fmt: skip
+
+
+def results(rows: Sequence[Evaluation]) -> list[ArmResult]:
+    """The results by task and arm, in order of their names."""
+    groups: dict[tuple[str, str], list[Evaluation]] = {}
+    for row in rows:
+        groups.setdefault((row.family, row.arm), []).append(row)
+    return [_result(task, arm, groups[task, arm]) for task, arm in sorted(groups)]
+
+
+def averages(found: Sequence[ArmResult]) -> list[ArmResult]:
+    """The average of each arm over the results of its tasks, in order of the arms' names."""
+    return [_average(arm, [each for each in found if each.arm == arm]) for arm in sorted({each.arm for each in found})]
+
+
+def with_averages(found: Sequence[ArmResult]) -> list[ArmResult]:
+    """The results, then the averages of the arms that have several tasks."""
+    return [*found, *(each for each in averages(found) if each.tasks > 1)]
+
+
+def _result(task: str, arm: str, mine: Sequence[Evaluation]) -> ArmResult:
+    def mean(of: Callable[[Evaluation], float]) -> float:
+        return math.fsum(map(of, mine)) / len(mine)
+
+    broken = sum(row.stop_reason == StopReason.error.value for row in mine)
+    turns = sum(row.turns for row in mine)
+    return ArmResult(
+        task, arm, (Rate(sum(row.success for row in mine), len(mine), broken),),
+        score=mean(lambda row: row.reward), actions=turns / len(mine), tokens_read=mean(lambda row: row.tokens_read),
+        tokens_written=mean(lambda row: row.tokens_sampled), guided=sum(row.guided for row in mine),
+        invalid_share=sum(row.invalid_actions for row in mine) / max(turns, 1),
+    )  # fmt: skip
+
+
+def _average(arm: str, mine: Sequence[ArmResult]) -> ArmResult:
+    means = {
+        name: math.fsum(getattr(result, name) for result in mine) / len(mine)
+        for name in ("score", "actions", "tokens_read", "tokens_written", "invalid_share")
+    }
+    rates = tuple(rate for result in mine for rate in result.rates)
+    return ArmResult(AVERAGE, arm, rates, **means, guided=sum(result.guided for result in mine))

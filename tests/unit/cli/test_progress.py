@@ -1,0 +1,120 @@
+"""What the live display says about events."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from crl.cli.progress import LiveProgress, progress_text, time_left
+from crl.engine import events
+from crl.report.cells import seconds_text
+
+
+def test_progress_tells_rate_and_wins_of_all_episodes() -> None:
+    """Two of sixteen games are over because they were won: that is no success rate of 1."""
+    event = events.Progress(
+        1, "collect", 2, 16, 25.0, {"turns": 35, "won": 2, "invalid_actions": 3}, working_seconds=10.0
+    )
+    assert progress_text(event) == "2 of 16, 3.5 turns/s, won 2 of 16, invalid actions 3"
+
+
+def test_progress_without_figures() -> None:
+    assert progress_text(events.Progress(1, "plan", 0, 4, 0.0)) == "0 of 4"
+    assert progress_text(events.Progress(1, "plan", 4, 4, 2.0)) == "4 of 4"
+
+
+@pytest.mark.parametrize(
+    ("expected", "seconds", "text"),
+    [
+        (None, 5.0, ""),
+        (40.0, 10.0, "about 30 s left"),
+        (40.0, 33.0, "about 7 s left"),
+        (40.0, 39.5, ""),
+        (4.0, 0.0, ""),
+        (40.0, 60.0, ""),
+        (300.0, 0.0, "about 5 min 00 s left"),
+    ],
+)
+def test_time_is_left_only_where_an_earlier_round_tells(expected: float | None, seconds: float, text: str) -> None:
+    assert time_left(expected, seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.25, "0.2 s"), (59.4, "59 s"), (125, "2 min 05 s"), (3600, "1 h 00 min"), (4321, "1 h 12 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
+
+
+def shown(*listed: events.Event, terminal: bool = False) -> str:
+    out = Console(file=io.StringIO(), width=160, force_terminal=terminal, markup=False, highlight=False)
+    ticks = iter(range(0, 10_000, 20))
+    with LiveProgress(out, clock=lambda: float(next(ticks))) as live:
+        for event in listed:
+            live(event)
+    return out.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+STORY = (
+    events.RoundStarted(1, ("plan", "collect")),
+    events.StageSkipped(1, "plan", "d"),
+    events.StageStarted(1, "collect"),
+    events.Progress(1, "collect", 1, 2, 5.0, {"turns": 10}, 65.0, 5.0),
+    events.StageErrored(1, "collect", {"type": "EngineDied", "found": "the engine was killed"}, True),
+    events.RetryScheduled(1, "collect", 2, 5.0, "the engine was killed"),
+    events.StageStarted(1, "collect", attempt=2),
+    events.StageDone(1, "collect", "d", 12.0, {"episodes": 16, "turns": 80}),
+    events.RoundDone(1, 13.0),
+)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_round_with_a_retry_is_told_in_order(terminal: bool) -> None:
+    text = shown(*STORY, terminal=terminal)
+    parts = (
+        "round 1: plan, collect",
+        "the engine was killed",
+        "attempt 2 in 5.0 s",
+        "16 episodes, 80 turns",
+        "1 stages",
+    )
+    assert [part in text for part in parts] == [True] * len(parts)
+    assert sorted(parts, key=text.index) == list(parts)
+
+
+def test_plain_output_has_lines_of_progress() -> None:
+    assert "collect: 1 of 2, 2.0 turns/s, about 1 min 00 s left" in shown(*STORY)
+
+
+def test_on_a_terminal_the_time_left_is_counted_down() -> None:
+    out = Console(file=io.StringIO(), width=160, force_terminal=True, markup=False, highlight=False)
+    with LiveProgress(out) as live:
+        live(events.StageStarted(2, "collect"))
+        live(events.Progress(2, "collect", 1, 2, 0.0, {}, 40.0))
+        line = live._bar.tasks[0]
+        line.start_time -= 20
+        live._bar.refresh()
+        assert "about 20 s left" in out.file.getvalue()  # type: ignore[attr-defined]
+        line.start_time -= 10
+        live._bar.refresh()
+        assert "about 10 s left" in out.file.getvalue()  # type: ignore[attr-defined]
+        line.start_time -= 30
+        text = len(out.file.getvalue())  # type: ignore[attr-defined]
+        live._bar.refresh()
+        assert "left" not in out.file.getvalue()[text:], "it takes longer than it did"  # type: ignore[attr-defined]
+
+
+def test_engine_lines_are_kept_for_errors_that_do_not_explain_themselves() -> None:
+    start, line = events.StageStarted(1, "collect"), events.LogLine("ValueError: [x]")
+    failed = events.StageErrored(1, "collect", {"type": "StageFailed", "found": "it broke"}, False)
+    own = events.StageErrored(1, "collect", {"type": "BadInput", "found": "refused"}, False)
+    assert "| ValueError: [x]" in shown(start, line, failed)
+    assert "ValueError" not in shown(start, line, own)
+    assert "ValueError" not in shown(start, line, start, failed), "lines of an earlier attempt are not repeated"
+
+
+def test_an_unknown_event_is_passed_over() -> None:
+    assert shown(object()) == ""  # type: ignore[arg-type]
