@@ -91,8 +91,8 @@ class Registry(Generic[Config]):
         raise BadInput(
             f"there is no {self.sort} {kind!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
             expected=f"one of {', '.join(known)}, or module:Class",
-            next_step=f"correct the kind, or install the package that registers it (entry-point group {self.group}); "
-            "where the sources of crl are newer than their installation: make setup",
+            next_step=f"correct the kind, or install the package that registers it under {self.group}; after an update "
+            "of the sources of crl: make setup",
         )
 
     def validate(self, value: Any) -> Any:
