@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict
 
 from crl.lab.study.change import RunChange, read_change
 from crl.protocols import StopReason
-from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.records import SYNTHETIC, Distillation, Episode, Evaluation, Generation, Metric, Row, Weights, rows_of
 from crl.report.success import Rate
+from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.rounds.provenance import TIMINGS
 from crl.rounds.recipe import recipe_in
-from crl.rounds.timing import TIMINGS
 from crl.run.directory import RunDirectory
 
 EVALUATE, COLLECT, HEALTH, INITIALIZE = "evaluate", "collect", "health", "initialize"

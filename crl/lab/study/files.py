@@ -22,7 +22,7 @@ from crl.lab.study.figures import RunFigures
 from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import RunsByArm, StudyResult, read_failures, read_figures, summarize_study
 from crl.lab.study.table import study_markdown
-from crl.recipes.complementary.evaluate import WITH_BANK
+from crl.rounds.evaluate import WITH_BANK
 from crl.run.files import making, write_atomically
 
 JSON, MARKDOWN, PARQUET, CHANGE = "study.json", "study.md", "results.parquet", "change.parquet"

@@ -13,8 +13,8 @@ from enum import StrEnum
 from crl.lab.study.statistics import interval
 from crl.lab.table.group import Group, equal_but_seed
 from crl.lab.table.read import ARMS, Found, RunResults, Which
-from crl.recipes.complementary.evaluate import WITHOUT_BANK
 from crl.report.success import ArmResult
+from crl.rounds.evaluate import WITHOUT_BANK
 
 
 class Figure(StrEnum):

@@ -18,9 +18,9 @@ from crl.lab.warm.advice import TruthfulAdvisor, question_about
 from crl.lab.warm.config import ActorDemonstrations
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
-from crl.recipes.complementary.demonstrations import ScriptedRole, play_script, slot_with
 from crl.records import Episode, Generation, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.demonstrations import ScriptedRole, play_script, slot_with
 from crl.run.seeds import seed_for
 
 FAMILY = "practice"

@@ -53,9 +53,9 @@ from crl.policies.sources import check_model, directory_digest, name_accelerator
 from crl.preflight.numbers import check_ranks, check_threads
 from crl.preflight.probe import check_computed
 from crl.recipes.complementary.config import ComplementaryConfig
-from crl.recipes.complementary.demonstrations import sample_of
-from crl.recipes.complementary.ready import check_placeholders
 from crl.records import Generation, Row, table_of
+from crl.rounds.demonstrations import sample_of
+from crl.rounds.ready import check_placeholders
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:

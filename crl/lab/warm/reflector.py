@@ -15,10 +15,10 @@ from crl.lab.warm.advice import fits
 from crl.lab.warm.extractor import Rule, play_plans
 from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
-from crl.recipes.complementary.demonstrations import ScriptedRole, say_script
 from crl.recipes.erl.config import REFLECT, ReflectConfig
 from crl.recipes.erl.prompts import Attempt, reflect_messages
 from crl.records import Generation
+from crl.rounds.demonstrations import ScriptedRole, say_script
 from crl.run.seeds import seed_for
 from crl.text.outputs import Messages
 

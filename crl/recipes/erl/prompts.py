@@ -19,12 +19,11 @@ from crl.config import Method, PromptConfig, RoleConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat
-from crl.recipes.complementary.ready import check_actor_room
 from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, ReflectConfig, config_of
 from crl.records import Episode, Turn
 from crl.rollout.play import feedback_of
 from crl.rollout.prompts import check_prompts
-from crl.rounds.chats import chat_of
+from crl.rounds.ready import chat_of, check_actor_room
 from crl.run.manifest import key_of
 from crl.text.answers import after_thoughts, text_flaw
 from crl.text.outputs import Messages, Output, check, messages_of, placeholders

@@ -19,9 +19,8 @@ from crl.recipes.importance_replay.rows import PROBE
 from crl.records import FREE, Sample, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
 from crl.rounds.context import StageContext
-from crl.rounds.single_plays import Place, tasks_at, waves_over
 from crl.rounds.stage import BEFORE
-from crl.rounds.tasks import drawn_tasks
+from crl.rounds.tasks import Place, drawn_tasks, tasks_at, waves_over
 from crl.rounds.waves import play_with_actor, together, write_played
 from crl.rounds.weights import weights_of
 from crl.run.seeds import seed_for

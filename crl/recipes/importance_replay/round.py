@@ -10,9 +10,6 @@ from pathlib import Path
 
 from crl.config import Method
 from crl.learn.terms import Objective
-from crl.recipes.complementary import evaluate, initialize
-from crl.recipes.complementary.ready import check_actor_room
-from crl.recipes.complementary.round import BANK_TABLES, when
 from crl.recipes.importance_replay import credit, health, measure, play
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.network import NETWORK
@@ -25,18 +22,20 @@ from crl.recipes.importance_replay.rows import (
     ReplayEmbedding,
     ReplayItem,
 )
-from crl.records import Episode, Generation, ImportedEntry, Metric, Sample, Task, Turn, Weights
+from crl.records import Episode, Generation, Metric, Sample, Task, Turn
 from crl.rollout.prompts import check_prompts
-from crl.rounds.chats import chat_of
-from crl.rounds.stage import BEFORE, Read, Recipe, Stage
-from crl.rounds.update import update_name, update_stage
+from crl.rounds.evaluate import evaluation_stage
+from crl.rounds.publish import initialize_stage
+from crl.rounds.ready import chat_of, check_actor_room
+from crl.rounds.stage import BEFORE, Read, Recipe, Stage, when
+from crl.rounds.weights import update_name, update_stage
 from crl.run.manifest import key_of
 
 
 def build(method: Method) -> Recipe:
     """The recipe of a method."""
     config, owner = config_of(method), method.owner(ACTOR)
-    evaluates = evaluate.without_bank_stage(method)
+    evaluates = evaluation_stage(method)
 
     def weights(back: int, name: str = ACTOR) -> Read:
         return Read(update_name(owner), -back, name)
@@ -73,7 +72,7 @@ def build(method: Method) -> Recipe:
     return Recipe(
         name=config.kind,
         preparation=(
-            Stage(name="initialize", run=initialize.initialize, writes=(Weights, *BANK_TABLES, ImportedEntry)),
+            initialize_stage,
             evaluates,
         ),
         stages=(
