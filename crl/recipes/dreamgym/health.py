@@ -14,10 +14,10 @@ from crl.recipes.dreamgym.corpus import ANNOTATE_STAGE
 from crl.recipes.dreamgym.explore import EXPLORE, explorer
 from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.plan import DRAWN
-from crl.recipes.dreamgym.rows import ENDINGS, REAL, SYNTHETIC, DreamTask, PoolItem, Prediction
+from crl.recipes.dreamgym.rows import ENDINGS, REAL, DreamTask, PoolItem, Prediction
 from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.validate import DRIFT, FLOORED, UNSEEN, VALIDATE
-from crl.records import Episode, Generation, Turn, rows_with
+from crl.records import SYNTHETIC, Episode, Generation, Turn, rows_with
 from crl.rounds.alarms import Figures, turn_figures
 from crl.rounds.context import StageContext
 from crl.rounds.health import (

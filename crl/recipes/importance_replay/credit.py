@@ -20,8 +20,7 @@ from crl.credit.advantages import stream_advantages
 from crl.credit.samples import grpo_sample, record_of
 from crl.credit.uses import usable
 from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceReplayConfig, config_of
-from crl.recipes.importance_replay.features import features_of, text_of
-from crl.recipes.importance_replay.network import matrix, network_of
+from crl.recipes.importance_replay.network import features_of, matrix, network_of, text_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, ReplayEmbedding, ReplayItem
 from crl.records import Episode, Generation, Sample, Turn
 from crl.rounds.context import StageContext
