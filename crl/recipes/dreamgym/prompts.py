@@ -19,8 +19,8 @@ from crl.config import PromptConfig, RoleConfig
 from crl.protocols import Chat
 from crl.recipes.dreamgym.config import ANNOTATE, PREDICT, VARY
 from crl.recipes.dreamgym.form import Predicted, one_line, predicted_part, written
-from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, Transition
-from crl.records import Task
+from crl.recipes.dreamgym.rows import REAL, Transition
+from crl.records import SYNTHETIC, Task
 from crl.text import outputs
 from crl.text.outputs import Messages, messages_of
 

@@ -78,7 +78,7 @@ def _newest(
     table = bank.table if config.order == "last" else rows_with(bank.table, "family", [family])
     # A snapshot is by age: the newest are at its end.
     shown = table.take(np.arange(table.num_rows)[::-1][: config.shown])
-    cosines = load_embeddings(ctx.run_path, shown) @ query_D if shown.num_rows else []
+    cosines: list[float] = (load_embeddings(ctx.run_path, shown) @ query_D).tolist() if shown.num_rows else []
     for rank, (entry, cosine) in enumerate(zip(shown.to_pylist(), cosines, strict=True)):
         yield Retrieval(
             episode_id=episode_id,
@@ -89,7 +89,7 @@ def _newest(
             content_digest=entry["content_digest"],
             generation_id=entry["generation_id"],
             rank=rank,
-            similarity=float(cosine),
+            similarity=cosine,
             rank_score=-float(rank),
             count=uses.get(entry["entry_id"], 0),
             recent=False,

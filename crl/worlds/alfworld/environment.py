@@ -19,12 +19,11 @@ from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.slots import NO_ACTION, Slots, stepped, with_ending
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
-from crl.worlds.alfworld.files import games_of, load
+from crl.worlds.alfworld.files import TASKS, Games, Task, games_of, load
 from crl.worlds.alfworld.game import Game, State
 from crl.worlds.alfworld.lessons import lesson_of
 from crl.worlds.alfworld.oracle import next_command
 from crl.worlds.alfworld.speech import Wording
-from crl.worlds.alfworld.tasks import TASKS, Games, Task
 
 _CACHED = 256
 """Compiled games that an environment keeps: a group shares its game, and rounds come back to it."""
