@@ -4,9 +4,9 @@ Only what ALFWorld's domain is made of is read: typed objects, actions with `and
 and with effects that may depend on a condition. Costs are passed over. Upper and lower case are one, as in every PDDL
 planner. Anything else raises :class:`Unsupported`.
 
-A condition, an `and` / `or` / `not` / `exists` tree, becomes a list of :class:`Conjunction`, which a query over facts can
-answer; a state satisfies the condition where it satisfies one of them. Variables begin with `?`; those of an `exists`
-get a name of their own, so that two of them with one name stay two.
+A condition, an `and` / `or` / `not` / `exists` tree, becomes a list of :class:`Conjunction`, which a query over facts
+can answer; a state satisfies the condition where it satisfies one of them. Variables begin with `?`; those of an
+`exists` get a name of their own, so that two of them with one name stay two.
 """
 
 from __future__ import annotations
