@@ -14,7 +14,7 @@ from crl.records import Episode, Generation, Retrieval, Task, Turn
 from crl.rollout.environments import MixedEnvironment, Readable
 from crl.rollout.kept_steps import KeptSteps
 from crl.rollout.live import Guide
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave, waves_of
 from crl.rounds.context import StageContext
 from crl.rounds.provenance import games_from, games_of, naming
 from crl.rounds.weights import weights_of
@@ -118,6 +118,21 @@ def play_with_actor(
             advisor=advisor,
             predicted=predicted,
         )
+
+
+def planned_waves(ctx: StageContext) -> list[list[Task]]:
+    """The tasks of the stage `plan` in waves of whole groups, of one family or of those that share waves."""
+    return waves_of(ctx.rows(Task, "plan"), ctx.method.rollout.wave_groups, together(ctx.method))
+
+
+def count_waves(ctx: StageContext) -> int:
+    """Waves of the round: the parts of a stage that plays them."""
+    return len(planned_waves(ctx))
+
+
+def collect_wave(ctx: StageContext, part: int) -> None:
+    """Play one planned wave with the actor of the round before, guided by nothing."""
+    write_played(ctx, play_with_actor(ctx, [EpisodeSlot(task) for task in planned_waves(ctx)[part]]))
 
 
 def write_played(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Sequence[Generation] = ()) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from crl.extractor.trajectory import render_trajectory
 from crl.protocols import Policy, ToolCalls
-from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, pending, waves
+from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, pending
 from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, reflect_of
 from crl.recipes.erl.memory import retrieved, texts_of
 from crl.recipes.erl.prompts import Attempt, parsed, reflect_messages
@@ -21,7 +21,7 @@ from crl.records import Generation, Retrieval, Turn
 from crl.rollout.actions import actions_text
 from crl.rounds.context import StageContext
 from crl.rounds.ready import chat_of
-from crl.rounds.waves import starts_of
+from crl.rounds.waves import planned_waves, starts_of
 from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
 from crl.text.outputs import Prompt, fill, placeholders, prepared, room_for_prompt, sample_outputs
@@ -32,7 +32,7 @@ SHORTEST = 120
 
 def reflect_part(ctx: StageContext, part: int, *, revision: int) -> None:
     """One reflection per attempt of a wave that is tried again."""
-    again = pending(ctx, waves(ctx)[part], revision)
+    again = pending(ctx, planned_waves(ctx)[part], revision)
     retrievals = retrieved(ctx, again, revision)
     rows, records = _written(ctx, again, retrievals, revision) if again else ([], [])
     ctx.write(Reflection, rows)
