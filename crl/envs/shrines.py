@@ -56,6 +56,15 @@ THINGS = (
 _ATTEMPTS = 10_000
 _TRUE, _FULL, _REFUSED = 0.8, 0.45, 0.5
 """Shares of demonstrated hints: those that say anything; of these, the whole rule; of the others, a refusal alone."""
+ORDINALS = ("first", "second", "third", "fourth", "fifth")
+_THINGS = r"\w+(?: and the \w+)*"
+_REFUSES = rf"refuses the (?P<%s>{_THINGS}) (?P<%s>{'|'.join(ORDINALS)})\."
+_NOTE = re.compile(
+    r"Offer the \w+ shrine the (?P<taken>\w+(?:, then the \w+)*)\."
+    rf"(?: It {_REFUSES % ('next', 'next_place')})?"
+    rf"|The \w+ shrine {_REFUSES % ('first', 'first_place')}",
+    re.IGNORECASE,
+)
 
 
 class ShrinesConfig(EnvironmentConfig):
@@ -270,17 +279,6 @@ def _drawn_rule(config: ShrinesConfig, name: str, generator: np.random.Generator
         where=f"environment shrines, {config.things} things, {config.steps} steps",
         next_step="raise things",
     )
-
-
-ORDINALS = ("first", "second", "third", "fourth", "fifth")
-_THINGS = r"\w+(?: and the \w+)*"
-_REFUSES = rf"refuses the (?P<%s>{_THINGS}) (?P<%s>{'|'.join(ORDINALS)})\."
-_NOTE = re.compile(
-    r"Offer the \w+ shrine the (?P<taken>\w+(?:, then the \w+)*)\."
-    rf"(?: It {_REFUSES % ('next', 'next_place')})?"
-    rf"|The \w+ shrine {_REFUSES % ('first', 'first_place')}",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,19 @@ _FLOOR_SHARE = 0.9
 _WALK = 512
 """Steps of a random walk; one that has not reached its floor by then has what it has."""
 _DRAWS = 5_000
+_PLAIN = {
+    "wall": "W", "floor": ".", "target": "G", "box": "B", "box on target": "C", "agent": "A", "agent on target": "@",
+}  # fmt: skip
+_MASKED = {
+    "wall": "D", "floor": "E", "target": "C", "box": "B", "box on target": "F", "agent": "A", "agent on target": "G",
+}  # fmt: skip
+_PLAIN_GOAL = (
+    "Push every box onto a target. A is you, B a box, G a target, C a box on a target, @ you on a target, W a wall, "
+    ". free floor. Walking into a box pushes it one cell if the cell behind it is free; boxes cannot be pulled. "
+    "Actions: up, down, left, right."
+)
+_MASKED_GOAL = "Actions: up, down, left, right."
+_STUCK = "The boxes can no longer all be brought to targets."
 
 
 def floor_range(side: int, boxes: int) -> tuple[int, int]:
@@ -246,21 +259,6 @@ def _start(generator: np.random.Generator, room: Room, fewest: int, most: int) -
         return None
     moves = int(generator.integers(fewest, len(layers)))
     return SokobanLevel(room, layers[moves][int(generator.integers(len(layers[moves])))], moves)
-
-
-_PLAIN = {
-    "wall": "W", "floor": ".", "target": "G", "box": "B", "box on target": "C", "agent": "A", "agent on target": "@",
-}  # fmt: skip
-_MASKED = {
-    "wall": "D", "floor": "E", "target": "C", "box": "B", "box on target": "F", "agent": "A", "agent on target": "G",
-}  # fmt: skip
-_PLAIN_GOAL = (
-    "Push every box onto a target. A is you, B a box, G a target, C a box on a target, @ you on a target, W a wall, "
-    ". free floor. Walking into a box pushes it one cell if the cell behind it is free; boxes cannot be pulled. "
-    "Actions: up, down, left, right."
-)
-_MASKED_GOAL = "Actions: up, down, left, right."
-_STUCK = "The boxes can no longer all be brought to targets."
 
 
 class SokobanConfig(EnvironmentConfig):

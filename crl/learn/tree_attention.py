@@ -25,6 +25,8 @@ from crl.learn.batches import Tree
 
 NAME = "crl_tree"
 KEYWORD = "crl_paths"
+_BLOCK = 64
+"""Queries of one block: its scores stay in a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,6 @@ def _computed(query: torch.Tensor) -> torch.dtype:
     """The precision that attention computes in."""
     kind = query.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-
-
-_BLOCK = 64
-"""Queries of one block: its scores stay in a core's cache."""
 
 
 def attend(

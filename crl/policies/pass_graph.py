@@ -33,6 +33,17 @@ _CALL = 1024
 """Padded queries that cost as much as one more call in every layer."""
 _ALIGNED = 16
 """Slots of a mask are a multiple: fused kernels would copy another one in every layer."""
+_LOG = logging.getLogger(__name__)
+_WIDTHS = (1, 16, 64)
+"""Tokens per row of a graph: one that was drawn, a short piece, an observation."""
+_SPANS = (512, 2048, 8192, 32768)
+"""Slots that a graph attends to, up to all there are: few, because recording takes as long as some passes."""
+_WASTE = 1e12
+"""FLOP that a pass may compute for nobody: a few milliseconds at most, as long as the calls that it saves."""
+_SEEN_BEFORE = 1
+"""Passes of a shape that are made call by call before it is recorded."""
+_REFUSED: WeakSet[Any] = WeakSet()
+"""Models whose passes cannot be recorded."""
 
 
 class PaddedPass:
@@ -140,21 +151,6 @@ def grouped(counts: Mapping[int, int]) -> list[list[int]]:
     few = [number for number in range(1, len(ordered) + 1) if number * counts[ordered[number - 1]] <= most]
     together = min(few, key=cost)
     return [ordered[:together], *([row] for row in ordered[together:])]
-
-
-_LOG = logging.getLogger(__name__)
-_WIDTHS = (1, 16, 64)
-"""Tokens per row of a graph: one that was drawn, a short piece, an observation."""
-_SPANS = (512, 2048, 8192, 32768)
-"""Slots that a graph attends to, up to all there are: few, because recording takes as long as some passes."""
-_WASTE = 1e12
-"""FLOP that a pass may compute for nobody: a few milliseconds at most, as long as the calls that it saves."""
-_SEEN_BEFORE = 1
-"""Passes of a shape that are made call by call before it is recorded."""
-
-
-_REFUSED: WeakSet[Any] = WeakSet()
-"""Models whose passes cannot be recorded."""
 
 
 @dataclass(frozen=True, slots=True)

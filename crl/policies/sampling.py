@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from crl.config import SamplingConfig
 from crl.config.vocabulary import hide
 
+_POSITIONS = 256
+"""Positions whose float32 log-probabilities are held at once (a vocabulary of 150,000 makes that 150 MB)."""
+
 
 def scaled_logprobs(logits: torch.Tensor, temperature: float, absent: torch.Tensor | None = None) -> torch.Tensor:
     """log softmax(logits / temperature) over the last axis, in float32: the behavior distribution.
@@ -77,10 +80,6 @@ def _nucleus(probs_BV: torch.Tensor, mass: float) -> torch.Tensor:
     kept_BV = before_BV < mass * descending_BV.sum(1, keepdim=True)
     kept_BV[:, 0] = True
     return torch.zeros_like(probs_BV).scatter_(1, order_BV, descending_BV.where(kept_BV, 0.0))
-
-
-_POSITIONS = 256
-"""Positions whose float32 log-probabilities are held at once (a vocabulary of 150,000 makes that 150 MB)."""
 
 
 @torch.inference_mode()

@@ -31,6 +31,22 @@ _STEP_3: Mapping[str, str] = {
 }  # fmt: skip
 _ENDINGS_4 = "al ance ence er ic able ible ant ement ment ent ion ou ism ate iti ous ive ize"
 _STEP_4: Mapping[str, str] = dict.fromkeys(_ENDINGS_4.split(" "), "")
+K1, B = 0.9, 0.4
+RESULTS = 50
+"""Documents that a search finds at most, unless it says otherwise."""
+_STOP = """
+a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was
+will with
+"""
+_STOP_WORDS = frozenset(_STOP.split())
+# A dot, an apostrophe or a colon joins letters, a dot or a comma digits: "d.o.n", "women's", "1,847.00". Ideographs and
+# hiragana are words of one character.
+_WORD = re.compile(
+    r"[\u2e80-\u2fdf\u3005-\u3007\u3041-\u309f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
+    r"|\w(?:\w|(?<=[^\W\d_])[.'’:·](?=[^\W\d_])|(?<=\d)[.,;'’](?=\d))*"
+)
+_POSSESSIVE = re.compile(r"['’＇]s$")
+_ASCII_WORD = re.compile(r"\w(?:\w|(?<=[^\W\d_])[.':](?=[^\W\d_])|(?<=\d)[.,;'](?=\d))*", re.ASCII)
 
 
 def stem(word: str) -> str:
@@ -107,25 +123,6 @@ def _tidied(word: str) -> str:
         if measure > 1 or (measure == 1 and not _short_end(word[:-1])):
             word = word[:-1]
     return word[:-1] if word.endswith("ll") and _measure(word) > 1 else word
-
-
-K1, B = 0.9, 0.4
-RESULTS = 50
-"""Documents that a search finds at most, unless it says otherwise."""
-
-_STOP = """
-a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was
-will with
-"""
-_STOP_WORDS = frozenset(_STOP.split())
-# A dot, an apostrophe or a colon joins letters, a dot or a comma digits: "d.o.n", "women's", "1,847.00". Ideographs and
-# hiragana are words of one character.
-_WORD = re.compile(
-    r"[\u2e80-\u2fdf\u3005-\u3007\u3041-\u309f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
-    r"|\w(?:\w|(?<=[^\W\d_])[.'’:·](?=[^\W\d_])|(?<=\d)[.,;'’](?=\d))*"
-)
-_POSSESSIVE = re.compile(r"['’＇]s$")
-_ASCII_WORD = re.compile(r"\w(?:\w|(?<=[^\W\d_])[.':](?=[^\W\d_])|(?<=\d)[.,;'](?=\d))*", re.ASCII)
 
 
 class _Vocabulary(dict[str, int]):

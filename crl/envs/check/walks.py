@@ -38,6 +38,9 @@ ILLEGAL: Mapping[str, str | None] = {
     "a tool call of wrong types": '{"arguments": {"a": [null, {"b": 1e308}]}, "name": "x"}',
 }
 """Answers that no environment may stumble over, by what they are."""
+_SHOWN = 60
+"""Characters of an observation that a transcript keeps, for people."""
+_LOST = (StopReason.failure, StopReason.turn_limit, StopReason.error)
 
 
 def draw_action(random: Random, actions: Actions, observation: str, oracle: str | None) -> str | None:
@@ -115,10 +118,6 @@ def draw_value(random: Random, schema: Mapping[str, Any], observation: str, dept
     if kind == "null":
         return None
     return random.choice(_WORD.findall(observation) or ["text"])
-
-
-_SHOWN = 60
-"""Characters of an observation that a transcript keeps, for people."""
 
 
 @dataclass
@@ -253,9 +252,6 @@ def breaches(step: Step, action: str | None, shown: tuple[Actions, str]) -> list
     if not step.done and (wrong := wrong_actions(step.actions)):
         found.append(wrong)
     return found
-
-
-_LOST = (StopReason.failure, StopReason.turn_limit, StopReason.error)
 
 
 def wrong_actions(actions: Any) -> str | None:

@@ -35,6 +35,7 @@ from crl.text.outputs import messages_of, prepared, prompt_text, room_for_prompt
 CORPUS = "corpus"
 TRANSITIONS, TOO_LONG = "transitions", "transitions_too_long"
 """Figures of a fit: how many it was given, and how many of them it could not learn."""
+ANNOTATE_STAGE = "annotate"
 
 
 def due(method: Method, round_number: int) -> bool:
@@ -139,9 +140,6 @@ def _annotations(ctx: StageContext, items: Sequence[PoolItem]) -> list[Annotatio
     if config_of(ctx.method).fit.reasoning != "teacher":
         return []
     return annotations_of(ctx, items, before=ctx.round + 1)
-
-
-ANNOTATE_STAGE = "annotate"
 
 
 def annotate(ctx: StageContext) -> None:

@@ -31,6 +31,8 @@ from crl.rounds.tasks import task_of
 from crl.rounds.waves import kept_environment, play_with_actor, starts_of, write_played
 from crl.rounds.weights import weights_of
 
+EXPLORE = "explore"
+
 
 @dataclass(slots=True)
 class Seen:
@@ -126,9 +128,6 @@ def outcome_of(step: Step) -> str:
     if step.success:
         return SUCCESS
     return TURN_LIMIT if step.stop_reason is StopReason.turn_limit else FAILURE
-
-
-EXPLORE = "explore"
 
 
 def fitted_before(recipe: Recipe, method: Method, round_number: int) -> bool:

@@ -34,6 +34,10 @@ from crl.rounds.waves import starts_of
 from crl.text.answers import text_flaw
 from crl.text.outputs import messages_of
 
+VALUES = "values"
+"""Name of the read of what the groups of the round before earned."""
+DRAWN, GRADED, WRITTEN = "drawn", "graded", "written"
+
 
 def variance(rewards: Sequence[float]) -> float:
     """V = mean of (r − r̄)² over a group's rewards; 0 of none."""
@@ -116,11 +120,6 @@ def aimed_at(drawn: float, base: float, config: CurriculumConfig) -> float:
     """The difficulty of a new task: `base` (its parent's, or the capability), `step` more, and noise (`drawn` from a
     standard normal); in 0 to 1."""
     return bounded(base + config.step + config.noise * drawn)
-
-
-VALUES = "values"
-"""Name of the read of what the groups of the round before earned."""
-DRAWN, GRADED, WRITTEN = "drawn", "graded", "written"
 
 
 @dataclass(frozen=True, slots=True)

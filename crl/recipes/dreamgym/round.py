@@ -40,6 +40,8 @@ from crl.rounds.weights import base_weights, update_name, update_stage
 from crl.run.manifest import key_of
 
 PLAYED = (Episode, Turn, Generation, Transition)
+ASKED = {PREDICT: EXPERIENCE, VARY: EXPERIENCE, ANNOTATE: TEACHER}
+"""Role that is asked with each prompt."""
 
 
 def build(method: Method) -> Recipe:
@@ -165,10 +167,6 @@ def build(method: Method) -> Recipe:
 def initialize(ctx: StageContext) -> None:
     """The base models as they are, and the embedder."""
     ctx.write(Weights, base_weights(ctx))
-
-
-ASKED = {PREDICT: EXPERIENCE, VARY: EXPERIENCE, ANNOTATE: TEACHER}
-"""Role that is asked with each prompt."""
 
 
 def check_ready(method: Method, run_path: Path) -> None:

@@ -26,6 +26,10 @@ from crl.rounds.context import StageContext
 from crl.rounds.stage import maker_of
 
 VALIDATE, DRIFT = "validate", "drift"
+FLOORED = ("observation_agreement", "reward_accuracy", "ending_accuracy")
+"""Figures that have a floor."""
+UNSEEN = "unseen_{}"
+"""Name of such a figure of the unseen steps alone."""
 
 
 def drift_due(method: Method, round_number: int) -> bool:
@@ -109,12 +113,6 @@ def require_truth(ctx: StageContext) -> None:
             next_step="read the table predictions of that stage; then begin an experiment with more real episodes "
             "(method.recipe.explore.first), more epochs (fit.epochs), or a lower floor (truth)",
         )
-
-
-FLOORED = ("observation_agreement", "reward_accuracy", "ending_accuracy")
-"""Figures that have a floor."""
-UNSEEN = "unseen_{}"
-"""Name of such a figure of the unseen steps alone."""
 
 
 def gap_bound(reward_error: float, transition_error: float, largest_reward: float, gamma: float) -> float:

@@ -28,6 +28,7 @@ from crl.rounds.stage import BEFORE
 
 ORDERS_A_ROUND = 1_000_000
 """`entered_order` is round * this + place among the round's samples: unique over a run without carrying a counter."""
+COLLECT = "collect"
 
 
 class Batch(NamedTuple):
@@ -98,9 +99,6 @@ def noted(items: Sequence[ReplayItem], batches: Iterable[Batch], *, round: int) 
         replace(item, draws=item.draws + counts[place], last_drawn_round=round) if place in counts else item
         for place, item in enumerate(items)
     ]
-
-
-COLLECT = "collect"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,15 @@ DOWNLOAD = (
 """Gets the game files. In an environment of its own: alfworld and what it needs are not pinned beside the project's."""
 _TEXTS = ("pddl_domain", "grammar", "pddl_problem")
 _PASSED_OVER = ("movable", "Sliced")
+Task = Literal[
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+]
+TASKS: tuple[Task, ...] = get_args(Task)
 
 
 @dataclass(frozen=True)
@@ -140,17 +149,6 @@ def _compiled(texts: Mapping[str, Any], wording: Wording) -> Game:
         {name: Saying(symbols_of(template), symbols_of(feedback)) for name, (template, feedback) in actions.items()},
     )
     return Game(read_domain(texts["pddl_domain"]), read_problem(texts["pddl_problem"]), grammar)
-
-
-Task = Literal[
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-]
-TASKS: tuple[Task, ...] = get_args(Task)
 
 
 class Games:

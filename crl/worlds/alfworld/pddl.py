@@ -21,6 +21,10 @@ Atom = tuple[str, ...]
 """A predicate and its arguments: objects, or variables (`?o`)."""
 Tree = str | list["Tree"]
 """A parsed PDDL expression."""
+_COMMENT = re.compile(r";[^\n]*")
+_TOKEN = re.compile(r"[()]|[^\s()]+")
+_FLAT = re.compile(r"\s*\(([^()]*)\)\s*")
+_ROOT = "object"
 
 
 class Unsupported(ValueError):
@@ -137,12 +141,6 @@ def _all_of(branches: list[list[Conjunction]]) -> list[Conjunction]:
     for branch in branches:
         result = [left.joined(right) for left in result for right in branch]
     return result
-
-
-_COMMENT = re.compile(r";[^\n]*")
-_TOKEN = re.compile(r"[()]|[^\s()]+")
-_FLAT = re.compile(r"\s*\(([^()]*)\)\s*")
-_ROOT = "object"
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ _SHORTER = {
     "floor of a room": "floor", "dark part of a room": "floor", "no door": "doorway", "lit corridor": "corridor",
     "staircase up": "stairs up, where you began", "staircase down": "stairs down",
 }  # fmt: skip
+_CONFIRM = ord(" ")
+"""The key that goes on after a message with `--More--`."""
+_MOST_KEYS = 1000
+"""Keys of one action; what a task does in one takes some dozens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +178,6 @@ def describe(screen: Screen, *, seeks_stairs: bool, hints: bool, items: Sequence
     if screen.message and screen.message != greeting:
         lines.append(" ".join(screen.message.split()))
     return "\n".join(line for line in lines if line)
-
-
-_CONFIRM = ord(" ")
-"""The key that goes on after a message with `--More--`."""
-_MOST_KEYS = 1000
-"""Keys of one action; what a task does in one takes some dozens."""
 
 
 class KeysWithoutEnd(RuntimeError):

@@ -39,6 +39,10 @@ _DRIVE: Mapping[str, str] = {
     "items_human_ins.json": "14Kb5SPBk_jfdLZ_CDBNitW98QLDlKR5O",
 }
 """Ids of the authors' files, from `setup.sh` of princeton-nlp/WebShop."""
+Source = Literal["own", "small", "full"]
+Written = Literal["synthetic", "human"]
+_LOCK = threading.Lock()
+_RECORDS = "product ids with their records"
 
 
 def find(directory: str | None, names: list[str]) -> list[Path]:
@@ -128,12 +132,6 @@ def _asked_options(record: Mapping[str, Any], where: str) -> tuple[GoalOption, .
     if isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
         return tuple(value.items())
     return texts_of(record, "instruction_options", where) or ()
-
-
-Source = Literal["own", "small", "full"]
-Written = Literal["synthetic", "human"]
-_LOCK = threading.Lock()
-_RECORDS = "product ids with their records"
 
 
 @dataclass(frozen=True)

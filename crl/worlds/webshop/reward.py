@@ -64,22 +64,6 @@ belly family fly jelly lily assembly supply butterfly july table vegetable cable
 finish spoonful handful
 """
 _LIKE_ADJECTIVES = frozenset(_NOUNS_ALL_THE_SAME.split())
-
-
-@lru_cache(maxsize=65_536)
-def nouns(title: str) -> tuple[str, ...]:
-    """The nouns of a title, lower-cased, in order, as often as they come."""
-    found = _WORD.findall(_POSSESSIVE.sub("", title.lower()))
-    return tuple(word for word in found if _is_noun(word))
-
-
-def _is_noun(word: str) -> bool:
-    if word in _OTHER or _NUMBER.fullmatch(word) or (len(word) == 1 and word.isascii()):
-        return False
-    adjective = len(word) > 4 and word.endswith(_ENDINGS)
-    return not adjective or word in _LIKE_ADJECTIVES
-
-
 NEARLY_EQUAL = 85
 """Two texts are nearly equal above this token-set ratio, rounded to a whole number of percent."""
 _COLORS = """
@@ -94,9 +78,23 @@ wine yellow
 COLORS: Sequence[str] = tuple(_COLORS.split())
 """Words that the site takes for colors, in alphabetical order: the first one that a text holds counts, even within
 a word."""
-
 GoalOption = str | tuple[str, str]
 """An option asked for: a value, or (name, value) where the goal was made from a product's options."""
+_ABOVE_ASCII = dict.fromkeys(range(128, 256))
+
+
+@lru_cache(maxsize=65_536)
+def nouns(title: str) -> tuple[str, ...]:
+    """The nouns of a title, lower-cased, in order, as often as they come."""
+    found = _WORD.findall(_POSSESSIVE.sub("", title.lower()))
+    return tuple(word for word in found if _is_noun(word))
+
+
+def _is_noun(word: str) -> bool:
+    if word in _OTHER or _NUMBER.fullmatch(word) or (len(word) == 1 and word.isascii()):
+        return False
+    adjective = len(word) > 4 and word.endswith(_ENDINGS)
+    return not adjective or word in _LIKE_ADJECTIVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +151,6 @@ def rapidfuzz() -> tuple[ModuleType, ModuleType]:
             next_step="install it: pip install 'rapidfuzz>=3.14' (it belongs to the extra `envs`)",
         ) from error
     return fuzz, utils
-
-
-_ABOVE_ASCII = dict.fromkeys(range(128, 256))
 
 
 def token_set_ratio(first: Any, second: Any) -> int:
