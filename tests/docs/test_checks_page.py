@@ -57,7 +57,7 @@ def test_the_commands_that_list_and_show(monkeypatch: pytest.MonkeyPatch, capsys
 def test_the_command_that_lists_the_rules_of_a_recipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(suites, "_brought", {})
+    monkeypatch.setattr(suites, "brought", {})
     (fourth,) = re.findall(r"`crl (checks list --experiment [^`]+)`", PAGE)
     monkeypatch.chdir(ROOT)
     crl(*fourth.split())
