@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, RunDeployment, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 
-from flows.queries import HEARTBEAT
+from flows.present import HEARTBEAT
 
 HEARTBEAT_SECONDS = 30
 """How often a flow run says that it lives."""
@@ -27,7 +27,7 @@ START_SECONDS = 20 * 60
 """A run that was handed to a process and never said that it lives is dead after this.
 
 Longer than the 15 minutes for which a restarted server may keep back what it hears of a run's state: a shorter time
-would be over before it began. Runs that a restart finds unfinished are found out sooner, see `flows/watch.py`.
+would be over before it began. Runs that a restart finds unfinished are found out sooner, see `flows/tidy.py`.
 """
 _MARKED_SECONDS = 10
 """Later than a silent run is marked, its remains are looked for."""
@@ -38,7 +38,7 @@ NOTIFICATION_BLOCK = "crl-failures"
 SILENT = "No sign of life for"
 """How the message of a run begins that was marked because it was silent."""
 WATCHED = "prefect.flow-run.watched"
-"""Our own event: from here on the run has to show a sign of life. See `flows/watch.py`."""
+"""Our own event: from here on the run has to show a sign of life. See `flows/tidy.py`."""
 _OURS = {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)}
 
 

@@ -21,8 +21,7 @@ from pydantic import Field
 
 from crl.config.load import runs_root
 from crl.errors import CrlError
-from crl.lab.study.files import write_study
-from crl.lab.study.page import PAGE
+from crl.lab.study.files import PAGE, write_study
 from crl.lab.study.plan import PlannedRun, chosen, plan_runs, study_directory
 from crl.lab.study.results import StudyResult
 from crl.lab.study.runs import Children, default_jobs, incomplete, only_one, prepare, run_one

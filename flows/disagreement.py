@@ -10,8 +10,7 @@ from prefect import get_client
 from prefect.client.schemas.objects import TaskRun
 
 from crl.engine.driver import Driver
-from flows.present import present_run, run_logger
-from flows.queries import flow_runs, task_runs
+from flows.present import flow_runs, present_run, run_logger, task_runs
 
 _ROUND = re.compile(r"^round (\d+)$")
 

@@ -19,8 +19,7 @@ from crl.errors import CrlError
 from flows.approval import wait_for_decision
 from flows.disagreement import report_disagreements
 from flows.shards import spread_over_tasks
-from flows.tidy import end_earlier_attempts
-from flows.watch import watch_the_others
+from flows.tidy import end_earlier_attempts, watch_the_others
 from tasks.artifacts import finish_page, publish_failure, publish_round
 from tasks.failures import failed
 from tasks.stage import stage_task

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crl.lab.study.budgets import KINDS, Budget
 from crl.lab.study.change import CHANGED, RECOVERED, STAYED
-from crl.lab.study.results import ArmResult, Cost, StudyResult, Success, Varied
+from crl.lab.study.results import KINDS, ArmResult, Budget, Cost, StudyResult, Success, Varied
 from crl.lab.study.statistics import Interval, Reached
 from crl.report.markdown import plain
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from crl.lab.table.build import Figure, Table, build
-from crl.lab.table.group import grouped, same_but_seed
+from crl.lab.table.build import Figure, Table, build, grouped, same_but_seed
 from crl.lab.table.read import RunResults, read_results
 from tests.unit.lab.table.recorded import FIRST, WITH, WITHOUT, Won, keep, recorded, results_of
 
