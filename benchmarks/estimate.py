@@ -8,18 +8,15 @@ The default has 1.0 billion parameters (bfloat16, adapters, one set of weights f
 benchmarks/made_model.py says; `--model` takes one that is there. Memory is the largest resident size of any process of
 the round; with a GPU it is the GPU's: what its driver says is in use beyond what was before, looked at five times a
 second.
-That includes the context of CUDA and what torch's allocator keeps in reserve. Disk is what the round left. Time is that
-of a round in which the actor alone learns.
+That includes the context of CUDA and what torch's allocator keeps in reserve. Disk is what the round left.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +27,7 @@ from crl.config import Experiment
 from crl.config.load import load_experiment
 from crl.engine.driver import Driver
 from crl.engine.events import Event, StageDone
-from crl.preflight.estimate import Estimate, estimate, gigabytes, paces_of, typical_work
-from crl.preflight.work import seconds_of
+from crl.preflight.estimate import Estimate, estimate, gigabytes
 from crl.run.directory import RunDirectory
 
 _TINY = Path(__file__).parents[1] / "conf/tiny.yaml"
@@ -81,9 +77,9 @@ def experiment_on(model: Path, runs: Path, threads: int) -> Experiment:
 
 def one_round(
     experiment: Experiment, runs: Path, told: Callable[[StageDone], None] | None = None
-) -> tuple[int, int, int, float]:
-    """Peak bytes of the GPU, or without one of the largest process; bytes of checkpoints and of rows of round 1; its
-    seconds. `told` hears of every stage."""
+) -> tuple[int, int, int]:
+    """Peak bytes of the GPU, or without one of the largest process; bytes of checkpoints and of rows of round 1.
+    `told` hears of every stage."""
     run = RunDirectory.create_or_open(experiment, runs / experiment.name)
     peaks, on_gpu, ended = [0], gpu_bytes(), threading.Event()
 
@@ -104,34 +100,23 @@ def one_round(
     with Driver(run, experiment.runtime) as driver:
         driver.subscribe(look)
         driver.run_round(0)
-        began = time.monotonic()
         driver.run_round(1)
-        seconds = time.monotonic() - began
     ended.set()
     files = [path for path in (run.path / "rounds/0001").rglob("*") if path.is_file()]
     checkpoints = sum(path.stat().st_size for path in files if "checkpoint" in path.parts)
-    return max(peaks), checkpoints, sum(path.stat().st_size for path in files) - checkpoints, seconds
+    return max(peaks), checkpoints, sum(path.stat().st_size for path in files) - checkpoints
 
 
-def compare(needed: Estimate, found: tuple[int, int, int, float], seconds: float) -> list[Compared]:
-    """Memory, disk of checkpoints, time."""
-    memory, checkpoints, _, took = found
+def compare(needed: Estimate, found: tuple[int, int, int]) -> list[Compared]:
+    """Memory, disk of checkpoints."""
+    memory, checkpoints, _ = found
     held = ("memory", needed.memory_bytes or 0) if gpu_bytes() is None else ("memory of the GPU", needed.device_bytes)
-    return [
-        Compared(*held, memory),
-        Compared("checkpoints of the round", needed.written_bytes, checkpoints),
-        Compared("seconds", seconds, took),
-    ]
+    return [Compared(*held, memory), Compared("checkpoints of the round", needed.written_bytes, checkpoints)]
 
 
 def measure(experiment: Experiment, runs: Path, told: Callable[[StageDone], None] | None = None) -> list[Compared]:
     """Estimate, run a round, compare."""
-    needed = estimate(experiment)
-    work = typical_work(experiment)
-    # What a random model writes cannot be used, so nothing of the extractor is learned.
-    work["extractor"] = dataclasses.replace(work["extractor"], update_flops=0)
-    seconds = seconds_of(work, paces_of(experiment))
-    return compare(needed, one_round(experiment, runs, told), seconds)
+    return compare(estimate(experiment), one_round(experiment, runs, told))
 
 
 def gpu_bytes() -> int | None:

@@ -78,7 +78,7 @@ def updates(threads: int) -> Callable[[int], Iterator[Row]]:
     from crl.learn.terms import objectives
     from crl.learn.trainer import Trainer
     from crl.policies import resolve_model
-    from crl.policies.precision import computed
+    from crl.policies.machine import computed
 
     role = RoleConfig(
         model=MODEL,

@@ -105,6 +105,19 @@ def compared(work: Callable[[], Any]) -> Compared:
     return alone(made, cpu_seconds() - started)
 
 
+def product_rate(dtype: str) -> float:
+    """FLOP/s of the fastest of three products [256, 1024] × [1024, 1024], after one that only warms up."""
+    import torch
+
+    left, right = (torch.ones(rows, 1024, dtype=getattr(torch, dtype)) for rows in (256, 1024))
+    times = []
+    for _ in range(1 + _REPEATS):
+        started = time.perf_counter()
+        torch.mm(left, right)
+        times.append(time.perf_counter() - started)
+    return 2 * 256 * 1024**2 / min(times[1:])
+
+
 def copy_rate() -> float:
     """Bytes per second that a plain copy of 256 MB reads and writes."""
     import torch

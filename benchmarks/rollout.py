@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from crl.policies.precision import computes_bfloat16
+from crl.policies.machine import computes_bfloat16
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = {

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from products import Compared, Shapes, alone, compared, copy_rate, counted, cpu_seconds
+from products import Compared, Shapes, alone, compared, copy_rate, counted, cpu_seconds, product_rate
 from update_systems.recorded import MODEL, ROOT, collect, read_batch
 
 sys.path.insert(0, str(Path(__file__).parent / "rollout_systems"))
@@ -78,7 +78,7 @@ def update(options: argparse.Namespace, weights: str) -> Compared:
     from crl.learn.terms import objectives
     from crl.learn.trainer import Trainer
     from crl.policies import resolve_model
-    from crl.policies.precision import computed
+    from crl.policies.machine import computed
 
     batch = ROOT / "build" / "update_batch.jsonl"
     if not batch.is_file():
@@ -96,16 +96,17 @@ def update(options: argparse.Namespace, weights: str) -> Compared:
 
 def main() -> None:
     """Measure and print one table."""
-    from crl.policies.rates import gigaflops, measured
+    import torch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("groups", 8), ("members", 8), ("turns", 15), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    rates, copied = measured(options.threads), copy_rate()
+    torch.set_num_threads(options.threads)
+    single, half, copied = (rate / 1e9 for rate in (product_rate("float32"), product_rate("bfloat16"), copy_rate()))
     print(
-        f"{rates.device}; products of up to 512 × 2048 × 2048: {gigaflops(rates.float32)} GFLOP/s in float32, "
-        f"{gigaflops(rates.bfloat16)} in bfloat16; a copy moves {copied / 1e9:.1f} GB/s\n"
+        f"CPU, threads: {options.threads}; products of 256 × 1024 × 1024: {single:.3g} GFLOP/s in float32, "
+        f"{half:.3g} in bfloat16; a copy moves {copied:.1f} GB/s\n"
     )
     found = generation(options) | {f"update, {weights}": update(options, weights) for weights in ("lora", "full")}
     print("| | GFLOP of products | CPU s | products alone | of the whole | GFLOP/CPU s | alone | GB/CPU s | alone |")

@@ -30,7 +30,7 @@ def main() -> None:
     chosen = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     with ExitStack() as stack:
-        config = SweConfig(tasks="written", max_turns=1000)
+        config = SweConfig(max_turns=1000)
         environments = [stack.enter_context(closing(config.make())) for _ in range(chosen.episodes)]
         for seed, environment in enumerate(environments):
             environment.reset_many([seed])

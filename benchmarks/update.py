@@ -52,7 +52,7 @@ class System:
 
     def __init__(self, name: str, tree: Path, options: argparse.Namespace, weights: str, **more: str) -> None:
         # Not at the top: workers run this file over an older tree, which may not have it.
-        from crl.policies.precision import computes_bfloat16
+        from crl.policies.machine import computes_bfloat16
 
         self.name = name
         arguments = {"weights": weights, "autocast": "bfloat16" if computes_bfloat16() else "none", **more}

@@ -6,7 +6,7 @@ Shapes: B rows of a batch, D dimensions of an embedding, T tokens. Token ids are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -171,6 +171,55 @@ class Teacher(Instructive, Protocol):
 
 class TeachingEnvironment(Environment, Teacher, Protocol):
     """An environment to practice in."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """What an environment may also be: one that says why a step had the outcome it had, by its own rules. A model of
+    the environment learns from it (`dreamgym`); nothing that plays sees it."""
+
+    def why(self, slot: int) -> str | None:
+        """Why the last step of a slot led where it did, in one or two sentences; None where there is nothing to say.
+        Asked right after the step."""
+
+
+@runtime_checkable
+class Graded(Protocol):
+    """What an environment may also be: one that says how hard its levels are, so that a curriculum can choose."""
+
+    def difficulty(self, slot: int) -> float:
+        """How hard the level of a slot is, from 0 to 1, as it began. Asked after a reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """A method that an environment may also have, and what a wrapper must know to hand it on."""
+
+    name: str
+    protocol: type
+    of_slot: bool = False
+    """Whether it is about a slot, its first argument: the instance that plays it is asked."""
+    crosses: bool = True
+    """Whether it can be called in another process."""
+
+
+ABILITIES = (
+    Ability("truth", Judge),
+    Ability("content", Leveled, of_slot=True),
+    Ability("lesson", Instructive),
+    Ability("practice", Teacher, crosses=False),
+    Ability("hint", Teacher, of_slot=True, crosses=False),  # it draws from the caller's generator
+    Ability("why", Explains, of_slot=True),
+    Ability("difficulty", Graded, of_slot=True),
+)
+"""All of them. An environment without any is played all the same."""
+
+
+def hand_on(wrapper: object, environment: object, method_of: Callable[[Ability], Any]) -> None:
+    """Give a wrapper what `method_of` says for each ability that the environment in it has."""
+    for ability in ABILITIES:
+        if hasattr(environment, ability.name):
+            setattr(wrapper, ability.name, method_of(ability))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from prefect.exceptions import MissingContextError
 from prefect.logging import get_logger, get_run_logger
 
 from crl.config import Method
-from crl.policies.precision import replaced
+from crl.policies.machine import replaced
 
 HEARTBEAT = "prefect.flow-run.heartbeat"
 _PAGE = 200

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from prefect import Task
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture, PrefectWrappedFuture
@@ -33,11 +32,11 @@ from crl.config.experiment import SCHEDULER_VARIABLE
 from crl.engine.detached import end_engines
 from crl.engine.driver import Driver
 from crl.engine.jobs import Job
-from crl.engine.spread import PartOrder, PartOutcome, Spread
+from crl.engine.parts import PartOrder, PartOutcome, Spread
 from crl.engine.supervisor import Cancelled
 from crl.errors import CrlError, EngineDied, StageTimedOut
 from crl.preflight import check_task_runner
-from tasks.part import part_task
+from tasks.part import run_part
 
 _TICK_SECONDS = 0.5
 _CANCEL_SECONDS = 2.0
@@ -59,7 +58,6 @@ class PartTasks:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._task: Task[..., Any] = part_task(runtime)
         self._runner: TaskRunner[Any] | None = None
         self._latest: PartOrder | None = None
         """What was submitted last; Dask's runner makes its cluster with the first."""
@@ -76,7 +74,7 @@ class PartTasks:
     def __call__(self, spread: Spread) -> None:
         """Run every part. Parts that are running when another fails are finished; what is complete stays.
 
-        A part that fails after its retries does not keep the others from being tried, unless its error is permanent.
+        A part that fails does not keep the others from being tried, unless its error is permanent.
         Raises the first permanent error, else the first of all; StageTimedOut where no part begins within the time
         limit of a stage, Cancelled.
         """
@@ -89,7 +87,7 @@ class PartTasks:
                 while attempt.has_part_for(self._runtime.shards):
                     order = attempt.next_order()
                     with _server_known():
-                        attempt.running(runner.submit(self._task, {"order": order}))
+                        attempt.running(runner.submit(run_part, {"order": order}))
                     self._latest = order
                 if attempt.wait():
                     waiting.begin_again()
@@ -105,7 +103,7 @@ class PartTasks:
         attempt.raise_failure()
 
     def cancel(self) -> None:
-        """As :class:`crl.engine.spread.PartRunner` has it: the thread that waits for the parts ends them."""
+        """As :class:`crl.engine.parts.PartRunner` has it: the thread that waits for the parts ends them."""
         self._cancelled.set()
 
     def _started(self) -> TaskRunner[Any]:
@@ -168,8 +166,6 @@ class _Attempt:
         except CrlError as error:
             if not error.transient:
                 self._permanent = self._permanent or error
-            # Its task has retried it: the stage need not do the same again with all of its parts.
-            error.transient = False
             self._failures.append(error)
         except Exception as error:
             if not _process_died(error):
@@ -193,11 +189,8 @@ class _Attempt:
             _mark_crashed(future)
 
     def raise_failure(self) -> None:
-        if self._permanent is not None:
-            raise self._permanent
-        # A dead process is worth another attempt of the stage; that also covers parts whose own retries are spent.
-        for error in (*(each for each in self._failures if each.transient), *self._failures):
-            raise error
+        if self._failures:
+            raise self._permanent or self._failures[0]
 
 
 class _Waiting:

@@ -1,33 +1,60 @@
-"""Flow `train`: begin or continue an experiment for some further rounds."""
+"""Flow `train`: begin or continue an experiment for some further rounds. Flow `resume`: finish what a run set out for.
+
+Each round is a child flow, each of its stages a task (`tasks/stage.py`). Where rounds overlap, two child flows run at a
+time, each in a thread; they begin in order, which is what Prefect knows them by in a retry.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from prefect import flow
+from prefect import flow, get_client
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from crl.config import Experiment
+from crl.config import Experiment, Runtime
 from crl.config.load import runs_root
+from crl.engine.driver import Driver, driver_for
+from crl.engine.targets import last_runtime
 from crl.errors import CrlError
-from crl.preflight import check_ready
+from crl.preflight import check_ready, check_run
 from crl.run.directory import RunDirectory
+from flows.approval import wait_for_decision
 from flows.limits import ensure_limit, exclusive
-from flows.parameters import NOTHING, ExperimentChoice, Overrides, Rounds, Settings, changed, experiment_from
-from flows.present import label, log_precision, rounds_text
-from flows.rounds import run_rounds
+from flows.parameters import (
+    NOTHING,
+    ExperimentChoice,
+    Overrides,
+    Rounds,
+    RunPath,
+    Settings,
+    changed,
+    experiment_from,
+    run_from,
+)
+from flows.present import flow_runs, label, log_precision, present_run, rounds_text, task_runs
 from flows.schedule import deployable
+from flows.shards import spread_over_tasks
+from flows.tidy import end_earlier_attempts, watch_the_others
+from tasks.artifacts import finish_page, publish_failure, publish_round
 from tasks.failures import failed, log_error
+from tasks.stage import run_stage
 
 already_checked: ContextVar[bool] = ContextVar("already_checked", default=False)
 """Whether the caller has held the experiment against this machine: that takes seconds."""
 _LONGEST = 200
 """Characters of a changed value in the log."""
+_ROUND = re.compile(r"^round (\d+)$")
 
 
 @flow(name="train", persist_result=False, validate_parameters=False)
@@ -57,13 +84,105 @@ def train(
     try:
         chosen = experiment_from(experiment, settings, overrides)
         _log_choice(chosen.name, experiment, changed(settings, overrides))
-        return _train(chosen, rounds)
+        with exclusive(begun(chosen, rounds), chosen.runtime) as driver:
+            first, last = driver.set_target(rounds, purpose=flow_run.id)
+            label(chosen.name, rounds_text(first, last))
+            if last - max(first - 1, 0) != rounds:
+                get_run_logger().warning(
+                    "this flow run set out for rounds %d to %d, which is what it finishes; its parameters now ask for "
+                    "%d",
+                    first,
+                    last,
+                    rounds,
+                )
+            with visits(driver, first, last) as (numbers, due):
+                driver.visit(numbers, partial(run_round, str(driver.run.path)))
+            return {"run": str(driver.run.path), "rounds": due}
     except CrlError as error:
         log_error(error)
         return failed(error)
 
 
-def _train(experiment: Experiment, rounds: int) -> dict[str, Any]:
+@flow(name="resume", persist_result=False, validate_parameters=False)
+@deployable
+def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
+    """Run what is missing up to the last round that was asked for; says so where nothing is.
+
+    Returns the run's path and the rounds that ran. Fails as `train` does.
+
+    Args:
+        run_path: The name of an experiment, such as `quickstart`, or the path of a run directory on the worker's
+            machine.
+        runtime: Shards, limits and retention for this time; without, those that the run last set out with.
+    """
+    try:
+        run = RunDirectory.open(run_from(run_path))
+        label(run.experiment_name, "resume")
+        runtime = runtime or last_runtime(run.path)
+        check_run(run, runtime)
+        log_precision(run.method)
+        with exclusive(run, runtime) as driver:
+            first, last = driver.unfinished(purpose=flow_run.id)
+            label(
+                run.experiment_name, f"resume {rounds_text(first, last)}" if last >= first else "resume, nothing to do"
+            )
+            with visits(driver, first, last) as (numbers, due):
+                driver.visit(numbers, partial(run_round, str(run.path)))
+            return {"run": str(run.path), "rounds": due}
+    except CrlError as error:
+        log_error(error)
+        return failed(error)
+
+
+@flow(name="round", flow_run_name="round {number}", persist_result=False)
+def run_round(run_path: str, number: int) -> State[Any] | None:
+    """Every stage of a round, in the order of the recipe. Complete stages are skipped by the record."""
+    driver = driver_for(run_path)
+    try:
+        with driver.round(number) as stages:
+            for stage in stages:
+                wait_for_decision(driver, number, stage)
+                state: Any = run_stage(run_path, number, stage, return_state=True)
+                state.result()
+    except CrlError as error:
+        publish_failure(run_path, number)
+        return failed(error)
+    publish_round(run_path, number)
+    watch_the_others()
+    return None
+
+
+@contextmanager
+def visits(driver: Driver, first: int, last: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Around the visits to rounds first to last: the rounds to visit, and those of them that have something to do.
+
+    What a retried flow run set out with may build on rounds that were taken back since: they run before. A round that
+    is complete is visited too when the flow run set out with it: Prefect recognizes the child runs of a retried flow
+    run by their order.
+    """
+    if (missing := driver.next_round()) < first:
+        get_run_logger().info("round %d is not complete any more: the rounds from there on run first", missing)
+        first = missing
+    due = [number for number in range(first, last + 1) if not driver.round_complete(number)]
+    _report_disagreements(driver)
+    end_earlier_attempts()
+    if not due:
+        get_run_logger().info(
+            "Nothing to do: every round up to %d is complete. Ask for more rounds to go on.", driver.next_round() - 1
+        )
+        yield [], []
+        return
+    spread_over_tasks(driver)
+    # The run's own heartbeat stands for its rounds: ending a heartbeat takes Prefect up to a second.
+    with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        try:
+            yield list(range(first, last + 1)), due
+        finally:
+            finish_page(driver.run.path)
+
+
+def begun(experiment: Experiment, rounds: int) -> RunDirectory:
+    """The run of an experiment, made where there is none; nothing is made of one that cannot run here (BadInput)."""
     label(experiment.name, f"{rounds} round{'' if rounds == 1 else 's'}")
     root = runs_root(experiment)
     path = root / experiment.name
@@ -71,18 +190,7 @@ def _train(experiment: Experiment, rounds: int) -> dict[str, Any]:
         check_ready(experiment, path, rounds)
         log_precision(experiment.method)
     _begin(experiment.name, path)
-    run = RunDirectory.create_or_open(experiment, root)
-    with exclusive(run, experiment.runtime) as driver:
-        first, last = driver.set_target(rounds, purpose=flow_run.id)
-        label(experiment.name, rounds_text(first, last))
-        if last - max(first - 1, 0) != rounds:
-            get_run_logger().warning(
-                "this flow run set out for rounds %d to %d, which is what it finishes; its parameters now ask for %d",
-                first,
-                last,
-                rounds,
-            )
-        return {"run": str(run.path), "rounds": run_rounds(driver, first, last)}
+    return RunDirectory.create_or_open(experiment, root)
 
 
 def _log_choice(name: str, source: Any, changes: Mapping[str, Any]) -> None:
@@ -103,3 +211,39 @@ def _begin(name: str, path: Path) -> None:
         get_run_logger().warning(
             "this flow run has run before, but there is no record at %s: it starts from the beginning", path
         )
+
+
+def _report_disagreements(driver: Driver) -> None:
+    """Write into the log what Prefect remembers of the present flow run's stages that the record knows otherwise."""
+    run = present_run()
+    if run is not None and run.run_count > 1:
+        for line in _disagreements(driver, run.id):
+            get_run_logger().warning("%s", line)
+
+
+def _disagreements(driver: Driver, flow_run_id: UUID) -> Iterator[str]:
+    """One line for each stage of the flow run's rounds that Prefect and the record see differently."""
+    remembered: dict[tuple[int, str], bool] = {}
+    for number, task in _tasks(flow_run_id):
+        # Several attempts of one stage: what any of them completed was complete.
+        done = task.state is not None and task.state.is_completed()
+        remembered[number, task.name] = remembered.get((number, task.name), False) or done
+    for (number, stage), done in sorted(remembered.items()):
+        if stage not in driver.stages(number):
+            continue
+        complete = driver.run.is_complete(number, stage)
+        if done and not complete:
+            yield f"Prefect has {stage} of round {number} as completed, the record has not: it runs again"
+        elif complete and not done:
+            yield f"Prefect has {stage} of round {number} as not completed, the record has it: it does not run again"
+
+
+def _tasks(flow_run_id: UUID) -> Iterator[tuple[int, TaskRun]]:
+    with get_client(sync_client=True) as client:
+        children = flow_runs(client, {"parent_flow_run_id": {"any_": [flow_run_id]}})
+        rounds = {child.id: int(found[1]) for child in children if (found := _ROUND.match(child.name))}
+        if not rounds:
+            return
+        for task in task_runs(client, {"flow_run_id": {"any_": list(rounds)}}):
+            if task.flow_run_id is not None:
+                yield rounds[task.flow_run_id], task

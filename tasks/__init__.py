@@ -1,5 +1,5 @@
-"""Prefect tasks: thin. They retry, log and publish; what a stage does is in `crl`."""
+"""Prefect tasks: thin. They log and publish; what a stage does, and its retries, are in `crl`."""
 
-from tasks.logs import escape_logs
+from tasks.failures import escape_logs
 
 escape_logs()

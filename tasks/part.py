@@ -1,30 +1,28 @@
 """The Prefect task that runs one part of a stage, in whichever process and on whichever machine Dask chose.
 
 It uses a detached engine (`crl.engine.detached`). What it takes and returns is small; rows go straight to the run
-directory, which every machine must see at the same path.
+directory, which every machine must see at the same path. A part that failed is a task again when its stage is tried
+again.
 """
 
 from __future__ import annotations
 
 import contextvars
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
 
-from prefect import Task, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from prefect.runtime import task_run
 
-from crl.config import Runtime
 from crl.engine.detached import run_order
 from crl.engine.jobs import ProgressFigures
-from crl.engine.spread import PartOrder, PartOutcome
+from crl.engine.parts import PartOrder, PartOutcome
 from crl.errors import CrlError
 from tasks.failures import failed, log_error, placed
-from tasks.stage import PROGRESS_LOG_SECONDS, progress_line, retries_of
+from tasks.stage import PROGRESS_LOG_SECONDS, progress_line
 
 
 @task(
@@ -38,9 +36,7 @@ def run_part(order: PartOrder) -> PartOutcome | State[Any]:
 
     One of our own errors becomes a failed state whose result raises it, StaleAttempt among them.
     """
-    logger = get_run_logger()
-    job = dataclasses.replace(order.job, attempt=order.job.attempt + max(task_run.run_count or 1, 1) - 1)
-    order = dataclasses.replace(order, job=job)
+    logger, job = get_run_logger(), order.job
     place = f"part {order.number}"
 
     # Lines come from a thread of their own, which knows neither the settings of this task nor where its server is.
@@ -60,11 +56,6 @@ def run_part(order: PartOrder) -> PartOutcome | State[Any]:
     else:
         logger.info("%s: done in %.1f s", place, outcome.seconds)
     return outcome
-
-
-def part_task(runtime: Runtime) -> Task[..., Any]:
-    """The task with the retries of an experiment: one part is tried again, the others are left in peace."""
-    return run_part.with_options(**retries_of(runtime))
 
 
 def _progress(place: str, log: Callable[..., None]) -> Callable[[ProgressFigures], None]:

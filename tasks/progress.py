@@ -18,7 +18,7 @@ from uuid import UUID
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
-from crl.cli.progress import progress_text, time_left
+from crl.cli.progress import progress_text
 from crl.engine.driver import Driver
 from crl.engine.events import Event, Progress, StageDone
 
@@ -88,8 +88,7 @@ class _Bar:
             while not self._ended.is_set():
                 if self._newest is not None and self._newest is not shown:
                     shown = self._newest
-                    left = time_left(shown.expected_seconds, shown.seconds)
-                    self._send(100 * shown.done / shown.total, ", ".join(filter(None, (progress_text(shown), left))))
+                    self._send(100 * shown.done / shown.total, progress_text(shown))
                 self._ended.wait(EVERY_SECONDS)
             if shown is not None and self._done:
                 self._send(100.0, "committed")

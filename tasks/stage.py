@@ -1,6 +1,7 @@
-"""The Prefect task that runs one stage: retries of transient failures, log lines, artifacts of data-check breaches.
+"""The Prefect task that runs one stage: log lines, progress, artifacts of data-check breaches.
 
-What it takes and returns is small: paths, names, a digest. Rows stay in the run directory.
+What it takes and returns is small: paths, names, a digest. Rows stay in the run directory. It has no retries of its
+own: the driver retries (`Driver.run_stage`), and the log of the task says so.
 """
 
 from __future__ import annotations
@@ -9,15 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prefect import Task, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from prefect.tasks import exponential_backoff
 
-from crl.config import Runtime
 from crl.engine.driver import driver_for
-from crl.engine.events import Event, LogLine, Progress, StageDone, StageSkipped
+from crl.engine.events import Event, LogLine, Progress, RetryScheduled, StageDone, StageSkipped
 from crl.errors import CrlError, DataCheckFailed
 from tasks.artifacts import publish_breach
 from tasks.failures import failed, log_error, placed
@@ -26,23 +25,13 @@ from tasks.progress import shown_progress
 PROGRESS_LOG_SECONDS = 10.0
 
 
-def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether trying again may help: the error's class says so. Anything that is not our own error is not retried."""
-    try:
-        state.result()
-    except CrlError as error:
-        return error.transient
-    except BaseException:
-        return False
-    return False
-
-
 # The record decides what is complete; Prefect's caches must not.
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, persist_result=False)
 def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | State[Any]:
     """Run a stage of a round, or find it complete. Returns where it is and its digest.
 
     One of our own errors becomes a failed state whose result raises it; a breached data check is an artifact as well.
+    The time limit is not Prefect's (which cannot interrupt a blocking call): the driver ends the engine.
     """
     driver = driver_for(run_path)
     unsubscribe = driver.subscribe(_logging(round_number, stage))
@@ -67,24 +56,6 @@ def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | 
     }
 
 
-def stage_task(runtime: Runtime) -> Task[..., Any]:
-    """The task with the retries of an experiment: delays double and are spread, only transient failures are retried.
-
-    The time limit is not Prefect's (which cannot interrupt a blocking call): the driver ends the engine.
-    """
-    return run_stage.with_options(**retries_of(runtime))
-
-
-def retries_of(runtime: Runtime) -> dict[str, Any]:
-    """Options of a task that is retried as the runtime says."""
-    return {
-        "retries": runtime.retries,
-        "retry_delay_seconds": exponential_backoff(runtime.retry_delay_seconds),
-        "retry_jitter_factor": 0.5,
-        "retry_condition_fn": is_transient,
-    }
-
-
 def progress_line(what: str, done: int, total: int, figures: Mapping[str, Any]) -> str:
     """`collect: 12 of 32 (episodes 8, turns/s 9.1)`"""
     told = ", ".join(f"{name} {_short(value)}" for name, value in figures.items())
@@ -101,7 +72,7 @@ def _logging(round_number: int, stage: str) -> Callable[[Event], None]:
 
     def write(event: Event) -> None:
         nonlocal last
-        if not isinstance(event, LogLine | Progress | StageDone | StageSkipped) or (
+        if not isinstance(event, LogLine | Progress | RetryScheduled | StageDone | StageSkipped) or (
             (event.round, event.stage) != (round_number, stage)
         ):
             return  # where rounds overlap, another stage runs beside this one
@@ -111,6 +82,9 @@ def _logging(round_number: int, stage: str) -> Callable[[Event], None]:
             case Progress() if time.monotonic() - last >= PROGRESS_LOG_SECONDS:
                 last = time.monotonic()
                 logger.info(progress_line(stage, event.done, event.total, event.figures))
+            case RetryScheduled():
+                delay, attempt = event.delay_seconds, event.attempt
+                logger.warning("%s: tried again in %.1f s (attempt %d): %s", stage, delay, attempt, event.reason)
             case StageDone():
                 rows = ", ".join(f"{count} {table}" for table, count in event.rows.items())
                 logger.info("%s: done in %.1f s, digest %s; %s", stage, event.seconds, event.digest[:12], rows)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from crl.policies.precision import computes_bfloat16
+from crl.policies.machine import computes_bfloat16
 
 NEEDS_BFLOAT16 = pytest.mark.skipif(
     not computes_bfloat16(), reason="bfloat16 is computed in float32 here: this CPU has no kernels for it"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from crl.audit.redo import set_aside
 from crl.cli import main
 from crl.config import Experiment
 from crl.config.load import load_experiment
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from crl.run.redo import set_aside
 
 ROOT = Path(__file__).parents[1]
 CONFIG = Path("conf/tiny.yaml")

@@ -44,16 +44,17 @@ def experiment_of(scale: str, model: Path, runs: Path) -> Experiment:
 
 def main() -> None:
     """Run it; every stage is told as it ends."""
-    asked = arguments(__doc__)
+    asked, taken = arguments(__doc__), list[float]()
 
     def heard(event: StageDone) -> None:
         if event.round == 1:
+            taken.append(event.seconds)
             tell(**{event.stage: round(event.seconds, 2)})
 
     for each in measure(experiment_of(asked.scale, asked.model, asked.folder), asked.folder, heard):
-        unit, scale = ("seconds", 1.0) if each.name == "seconds" else (f"{each.name} GB", 1e9)
-        tell(**{f"whole round, {unit}": round(each.found / scale, 3)})
-        tell(**{f"whole round, {unit}, estimated": round(each.estimated / scale, 3)})
+        tell(**{f"whole round, {each.name} GB": round(each.found / 1e9, 3)})
+        tell(**{f"whole round, {each.name} GB, estimated": round(each.estimated / 1e9, 3)})
+    tell(**{"whole round, seconds": round(sum(taken), 3)})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ CONF = Path(__file__).parents[2] / "conf"
 
 def own_dtype():
     """bfloat16, or float32 where this machine has no kernels for it."""
-    from crl.policies.precision import computes_bfloat16  # commits to compare with may not have it
+    from crl.policies.machine import computes_bfloat16  # commits to compare with may not have it
 
     return "bfloat16" if computes_bfloat16() else "float32"
 

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from crl.audit.recovery import remake
+from crl.audit.again import remake
+from crl.audit.verify import Problem, Severity, verify
 from crl.errors import CrlError, RecordDamaged
 from crl.protocols import Services
 from crl.rounds.imported import import_again
 from crl.rounds.stage import Recipe
+from crl.run.aside import put_back
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.imports import IMPORTS
 from crl.run.manifest import MANIFEST, Manifest, key_of
-from crl.run.putback import put_back
-from crl.run.verify import Problem, Severity, verify
 
 
 @dataclass

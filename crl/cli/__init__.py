@@ -20,7 +20,7 @@ from typing import Any, cast
 import typer
 from typer.main import get_command
 
-from crl.cli import approve, bank, checks, compare, doctor, env, evaluate, fork, sql, status, train
+from crl.cli import approve, bank, checks, compare, doctor, env, evaluate, fork, sql, stage, status, train
 from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import short
@@ -46,6 +46,7 @@ app.command("status")(status.status)
 app.command("verify")(status.verify)
 app.command("mend")(status.mend)
 app.command("redo")(status.redo)
+app.command("stage")(stage.stage)
 app.command("sql")(sql.sql)
 app.command("catalog")(sql.catalog)
 app.command("report")(sql.report)
@@ -112,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say("Aborted!", stderr=True)
         raise SystemExit(1) from None
     except Exception as error:
+        if stage.debugged():
+            raise
         known = error if isinstance(error, CrlError) else _disk_error(error)
         if known is None:  # a fault of ours: Python would print it, with whatever it quotes, as it is
             say(traceback.format_exc().rstrip("\n"), stderr=True)

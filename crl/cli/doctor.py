@@ -104,11 +104,11 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     """Whether an experiment can run here, and what it would need."""
     from crl.cli.needs import needs
     from crl.config.load import runs_root
-    from crl.policies.precision import replaced
+    from crl.policies.machine import replaced
     from crl.preflight import EMBEDDER, checks_here
     from crl.preflight.estimate import check_disk, estimate
-    from crl.preflight.models import readiness
     from crl.preflight.probe import Comparison
+    from crl.preflight.shapes import readiness
     from crl.rounds.recipe import recipe_of
 
     run_path, method = runs_root(experiment) / experiment.name, experiment.method
@@ -159,7 +159,7 @@ def _learning_rates(method: Method) -> Iterator[Finding]:
 
 def _shards(experiment: Experiment) -> Iterator[Finding]:
     """A line where the games of a round are fewer parts than there are shards to play them."""
-    from crl.preflight.parts import collecting_parts
+    from crl.preflight.placement import collecting_parts
 
     shards, parts = experiment.runtime.shards, collecting_parts(experiment.method)
     if parts < shards:

@@ -57,7 +57,7 @@ def evaluate(
     """
     from crl.engine.evaluation import evaluate_round, keep
     from crl.engine.targets import last_runtime
-    from crl.policies.precision import replaced
+    from crl.policies.machine import replaced
     from crl.preflight import check_evaluation
     from crl.rounds.evaluate_again import Choice, chosen_method
     from crl.run.directory import RunDirectory

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,10 +34,9 @@ def fork(
     ] = False,
 ) -> None:
     """Continue from a round of a run, as a new run. It begins with that round's weights, optimizer state and bank."""
-    from crl.engine.targets import begin_after, last_runtime
+    from crl.engine.targets import fork_run, last_runtime
     from crl.preflight import check_ready
     from crl.rounds.fork import check_fork
-    from crl.rounds.fork import fork as make
     from crl.run.directory import RunDirectory
 
     path = find_run(run)
@@ -50,8 +48,7 @@ def fork(
         check_ready(experiment, root / name, 1)
 
     # Shards, limits and retention are the parent's.
-    also = partial(begin_after, round_number=round, runtime=runtime)
-    made = make(parent, round, experiment, root, keep_rollouts=keep_rollouts, also=also)
+    made = fork_run(parent, round, experiment, root, keep_rollouts=keep_rollouts)
     _say(parent, made, round)
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crl.errors import CrlError
+from crl.report.cells import seconds_text
 
 if TYPE_CHECKING:
     from crl.config import Experiment
     from crl.preflight.estimate import Estimate
-    from crl.preflight.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ def needs(experiment: Experiment, needed: Estimate, rounds: int, run_path: Path)
     yield from _parts(experiment, needed)
     yield from _memory(experiment, needed)
     yield _disk(needed, rounds, run_path)
-    yield _time(experiment, needed)
+    yield _time(run_path)
 
 
 def _parts(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
@@ -51,9 +49,7 @@ def _parts(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
 def _memory(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
     import psutil
 
-    from crl.policies.determinism import gpu_count
-    from crl.policies.precision import computes_bfloat16
-    from crl.policies.rates import device_bytes
+    from crl.policies.machine import computes_bfloat16, device_bytes, gpu_count
     from crl.preflight.estimate import gigabytes
     from crl.preflight.placement import engines_by_gpu
 
@@ -95,50 +91,21 @@ def _disk(needed: Estimate, rounds: int, run_path: Path) -> Need:
     )
 
 
-def _time(experiment: Experiment, needed: Estimate) -> Need:
-    from crl.policies.rates import device_name, gigaflops
-    from crl.preflight.estimate import paces_of, typical_work
-    from crl.preflight.work import longest_stage, seconds_of
+def _time(run_path: Path) -> Need:
+    from crl.run.directory import stage_seconds
 
-    paces = paces_of(experiment)
-    try:
-        typical = typical_work(experiment)
-    except CrlError:
-        typical = {}  # what is missing has a line of its own
-    longest = longest_stage(needed.work, {name: experiment.method.owner(name) for name in needed.work}, paces)
-    limit = experiment.runtime.stage_time_limit_seconds
-    said = f"{_duration(seconds_of(needed.work, paces))} per round with full contexts ({_work(needed.work)})"
-    if typical:
-        seconds = _duration(seconds_of(typical, paces))
-        said = f"{seconds} per round, measured by games of random actions ({_work(typical)}); at most {said}"
-    reached = "; ".join(
-        f"{name} reads at {gigaflops(pace.reading)} GFLOP/s"
-        + (f", learns at {gigaflops(pace.learning)}" if math.isfinite(pace.learning) else "")
-        for name, pace in paces.items()
-        if pace.device
-    )
+    taken = stage_seconds(run_path)
+    if not taken:
+        return Need("time", "not known before the first round")
+    longest = max(taken, key=taken.__getitem__)
     return Need(
         "time",
-        f"about {said}; {device_name(experiment.method.threads)}: {reached}",
-        longest <= limit,
-        f"a stage is ended after runtime.stage_time_limit_seconds ({limit:g}): raise it, or lower context, groups or "
-        "evaluation_seeds.count",
+        f"the stages of a round last took {seconds_text(sum(taken.values()))} in {run_path}; "
+        f"the longest: {longest.replace('_', ' ')}, {seconds_text(taken[longest])}",
     )
-
-
-def _work(work: Mapping[str, Work]) -> str:
-    flops = sum(each.flops for each in work.values())
-    return f"{sum(each.tokens for each in work.values()):,} tokens, {flops:.1e} FLOP"
 
 
 def _sum(parts: Mapping[str, int]) -> str:
     from crl.preflight.estimate import gigabytes
 
     return ", ".join(f"{name} {gigabytes(count)}" for name, count in parts.items() if count)
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:,.0f} {unit}"
-    return f"{seconds:.0f} seconds"

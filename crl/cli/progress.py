@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,14 +30,12 @@ _LOG_LINES = 40
 """Lines of an engine's output that are shown when a stage fails: a traceback fits."""
 _TOLD_AS_RATE = {"turns", "tokens"}
 _WON = "won"
-_LEAST_SECONDS = 5.0
-"""Of a stage that takes less, nothing is announced."""
 _SHOW_LOG = {"StageFailed", "EngineDied"}
 """Errors that do not explain themselves."""
 
 
 def progress_text(event: events.Progress) -> str:
-    """One line about how far a stage is: done of total, rates, episodes won, other figures, time left.
+    """One line about how far a stage is: done of total, rates, episodes won, other figures.
 
     Won episodes are counted against all episodes of the stage: of the finished ones they would be nearly all, as who
     wins ends early.
@@ -55,14 +52,6 @@ def progress_text(event: events.Progress) -> str:
         f"{name.replace('_', ' ')} {_number(value)}" for name, value in list(figures.items())[:4] if _plain(value)
     ]
     return ", ".join(parts)
-
-
-def time_left(expected_seconds: float | None, seconds: float) -> str:
-    """`about 30 s left`; empty where nothing is known, or it takes longer than it did before."""
-    if expected_seconds is None or expected_seconds < max(_LEAST_SECONDS, seconds + 1.0):
-        return ""
-    left = expected_seconds - seconds
-    return f"about {seconds_text(left) if left >= 60 else f'{left:.0f} s'} left"
 
 
 def _plain(value: Any) -> bool:
@@ -106,11 +95,18 @@ class MovingLines:
 
 
 class LiveProgress(MovingLines):
-    """A subscriber that shows events while its context is open."""
+    """A subscriber that shows events while its context is open. `taken`: seconds of stages that ran before, by name."""
 
-    def __init__(self, out: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        out: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        taken: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__(out)
         self._clock = clock
+        self._taken = dict(taken or {})
         self._open: dict[int, int] = {}
         """Rounds under way, two where they overlap, and how many of the stages of each were complete already."""
         self._lines: dict[tuple[int, str], Any] = {}
@@ -136,19 +132,18 @@ class LiveProgress(MovingLines):
             self._lines[event.round, event.stage] = self._bar.add_task(f"  {self._name(event)}", total=None, figures="")
 
     def _on_Progress(self, event: events.Progress) -> None:
-        text = progress_text(event)
+        last = self._taken.get(event.stage)
+        text = progress_text(event) + (f", {seconds_text(last)} last time" if last else "")
         line = self._lines.get((event.round, event.stage))
         if self._bar is not None and line is not None:
-            # The time left is counted down between two events as well.
-            count_down = partial(time_left, event.expected_seconds)
-            self._bar.update(line, completed=event.done, total=event.total or None, figures=text, left=count_down)
+            self._bar.update(line, completed=event.done, total=event.total or None, figures=text)
         elif self._clock() - self._told_at >= PLAIN_EVERY_SECONDS:
             self._told_at = self._clock()
-            left = time_left(event.expected_seconds, event.seconds)
-            self.say(f"  {self._name(event)}: {', '.join(filter(None, (text, left)))}")
+            self.say(f"  {self._name(event)}: {text}")
 
     def _on_StageDone(self, event: events.StageDone) -> None:
         self.ran += 1
+        self._taken[event.stage] = event.seconds
         self._close_line(event)
         wrote = rows_text(event.rows)
         self.say(f"  {self._name(event):<20} {seconds_text(event.seconds):>12}{'   ' + wrote if wrote else ''}")

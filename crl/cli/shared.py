@@ -155,21 +155,12 @@ def print_listing(listing: Listing, *, paged: bool = False) -> None:
 
 
 def progress_lines(out: Console) -> Progress:
-    """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `figures`, the time.
-
-    A field `left` is a function from the seconds that a line has been there to the words about what is left.
-    """
-    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
-    from rich.text import Text
-
-    class TimeLeft(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            told = task.fields.get("left")
-            return Text(told(task.elapsed or 0.0) if told is not None else "")
+    """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `figures`, the time."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     return Progress(
         SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-        TextColumn("{task.fields[figures]}", markup=False), TimeElapsedColumn(), TimeLeft(),
+        TextColumn("{task.fields[figures]}", markup=False), TimeElapsedColumn(),
         console=out, transient=True,
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -15,14 +14,13 @@ import typer
 from crl.cli.shared import RunArgument, print_rounds, say, shown
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.paths import short
-from crl.report.state import last_failure, never_asked, running_stages, unfinished
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
+    from crl.audit.problem import Record
+    from crl.audit.verify import Problem
     from crl.run.directory import RunDirectory
     from crl.run.lease import LeaseState
-    from crl.run.problem import Record
-    from crl.run.verify import Problem
 
 
 def status(run: RunArgument) -> None:
@@ -56,9 +54,9 @@ def verify(
     ] = None,
 ) -> None:
     """Check every file of a run against its manifest. The chain and the banks' digests too; exit code 4 on problems."""
+    from crl.audit.notes import notes
+    from crl.audit.verify import Severity
     from crl.run.head import checked_form, hold_against, told_head
-    from crl.run.notes import notes
-    from crl.run.verify import Severity
 
     path = find_run(run)
     wanted = checked_form(head) if head is not None else None
@@ -90,9 +88,9 @@ def verify(
 def _looked_at(path: Path) -> tuple[Record, list[Problem], Callable[[int], bool]]:
     """The record, its problems, and whether a round is complete."""
     from crl.audit.audit import problems_of
+    from crl.audit.verify import problems_in, record_of
     from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
-    from crl.run.verify import problems_in, record_of
 
     try:
         directory = RunDirectory.open(path)
@@ -120,26 +118,21 @@ def mend(run: RunArgument) -> None:
     Covers the bank, its texts and vectors, plans, credit, and everything derived. Exit code 4 if one is left.
     """
     from crl.audit.mend import mend as mend_record
+    from crl.audit.verify import Severity, verify
     from crl.config import Runtime
-    from crl.engine.services import EngineServices, prepare_environment
+    from crl.engine.services import services_here
     from crl.report.views import write_catalog
     from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
     from crl.run.evaluations import EVALUATIONS
     from crl.run.lease import Lease
-    from crl.run.verify import Severity, verify
 
     path = find_run(run)
     directory = RunDirectory.open(path)
     recipe = recipe_in(directory)
-    # Before torch is imported: lost vectors are embedded in this process.
-    os.environ.update(prepare_environment(directory.method.threads))
-    services = EngineServices(directory)
-    try:
-        with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
-            done = mend_record(directory, recipe, services, token=lease.token)
-    finally:
-        services.close()
+    # Lost vectors are embedded in this process.
+    with services_here(directory) as services, Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
+        done = mend_record(directory, recipe, services, token=lease.token)
     for name in done.mended:
         say(f"mended {name}")
     if done.kept:
@@ -171,12 +164,12 @@ def redo(
     ],
 ) -> None:
     """Set aside a stage and everything built on it. `crl resume` makes them again; nothing is deleted."""
+    from crl.audit.redo import set_aside
     from crl.config import Runtime
     from crl.rounds.recipe import recipe_in
     from crl.run.decisions import withdraw_decision
     from crl.run.directory import RunDirectory
     from crl.run.lease import Lease
-    from crl.run.redo import set_aside
 
     path = find_run(run)
     number, stage = parse_place(start)
@@ -216,6 +209,7 @@ def parse_place(text: str) -> tuple[int, str]:
 
 
 def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any]]) -> list[str]:
+    from crl.report.state import last_failure, never_asked, running_stages, unfinished
     from crl.rounds.approvals import awaited
 
     lines = []

@@ -56,7 +56,7 @@ def train(
     from crl.config.load import runs_root
     from crl.policies.sources import takes_preparing
     from crl.preflight import check_ready
-    from crl.run.directory import RunDirectory
+    from crl.run.directory import RunDirectory, stage_seconds
 
     loaded = load(experiment, set or [], runs)
     path = runs_root(loaded) / loaded.name
@@ -70,7 +70,7 @@ def train(
     say(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
     options = {"--rounds": rounds if rounds != _ROUNDS else None, "--runs": runs, "--no-prefect": not prefect}
     again = command("crl", "train", experiment, options={**options, "--set": set})
-    with _interruptible(path, again), LiveProgress() as live:
+    with _interruptible(path, again), LiveProgress(taken=stage_seconds(path)) as live:
         if prefect:
             _run_flow(loaded, rounds, live)
         else:
@@ -92,7 +92,7 @@ def resume(
     """Finish what an interrupted run set out to do. Without a Prefect server; complete stages do not run again."""
     from crl.engine.targets import last_runtime
     from crl.preflight import check_run
-    from crl.run.directory import RunDirectory
+    from crl.run.directory import RunDirectory, stage_seconds
 
     path = find_run(run)
     directory, runtime = RunDirectory.open(path), last_runtime(path)
@@ -102,7 +102,11 @@ def resume(
     _say_precision(directory.method)
     options = {"rounds": rounds, "shards": shards}
     again = f"crl resume {shown(path)}" + "".join(f" --{name} {value}" for name, value in options.items() if value)
-    with _interruptible(path, again), LiveProgress() as live, _driver(directory, runtime, live) as driver:
+    with (
+        _interruptible(path, again),
+        LiveProgress(taken=stage_seconds(path)) as live,
+        _driver(directory, runtime, live) as driver,
+    ):
         first, last = driver.unfinished(more=rounds)
         if last < first == 0:
             raise BadInput(
@@ -139,7 +143,7 @@ def warm_start(
 
 
 def _say_precision(method: Method) -> None:
-    from crl.policies.precision import replaced
+    from crl.policies.machine import replaced
 
     said = replaced(method)
     if said is not None:

@@ -35,7 +35,7 @@ from crl.config.mechanisms import (
     TrialConfig,
     WarmStartConfig,
 )
-from crl.config.method import RECIPES, BankUse, EmbedderUse, Method, RecipeConfig, RoleUse, RoundOutputs
+from crl.config.method import RECIPES, BankUse, EmbedderUse, Method, RecipeConfig, RoleUse
 from crl.config.nodes import NodesConfig
 from crl.config.registry import Registry
 from crl.config.roles import (
@@ -54,6 +54,6 @@ __all__ = [
     "EnvironmentConfig", "EvaluationConfig", "Exchange", "Experiment", "ExtractorObjective", "FamilyBank",
     "FamilyConfig", "FamilyReward", "FamilySampling", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig",
     "OptimizerConfig", "PromptConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
-    "RolloutConfig", "RoundOutputs", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange",
+    "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange",
     "SelfDistillationConfig", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
 ]  # fmt: skip

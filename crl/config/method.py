@@ -31,17 +31,8 @@ class RoleUse:
     """Whether its weights are updated."""
     multi_turn: bool = False
     """Whether it answers over many turns of one conversation, so that its chat template must keep all of them."""
-
-
-@dataclass(frozen=True)
-class RoundOutputs:
-    """Outputs of a role in a round, at most: what estimates of work and disk count with."""
-
-    sampled: int
-    trained: int
-    """Learned by updates; one that is learned twice counts twice."""
-    rows: int | None = None
-    """Sampled side by side, at most; None: as many as there are rows in a wave of episodes."""
+    batch: int | None = None
+    """Outputs sampled side by side, at most; None: as many as there are rows in a wave of episodes."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +91,9 @@ class RecipeConfig(Model):
         """Roles that the recipe works with, by name; each must be configured in `method.roles`."""
         raise NotImplementedError(f"{type(self).__name__} must name its roles")
 
-    def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
-        """How much each role does in a round, at most: here, an output per episode that is sampled and learned."""
-        return dict.fromkeys(self.roles(), RoundOutputs(method.episodes, method.episodes))
-
-    def evaluated_arms(self) -> int:
-        """How often an evaluation plays every held-out task: here once, by the actor alone."""
-        return 1
+    def outputs(self, method: Method) -> Mapping[str, int]:
+        """How many outputs of each role a round samples, at most, which disk is counted by: here one per episode."""
+        return dict.fromkeys(self.roles(), method.episodes)
 
     def prompts(self) -> frozenset[str]:
         """Names of the prompts that it needs, out of `method.prompts`."""
@@ -283,11 +270,6 @@ class Method(Model):
     def episodes(self) -> int:
         """Episodes of a round: K of every group."""
         return sum(family.groups * self.group_size(family) for family in self.families)
-
-    @property
-    def held_out_episodes(self) -> int:
-        """Episodes of an evaluation: every arm plays each held-out task once."""
-        return self.recipe.evaluated_arms() * sum(family.evaluation_seeds.count for family in self.families)
 
     def sampling(self, role: str, family: str) -> SamplingConfig:
         """How a role samples when it plays a task family."""

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from crl.engine.devices import device_environment
 from crl.engine.jobs import ProgressFigures
-from crl.engine.spread import PartOrder, PartOutcome, run_on
+from crl.engine.parts import PartOrder, PartOutcome, run_on
+from crl.engine.pool import device_environment
 from crl.engine.supervisor import Cancelled, Engine
 from crl.errors import CrlError, StaleAttempt
 from crl.run.lease import attempt_lives, check_token

@@ -2,12 +2,17 @@
 
 A driver owns a run for as long as it is open: it holds the lease, has checked the record, writes the journal and keeps
 the engines warm between stages and rounds. It decides nothing about stages; it asks the recipe. What is complete is
-skipped, so a first run, a retry and a resume are the same call.
+skipped, so a first run, a retry and a resume are the same call. A failure is retried in :meth:`Driver.run_stage` and
+nowhere else.
+
+A run has one track, or two where its rounds overlap: each has engines and a display of its own, so that two stages of
+two rounds can run side by side. A track runs one stage at a time: its missing parts first (`parts.py`), then whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import sys
 import threading
@@ -19,25 +24,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from crl.config import Runtime
+from crl.config import Method, Runtime
 from crl.engine.events import (
     Event,
+    LogLine,
+    Progress,
     RetryScheduled,
     RoundDone,
     RoundStarted,
     StageDone,
     StageErrored,
     StageSkipped,
+    StageStarted,
     Subscriber,
 )
 from crl.engine.jobs import Job, JobKind, StageOutcome
 from crl.engine.overlapping import OverlappingRounds
+from crl.engine.parts import PartOrder, PartProgress, PartRunner, Spread, run_spread
+from crl.engine.pool import EnginePool
 from crl.engine.services import prepare_environment
-from crl.engine.spread import PartRunner
-from crl.engine.supervisor import Cancelled
+from crl.engine.supervisor import Cancelled, Engine
 from crl.engine.targets import remember_target, targets
-from crl.engine.track import Track
 from crl.errors import CrlError, StageFailed
+from crl.records import Weights
 from crl.rounds.approvals import PendingApproval, pending_approval
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe, Stage
@@ -85,7 +94,7 @@ class Driver:
     # -- opening and closing ---------------------------------------------------------------------------------------
 
     def __enter__(self) -> Driver:
-        from crl.run.verify import require_intact
+        from crl.audit.verify import require_intact
 
         with contextlib.ExitStack() as stack:
             lease = Lease.acquire(self.run.path, seconds=self.runtime.lease_seconds, on_lost=self._cancel)
@@ -165,41 +174,47 @@ class Driver:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def run_stage(self, round_number: int, stage_name: str) -> StageOutcome:
-        """Run one attempt of a stage, or skip it where it is complete. Errors are those of `crl.errors`."""
+        """Run a stage, or skip it where it is complete. This is the one place where a stage's failure is retried.
+
+        A failure whose class says that it is transient (`crl/errors.py`; `failures.py` gives every exception of a
+        stage its class) is tried again, at most `runtime.retries` times, after delays that double from
+        `runtime.retry_delay_seconds` and are spread. All others are raised at once, as those of `crl.errors`. So it is
+        with Prefect and without, and with any part runner: parts that are complete do not run again. While another
+        attempt owns the run, or another round has failed, nothing is tried again.
+        """
         stage = self.recipe.stage(self.run.method, round_number, stage_name)
-        if self._overlapping is not None:
-            (self._overlapping.enter_second_track if stage.second_track else self._overlapping.check)(round_number)
-        place = (round_number, stage_name)
-        if self.run.is_complete(*place):
-            if self._attempts.pop(place, 0):  # its engine died, or was ended, right behind the commit
-                self._tell_commit(place)
-            outcome = StageOutcome(
-                round_number,
-                stage_name,
-                digest=self.run.manifest(round_number, stage_name).digest,
-                seconds=0.0,
-                skipped=True,
-            )
-            self._emit(StageSkipped(round_number, stage_name, outcome.digest))
-            return outcome
-        if (pending := self.pending_approval(round_number, stage_name)) is not None:
-            raise pending.error()
-        self._attempts[place] = self._attempts.get(place, 0) + 1
-        self._record("stage_started", place, attempt=self._attempts[place])
-        started = time.monotonic()
-        try:
-            outcome = self._track_of(stage).run(stage, self._job(place))
-        except BaseException as error:
-            # A newer attempt ends our engines and sweeps away what they were writing: whatever broke, that is why.
-            if self._lease is not None and isinstance(error, Exception | Cancelled):
-                self._lease.check()
-            if not isinstance(error, Cancelled):
-                self._failed(place, error)
-            raise
-        self._record("stage_committed", place, digest=outcome.digest, seconds=round(time.monotonic() - started, 3))
-        del self._attempts[place]
-        self._emit(StageDone(round_number, stage_name, outcome.digest, time.monotonic() - started, outcome.rows))
-        return outcome
+        place, retries = (round_number, stage_name), 0
+        while True:
+            if self._overlapping is not None:
+                (self._overlapping.enter_second_track if stage.second_track else self._overlapping.check)(round_number)
+            if self.run.is_complete(*place):
+                return self._skip(place)
+            if (pending := self.pending_approval(*place)) is not None:
+                raise pending.error()
+            self._attempts[place] = self._attempts.get(place, 0) + 1
+            self._record("stage_started", place, attempt=self._attempts[place])
+            started = time.monotonic()
+            try:
+                outcome = self._track_of(stage).run(stage, self._job(place))
+            except BaseException as error:
+                # A newer attempt ends our engines and sweeps away what they were writing: whatever broke, that is why.
+                if self._lease is not None and isinstance(error, Exception | Cancelled):
+                    self._lease.check()
+                if not isinstance(error, Cancelled):
+                    self._failed(place, error)
+                if not isinstance(error, CrlError) or not error.transient or retries == self.runtime.retries:
+                    raise
+                # Jitter keeps several runs on one machine from failing together again.
+                delay = self.runtime.retry_delay_seconds * 2**retries * random.uniform(1.0, 1.5)
+                retries += 1
+                self._emit(RetryScheduled(*place, self._attempts[place] + 1, delay, error.found))
+                self._no_pause.wait(delay)
+            else:
+                seconds = time.monotonic() - started
+                self._record("stage_committed", place, digest=outcome.digest, seconds=round(seconds, 3))
+                del self._attempts[place]
+                self._emit(StageDone(*place, outcome.digest, seconds, outcome.rows))
+                return outcome
 
     def pending_approval(self, round_number: int, stage_name: str) -> PendingApproval | None:
         """What a person has to decide before the stage can run; None where nothing is awaited."""
@@ -237,10 +252,11 @@ class Driver:
         )
         self._emit(RoundDone(round_number, 0.0 if idle else time.monotonic() - started))
 
-    def run_round(self, round_number: int) -> list[StageOutcome]:
-        """Every stage of a round in order, transient failures retried as `runtime` says."""
+    def run_round(self, round_number: int) -> None:
+        """Every stage of a round in order."""
         with self.round(round_number) as stages:
-            return [self._with_retries(round_number, stage) for stage in stages]
+            for stage in stages:
+                self.run_stage(round_number, stage)
 
     def run_rounds(self, last: int) -> list[int]:
         """Run until round `last` is complete; returns the rounds that had something to do."""
@@ -249,16 +265,22 @@ class Driver:
         return numbers
 
     def visit(self, numbers: Iterable[int], run_round: Callable[[int], object]) -> None:
-        """Have rounds run one after another; where they overlap, two at a time, each by a thread of its own."""
-        if len(self._tracks) == 1:
-            for number in numbers:
-                run_round(number)
+        """Have rounds run one after another; where they overlap, two at a time, each by a thread of its own.
+
+        A round that is not complete after its visit is visited once more: Prefect may take it for done where the record
+        does not.
+        """
+        if len(self._tracks) > 1:
+            self._overlapping = OverlappingRounds(self._cancel, self.round_complete)
+            try:
+                self._overlapping.run(numbers, run_round)
+            finally:
+                self._overlapping = None
             return
-        self._overlapping = OverlappingRounds(self._cancel)
-        try:
-            self._overlapping.run(numbers, run_round)
-        finally:
-            self._overlapping = None
+        for number in numbers:
+            run_round(number)
+            if not self.round_complete(number):
+                run_round(number)
 
     # -- parts in other hands --------------------------------------------------------------------------------------
 
@@ -275,19 +297,13 @@ class Driver:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _with_retries(self, round_number: int, stage: str) -> StageOutcome:
-        attempt = 1
-        while True:
-            try:
-                return self.run_stage(round_number, stage)
-            except CrlError as error:
-                if not error.transient or attempt > self.runtime.retries:
-                    raise
-                # Jitter keeps several runs on one machine from failing together again.
-                delay = self.runtime.retry_delay_seconds * 2 ** (attempt - 1) * random.uniform(1.0, 1.5)
-                attempt += 1
-                self._emit(RetryScheduled(round_number, stage, attempt, delay, error.found))
-                self._no_pause.wait(delay)
+    def _skip(self, place: tuple[int, str]) -> StageOutcome:
+        """The outcome of a stage that is complete already."""
+        if self._attempts.pop(place, 0):  # its engine died, or was ended, right behind the commit
+            self._tell_commit(place)
+        digest = self.run.manifest(*place).digest
+        self._emit(StageSkipped(*place, digest))
+        return StageOutcome(*place, digest=digest, seconds=0.0, skipped=True)
 
     def _job(self, place: tuple[int, str]) -> Job:
         return Job(
@@ -331,6 +347,101 @@ class Driver:
         for subscriber in (*self._subscribers, *_watchers):
             with contextlib.suppress(Exception):  # a broken display must not stop training
                 subscriber(event)
+
+
+class Track:
+    """One of a run's tracks, counted from 0: the second one's engines take the devices behind those of the first."""
+
+    def __init__(
+        self,
+        method: Method,
+        runtime: Runtime,
+        environment: Mapping[str, str],
+        emit: Callable[[Event], None],
+        *,
+        number: int = 0,
+    ) -> None:
+        self._method, self._runtime, self._emit = method, runtime, emit
+        self.engines = EnginePool(
+            environment,
+            on_line=lambda engine, text: emit(LogLine(text, engine, *self._now)),
+            prefix="second-" if number else "",
+            first_shard=number * runtime.shards,
+            gpus=runtime.engine_gpus,
+            nodes=runtime.nodes,
+        )
+        self.part_runner: PartRunner | None = None
+        """Who runs the missing parts of stages where there is more than one shard; None: the engines."""
+        self._now: tuple[int | None, str | None] = (None, None)
+
+    def run(self, stage: Stage, job: Job) -> StageOutcome:
+        """Run one attempt of a stage; raises what it raises, EngineDied, StageTimedOut, Cancelled."""
+        limit, started = self._runtime.stage_time_limit_seconds, time.monotonic()
+        main, progress = self._engine_of(stage), self._progress_of(job, started)
+        self._now = (job.round, job.stage)
+        try:
+            self.engines.release_others(main, to_train=stage.update or Weights in stage.writes)
+            missing: list[int] = []
+            if stage.parts is not None and self._runtime.shards > 1:
+                counted = main.run(dataclasses.replace(job, kind=JobKind.count_parts), time_limit=limit)
+                missing = counted["missing"]
+            self._emit(StageStarted(job.round, job.stage, attempt=job.attempt, parts=len(missing) or None))
+            if missing:
+                combined = PartProgress(counted["count"], lambda figures: progress({"figures": figures}))
+                combined.finished_before(counted["count"] - len(missing))
+                self._spread(job, missing, combined, started)
+                if self.part_runner is not None:  # they may have waited for a worker: the rest has all of the time
+                    started = time.monotonic()
+            left = limit - (time.monotonic() - started)
+            return StageOutcome.from_json(main.run(job, on_message=progress, time_limit=left))
+        finally:
+            self._now = (job.round, None)
+
+    def cancel(self) -> None:
+        """End what it runs, from another thread: that raises Cancelled."""
+        self.engines.cancel()
+        if self.part_runner is not None:
+            self.part_runner.cancel()
+
+    def _spread(self, job: Job, parts: list[int], combined: PartProgress, started: float) -> None:
+        """Run the parts, in the time that the stage has left; those that others run may wait for a worker first, and
+        each has the time of a whole stage."""
+
+        def order(part: int) -> PartOrder:
+            limit = self._runtime.stage_time_limit_seconds
+            if self.part_runner is None:
+                limit -= time.monotonic() - started
+            of_part = dataclasses.replace(job, kind=JobKind.part, part=part)
+            return PartOrder(of_part, combined.count, self.engines.environment, limit, self._runtime.engine_gpus)
+
+        run_spread(
+            Spread(tuple(parts), order, combined.report),
+            self.part_runner,
+            lambda count: self.engines.shards(min(self._runtime.shards, count)),
+        )
+
+    def _progress_of(self, job: Job, started: float) -> Callable[[dict[str, Any]], None]:
+        working: float | None = None
+
+        def progress(message: dict[str, Any]) -> None:
+            nonlocal working
+            now = time.monotonic()
+            working = now if working is None else working
+            figures = dict(message["figures"])
+            done, total = int(figures.pop("done")), int(figures.pop("total"))
+            self._emit(
+                Progress(job.round, job.stage, done, total, now - started, figures, working_seconds=now - working)
+            )
+
+        return progress
+
+    def _engine_of(self, stage: Stage) -> Engine:
+        """The engine a stage runs in: an update over several ranks has one of its own, all else the first shard's."""
+        if stage.update and stage.role is not None:
+            ranks = self._method.role(stage.role).deepspeed.ranks
+            if ranks > 1:
+                return self.engines.ranks(ranks)
+        return self.engines.shard(0)
 
 
 def driver_for(run_path: str | Path) -> Driver:

@@ -5,7 +5,6 @@ The rows can be kept beside the record (`crl/run/evaluations.py`).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,14 +51,11 @@ def evaluate_round(
             next_step="`crl status` shows what is complete",
         )
     _require_weights(directory, recipe, chosen)
-    from crl.engine.services import EngineServices, prepare_environment
+    from crl.engine.services import services_here
     from crl.engine.targets import last_runtime
     from crl.rounds.evaluate_again import evaluate_again
 
-    # Before torch is imported: this process is the engine here.
-    os.environ.update(prepare_environment(directory.method.threads))
-    services = EngineServices(directory)
-    try:
+    with services_here(directory) as services:
         return evaluate_again(
             directory,
             directory.method,
@@ -70,8 +66,6 @@ def evaluate_round(
             progress=progress,
             broken_episodes_limit=last_runtime(directory.path).broken_episodes_limit,
         )
-    finally:
-        services.close()
 
 
 def keep(directory: RunDirectory, evaluated: Evaluated) -> Keeping:

@@ -42,8 +42,6 @@ class Progress:
     """Seconds since the stage started."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the stage reports: counts, rates, losses. `won`: episodes won so far, of all `total`."""
-    expected_seconds: float | None = None
-    """How long all of it will take, as it took in an earlier round; None where that is not known."""
     working_seconds: float = 0.0
     """Seconds since the stage first reported progress: its models are loaded by then."""
 

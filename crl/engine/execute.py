@@ -151,20 +151,6 @@ def execute_part(
     return StageOutcome(round_number, stage_name, digest="", seconds=seconds, rows=rows)
 
 
-def execute_rank(
-    run: RunDirectory, recipe: Recipe, round_number: int, stage_name: str, directory: Path, services: Services
-) -> None:
-    """Take part in an update as a rank above 0: same reads, same collective calls, no rows written.
-
-    `directory` is where rank 0 writes the stage; a sharded checkpoint puts this rank's files there.
-    """
-    stage = recipe.stage(run.method, round_number, stage_name)
-    if stage.run is None:
-        raise AssertionError(f"stage {stage_name} runs in parts, not on several ranks")
-    writer = MemoryWriter(directory)  # rank 0 writes the same rows into the record
-    stage.run(_context(run, recipe, stage, round_number, writer, services, lambda figures: None))
-
-
 def missing_parts(
     run: RunDirectory, recipe: Recipe, round_number: int, stage_name: str, services: Services
 ) -> tuple[int, list[int]]:
@@ -289,7 +275,7 @@ def _precision() -> dict[str, bool]:
     """Whether bfloat16 is computed here; nothing where no model was loaded."""
     if "torch" not in sys.modules:
         return {}
-    from crl.policies.precision import computes_bfloat16
+    from crl.policies.machine import computes_bfloat16
 
     return {"bfloat16": computes_bfloat16()}
 

@@ -47,13 +47,9 @@ class Job:
     directory: str | None = None
     """Where the stage is written; sent to the ranks above 0, which do not write the record themselves."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
-
     @staticmethod
     def from_json(data: dict[str, Any]) -> Job:
-        """The inverse of :meth:`to_json`."""
+        """A job that crossed the socket."""
         return Job(**{**data, "kind": JobKind(data["kind"])})
 
 
@@ -71,18 +67,15 @@ class StageOutcome:
     skipped: bool = False
     """Whether it was complete already."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
-
     @staticmethod
     def from_json(data: dict[str, Any]) -> StageOutcome:
-        """The inverse of :meth:`to_json`."""
+        """An outcome that crossed the socket."""
         return StageOutcome(**data)
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A message as bytes. What JSON does not know becomes a number (NumPy scalars) or text (paths)."""
+    """A message as bytes. What JSON does not know becomes an object (jobs, outcomes), a number (NumPy scalars) or text
+    (paths)."""
     return json.dumps(message, default=_plain).encode()
 
 
@@ -92,5 +85,7 @@ def decode(content: bytes) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
     item = getattr(value, "item", None)  # NumPy and torch scalars
     return item() if callable(item) else str(value)

@@ -1,6 +1,6 @@
 """One machine of an engine on several: runs the command it is sent, and ends it when whoever sent it is gone.
 
-Started by path with nothing but the standard library, through ssh for instance: `crl/engine/nodes.py` writes one line
+Started by path with nothing but the standard library, through ssh for instance: `crl/engine/launch.py` writes one line
 of JSON to its standard input, keeps that open and sends an empty line every few seconds. The end of the input means
 that the connection or the engine ended; silence, that the machine over there or the way to it is gone, which nothing
 else tells.

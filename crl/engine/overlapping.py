@@ -18,10 +18,11 @@ _TICK_SECONDS = 0.5
 
 
 class OverlappingRounds:
-    """Runs rounds. `interrupt` ends what their stages are doing, when the wait for them is interrupted."""
+    """Runs rounds. `interrupt` ends what their stages are doing, when the wait for them is interrupted; a round that is
+    not `complete` after it ran is run once more."""
 
-    def __init__(self, interrupt: Callable[[], None]) -> None:
-        self._interrupt = interrupt
+    def __init__(self, interrupt: Callable[[], None], complete: Callable[[int], bool] = lambda number: True) -> None:
+        self._interrupt, self._complete = interrupt, complete
         self._changed = threading.Condition()
         self._begun: list[int] = []
         self._through: set[int] = set()
@@ -76,6 +77,8 @@ class OverlappingRounds:
     def _run(self, number: int, run_round: Callable[[int], object]) -> None:
         try:
             run_round(number)
+            if not self._complete(number):
+                run_round(number)
         except BaseException as error:
             self._fail(number, error)
         finally:

@@ -1,52 +1,115 @@
-"""Spreads the parts of a stage over several engines, one thread per engine; any of them may run any part."""
+"""Parts of a stage over several engines: how many run at a time, where each runs, and how their progress is one.
+
+A stage declares its parts (`crl/rounds/stage.py`), a run its shards (`runtime.shards`). With one shard the engine of
+the stage runs its parts in order (`execute.py`), and nothing here is used. With several, :func:`run_spread` has the
+missing ones run by that many engines of this machine, or by a part runner: one that uses other machines, which see the
+same file system, and is sent orders small enough to cross to them (`flows/shards.py` over Dask, whose workers have
+engines of their own: `detached.py`). Which engine runs a part changes no digest. No part is tried again by itself: the
+stage is (`Driver.run_stage`), and finds those that are complete.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
-from crl.engine.jobs import ProgressFigures
+from crl.engine.jobs import Job, ProgressFigures, StageOutcome
 from crl.engine.supervisor import Engine
 from crl.errors import CrlError
 
 
-class PartProgress:
-    """Progress of parts that run side by side as progress of the stage.
+@dataclass(frozen=True, slots=True)
+class PartOrder:
+    """One part to run: everything a process without a driver must know."""
 
-    `done` and `total` are sums; a part that has not reported counts as large as the mean of those that have.
-    Whole-number figures are summed, other numbers averaged by what each part has done, else the latest counts.
+    job: Job
+    """Holds the attempt's token: a part under an older one is refused."""
+    count: int
+    """Parts of the stage, complete ones included."""
+    environment: Mapping[str, str]
+    """Added to the environment of the engine."""
+    time_limit: float
+    """Seconds until the engine of the part is ended."""
+    gpus: int = 1
+    """How many an engine uses, where there are any."""
+
+    @property
+    def stage(self) -> str:
+        """The stage's name."""
+        return self.job.stage
+
+    @property
+    def number(self) -> int:
+        """The part, counted from 1 as people do."""
+        return (self.job.part or 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartOutcome:
+    """What came of a part that was run for an order."""
+
+    part: int
+    skipped: bool
+    """Whether it was complete already."""
+    seconds: float
+    figures: ProgressFigures
+    """The latest progress; empty before any was reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The missing parts of a stage."""
+
+    parts: tuple[int, ...]
+    order: Callable[[int], PartOrder]
+    """Makes the order of a part, when it is about to start: its time limit is what is left of the stage's."""
+    report: Callable[[int, ProgressFigures], None]
+    """Takes the progress of a part."""
+
+
+class PartRunner(Protocol):
+    """Runs the parts of stages somewhere else."""
+
+    def __call__(self, spread: Spread) -> None:
+        """Run every part, or raise. Parts that were completed before it raised are kept and not run again."""
+        ...
+
+    def cancel(self) -> None:
+        """From another thread, for good: the call under way ends what runs and raises Cancelled, later ones too."""
+        ...
+
+
+def run_on(engine: Engine, order: PartOrder, on_figures: Callable[[ProgressFigures], None]) -> PartOutcome:
+    """Have an engine run a part. Raises what the part raises, EngineDied, StageTimedOut, Cancelled."""
+    latest: ProgressFigures = {}
+
+    def heard(message: dict[str, Any]) -> None:
+        nonlocal latest
+        latest = message["figures"]
+        on_figures(latest)
+
+    done = StageOutcome.from_json(engine.run(order.job, on_message=heard, time_limit=order.time_limit))
+    return PartOutcome(part=order.number - 1, skipped=done.skipped, seconds=done.seconds, figures=latest)
+
+
+def run_spread(spread: Spread, runner: PartRunner | None, engines: Callable[[int], Sequence[Engine]]) -> None:
+    """Run the missing parts of a stage: by a part runner, else by as many engines as `engines` gives for them.
+
+    Raises as :func:`run_parts` or the runner does. A part that is missing alone is left to the engine of the stage.
     """
-
-    def __init__(self, count: int, tell: Callable[[dict[str, Any]], None]) -> None:
-        self.count, self._tell = count, tell
-        self._latest: dict[int, ProgressFigures] = {}
-        self._finished_before = 0
-        self._lock = threading.Lock()
-
-    def finished_before(self, parts: int) -> None:
-        """Parts that were complete when the stage began."""
-        self._finished_before = parts
-
-    def report(self, part: int, figures: ProgressFigures) -> None:
-        """Take the figures of one part and report those of the stage."""
-        with self._lock:
-            self._latest[part] = figures
-            self._tell(self._combined())
-
-    def _combined(self) -> dict[str, Any]:
-        seen = list(self._latest.values())
-        mean = sum(int(figures["total"]) for figures in seen) / len(seen)
-        done = sum(int(figures["done"]) for figures in seen)
-        combined: dict[str, Any] = {
-            "done": done + round(mean * self._finished_before),
-            "total": round(mean * self.count),
-        }
-        for name in dict.fromkeys(name for figures in seen for name in figures if name not in ("done", "total")):
-            combined[name] = _combine([(figures[name], int(figures["done"])) for figures in seen if name in figures])
-        return combined
+    if runner is not None:
+        runner(spread)
+    elif len(spread.parts) > 1:
+        run_parts(
+            engines(len(spread.parts)),
+            spread.parts,
+            lambda engine, part: run_on(engine, spread.order(part), partial(spread.report, part)),
+        )
 
 
 def run_parts(engines: Sequence[Engine], parts: Sequence[int], run_part: Callable[[Engine, int], object]) -> None:
@@ -90,6 +153,42 @@ def run_parts(engines: Sequence[Engine], parts: Sequence[int], run_part: Callabl
     permanent = [error for error in failures if not (isinstance(error, CrlError) and error.transient)]
     for error in (*permanent, *failures):
         raise error
+
+
+class PartProgress:
+    """Progress of parts that run side by side as progress of the stage.
+
+    `done` and `total` are sums; a part that has not reported counts as large as the mean of those that have.
+    Whole-number figures are summed, other numbers averaged by what each part has done, else the latest counts.
+    """
+
+    def __init__(self, count: int, tell: Callable[[dict[str, Any]], None]) -> None:
+        self.count, self._tell = count, tell
+        self._latest: dict[int, ProgressFigures] = {}
+        self._finished_before = 0
+        self._lock = threading.Lock()
+
+    def finished_before(self, parts: int) -> None:
+        """Parts that were complete when the stage began."""
+        self._finished_before = parts
+
+    def report(self, part: int, figures: ProgressFigures) -> None:
+        """Take the figures of one part and report those of the stage."""
+        with self._lock:
+            self._latest[part] = figures
+            self._tell(self._combined())
+
+    def _combined(self) -> dict[str, Any]:
+        seen = list(self._latest.values())
+        mean = sum(int(figures["total"]) for figures in seen) / len(seen)
+        done = sum(int(figures["done"]) for figures in seen)
+        combined: dict[str, Any] = {
+            "done": done + round(mean * self._finished_before),
+            "total": round(mean * self.count),
+        }
+        for name in dict.fromkeys(name for figures in seen for name in figures if name not in ("done", "total")):
+            combined[name] = _combine([(figures[name], int(figures["done"])) for figures in seen if name in figures])
+        return combined
 
 
 def _combine(values: list[tuple[Any, int]]) -> Any:

@@ -34,6 +34,7 @@ from transformers.utils import logging
 
 from crl.config import LoraConfig, SamplingConfig
 from crl.config.models import check_attention, noting, pretrained
+from crl.config.vocabulary import absent_of, rows_of_model
 from crl.errors import BadInput, CrlError, StageFailed
 from crl.learn.batches import collate
 from crl.learn.checkpoint import save_weights
@@ -41,7 +42,6 @@ from crl.learn.scoring import ScoredModel, inputs_of, load_trainable
 from crl.policies.language_model import load_model
 from crl.policies.session import BatchSession
 from crl.policies.turn import StopStrings
-from crl.policies.vocabulary import absent_of, rows_of_model
 from crl.records import Sample
 from crl.run.guardian import end_with_parent
 
@@ -126,8 +126,9 @@ class _Probe:
         if not self._find_room():
             self.verdict = Verdict(skipped="not measured: memory is not enough for its weights", sure=False)
             return
-        self._absent = absent_of(self._path, config)
-        tokens = np.setdiff1d(np.arange(rows_of_model(config)), [] if self._absent is None else self._absent.numpy())
+        absent = absent_of(self._path, config)
+        self._absent = torch.tensor(absent) if absent else None
+        tokens = np.setdiff1d(np.arange(rows_of_model(config)), absent)
         ids = iter(np.random.default_rng(_SEED).choice(tokens, 100).tolist())
         longest = _APART[1] + _TOLD[1] + 2 * _TURN
         counts = min(_ALIKE, self._question.context - 1 - longest), *_APART, *_TOLD

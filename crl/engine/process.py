@@ -4,23 +4,45 @@ Engines, the parts of `make ui`, the runs of a study and the commands of flows a
 a session of its own: Ctrl-C in a terminal reaches only this process, which ends its children in order. What a kill of
 this process would leave behind is ended by the guardian. Environments have their own (`crl/envs/isolated.py`,
 `crl/worlds/swe/supervised.py`), for limits on single calls and commands.
+
+What a child writes is read line by line. Lines and answers of an engine come in two ways, and a line may lag behind the
+answer to the job that wrote it. So a worker ends the output of a job with a mark (:func:`mark_end`), and the supervisor
+waits for it: a line is passed on while its stage, and its part, still run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
-from crl.engine.output import OnLine, ProcessOutput
+import psutil
+
+from crl.run.files import machine_digest
 from crl.run.guardian import MARK, guard
 
 _LAST_LINES_SECONDS = 10.0
 """For output that is under way when the process has ended; a child of it that lives on may hold it open for longer."""
+_MARK = "\x1e"
+"""ASCII's record separator: text has no use for it."""
+_LINES_KEPT = 60
+LINE_LENGTH = 2000
+"""What is kept of a line."""
+_FOLDER = re.compile(r"crl-engine-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-")
+_DAY = 86_400.0
+
+OnLine = Callable[[str], None]
 
 
 class ProcessGroup:
@@ -159,3 +181,82 @@ def describe_exit(code: int | None) -> str:
         except ValueError:
             return f"was ended by signal {-code}"
     return f"ended with exit code {code}"
+
+
+def mark_end(number: int) -> None:
+    """In the worker, whose `number`-th job is done: the mark comes after everything it wrote."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # whatever a stage put in their place
+            stream.flush()
+    with contextlib.suppress(OSError):  # closed by a stage: then there is nothing to wait for
+        os.write(1, f"\n{_MARK}{number}\n".encode())
+
+
+class ProcessOutput:
+    """Reads the output of one process in a thread until it ends, keeps its last lines and hands every line on."""
+
+    def __init__(self, stream: IO[bytes], on_line: OnLine | None) -> None:
+        self._on_line = on_line
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._marked = 0
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, args=(stream,), name="process-output", daemon=True)
+        self._reader.start()
+
+    def last(self, count: int) -> list[str]:
+        """The newest lines, oldest first."""
+        return list(self._lines)[-count:]
+
+    def tell(self, text: str) -> None:
+        """Keep the beginning of a line and hand it on whole."""
+        self._lines.append(text[:LINE_LENGTH])
+        if self._on_line is not None:
+            with contextlib.suppress(Exception):  # whoever watches must not stop the reading
+                self._on_line(text)
+
+    def wait_for(self, number: int, seconds: float) -> None:
+        """Until every line of the job of this number was handed on, the output ended, or this many seconds passed."""
+        with self._news:
+            self._news.wait_for(lambda: self._marked >= number, seconds)
+
+    def join(self, seconds: float) -> None:
+        """Until the output has ended, or this many seconds passed: a child that lives on may hold it open."""
+        self._reader.join(seconds)
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            for content in stream:
+                for text in re.split(r"[\r\n]+", content.decode(errors="replace")):
+                    if text.startswith(_MARK) and text[1:].isdecimal():
+                        self._pass(int(text[1:]))
+                    elif text.strip():
+                        self.tell(text)
+        self._pass(sys.maxsize)
+
+    def _pass(self, number: int) -> None:
+        with self._news:
+            self._marked = number
+            self._news.notify_all()
+
+
+def own_folder(parent: Path | None = None) -> Path:
+    """A new folder that only this user may enter. Those of processes that were killed are removed: exported weights are
+    as large as the model. Another machine's process (or container's, in a `parent` that they share) counts as gone once
+    its folder has not been touched for a day; elsewhere, what is older than this machine's start has no process."""
+    root = parent or Path(tempfile.gettempdir())
+    for left in root.glob("crl-engine-*"):
+        if _left_behind(left, shared=parent is not None):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"crl-engine-{machine_digest()}-{os.getpid()}-", dir=root))
+
+
+def _left_behind(folder: Path, *, shared: bool) -> bool:
+    match = _FOLDER.match(folder.name)
+    if match is None:
+        return False
+    if match["machine"] == machine_digest():
+        return not psutil.pid_exists(int(match["pid"]))
+    with contextlib.suppress(OSError):  # removed meanwhile
+        touched = folder.lstat().st_mtime
+        return time.time() - touched > _DAY if shared else touched < psutil.boot_time()
+    return False

@@ -2,7 +2,7 @@
 
 At most one set of weights per role is held: those of the next round replace those of the last. A trainer's optimizer
 state is several times its model, so at most one is held, no sampling copy of its role beside it, and none on a GPU when
-a server starts there; of small models (`policies.limits.all_stay`) both trainers stay, and new weights are read into
+a server starts there; of small models (`policies.machine.all_stay`) both trainers stay, and new weights are read into
 the living copy. A trainer that a stage asked for counts as dirty until the stage says which update it has reached
 (`trained`); a stage that failed in between never hands on half an update.
 """
@@ -112,7 +112,7 @@ class EngineServices:
 
     def _make_room_for_server(self) -> None:
         """On a GPU a server takes its share of the memory when it starts: a trainer that is only kept goes before."""
-        from crl.policies.determinism import gpu_count
+        from crl.policies.machine import gpu_count
 
         if gpu_count() and not self._all_small():
             self._drop_trainers([role for role, (digest, _) in self._trainers.items() if digest])
@@ -215,7 +215,7 @@ class EngineServices:
 
     def _new_trainer(self, role: str, weights: Weights) -> Trainer:
         from crl.learn.trainer import Trainer
-        from crl.policies.precision import computed
+        from crl.policies.machine import computed
 
         config = computed(self._method.role(role))
         with self._seeded("weights", role):
@@ -288,7 +288,7 @@ class EngineServices:
         if self._torch_ready:
             return
         torch = _torch()
-        from crl.policies.determinism import settle_torch
+        from crl.policies.machine import settle_torch
 
         settle_torch(self._method.threads)
         with contextlib.suppress(RuntimeError):  # too late once anything ran in parallel; then it is one by default
@@ -307,8 +307,7 @@ class EngineServices:
 
     def _all_small(self) -> bool:
         """Whether the models of the recipe's roles are so small that nothing has to make room for anything."""
-        from crl.policies.determinism import gpu_count
-        from crl.policies.limits import all_stay
+        from crl.policies.machine import all_stay, gpu_count
 
         size = 4 * sum(_parameters(path) for path in {self.model_path(role) for role in self._method.owners()})
         return all_stay(self._method, size, on_gpu=gpu_count() > 0)
@@ -331,6 +330,17 @@ def _parameters(model: Path) -> int:
         with safe_open(path, "numpy") as weights:
             found += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
     return found
+
+
+@contextmanager
+def services_here(run: RunDirectory) -> Iterator[EngineServices]:
+    """The services of this process, which stands for an engine; closed at the end. Enter before torch is imported."""
+    os.environ.update(prepare_environment(run.method.threads))
+    services = EngineServices(run)
+    try:
+        yield services
+    finally:
+        services.close()
 
 
 def prepare_environment(threads: int) -> dict[str, str]:

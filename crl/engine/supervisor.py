@@ -8,22 +8,21 @@ worker's output is read line by line and handed on.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from crl.config import NodesConfig
-from crl.engine.folder import own_folder
 from crl.engine.jobs import Job, JobKind, decode, encode
 from crl.engine.launch import start_of
 from crl.engine.listener import WorkerListener
-from crl.engine.output import LINE_LENGTH, OnLine, ProcessOutput
-from crl.engine.process import ProcessGroup, describe_exit
+from crl.engine.process import LINE_LENGTH, OnLine, ProcessGroup, ProcessOutput, describe_exit, own_folder
 from crl.errors import EngineDied, StageTimedOut, from_payload
 from crl.run.guardian import STORE_VARIABLE
 
@@ -86,7 +85,36 @@ class Engine:
             deadline = None if time_limit is None else time.monotonic() + time_limit
             try:
                 self._ensure_started(job, deadline)
-                return self._converse(job, on_message or (lambda message: None), deadline)
+                # What frees memory goes to every rank at once: each holds models of its own. A stage goes to rank 0,
+                # and to the others once it has begun to write; it is committed when all are done.
+                asked = self.world_size if job.kind is JobKind.release else 1
+                for rank in range(asked):
+                    self._send(rank, {"type": "job", "job": job}, job)
+                others_busy, wants_to_commit = asked - 1, False
+                result: dict[str, Any] | None = None
+                while result is None or others_busy:
+                    for rank, message in self._heard(job, deadline):
+                        kind = message["type"]
+                        if kind == "error":
+                            raise self._rebuilt(message)
+                        if kind == "result" and rank == 0:
+                            self._hear_out(message)
+                            result = message["result"]
+                        elif kind == "begun":
+                            for other in range(1, self.world_size):
+                                job_there = dataclasses.replace(job, directory=message["directory"])
+                                self._send(other, {"type": "job", "job": job_there}, job)
+                            others_busy = self.world_size - 1
+                        elif kind == "result":
+                            others_busy -= 1
+                        elif kind == "progress" and on_message is not None:
+                            on_message(message)
+                        elif kind == "ready":
+                            wants_to_commit = True
+                    if wants_to_commit and not others_busy:
+                        wants_to_commit = False
+                        self._send(0, {"type": "commit"}, job)
+                return result
             except BaseException as error:
                 if not getattr(error, "engine_survives", False):
                     self.kill()
@@ -171,47 +199,16 @@ class Engine:
 
     # -- one job ---------------------------------------------------------------------------------------------------
 
-    def _converse(self, job: Job, on_message: OnMessage, deadline: float | None) -> dict[str, Any]:
-        """Send the job to rank 0; once it began to write, to the others; commit when all are done.
-
-        What frees memory begins nothing and goes to every rank at once: each holds models of its own.
-        """
-        asked = self.world_size if job.kind is JobKind.release else 1
-        for rank in range(asked):
-            self._send(rank, {"type": "job", "job": job.to_json()}, job)
-        others_busy, wants_to_commit = asked - 1, False
-        result: dict[str, Any] | None = None
-        while True:
-            self._check_waiting(job, deadline)
-            # One place reads: a connection that `wait` found ready has a message only until somebody took it.
-            for ready in wait(self._connections, timeout=_TICK_SECONDS):
-                rank = next(index for index, connection in enumerate(self._connections) if connection is ready)
-                try:
-                    message = decode(self._connections[rank].recv_bytes())
-                except (EOFError, OSError):
-                    raise self._died(job) from None
-                kind = message["type"]
-                if kind == "error":
-                    raise self._rebuilt(message)
-                if kind == "result" and rank == 0:
-                    self._hear_out(message)
-                    result = message["result"]
-                elif kind == "begun":
-                    for other in range(1, self.world_size):
-                        job_there = Job.from_json({**job.to_json(), "directory": message["directory"]})
-                        self._send(other, {"type": "job", "job": job_there.to_json()}, job)
-                    others_busy = self.world_size - 1
-                elif kind == "result":
-                    others_busy -= 1
-                elif kind == "progress":
-                    on_message(message)
-                elif kind == "ready":
-                    wants_to_commit = True
-            if result is not None and not others_busy:
-                return result
-            if wants_to_commit and not others_busy:
-                wants_to_commit = False
-                self._send(0, {"type": "commit"}, job)
+    def _heard(self, job: Job, deadline: float | None) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Messages that arrive within a moment, each with the rank that sent it."""
+        self._check_waiting(job, deadline)
+        # One place reads: a connection that `wait` found ready has a message only until somebody took it.
+        for ready in wait(self._connections, timeout=_TICK_SECONDS):
+            rank = next(index for index, connection in enumerate(self._connections) if connection is ready)
+            try:
+                yield rank, decode(self._connections[rank].recv_bytes())
+            except (EOFError, OSError):
+                raise self._died(job) from None
 
     def _send(self, rank: int, message: dict[str, Any], job: Job) -> None:
         try:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from crl.config import Runtime
+from crl.config import Experiment, Runtime
 from crl.config.base import MOST_ROUNDS
 from crl.run.journal import Journal
+
+if TYPE_CHECKING:
+    from crl.run.directory import RunDirectory
 
 _EVENT = "target"
 
@@ -55,8 +59,31 @@ def remember_target(
 
 
 def begin_after(directory: Path, round_number: int, runtime: Runtime) -> None:
-    """Note the runtime of a fork that goes on after a round. Nothing is asked of it yet."""
+    """Note the runtime of a run that goes on after a round. Nothing is asked of it yet."""
     remember_target(Journal(directory), round_number + 1, round_number, purpose=None, token=0, runtime=runtime)
+
+
+def fork_run(
+    parent: RunDirectory,
+    round_number: int,
+    experiment: Experiment,
+    root: Path,
+    *,
+    runtime: Runtime | None = None,
+    keep_rollouts: bool = False,
+) -> RunDirectory:
+    """Make the run `root/<name>` of an experiment, which goes on after a round of `parent`: `crl/rounds/fork.py`.
+
+    It notes a runtime, by default the parent's last one, for whoever resumes it; nothing is asked of it yet. Raises as
+    `fork`, and RecordDamaged for a parent that is not intact.
+    """
+    from crl.audit.verify import require_intact
+    from crl.rounds.fork import fork
+    from crl.rounds.recipe import recipe_in
+
+    require_intact(parent.path, from_rows=partial(recipe_in(parent).from_rows, parent.method))
+    also = partial(begin_after, round_number=round_number, runtime=runtime or last_runtime(parent.path))
+    return fork(parent, round_number, experiment, root, keep_rollouts=keep_rollouts, also=also)
 
 
 def last_runtime(run_path: Path) -> Runtime:

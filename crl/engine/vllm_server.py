@@ -17,10 +17,9 @@ from pathlib import Path
 
 from crl.config import RoleConfig
 from crl.config.engines import ServerConfig, interpreter
-from crl.engine.folder import own_folder
-from crl.engine.process import ProcessGroup, describe_exit
+from crl.engine.process import ProcessGroup, describe_exit, own_folder
 from crl.errors import BadInput, EngineDied
-from crl.policies.determinism import gpu_count
+from crl.policies.machine import gpu_count
 from crl.policies.served import GENERATE
 from crl.policies.serving import Client
 from crl.run.guardian import on_loopback

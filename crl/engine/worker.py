@@ -13,18 +13,21 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
-from crl.engine.execute import Attempt, execute_part, execute_rank, execute_stage, missing_parts
+from crl.engine.execute import Attempt, execute_part, execute_stage, missing_parts
 from crl.engine.failures import failure_of
 from crl.engine.jobs import Job, JobKind, decode, encode
 from crl.engine.listener import ADDRESS_VARIABLE, connect
-from crl.engine.output import mark_end
+from crl.engine.process import mark_end
 from crl.engine.services import EngineServices
 from crl.errors import EngineDied
 from crl.rounds.recipe import recipe_in
+from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.guardian import end_with_parent
 
@@ -44,49 +47,34 @@ class Worker:
     def serve(self) -> None:
         """Answer jobs until asked to stop. Raises EOFError or OSError where the supervisor is gone."""
         self._send(type="hello", rank=self._rank, pid=os.getpid())
-        while True:
-            message = decode(self._connection.recv_bytes())
-            if message["type"] == "stop":
-                break
-            if message["type"] == "job":
-                self._answer(Job.from_json(message["job"]))
+        while (message := decode(self._connection.recv_bytes()))["type"] == "job":
+            job = Job.from_json(message["job"])
+            answer: dict[str, Any]
+            try:
+                work = self._work_of(job)
+                answer = {"type": "result", "result": work()}
+            except BaseException as error:
+                # Also SystemExit: a library that exits must not take the engine down without a word.
+                answer = _failure(job, error)
+            if self._rank == 0:  # whose lines alone are waited for: the output of all ranks is one
+                self._jobs += 1
+                mark_end(self._jobs)
+            self._send(jobs=self._jobs, **answer)
         for _, services in self._opened.values():
             services.close()
 
-    def _answer(self, job: Job) -> None:
-        where = f"round {job.round}, stage {job.stage}" + ("" if job.part is None else f", part {job.part}")
-        answer: dict[str, Any]
-        try:
-            answer = {"type": "result", "result": self._execute(job)}
-        except BaseException as error:
-            # Also SystemExit: a library that exits must not take the engine down without a word.
-            failure = failure_of(error, where)
-            answer = {
-                "type": "error", "error": failure.error.payload(), "traceback": failure.traceback,
-                "fatal": failure.fatal,
-            }  # fmt: skip
-        if self._rank == 0:  # whose lines alone are waited for: the output of all ranks is one
-            self._jobs += 1
-            mark_end(self._jobs)
-        self._send(jobs=self._jobs, **answer)
-
-    def _execute(self, job: Job) -> dict[str, Any]:
+    def _work_of(self, job: Job) -> Callable[[], Any]:
+        """What a job asks for, ready to be called."""
         if job.kind is JobKind.release:
-            for _, services in self._opened.values():
-                services.release()
-            return {}
+            return self._release
         run, services = self._open(job.run_path)
         recipe = recipe_in(run)
         if job.kind is JobKind.count_parts:
-            if run.is_complete(job.round, job.stage):
-                return {"count": 0, "missing": []}
-            count, missing = missing_parts(run, recipe, job.round, job.stage, services)
-            return {"count": count, "missing": missing}
+            return partial(_count_parts, run, recipe, job, services)
         services.begin(job.round, job.stage, job.part, attempt=job.attempt)
         self._last_progress = 0.0  # the beginning of a stage is reported
         if self._rank > 0:
-            execute_rank(run, recipe, job.round, job.stage, Path(cast(str, job.directory)), services)
-            return {}
+            return partial(_take_part, run, recipe, job, services)
         attempt = Attempt(
             token=job.token,
             progress=self._progress,
@@ -99,10 +87,13 @@ class Worker:
         )
         if job.kind is JobKind.part:
             part = cast(int, job.part)
-            outcome = execute_part(run, recipe, job.round, job.stage, part, attempt=attempt, services=services)
-        else:
-            outcome = execute_stage(run, recipe, job.round, job.stage, attempt=attempt, services=services)
-        return outcome.to_json()
+            return partial(execute_part, run, recipe, job.round, job.stage, part, attempt=attempt, services=services)
+        return partial(execute_stage, run, recipe, job.round, job.stage, attempt=attempt, services=services)
+
+    def _release(self) -> dict[str, Any]:
+        for _, services in self._opened.values():
+            services.release()
+        return {}
 
     def _open(self, run_path: str) -> tuple[RunDirectory, EngineServices]:
         if run_path not in self._opened:
@@ -128,6 +119,30 @@ class Worker:
     def _send(self, **message: Any) -> None:
         with self._sending:
             self._connection.send_bytes(encode(message))
+
+
+def _count_parts(run: RunDirectory, recipe: Recipe, job: Job, services: EngineServices) -> dict[str, Any]:
+    if run.is_complete(job.round, job.stage):
+        return {"count": 0, "missing": []}
+    count, missing = missing_parts(run, recipe, job.round, job.stage, services)
+    return {"count": count, "missing": missing}
+
+
+def _take_part(run: RunDirectory, recipe: Recipe, job: Job, services: EngineServices) -> None:
+    """Be a rank above 0 of an update: same reads, same collective calls; rank 0 writes the same rows into the record.
+
+    A sharded checkpoint puts this rank's files where rank 0 writes the stage.
+    """
+    from crl.audit.again import make
+
+    make(run, recipe, job.round, job.stage, services, directory=Path(cast(str, job.directory)))
+
+
+def _failure(job: Job, error: BaseException) -> dict[str, Any]:
+    where = f"round {job.round}, stage {job.stage}" + ("" if job.part is None else f", part {job.part}")
+    failure = failure_of(error, where)
+    payload = failure.error.payload()
+    return {"type": "error", "error": payload, "traceback": failure.traceback, "fatal": failure.fatal}
 
 
 def main() -> None:

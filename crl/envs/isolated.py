@@ -28,13 +28,11 @@ import psutil
 from crl.config import EnvironmentConfig
 from crl.envs.isolated_child import LARGEST_ANSWER, PROGRAM
 from crl.errors import BadInput, from_payload
-from crl.protocols import Start, Step
+from crl.protocols import ABILITIES, Start, Step
 from crl.run.guardian import guard
 
 START_SECONDS = 600.0
 """Longest time until an instance is made: the first one imports its packages and reads its data."""
-_ALSO = ("truth", "lesson", "content", "why", "difficulty")
-"""What an instance may also know (protocols `Judge`, `Instructive`, `Leveled`, `Explains`, `Graded`)."""
 
 
 class EnvironmentLost(Exception):
@@ -67,7 +65,7 @@ class ForkServer:
             "path": sys.path,
             "class": f"{found.__module__}:{found.__qualname__}",
             "config": config.model_dump(mode="json"),
-            "also": _ALSO,
+            "also": [ability.name for ability in ABILITIES if ability.crosses],
         }
         self._environ = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
         self._process: subprocess.Popen[bytes] | None = None

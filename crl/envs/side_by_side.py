@@ -20,15 +20,11 @@ from typing import Any
 
 from crl.errors import CrlError
 from crl.faults import Fault, close
-from crl.protocols import Environment, Start, Step, StopReason
-
-_OF_ALL = ("truth", "lesson", "practice")
-_OF_A_SLOT = ("content", "hint", "why", "difficulty")
-"""What an environment may also know (protocols `Judge`, `Instructive`, `Teacher`, `Leveled`, `Explains`, `Graded`)."""
+from crl.protocols import Environment, Start, Step, StopReason, hand_on
 
 
 class SideBySide:
-    """A wave over one instance per slot (protocol `Environment`, and whatever else the instances know)."""
+    """A wave over one instance per slot (protocol `Environment`, and the abilities of these)."""
 
     steps_together = True
     """One call for all slots (`crl.rollout.environments`): what breaks one of them is its own."""
@@ -54,12 +50,12 @@ class SideBySide:
         self._places = threading.Semaphore(workers)
         self._closing = closing
         self._instances: list[Environment] = [make()]
-        for name in _OF_ALL:
-            if hasattr(self._instances[0], name):
-                setattr(self, name, getattr(self._instances[0], name))
-        for name in _OF_A_SLOT:
-            if hasattr(self._instances[0], name):
-                setattr(self, name, partial(self._ask, name))
+        first = self._instances[0]
+        hand_on(
+            self,
+            first,
+            lambda ability: partial(self._ask, ability.name) if ability.of_slot else getattr(first, ability.name),
+        )
         self._abandoned: set[int] = set()
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:

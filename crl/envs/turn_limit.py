@@ -11,25 +11,23 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from crl.envs.endings import ENDINGS, ended
-from crl.protocols import Environment, Start, Step, StopReason, Teacher
-
-_SAME = ("truth", "lesson", "hint", "content", "why", "difficulty", "steps_together", "steps_apart")
-"""What an environment may also say (protocols `Judge`, `Instructive`, `Teacher`, `Leveled`, `Explains`, `Graded`; how a
-wave of it is stepped), limit or not."""
+from crl.protocols import Environment, Start, Step, StopReason, Teacher, hand_on
 
 
 class TurnLimit:
-    """A wave of another environment in which no episode has more than `limit` turns (protocol `Environment`, and
-    whatever else the environment knows)."""
+    """A wave of another environment in which no episode has more than `limit` turns (protocol `Environment`, and the
+    abilities of that one)."""
 
     def __init__(self, environment: Environment, limit: int) -> None:
         self._environment, self._limit = environment, limit
         self._turns: list[int] = []
-        for name in _SAME:
-            if hasattr(environment, name):
-                setattr(self, name, getattr(environment, name))
-        if hasattr(environment, "practice"):
-            self.practice = self._practice
+        self.steps_together = getattr(environment, "steps_together", False)
+        self.steps_apart = getattr(environment, "steps_apart", False)
+        hand_on(
+            self,
+            environment,
+            lambda ability: self._practice if ability.name == "practice" else getattr(environment, ability.name),
+        )
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""

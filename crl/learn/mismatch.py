@@ -3,7 +3,7 @@
 Three policies meet in an update. The **sampler** drew the tokens; its log-probabilities were stored then
 (`behavior_BT`). The **proximal** policy is the trainer's own before the step: what the forward pass of the update
 computes, as every batch takes one step. The **current** policy is the one that is differentiated. All three are over
-the same ids, those that are tokens (`crl.policies.vocabulary`): a ratio is that of one id's probability among them.
+the same ids, those that are tokens (`crl.config.vocabulary`): a ratio is that of one id's probability among them.
 
 Without a correction the ratio of an objective is current / sampler, and the clip bounds drift and mismatch together.
 With one, the ratio is current / proximal, and each token's term of the objective is multiplied by a constant weight

@@ -85,7 +85,7 @@ def _store(rank: int, size: int) -> Any:
         raise NotDeepSpeed(
             f"WORLD_SIZE is {size} but {', '.join(missing)} is not set",
             expected=f"{STORE_VARIABLE} for ranks on one machine, or an endpoint for several",
-            next_step="start the ranks as an engine does (crl/engine/ranks.py)",
+            next_step="start the ranks as an engine does (crl/engine/launch.py)",
         )
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     alone = os.environ.get("LOCAL_WORLD_SIZE") == str(size)

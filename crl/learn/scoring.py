@@ -22,10 +22,10 @@ from torch import nn
 
 from crl.config import LoraConfig, RoleConfig
 from crl.config.models import EveryLayerOnce, pretrained
+from crl.config.vocabulary import absent_of, hide
 from crl.errors import BadInput, RecordDamaged, StageFailed
 from crl.learn.batches import MicroBatch
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
-from crl.policies.vocabulary import absent_of, hide
 
 _ROWS = 32
 """Rows of logits that are in work at one time, at least."""
@@ -53,7 +53,7 @@ def head_only_at(model: Any, chosen: torch.Tensor) -> Iterator[None]:
 
 class ScoredModel(nn.Module):
     """A causal language model whose forward pass returns log-probabilities of given targets, among the ids that are
-    tokens: one of :func:`load_trainable` says which are not (`absent`, :mod:`crl.policies.vocabulary`).
+    tokens: one of :func:`load_trainable` says which are not (`absent`, :mod:`crl.config.vocabulary`).
 
     It stays in evaluation mode: a ratio of old and new probabilities means nothing when neurons drop out at random, or
     experts are chosen with noise.
@@ -210,7 +210,7 @@ def load_trainable(
 
     With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
     random part comes from `seed` (it changes nothing until it is trained). Its `absent` are the ids that are no tokens
-    (:mod:`crl.policies.vocabulary`; None: there are none). `source` is the configured name of the
+    (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of the
     model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
     a model, RecordDamaged where weights are missing.
     """
@@ -242,7 +242,8 @@ def load_trainable(
             next_step="`crl verify` names the damaged file and the command that mends it.",
         )
     model.eval()
-    model.absent = absent_of(model_path, model.config)
+    absent = absent_of(model_path, model.config)
+    model.absent = torch.tensor(absent) if absent else None
     if gradient_checkpointing:
         if lora is not None:
             # The frozen embeddings give no gradient, and a checkpointed segment needs an input that has one.

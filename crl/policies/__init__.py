@@ -58,15 +58,15 @@ def load_chat(
     `role`, raises BadInput where the model does not attend to all of it.
     """
     if source.name.startswith(ENDPOINT):
-        from crl.policies.endpoint_chat import EndpointChat
+        from crl.policies.endpoint import EndpointChat
 
         return EndpointChat()
     name_accelerator()
     from transformers import AutoConfig
 
     from crl.config.models import pretrained
+    from crl.config.vocabulary import load_tokenizer, rows_of_model
     from crl.policies.chat import ChatFormat
-    from crl.policies.vocabulary import load_tokenizer, rows_of_model
 
     config = pretrained(AutoConfig, source.path, source.name)
     if context is not None:

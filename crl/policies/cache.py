@@ -28,7 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from crl.config.models import EveryLayerOnce, check_plain
-from crl.policies.limits import row_slots
+from crl.policies.machine import row_slots
 
 ATTENTION = "crl_rows"
 """Name of this attention among transformers' implementations."""

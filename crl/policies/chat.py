@@ -17,7 +17,7 @@ Leading and trailing white space that a template would strip from a message is k
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import groupby
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from crl.errors import BadInput
 from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
-from crl.policies.long_chat import long_texts
 from crl.policies.turn import StopStrings
 from crl.protocols import Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts
@@ -33,6 +32,21 @@ from crl.text.answers import THOUGHT_TAG, after_thoughts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_SCREEN = (
+    "╔═══════════╗   Dlvl:1  $:0  HP:14(14)\n"
+    "║...........+###   @ stands south-east of the fountain {\n"
+    "║..<....d...║  #\t\t\x1b[1mYou see here:\x1b[0m a +0 dagger (weapon in hand)\n"
+    "╚═══|-|═════╝  ##########      ^^^\n\n\n"
+)
+_PAGE = (
+    "Search results (page 3 of 17) [Back to Search]: www.example.org/a?b=1&c=%20 <b>Rückgabe</b> … 12,345.67 € – "
+    "“São Paulo”, Ελλάδα, Москва, 北京市の天気, العربية, हिन्दी, 🙂👩‍🚀, x² ≠ ½, naïve café, A\u00a0B, zero\u200bwidth\n"
+)
+_CODE = (
+    "```python\r\ndef f(x):\r\n        return {'a': [x, *range(10)], \"b\": None}  # TODO\r\n```\n"
+    "$ ls -l | grep '*.py'\n"
+    '{"name": "search", "arguments": {"query": "a\\nb", "k": 5}}\n'
+)
 _NO_THOUGHT = "\n</think>\n\n"
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
@@ -223,7 +237,7 @@ class ChatFormat:
         all of them have a row in the model."""
         short = ["A rule.", "A question.\nIn two lines.", "An answer.", "A question.\nIn two lines."]
         used = set(self.end_ids)
-        for texts in (short, long_texts(len(short), partial(self._ids.control.sub, ""))):
+        for texts in (short, _long_texts(len(short), partial(self._ids.control.sub, ""))):
             roles = ("system", "user", "assistant", "user")
             messages = self._as_shown(
                 [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
@@ -287,3 +301,19 @@ def _settle(tokenizer: PreTrainedTokenizerFast) -> None:
     backend.no_padding()
     if getattr(backend.model, "dropout", None):
         backend.model.dropout = None
+
+
+def _long_texts(number: int, without: Callable[[str], str]) -> list[str]:
+    """So many texts for the turns of a chat as environments write them, long and with unusual characters.
+
+    Each has some 4,000 characters, and no white space around it.
+
+    `without` takes out what would be control tokens.
+    """
+    parts = [
+        "".join(f"{turn}. {part}" for turn in range(first, first + 4) for part in (_SCREEN, _PAGE, _CODE))
+        + "-" * 300
+        + "aAbB" * 100
+        for first in range(number)
+    ]
+    return [without(f"Turn {index}. {part}THE KEY IS UNDER THE MAT.").strip() for index, part in enumerate(parts)]

@@ -1,14 +1,15 @@
 """A model behind an OpenAI-compatible endpoint (protocol `LoadedPolicy`): `POST /chat/completions`, one per turn.
 
 For roles that are not trained: log-probabilities are 0 throughout, and nothing divides by them. A row is kept as code
-points (`endpoint_chat.py`). A seed is sent along, unless the engine leaves it out; whether the same one gives the same
-answer is the endpoint's affair.
+points: a text is the numbers of its characters, and numbers beyond Unicode stand for the beginning of a message and the
+end of an answer, so that no text can be taken for one of them. A seed is sent along, unless the engine leaves it out;
+whether the same one gives the same answer is the endpoint's affair.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,19 @@ from crl.config.engines import ServerConfig
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput, EngineDied, PromptTooLong
 from crl.paths import quoted
-from crl.policies.endpoint_chat import EndpointChat, messages_of
 from crl.policies.served import SentWhole
 from crl.policies.serving import Client, key_of
-from crl.protocols import Answers, Sampled, StopReason
+from crl.protocols import Answers, Sampled, StopReason, Tool
 from crl.text.unicode import valid_text
 
 _TRIES = 5
 """Requests before a busy endpoint counts as gone; the pauses between them are 15 seconds."""
+_FIRST = 0x110000
+"""One beyond the last code point."""
+_ROLES = {"system": _FIRST, "user": _FIRST + 1, "assistant": _FIRST + 2}
+_NAMES = {number: role for role, number in _ROLES.items()}
+_END = _FIRST + 3
+"""Ends an answer."""
 
 
 def check_endpoint(role: str, server: ServerConfig) -> None:
@@ -129,3 +135,38 @@ class EndpointSession(SentWhole):
             ) from None
         ids = [ord(character) for character in text] if cut else EndpointChat().answer(text)
         return Sampled(ids, [0.0] * len(ids), StopReason.length if cut else StopReason.end_of_turn)
+
+
+class EndpointChat:
+    """Implements `crl.protocols.Chat`."""
+
+    opens_thought = False
+    takes_tools = False
+
+    def opening(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Tool] = ()) -> list[int]:
+        """The messages, and the beginning of the assistant's."""
+        written = [index for each in messages for index in (_ROLES[each["role"]], *map(ord, each["content"]))]
+        return [*written, _ROLES["assistant"]]
+
+    def reply(self, text: str, *, ended: bool) -> list[int]:
+        """The end of an answer (unless `ended`), the user's text, and the beginning of the next answer."""
+        return [*([] if ended else [_END]), _ROLES["user"], *map(ord, text), _ROLES["assistant"]]
+
+    def answer(self, text: str) -> list[int]:
+        """What an answer of this text is."""
+        return [*map(ord, text), _END]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text, without what stands between messages."""
+        return "".join(chr(index) for index in token_ids if index < _FIRST)
+
+
+def messages_of(token_ids: Sequence[int]) -> list[dict[str, str]]:
+    """The messages of a row that waits for an answer: the inverse of what :class:`EndpointChat` writes."""
+    messages: list[dict[str, str]] = []
+    for index in token_ids:
+        if index in _NAMES:
+            messages.append({"role": _NAMES[index], "content": ""})
+        elif index != _END:
+            messages[-1]["content"] += chr(index)
+    return messages[:-1]

@@ -6,21 +6,31 @@ merged into the base. It never downloads; `crl/policies/sources.py` does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from crl.config import RoleConfig
 from crl.config.models import check_attention, pretrained
+from crl.config.vocabulary import absent_ids, load_tokenizer, rows_of_model
 from crl.errors import RecordDamaged
-from crl.policies.adapters import additions
 from crl.policies.cache import ATTENTION
 from crl.policies.chat import ChatFormat
-from crl.policies.precision import computed
+from crl.policies.machine import computed
 from crl.policies.session import BatchSession
-from crl.policies.vocabulary import absent_ids, as_indices, load_tokenizer, rows_of_model
+
+_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+_PLAIN = {"peft_type": "LORA", "bias": "none"}
+_ANY = {
+    "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_alpha", "lora_dropout", "megatron_core",
+    "peft_version", "qalora_group_size", "r", "revision", "target_modules", "task_type",
+}  # fmt: skip
+"""Settings that say nothing of what is added to a module beside A, B and one scale. Any other has to be off."""
 
 
 class LanguagePolicy:
@@ -57,7 +67,8 @@ class LanguagePolicy:
         self.tokenizer = tokenizer
         rows = rows_of_model(model.config)
         self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn, rows=rows)
-        self.absent = as_indices(absent_ids(tokenizer, rows))
+        absent = absent_ids(tokenizer, rows)
+        self.absent = torch.tensor(absent) if absent else None
         self.context = context
         self.end_ids = end_ids(model.generation_config, tokenizer, self.chat)
 
@@ -74,7 +85,7 @@ class LanguagePolicy:
         """Read weights into the living model: the numbers that loading it again would give, without the time.
 
         Returns False, and changes nothing, where they are not in one file that holds exactly this model's tensors
-        (several files, another shape), or are an adapter of another kind than `adapters.additions` reads. Sessions that
+        (several files, another shape), or are an adapter of another kind than `_additions` reads. Sessions that
         are open may not be used any more.
         """
         adapted = (directory / "adapter_config.json").is_file()
@@ -87,7 +98,7 @@ class LanguagePolicy:
         own = dict(self.model.named_parameters())
         if {name: tensor.shape for name, tensor in tensors.items()} != {name: own[name].shape for name in own}:
             return False
-        added = additions(directory, tensors) if adapted else {}
+        added = _additions(directory, tensors) if adapted else {}
         if added is None:
             return False
         for name, parameter in own.items():
@@ -206,3 +217,33 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             next_step="`crl verify` names the damaged file and the command that mends it.",
         )
     return model
+
+
+def _additions(adapter: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, Callable[[], torch.Tensor]] | None:
+    """What makes the float32 matrix that a LoRA adapter adds to each weight, by the weight's name, as peft merges it.
+
+    Without a peft model: W + (alpha / r) B A (Hu et al. 2021, arXiv 2106.09685, section 4.1).
+
+    None where the adapter is not plain LoRA of modules that have a tensor of their own among `weights`: of a head that
+    is tied to the embeddings, for instance.
+    """
+    config = json.loads((adapter / "adapter_config.json").read_text("utf-8"))
+    file = adapter / "adapter_model.safetensors"
+    if not file.is_file() or not _is_plain(config):
+        return None
+    tensors = load_file(file)
+    modules = [name.removeprefix(_PREFIX).removesuffix(_A) for name in tensors if name.endswith(_A)]
+    halves = {f"{module}.weight": tuple(f"{_PREFIX}{module}{half}" for half in (_A, _B)) for module in modules}
+    if {name for both in halves.values() for name in both} != tensors.keys() or not halves.keys() <= weights.keys():
+        return None
+    scale = config["lora_alpha"] / config["r"]
+    return {name: partial(_product, tensors[a], tensors[b], scale) for name, (a, b) in halves.items()}
+
+
+def _is_plain(config: Mapping[str, Any]) -> bool:
+    return all(value == _PLAIN[key] if key in _PLAIN else not value for key, value in config.items() if key not in _ANY)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    # Clones: the last digits of a product can depend on where a file's mapping begins.
+    return b.float().clone() @ a.float().clone() * scale

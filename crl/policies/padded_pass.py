@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from crl.policies.cache import Piece, RowCache, hiding
-from crl.policies.limits import PASS_TOKENS
+from crl.policies.machine import PASS_TOKENS
 
 _CALL = 1024
 """Padded queries that cost as much as one more call in every layer."""

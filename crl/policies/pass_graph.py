@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from crl.policies.cache import RowCache, pass_logits
-from crl.policies.limits import PASS_TOKENS
+from crl.policies.machine import PASS_TOKENS
 from crl.policies.padded_pass import RowAttention
 
 _LOG = logging.getLogger(__name__)

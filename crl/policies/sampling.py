@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import torch
 
 from crl.config import SamplingConfig
-from crl.policies.vocabulary import hide
+from crl.config.vocabulary import hide
 
 
 def scaled_logprobs(logits: torch.Tensor, temperature: float, absent: torch.Tensor | None = None) -> torch.Tensor:
     """log softmax(logits / temperature) over the last axis, in float32: the behavior distribution.
 
-    `absent`: ids that are no tokens, whose probability is 0 (:mod:`crl.policies.vocabulary`).
+    `absent`: ids that are no tokens, whose probability is 0 (:mod:`crl.config.vocabulary`).
     """
     return torch.log_softmax(hide(logits.float() / temperature, absent), dim=-1)
 

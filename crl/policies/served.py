@@ -133,7 +133,7 @@ class ServedSession(SentWhole):
             seeds: seed of each row, from which those of its requests follow.
             failed: told of an answer that did not come or cannot be; the error that is raised in its place.
             stops: what finds stop strings (`ChatFormat.stops`).
-            absent: ids that are no tokens and must not be drawn (:mod:`crl.policies.vocabulary`).
+            absent: ids that are no tokens and must not be drawn (:mod:`crl.config.vocabulary`).
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.

@@ -1,26 +1,22 @@
-"""What an experiment will need: memory of its processes, disk of a run, work of a round, from the config alone.
+"""What an experiment will need: memory of its processes, disk of a run, from the config alone.
 
 Made to refuse a run before it starts rather than after an hour: nothing is loaded, a checkpoint's `config.json` is all
-that is read. The formulas are in `shapes`, `memory` and `work`; here they are put together as the engine does it
+that is read. The formulas are in `shapes` and `memory`; here they are put together as the engine does it
 (`crl/engine/services.py`: which models are held at the same time).
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import tempfile
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from crl.config import Experiment, Method, RoundOutputs
-from crl.policies.determinism import gpu_count
+from crl.config import Experiment, Method
 from crl.policies.embedder_sources import EMBEDDERS
-from crl.policies.limits import all_stay
-from crl.policies.pace import Pace, pace_of
-from crl.policies.precision import computed
+from crl.policies.machine import all_stay, computed, gpu_count
 from crl.preflight.memory import (
     FLOAT32,
     PROCESS,
@@ -31,11 +27,8 @@ from crl.preflight.memory import (
     sampling_memory,
     update_memory,
 )
-from crl.preflight.parts import collecting_parts
 from crl.preflight.placement import EnginePlace, engines_by_gpu, served
-from crl.preflight.shapes import ModelShape, config_file, shape_of
-from crl.preflight.work import Work, longest, work_of
-from crl.rounds.lengths import Lengths
+from crl.preflight.shapes import ModelShape, shape_of
 from crl.run.files import require_free, same_disk
 
 _TOKEN_ROW = 18
@@ -67,8 +60,6 @@ class Estimate:
     """By role."""
     updates: Mapping[str, UpdateMemory] = field(default_factory=dict)
     """Of one rank, by the role that owns the weights."""
-    work: Mapping[str, Work] = field(default_factory=dict)
-    """Of a round of full contexts, by role."""
     servers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What the server that an engine starts for a role holds: on the GPU where there is one."""
     handed_over: Mapping[Path, int] = field(default_factory=dict)
@@ -82,14 +73,14 @@ class Estimate:
 
 
 def estimate(experiment: Experiment) -> Estimate:
-    """Memory, disk and work of an experiment."""
+    """Memory and disk of an experiment, with full contexts."""
     from crl.rounds.recipe import recipe_of
 
     method, recipe = experiment.method, recipe_of(experiment.method)
     compares = any(objective.reference for objective in recipe.objectives.values())
     embedder, reading = method.recipe.embedder(), 0
-    outputs = outputs_of(method)
-    round_bytes = _TOKEN_ROW * sum(method.role(name).context * each.sampled for name, each in outputs.items())
+    outputs = method.recipe.outputs(method)
+    round_bytes = _TOKEN_ROW * sum(method.role(name).context * count for name, count in outputs.items())
     shapes = {name: shape_of(method.role(name).model) for name in method.recipe.roles()}
     unknown = {method.role(name).model for name, shape in shapes.items() if shape is None}
     if embedder is not None and embedder.name not in EMBEDDERS:
@@ -101,17 +92,14 @@ def estimate(experiment: Experiment) -> Estimate:
     known = {name: shape for name, shape in shapes.items() if shape is not None}
     sampling: dict[str, SamplingMemory] = {}
     updates: dict[str, UpdateMemory] = {}
-    work: dict[str, Work] = {}
     on_gpu = gpu_count() > 0
     for name, shape in known.items():
-        role, rows = computed(method.role(name)), _rows(method, name, outputs[name])
-        new = _new_tokens(method, name)
+        role, rows = computed(method.role(name)), _rows(method, name)
         sampling[name] = sampling_memory(shape, role, rows, nucleus=_nucleus(method, name), on_gpu=on_gpu)
         owner = method.owner(name)
         if owner in method.trained():
-            made = update_memory(shape, role, new, compares=compares)
+            made = update_memory(shape, role, _new_tokens(method, name), compares=compares)
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
-        work[name] = _work(experiment, name, shape, longest(role, new))
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
     kept = max(experiment.runtime.keep_checkpoints, recipe.reach())
@@ -144,79 +132,9 @@ def estimate(experiment: Experiment) -> Estimate:
         kept_every_bytes=sum(written.values()) // every if every else 0,
         sampling=sampling,
         updates=updates,
-        work=work,
         servers=servers,
         handed_over=_by_folder(experiment, handed),
     )
-
-
-def typical_work(experiment: Experiment) -> dict[str, Work]:
-    """Work of a round by role, from what the recipe finds in a few games, which takes seconds.
-
-    Empty where the recipe does not look, or where a model is not on this machine. Raises BadInput as `Recipe.typical`.
-    """
-    from crl.rounds.recipe import recipe_of
-
-    method, made = experiment.method, dict[str, Work]()
-    if any(config_file(method.role(name).model) is None for name in method.recipe.roles()):
-        return made
-    for name, lengths in recipe_of(method).typical(method).items():
-        shape = shape_of(method.role(name).model)
-        if shape is not None:
-            made[name] = _work(experiment, name, shape, lengths)
-    return made
-
-
-def _work(experiment: Experiment, name: str, shape: ModelShape, lengths: Lengths) -> Work:
-    method, runtime = experiment.method, experiment.runtime
-    outputs = outputs_of(method)[name]
-    return work_of(
-        shape,
-        computed(method.role(name)),
-        lengths,
-        outputs,
-        rows=_rows(method, name, outputs),
-        evaluated=evaluated_of(method, name),
-        shared=(min(runtime.shards, collecting_parts(method)), runtime.engine_gpus),
-    )
-
-
-def paces_of(experiment: Experiment) -> dict[str, Pace]:
-    """What this machine reaches with the model of each role of the recipe, measured in some seconds per role.
-
-    A role whose model is unknown, or another machine's (`endpoint:`), takes no time here.
-    """
-    method = experiment.method
-    paces = {name: Pace("", math.inf, math.inf, math.inf) for name in method.recipe.roles()}
-    for name, outputs in outputs_of(method).items():
-        role, shape = computed(method.role(name)), shape_of(method.role(name).model)
-        if shape is not None and shape.layers:
-            rows = max(1, min(outputs.sampled, _rows(method, name, outputs)))
-            paces[name] = pace_of(
-                role,
-                shape.widths,
-                layers=shape.layers,
-                rows=rows,
-                threads=min(method.threads, os.cpu_count() or 1),
-                learns=outputs.trained > 0,
-            )
-    return paces
-
-
-def outputs_of(method: Method) -> dict[str, RoundOutputs]:
-    """What each role of the recipe does in a round, at most; nothing is learned of one whose weights stay."""
-    trained = method.trained()
-    return {
-        name: each if method.owner(name) in trained else replace(each, trained=0)
-        for name, each in method.recipe.outputs(method).items()
-    }
-
-
-def evaluated_of(method: Method, role: str) -> tuple[int, int]:
-    """(episodes that a role plays in one evaluation, rounds from one to the next); (0, 0): it plays in none."""
-    if not method.evaluation.every or not method.recipe.roles()[role].multi_turn:
-        return 0, 0
-    return method.held_out_episodes, method.evaluation.every
 
 
 def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
@@ -273,7 +191,7 @@ def gigabytes(count: int) -> str:
 
 def _servers(experiment: Experiment, handed: Mapping[str, int], *, on_gpu: bool) -> dict[str, dict[str, int]]:
     """What each server that an engine starts holds, by its parts; on a GPU its share, which it takes at once."""
-    from crl.policies.rates import device_bytes
+    from crl.policies.machine import device_bytes
 
     made = {}
     for name, server in served(experiment).items():
@@ -371,10 +289,10 @@ def _new_tokens(method: Method, role: str) -> int:
     )
 
 
-def _rows(method: Method, role: str, outputs: RoundOutputs) -> int:
+def _rows(method: Method, role: str) -> int:
     """Rows that a role samples side by side: what its recipe says, or a wave, or what `rollout.batch` lets in."""
-    if outputs.rows is not None:
-        return outputs.rows
+    if (batch := method.recipe.roles()[role].batch) is not None:
+        return batch
     groups = min(method.rollout.wave_groups, sum(family.groups for family in method.families))
     return min(groups * max(map(method.group_size, method.families)), method.rollout.batch or 2**31)
 

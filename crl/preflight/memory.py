@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 
 from crl.config import RoleConfig
-from crl.policies.limits import PASS_TOKENS, row_slots
+from crl.policies.machine import PASS_TOKENS, row_slots
 from crl.preflight.shapes import ModelShape
 
 FLOAT32, FLOAT16 = 4, 2

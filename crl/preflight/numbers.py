@@ -93,7 +93,7 @@ def check_ranks(ranks: int, where: str, next_step: str = _ALLOW) -> None:
     """Raise BadInput for more ranks than this machine has GPUs, or cores where it has none."""
     if ranks == 1:
         return
-    from crl.policies.determinism import gpu_count  # torch takes seconds to import
+    from crl.policies.machine import gpu_count  # torch takes seconds to import
 
     gpus = gpu_count()
     there = gpus or os.cpu_count() or 1

@@ -1,12 +1,13 @@
 """Where an experiment computes: the engines of its tracks, what samples and learns in each, and which share a GPU.
 
-As `crl/engine/track.py` and `crl/engine/devices.py` place them: the engines of a second track come behind those of the
+As `crl/engine/driver.py` and `crl/engine/pool.py` place them: the engines of a second track come behind those of the
 first, and devices are given out in turn, from the first again where there are too few. An update over several ranks
 has an engine of its own, with a rank on each device from that of its track's first shard on.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from crl.config import Experiment, Method
 from crl.config.engines import ServerConfig
 from crl.records import Weights
 from crl.rounds.stage import Recipe, Stage
+from crl.rounds.waves import together
 
 _LOOKED_AHEAD = 1000
 """Rounds in one of which a stage must be due to count."""
@@ -71,6 +73,15 @@ def due_stages(recipe: Recipe, method: Method) -> list[Stage]:
     """The stages of a recipe that are due in some round after the first."""
     rounds = range(1, _LOOKED_AHEAD + 1)
     return [stage for stage in recipe.stages if any(stage.due(method, number) for number in rounds)]
+
+
+def collecting_parts(method: Method) -> int:
+    """Waves of a round's games: the parts of `collect`. (Synthetic games have waves of their own.)"""
+    first_of = together(method)
+    groups: Counter[str] = Counter()
+    for family in method.families:
+        groups[first_of[family.name]] += family.groups
+    return sum(-(-count // method.rollout.wave_groups) for count in groups.values())
 
 
 def _tracks(experiment: Experiment) -> list[tuple[Set[str], Set[str]]]:

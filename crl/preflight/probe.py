@@ -32,7 +32,7 @@ from crl.run.guardian import PARENT
 
 _LOG = logging.getLogger(__name__)
 _LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy")
-_CODE = ("config/attention.py", "config/pretrained.py", "engine/probe.py", "learn", "policies")
+_CODE = ("config/models.py", "config/vocabulary.py", "engine/probe.py", "learn", "policies")
 """Files and folders of this package that the numbers follow from."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -126,7 +126,7 @@ def check_computed(path: Path, name: str, context: int) -> None:
 
 
 def _asked(method: Method, owner: str, *, trains: bool) -> _Asked:
-    from crl.policies.precision import computed
+    from crl.policies.machine import computed
 
     role = method.role(owner)
     source, sampled = resolve_model(role.model), not role.engine.SERVED
@@ -223,7 +223,7 @@ def _code() -> str:
     """The digest of this project's code that samples and updates."""
     root = Path(__file__).parents[1]
     named = [root / name for name in _CODE]
-    files = sorted(file for path in named for file in ([path] if path.is_file() else path.rglob("*.py")))
+    files = sorted(file for path in named for file in ([path] if path.suffix else path.rglob("*.py")))
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 

@@ -61,7 +61,7 @@ def _check_memory(experiment: Experiment, owner: str) -> None:
 
     Each engine starts one per role, also of roles that share weights. It is said at the last that has one.
     """
-    from crl.policies.determinism import gpu_count  # torch takes seconds to import
+    from crl.policies.machine import gpu_count  # torch takes seconds to import
 
     started = {name: each.memory_share for name, each in served(experiment).items() if each.address is None}
     if not (gpus := gpu_count()) or owner != experiment.method.owner([*started][-1]):

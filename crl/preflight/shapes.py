@@ -13,7 +13,7 @@ from pathlib import Path
 
 from crl.config import LoraConfig
 from crl.config.roles import ENDPOINT
-from crl.policies.pace import Widths
+from crl.policies.sources import HUB_ID, is_path, takes_preparing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,9 @@ class ModelShape:
         return self.query or self.hidden
 
     @property
-    def widths(self) -> Widths:
-        """The widths of one layer."""
-        return Widths(self.hidden, self.attention, self.key_value, self.intermediate)
-
-    @property
     def layer_parameters(self) -> int:
-        """Parameters of the matrices of one layer."""
-        return self.widths.parameters
+        """Parameters of the matrices of one layer: query, key, value, output; gate, up, down."""
+        return self.hidden * (2 * self.attention + 2 * self.key_value + 3 * self.intermediate)
 
     @property
     def matrix_parameters(self) -> int:
@@ -120,6 +115,21 @@ def shape_of(model: str) -> ModelShape | None:
         )
     except KeyError:
         return None
+
+
+def readiness(name: str) -> str:
+    """In words, of a name that was checked; nothing is loaded, prepared or downloaded.
+
+    A Hugging Face id that was downloaded in part counts as missing: the download goes on where it stopped.
+    """
+    if takes_preparing(name):
+        return "will be prepared on first use"
+    if is_path(name) or not HUB_ID.fullmatch(name):
+        return "ready"
+    config = config_file(name)
+    if config is not None and any(config.parent.glob("*.safetensors")):
+        return "ready"
+    return "not on this machine: will be downloaded from Hugging Face on first use"
 
 
 def _configs(model: str) -> Iterator[Path]:

@@ -8,7 +8,6 @@ is written: the round, what the next rounds read of it, and whether it fits the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from crl.config import Experiment
@@ -21,7 +20,6 @@ from crl.rounds.recipe import recipe_in, recipe_of
 from crl.rounds.stage import Recipe
 from crl.run.branch import Branch, check_name_is_free, make_branch
 from crl.run.directory import RunDirectory
-from crl.run.verify import require_intact
 
 
 def fork(
@@ -38,10 +36,10 @@ def fork(
     With `keep_rollouts` it has the parent's rollouts of the next round too (`kept_rollouts.py`). `also` may add to its
     directory before it becomes a run. Raises BadInput, before anything is written, for
     a name that is taken, a round that is not there or not complete, a method that the state of the round does not fit,
-    and one by which the rollouts would be others; RecordDamaged for a parent that is not intact.
+    and one by which the rollouts would be others. `fork_run` of
+    `crl/engine/targets.py` asks first whether the parent is intact.
     """
     branch = check_fork(parent, round_number, experiment, root, keep_rollouts=keep_rollouts)
-    require_intact(parent.path, from_rows=partial(recipe_in(parent).from_rows, parent.method))
     return make_branch(branch, experiment, root, also)
 
 

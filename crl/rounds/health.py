@@ -27,7 +27,7 @@ def mismatch_alarms_of(ctx: StageContext, figures: Mapping[str, float]) -> dict[
     """Alarms where sampler and trainer of a role disagree, with what is known here of the causes."""
 
     def causes(owner: str) -> list[str]:
-        from crl.policies.precision import computed
+        from crl.policies.machine import computed
 
         config = ctx.services.model_path(owner) / "config.json"
         return mismatch_causes(computed(ctx.method.role(owner)), json.loads(config.read_text(encoding="utf-8")))

@@ -17,7 +17,6 @@ from crl.config import Method
 from crl.errors import BadInput
 from crl.learn.terms import Objective
 from crl.records import BankSnapshot, Row, Weights
-from crl.rounds.lengths import Lengths
 
 R = TypeVar("R", bound=Row)
 
@@ -113,8 +112,6 @@ class Recipe:
     """The row types that the recipe brings, with their rules."""
     check_ready: Callable[[Method, Path], None] = lambda method, run_path: None
     """Raises BadInput for what only models, prompts or the run's directory can tell, before work starts."""
-    typical: Callable[[Method], Mapping[str, Lengths]] = lambda method: {}
-    """How long outputs will be, by role, where a few games without a model can tell; for estimates of time."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preparation", in_order(self.preparation))

@@ -239,6 +239,15 @@ def manifests(run_path: Path) -> dict[tuple[int, str], Manifest | RecordDamaged]
     return {(number, name): each for number in numbers for name, each in stage_manifests(run_path, number).items()}
 
 
+def stage_seconds(run_path: Path) -> dict[str, float]:
+    """How long each stage of the rounds after the first took when it last ran, in order."""
+    taken: dict[str, float] = {}
+    for (number, name), manifest in manifests(run_path).items():
+        if number and not isinstance(manifest, RecordDamaged):
+            taken[name] = float(manifest.provenance.get("seconds", 0.0))
+    return taken
+
+
 def _sequence(manifest: Manifest | RecordDamaged) -> float:
     try:
         return float("inf") if isinstance(manifest, RecordDamaged) else float(manifest.provenance["sequence"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
+from crl.audit.verify import Severity, verify
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.manifest import parse_key
-from crl.run.verify import Severity, verify
 from tests.tiny_run import digests
 
 Identity = tuple[str, int, int]

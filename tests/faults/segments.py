@@ -14,9 +14,9 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from crl.audit.verify import verify
 from crl.run.journal import Journal
 from crl.run.manifest import parse_key
-from crl.run.verify import verify
 from tests.faults.disks import small_disk
 from tests.faults.looking import Identity, check_journal, check_kept, identities
 from tests.faults.mishaps import BALLAST, EXCEPTION, HALT, Mishap

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from crl.audit.audit import problems_of
+from crl.audit.verify import Problem, Severity, require_intact, verify
 from crl.errors import RecordDamaged
 from crl.report.page import REPORT
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.manifest import Manifest
-from crl.run.verify import Problem, Severity, require_intact, verify
 from crl.trackers.subscriber import LEDGER
 from crl.trackers.tensorboard import FOLDER
 from tests.recipe_runs import OTHERS

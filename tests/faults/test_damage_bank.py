@@ -12,6 +12,7 @@ import pytest
 
 from crl.audit.audit import bank_problems, problems_of
 from crl.audit.mend import Mending, mend
+from crl.audit.verify import Problem, Severity, require_intact
 from crl.bank.segments import EMBEDDINGS, SEGMENTS
 from crl.engine.services import EngineServices
 from crl.errors import RecordDamaged
@@ -24,7 +25,6 @@ from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes
 from crl.run.lease import Lease
 from crl.run.manifest import MANIFEST, FileDigest, Manifest
-from crl.run.verify import Problem, Severity, require_intact
 from crl.run.writer import parquet_bytes
 from tests.marks import sampled
 from tests.tiny_run import ROUNDS, crl_here

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.verify import Severity, verify
 from crl.engine.driver import Driver
 from crl.errors import DiskFull
 from crl.run.directory import RunDirectory
-from crl.run.verify import Severity, verify
 from tests.faults.disks import fill, small_disk
 from tests.tiny_run import NAME, ROUNDS, crl, cut_back, digests, experiment, leftovers
 

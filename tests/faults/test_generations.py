@@ -16,8 +16,8 @@ import psutil
 import pytest
 import yaml
 
+from crl.audit.verify import verify
 from crl.run import guardian
-from crl.run.verify import verify
 from tests.faults.killing import MARK, WORKER, marked
 from tests.processes import PATIENCE_SECONDS, command_line, ended, environ, kill, wait_until
 from tests.study.studies import ARMS, NAME, fake, write
@@ -54,7 +54,7 @@ class Tree:
             return "command"
         if guardian.__file__ in words:
             return "guardian" if str(self.process.pid) in words else "guardian of the child"
-        if "crl.engine.ranks" in words:
+        if "crl.engine.launch" in words:
             return "launcher"
         if WORKER in words:
             return "engine" if rank is None else f"rank {rank}"

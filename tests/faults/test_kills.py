@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crl.run.verify import verify
+from crl.audit.verify import verify
 from tests.faults.killing import KilledRun, killed_run
 from tests.recipe_runs import OTHERS
 from tests.tiny_run import ROUNDS, digests, leftovers

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.verify import verify
 from crl.run.journal import Journal
 from crl.run.lease import LEASE, LeaseFile
-from crl.run.verify import verify
 from tests.faults.killing import workers_of
 from tests.faults.mishaps import Mishap
 from tests.processes import PATIENCE_SECONDS, wait_until

@@ -95,7 +95,7 @@ def workers(pids: list[int]) -> list[int]:
     for pid in pids:
         with contextlib.suppress(psutil.Error):
             words = psutil.Process(pid).cmdline()
-            if "crl.engine.worker" in words and "crl.engine.ranks" not in words:  # not the launcher
+            if "crl.engine.worker" in words and "crl.engine.launch" not in words:  # not the launcher
                 found.append(pid)
     return found
 

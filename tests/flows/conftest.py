@@ -25,7 +25,7 @@ def prefect_server() -> Iterator[None]:
     from prefect.server.api import server
     from prefect.testing.utilities import prefect_test_harness
 
-    from flows.temporary import patiently
+    from flows.command import patiently
 
     with _servers:
         with patiently(server):

@@ -12,8 +12,7 @@ from crl.errors import BadInput
 from crl.run import experiment_file
 from flows.compare import compare
 from flows.evaluate import evaluate
-from flows.resume import resume
-from flows.train import train
+from flows.train import resume, train
 from tests.study.studies import write
 from tests.tiny_run import ROOT
 from tests.unit.engine.harness import make_experiment

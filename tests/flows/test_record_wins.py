@@ -14,14 +14,13 @@ from prefect.client.schemas.filters import LogFilter
 from prefect.flow_engine import run_flow
 from prefect.states import AwaitingRetry, State
 
+from crl.audit.redo import set_aside
 from crl.engine.driver import Driver
 from crl.errors import DataCheckFailed, RunDirectoryUnusable
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from crl.run.redo import set_aside
 from flows.limits import ensure_limit
-from flows.resume import resume
-from flows.train import train
+from flows.train import resume, train
 from tests.processes import wait_until
 from tests.unit.engine.harness import digests, make_driver, make_experiment
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +35,12 @@ DEPLOYED: Parameters = {
     "overrides": {"method.recipe.bank.capacity": 40, "runtime.retries": 1},
 }
 """As somebody has filled in the form of the deployment."""
+
+NOTHING_LEFT: Any = SimpleNamespace(
+    set_target=lambda rounds, purpose: (1, rounds), next_round=lambda: 1, round_complete=lambda number: True,
+    visit=lambda numbers, run_round: None, run=SimpleNamespace(path="there"),
+)  # fmt: skip
+"""A driver that has nothing to do."""
 
 
 def as_json(value: Any) -> Parameters:
@@ -89,7 +97,8 @@ class Desk:
 def desk(prefect_server: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     with get_client(sync_client=True) as client:
         made = Desk(client)
-        monkeypatch.setattr(flows.train, "_train", lambda experiment, rounds: made.trained.append((experiment, rounds)))
+        monkeypatch.setattr(flows.train, "begun", lambda experiment, rounds: made.trained.append((experiment, rounds)))
+        monkeypatch.setattr(flows.train, "exclusive", lambda run, runtime: nullcontext(NOTHING_LEFT))
         yield made
         client.delete_deployment(made.deployment)
 

@@ -11,7 +11,7 @@ import pytest
 
 from crl.config import Runtime
 from crl.engine.jobs import Job, JobKind
-from crl.engine.spread import PartOrder, PartOutcome, Spread
+from crl.engine.parts import PartOrder, PartOutcome, Spread
 from crl.engine.supervisor import Cancelled
 from crl.errors import StageTimedOut
 from flows import shards

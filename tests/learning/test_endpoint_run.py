@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from crl.audit.verify import require_intact
 from crl.config.load import parse_experiment
 from crl.engine.driver import Driver
 from crl.engine.events import LogLine
 from crl.preflight import check_ready
 from crl.records import Episode, Generation, Operation, Weights
 from crl.run.directory import RunDirectory
-from crl.run.verify import require_intact
 from tests.fake_vllm import serving
 from tests.learning.harness import rows
 from tests.learning.test_token_exactness import EXPERIMENT

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import yaml
 
+from crl.audit.verify import require_intact
 from crl.config import RoleConfig, SamplingConfig
 from crl.config.engines import OpenAIEngine, ServerConfig, VllmEngine, interpreter
 from crl.config.load import parse_experiment
@@ -31,7 +32,6 @@ from crl.policies.serving import Client
 from crl.protocols import Sampled
 from crl.records import Generation
 from crl.run.directory import RunDirectory
-from crl.run.verify import require_intact
 from tests.faults.killing import MARK, marked
 from tests.learning.harness import rows
 from tests.learning.test_token_exactness import EXPERIMENT, compare, weights_by_digest

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.verify import require_intact, verify
 from crl.cli import main
 from crl.errors import OtherFormat
 from crl.records import RECORD_FORMAT, ROW_TYPES, schema_of
@@ -19,7 +20,6 @@ from crl.report.why import why
 from crl.run.directory import RunDirectory
 from crl.run.experiment_file import EXPERIMENT
 from crl.run.files import sha256_bytes
-from crl.run.verify import require_intact, verify
 from crl.transfer import PROVENANCE
 from crl.transfer.folder import read_folder, write_folder
 from crl.transfer.gather import gather

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from crl.audit.mend import mend
+from crl.audit.verify import verify
 from crl.bank.segments import load_embeddings
 from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
@@ -28,7 +29,6 @@ from crl.run.directory import RunDirectory
 from crl.run.files import machine_digest
 from crl.run.imports import IMPORTS, load_import
 from crl.run.lease import Lease
-from crl.run.verify import verify
 from crl.transfer import FORMATS, Format
 from crl.transfer.folder import read_folder, write_folder
 from crl.transfer.gather import Gathered, gather

@@ -318,8 +318,11 @@ def test_vectors_of_another_embedder_do_not_keep_a_bank_out(source: Source, tmp_
 def test_vectors_of_other_texts_are_not_believed(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def not_here(name: str) -> str:
+        raise BadInput(f"there is no embedder {name}")
+
     with monkeypatch.context() as elsewhere:  # where the embedder is not, nobody can tell before round 0
-        elsewhere.setattr("crl.transfer.take._check_vectors", lambda method, source: None)
+        elsewhere.setattr("crl.transfer.take.embedder_digest", not_here)
         taken(tmp_path, forged(source.bank()))
     with ScriptedRun(tmp_path, experiment("second")) as run:
         with pytest.raises(BadInput, match=r"vector of first-r0002-\S+ \(row 1\) is not that of its text"):

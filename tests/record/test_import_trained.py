@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.verify import verify
 from crl.records import BufferItem, Credit, Retrieval, rows_of
 from crl.report.bank import entries_after
 from crl.report.story import story_of
 from crl.report.why import why
 from crl.run.directory import RunDirectory
-from crl.run.verify import verify
 from tests.tiny_run import CONFIG, ROUNDS, crl, digests, options
 
 # With experience to begin with there is nothing to warm up, and a round is quick.

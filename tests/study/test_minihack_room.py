@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from crl.audit.verify import verify
 from crl.records import BankSnapshot, Evaluation, Generation, Metric, Sample, Weights
 from crl.run.directory import RunDirectory
-from crl.run.verify import verify
 from tests.learning.harness import rows
 from tests.tiny_run import ROOT, crl
 

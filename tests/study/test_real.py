@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.verify import verify
 from crl.lab.study.config import load_study
 from crl.report.views import query
-from crl.run.verify import verify
 from tests.tiny_run import ROOT, crl, digests
 
 STUDY = "conf/study/tiny.yaml"

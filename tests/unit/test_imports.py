@@ -25,14 +25,14 @@ FLOORS = (
         "crl.records",
         "crl.config",
         "crl.protocols",
-        "crl.abilities",
         "crl.text",
         "crl.faults",
     ),
     ("crl.run", "crl.checks"),
     ("crl.envs", "crl.policies", "crl.rollout", "crl.extractor", "crl.bank", "crl.credit", "crl.learn"),
     ("crl.rounds", "crl.recipes", "crl.worlds"),
-    ("crl.engine", "crl.report", "crl.preflight", "crl.audit"),
+    ("crl.audit",),
+    ("crl.engine", "crl.report", "crl.preflight"),
     ("crl.lab", "crl.transfer", "crl.trackers"),
     ("crl.cli", "crl.api", "crl"),
     ("crl.__main__",),
@@ -51,11 +51,9 @@ NEIGHBORS = {
     "crl.lab": {"crl.trackers"},
     "crl": {"crl.api"},
 }
-# The modules that may reach across their floor: an environment searches with the embedders and the index of banks; what
-# scores ids must leave out the same ones as what draws them.
+# The modules that may reach across their floor: an environment searches with the embedders and the index of banks.
 DOORS = {
     "crl.worlds.hotpotqa.search": {"crl.bank.index", "crl.policies.embedders"},
-    "crl.learn.scoring": {"crl.policies.vocabulary"},
     # To go with the next steps of this refactoring.
     "crl.envs.listing": {"crl.worlds.bridges.packages"},
     "crl.rounds.evaluate_again": {"crl.recipes.complementary.evaluate"},
@@ -186,9 +184,9 @@ def test_model_libraries_stay_in_policies_learn_and_engine() -> None:
     assert found == ["crl/cli/doctor.py"]
 
 
-def loaded_after(statement: str) -> set[str]:
-    """Which heavy modules are loaded after a statement, in a fresh interpreter."""
-    code = f"import sys\n{statement}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+def loaded_after(statement: str, names: tuple[str, ...] = HEAVY) -> set[str]:
+    """Which of these modules are loaded after a statement, in a fresh interpreter."""
+    code = f"import sys\n{statement}\nprint(*[name for name in {names!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split()) if done.stdout.strip() else set()
 
@@ -211,6 +209,10 @@ def test_credit_loads_no_model_library_not_even_through_others() -> None:
     modules = [module_of(path) for path in files("crl/credit")]
     assert "crl.credit.samples" in modules and "crl.credit.rules.outcome" in modules
     assert loaded_after(f"import {', '.join(modules)}") == set()
+
+
+def test_help_needs_no_library_of_data() -> None:
+    assert loaded_after(HELP.format(["--help"]), ("duckdb", "numpy", "pyarrow", "pydantic", "rich")) == set()
 
 
 def test_the_package_itself_loads_no_other_library() -> None:

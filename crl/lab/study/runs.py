@@ -172,12 +172,11 @@ def _prepare_forks(parent: PlannedRun, children: Children, on_event: Callable[[d
 
 
 def _fork(planned: PlannedRun, parent: PlannedRun) -> None:
-    from crl.engine.targets import begin_after
-    from crl.rounds.fork import fork
+    from crl.engine.targets import fork_run
     from crl.run.directory import RunDirectory
 
-    also = partial(begin_after, round_number=0, runtime=planned.experiment.runtime)
-    fork(RunDirectory.open(parent.path), 0, planned.experiment, planned.path.parent, also=also)
+    parent_run, experiment = RunDirectory.open(parent.path), planned.experiment
+    fork_run(parent_run, 0, experiment, planned.path.parent, runtime=experiment.runtime)
 
 
 def _advance(planned: PlannedRun, children: Children, on_event: Callable[[dict[str, Any]], None], rounds: int) -> None:
@@ -246,7 +245,7 @@ def prepare(runs: Sequence[PlannedRun], warm_starts: Sequence[Path], say: Callab
     """
     from crl.lab.warm.config import load_warm_start
     from crl.lab.warm.make import check_warm_start
-    from crl.policies.precision import replaced
+    from crl.policies.machine import replaced
     from crl.preflight import check_before_warm_starts, check_ready
     from crl.preflight.estimate import still_to_write
     from crl.run.files import require_free
@@ -292,9 +291,9 @@ def incomplete(failed: Mapping[str, CrlError], directory: Path) -> StudyIncomple
 def default_jobs(runs: Sequence[PlannedRun]) -> int:
     """As many runs at a time as the cores of this process hold, each with the threads of its method; one with a GPU,
     which all would share."""
-    from crl.policies.rates import device
+    from crl.policies.machine import gpu_count
 
-    if device().type == "cuda":
+    if gpu_count():
         return 1
     threads = max((run.experiment.method.threads for run in runs), default=1)
     return max(1, len(os.sched_getaffinity(0)) // threads if hasattr(os, "sched_getaffinity") else 1)

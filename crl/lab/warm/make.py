@@ -48,8 +48,7 @@ from crl.lab.warm.config import (
 )
 from crl.lab.warm.rows import WAVE
 from crl.lab.warm.words import parts_of, words_of
-from crl.policies.determinism import settle_torch
-from crl.policies.precision import computed, replaced
+from crl.policies.machine import computed, replaced, settle_torch
 from crl.policies.sources import check_model, directory_digest, name_accelerator, resolve_model, warm_directory
 from crl.preflight.numbers import check_ranks, check_threads
 from crl.preflight.probe import check_computed

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -29,7 +28,6 @@ from crl.config import (
     RecipeConfig,
     RetrievalConfig,
     RoleUse,
-    RoundOutputs,
     SelfDistillationConfig,
     SuppressConfig,
     TrialConfig,
@@ -113,26 +111,18 @@ class BankRecipeConfig(RecipeConfig):
         """An actor that plays; an extractor that writes one turn, wherever there is a bank."""
         uses = {ACTOR: RoleUse(trained=ACTOR in self.TRAINED, multi_turn=True)}
         if self.has_bank:
-            uses[EXTRACTOR] = RoleUse(trained=EXTRACTOR in self.TRAINED)
+            uses[EXTRACTOR] = RoleUse(trained=EXTRACTOR in self.TRAINED, batch=self.distill.batch)
         return uses
 
-    def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
+    def outputs(self, method: Method) -> Mapping[str, int]:
         """An output of each role per episode, and the games in which new notes are tried."""
         found = dict(super().outputs(method))
-        if self.has_bank:
-            found[EXTRACTOR] = replace(found[EXTRACTOR], rows=self.distill.batch)
         if self.trial is not None and self.has_bank:
-            played = found[ACTOR].sampled
             for family in method.families:
                 written = family.groups * method.group_size(family) * self.distill.max_operations
                 notes = written if self.trial.notes is None else min(written, self.trial.notes)
-                played += (notes + 1) * self.trial.layouts
-            found[ACTOR] = replace(found[ACTOR], sampled=played)
+                found[ACTOR] += (notes + 1) * self.trial.layouts
         return found
-
-    def evaluated_arms(self) -> int:
-        """Without the bank, and with it where there is one."""
-        return 2 if self.has_bank else 1
 
     def prompts(self) -> frozenset[str]:
         """One for playing, and with a bank those of the extractor; `critic` where the actor judges."""

@@ -25,7 +25,6 @@ from crl.recipes.complementary import (
     health,
     initialize,
     judge,
-    lengths,
     plan,
     ready,
     trial,
@@ -310,7 +309,6 @@ def build(method: Method) -> Recipe:
         trains=frozenset(method.trained()),
         objectives=objectives(config.actor_objective, config.extractor_objective),
         check_ready=ready.check_ready,
-        typical=lengths.typical_lengths,
     )
 
 

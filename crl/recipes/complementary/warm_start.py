@@ -88,7 +88,7 @@ def _train(
 ) -> None:
     # It brings torch, which whoever only wants to know the stages of a recipe should not wait for.
     from crl.learn.warm_start import run_warm_start
-    from crl.policies.precision import computed
+    from crl.policies.machine import computed
 
     start = config_of(ctx.method).warm_start
     assert start is not None

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, RoundOutputs, SeedRange
+from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, SeedRange
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
 from crl.rounds.impossible import refused, unbounded, unread_settings, whole_reference
@@ -198,12 +198,13 @@ class DreamGymConfig(RecipeConfig):
 
     def roles(self) -> Mapping[str, RoleUse]:
         """An actor that plays, an experience model that answers it, perhaps a teacher that explains transitions."""
-        uses = {ACTOR: RoleUse(multi_turn=True), EXPERIENCE: RoleUse()}
+        batch = self.predict.batch
+        uses = {ACTOR: RoleUse(multi_turn=True), EXPERIENCE: RoleUse(batch=batch)}
         if self.fit.reasoning == "teacher":
-            uses[TEACHER] = RoleUse(trained=False)
+            uses[TEACHER] = RoleUse(trained=False, batch=batch)
         return uses
 
-    def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
+    def outputs(self, method: Method) -> Mapping[str, int]:
         """Of a round with a fit: the episodes of the actor, real ones to fit on included, and a prediction per turn of
         those that are synthetic and per transition that is held out. Tasks that a model varies are left out."""
         writes = max(1, method.role(ACTOR).sampling.max_new_tokens)
@@ -212,12 +213,11 @@ class DreamGymConfig(RecipeConfig):
         predicted = turns * sum(
             self.synthetic_groups(family.groups, 1) * method.group_size(family) for family in method.families
         )
-        fitted, batch = self.fit.epochs * min(self.fit.most, turns * explored), self.predict.batch
         made = {
-            ACTOR: RoundOutputs(method.episodes + explored, method.episodes),
-            EXPERIENCE: RoundOutputs(predicted + min(self.truth.most, turns * explored), fitted, batch),
+            ACTOR: method.episodes + explored,
+            EXPERIENCE: predicted + min(self.truth.most, turns * explored),
         }
-        return made | ({TEACHER: RoundOutputs(turns * explored, 0, batch)} if TEACHER in self.roles() else {})
+        return made | ({TEACHER: turns * explored} if TEACHER in self.roles() else {})
 
     def prompts(self) -> frozenset[str]:
         """One for playing, one for predicting, others for what a mechanism asks."""

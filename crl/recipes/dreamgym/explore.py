@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from crl.abilities import Explains
 from crl.config import FamilyConfig, Method
-from crl.protocols import Environment
+from crl.protocols import Environment, Explains
 from crl.recipes.complementary.demonstrations import ScriptedRole, as_answer, play_script, shares
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.corpus import CORPUS

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from crl.abilities import Graded
 from crl.config import FamilyConfig
-from crl.protocols import Start
+from crl.protocols import Graded, Start
 from crl.recipes.dreamgym.config import VARY, CurriculumConfig, config_of
 from crl.recipes.dreamgym.curriculum import aimed_at, capability, most_varying, nearest
 from crl.recipes.dreamgym.form import OK

@@ -6,9 +6,9 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from crl.abilities import Graded
 from crl.config import Method
 from crl.errors import BadInput
+from crl.protocols import Graded
 from crl.recipes.complementary.ready import check_actor_room
 from crl.recipes.dreamgym.config import ACTOR, ANNOTATE, EXPERIENCE, PREDICT, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.prompts import check_prompt, check_room

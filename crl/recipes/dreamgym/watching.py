@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crl.abilities import Explains
-from crl.protocols import Environment, Start, Step, StopReason
+from crl.protocols import Environment, Explains, Start, Step, StopReason
 from crl.recipes.dreamgym.form import one_line
 from crl.recipes.dreamgym.rows import CONTINUES, FAILURE, REAL, SUCCESS, TURN_LIMIT, Transition
 from crl.records import Task

@@ -16,7 +16,6 @@ from crl.config import (
     Model,
     RecipeConfig,
     RoleUse,
-    RoundOutputs,
 )
 from crl.errors import BadInput
 from crl.rounds.impossible import refused, unbounded, unread_settings, whole_reference
@@ -121,17 +120,14 @@ class ErlConfig(RecipeConfig):
         """An actor that plays, and a reflector that writes one turn; they may share their weights."""
         uses = {ACTOR: RoleUse(multi_turn=True)}
         if self.reflect is not None:
-            uses[REFLECTOR] = RoleUse()
+            uses[REFLECTOR] = RoleUse(batch=self.reflect.batch)
         return uses
 
-    def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
-        """Every attempt, and each revision once more where it is internalized; a reflection for each revision."""
+    def outputs(self, method: Method) -> Mapping[str, int]:
+        """Every attempt, and a reflection for each revision."""
         again = self.revisions * method.episodes
-        played = method.episodes + again
-        made = {ACTOR: RoundOutputs(played, played if self.internalize is None else played + again)}
-        if self.reflect is not None:
-            made[REFLECTOR] = RoundOutputs(again, again, self.reflect.batch)
-        return made
+        made = {ACTOR: method.episodes + again}
+        return made | ({REFLECTOR: again} if self.reflect is not None else {})
 
     def prompts(self) -> frozenset[str]:
         """One for playing, one for reflecting."""

@@ -15,7 +15,6 @@ from crl.config import (
     Model,
     RecipeConfig,
     RoleUse,
-    RoundOutputs,
     SeedRange,
 )
 from crl.config.base import MOST_ROUNDS
@@ -136,11 +135,10 @@ class ImportanceReplayConfig(RecipeConfig):
         """An actor. What scores samples is no language model."""
         return {ACTOR: RoleUse(multi_turn=True)}
 
-    def outputs(self, method: Method) -> Mapping[str, RoundOutputs]:
-        """Episodes, and probes before and after the update where worth is learned; updates learn what they draw."""
+    def outputs(self, method: Method) -> Mapping[str, int]:
+        """Episodes, and probes before and after the update where worth is learned."""
         probes = 2 * self.probe.tasks * len(method.families) if self.learns else 0
-        batch = self.buffer.batch if self.replays else None
-        return {ACTOR: RoundOutputs(method.episodes + probes, self.buffer.steps * (batch or method.episodes))}
+        return {ACTOR: method.episodes + probes}
 
     def embedder(self) -> EmbedderUse | None:
         """That of the network's features."""

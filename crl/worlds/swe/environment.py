@@ -18,16 +18,14 @@ from crl.worlds.swe.calls import BASH, EDITOR, FORM, TOOLS, BadCall, Call, call_
 from crl.worlds.swe.editor import Editor, Refused
 from crl.worlds.swe.interpreters import interpreter_of
 from crl.worlds.swe.judge import Judge
-from crl.worlds.swe.lessons import lesson_of
-from crl.worlds.swe.limits import in_words
-from crl.worlds.swe.oracle import calls_of
-from crl.worlds.swe.output import cut
+from crl.worlds.swe.oracle import calls_of, lesson_of
 from crl.worlds.swe.repository import Repositories, copy, remove
 from crl.worlds.swe.rows import Row
 from crl.worlds.swe.sandbox import TESTBED, Place
 from crl.worlds.swe.sandboxes import sandbox_of
-from crl.worlds.swe.settings import SweSettings
+from crl.worlds.swe.settings import SweSettings, in_words
 from crl.worlds.swe.sources import source_of, tasks_of
+from crl.worlds.swe.supervised import cut
 from crl.worlds.swe.workplace import Workplace
 
 _SHOWN_NAMES = 40
@@ -110,10 +108,6 @@ class SweEnvironment:
         """
         self._clear()
         self._slots = [_Slot(self.tasks.of(seed)) for seed in seeds]
-        if not self._source.lasting:
-            rows = [slot.row for slot in self._slots]
-            self.repositories.forget(rows)
-            self._source.forget(rows)
         return [self._start(slot.row) for slot in self._slots]
 
     def _start(self, row: Row) -> Start:

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from crl.worlds.swe.judged import files_of, make_judged, steering_fix
-from crl.worlds.swe.limits import Limits
-from crl.worlds.swe.output import cut
 from crl.worlds.swe.repository import Repositories, remove
 from crl.worlds.swe.rows import Row
 from crl.worlds.swe.sandbox import Sandbox
-from crl.worlds.swe.supervised import LONGEST_REPORT
+from crl.worlds.swe.settings import Limits
+from crl.worlds.swe.supervised import LONGEST_REPORT, cut
 from crl.worlds.swe.usage import too_deep
 
 _SHOWN = 4000

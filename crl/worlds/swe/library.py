@@ -1,7 +1,7 @@
 """The small libraries of `data/swe/libraries`: correct code, tests that are visible, and tests that judge.
 
 A library's folder has its package, `README.md`, `tests/` (visible), `judging/` (what a task's `test_patch` adds to
-`tests/`) and `library.yaml`: its split, and other names for what it defines (crl.worlds.swe.dressing).
+`tests/`) and `library.yaml`: its split, and other names for what it defines (data/swe/mutations).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ Split = Literal["train", "evaluation"]
 Files = MappingProxyType[str, str]
 """Texts by path inside of a repository."""
 
-SPLITS: tuple[Split, ...] = ("train", "evaluation")
 DATA = Path(__file__).resolve().parents[3] / "data" / "swe"
 _SETTINGS = """[tool.pytest.ini_options]
 pythonpath = ["."]
@@ -35,7 +34,6 @@ class Library:
 
     name: str
     split: Split
-    renames: MappingProxyType[str, tuple[str, ...]] = field(repr=False)
     files: Files = field(repr=False)
     judging: Files = field(repr=False)
 
@@ -85,7 +83,6 @@ def _read(folder: Path) -> Library:
     return Library(
         name=folder.name,
         split=about["split"],
-        renames=MappingProxyType({old: tuple(new) for old, new in about["renames"].items()}),
         files=MappingProxyType(files),
         judging=MappingProxyType(judging),
     )

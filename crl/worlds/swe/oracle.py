@@ -1,4 +1,6 @@
-"""The reference fix as calls of the tools: for demonstrations, and as proof that a task can be solved with them.
+"""The reference fix as calls of the tools, and what an episode teaches: for demonstrations.
+
+The calls are also proof that a task can be solved with the tools.
 
 Each file is looked at where it is changed, then edited; what the editor cannot do (remove, move to another mode, a file
 that is no text) is done by the shell. At the end it submits.
@@ -11,10 +13,12 @@ import difflib
 import os
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from crl.worlds.swe.calls import BASH, EDITOR, SUBMIT, Call
+from crl.protocols import Lesson
+from crl.records import Episode, Turn
+from crl.worlds.swe.calls import BASH, EDITOR, SUBMIT, BadCall, Call, call_of
 from crl.worlds.swe.editor import LARGEST
 from crl.worlds.swe.patches import touched
 from crl.worlds.swe.sandbox import TESTBED
@@ -23,6 +27,7 @@ _AROUND = 8
 """Lines before and behind a change that are looked at."""
 _PART = 90_000
 """Characters of base64 in one command, which has to be shorter than `calls.LONGEST_COMMAND`; a multiple of four."""
+_CHANGING = ("create", "str_replace", "insert")
 
 
 def calls_of(patch: str, base: Path, fixed: Path, most: int) -> list[Call]:
@@ -128,3 +133,38 @@ def _text(path: Path) -> str | None:
 
 def _executable(path: Path) -> bool:
     return os.path.lexists(path) and bool(path.lstat().st_mode & stat.S_IXUSR)
+
+
+def lesson_of(episode: Episode, turns: Sequence[Turn], *, as_text: bool) -> Lesson:
+    """What an episode teaches, in sentences that are true of it.
+
+    A new note, a better one than the note that guided it, or nothing where that was enough.
+    """
+    if episode.success and episode.guided:
+        return Lesson("return")
+    calls = [call for turn in turns if turn.valid and (call := _call(turn.action, as_text)) is not None]
+    edits = [call for call in calls if call.name == EDITOR and call.arguments["command"] in _CHANGING]
+    viewed = any(call.name == EDITOR and call.arguments["command"] == "view" for call in calls)
+    submitted = any(call.name == SUBMIT for call in calls)
+    if not calls:
+        text = "Call one tool per turn, in the form that is asked for: nothing else is done."
+    elif episode.success:
+        path = str(edits[-1].arguments["path"]).rsplit("/", 1)[-1] if edits else ""
+        first = "View the code that the report is about" + (f" ({path})" if path else "")
+        text = f"{first}, change only what is wrong, then submit."
+    elif not edits and not any(call.name == BASH for call in calls):
+        text = "Nothing was changed: repair the code with str_replace before you submit."
+    elif not submitted:
+        text = "Call submit as soon as the repair is made: without it nothing is judged."
+    elif not viewed:
+        text = "View the whole function that the report names before you change it: hidden tests try all it promises."
+    else:
+        text = "Try the example of the report and its edge cases before you submit: hidden tests go beyond it."
+    return Lesson("update" if episode.guided else "add", text)
+
+
+def _call(action: str | None, as_text: bool) -> Call | None:
+    try:
+        return call_of(action, as_text=as_text)
+    except BadCall:
+        return None

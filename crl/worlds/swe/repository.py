@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from crl.worlds.swe.rows import Row
 WHERE = "method.families[].environment.repositories"
 _SECONDS = 600
 _QUIET = ("-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
+_WRITER = "complementary-rl <tasks@complementary-rl.invalid> 1700000000 +0000"
 _NOBODY = {"GIT_AUTHOR_NAME": "base", "GIT_AUTHOR_EMAIL": "base@localhost",
            "GIT_COMMITTER_NAME": "base", "GIT_COMMITTER_EMAIL": "base@localhost"}  # fmt: skip
 
@@ -86,13 +87,6 @@ class Repositories:
             cache: where trees are kept; made where it is missing, for this user alone.
         """
         self.of, self.cache = of, cache
-
-    def forget(self, but: Iterable[Row]) -> None:
-        """Remove all trees but those of some rows."""
-        kept = {self._folder(row, of).name for row in but for of in ((), (row.test_patch,), (row.patch,))}
-        for folder in self.cache.glob("*"):
-            if folder.name not in kept:
-                remove(folder)
 
     def base(self, row: Row) -> Path:
         """The tree that an episode begins with, `.git` with one commit included."""
@@ -155,6 +149,23 @@ class Repositories:
         _git(tree / ".git", "repack", "-a", "-d", "--quiet")
         shutil.rmtree(tree / ".git" / "logs", ignore_errors=True)
         _set_times(tree, int(moment))
+
+
+def write_repository(trees: Mapping[str, Mapping[str, str]], folder: Path) -> dict[str, str]:
+    """A bare repository with one commit, without parents, for the files of each branch.
+
+    Returns the names of the commits by branch: the same files give the same ones on every machine.
+    """
+    stream = []
+    for branch, files in trees.items():
+        stream.append(f"commit refs/heads/{branch}\ncommitter {_WRITER}\ndata 12\nAs reported\n")
+        stream += [f"M 100644 inline {path}\ndata {len(text.encode())}\n{text}\n" for path, text in files.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    _git(None, "init", "--quiet", "--bare", "--template=", "--initial-branch=main", str(folder))
+    _git(folder, "fast-import", "--quiet", "--force", stdin="".join(stream))
+    listed = _git(folder, "for-each-ref", "--format=%(objectname) %(refname:lstrip=2)").splitlines()
+    commits = {branch: name for name, _, branch in (line.partition(" ") for line in listed)}
+    return {branch: commits[branch] for branch in trees}
 
 
 def copy(source: Path, target: Path, *, some: bool = False) -> None:

@@ -27,7 +27,7 @@ from typing import Protocol
 
 from crl.errors import BadInput
 from crl.worlds.swe.interpreters import Interpreter
-from crl.worlds.swe.limits import MEGABYTE, Limits
+from crl.worlds.swe.settings import MEGABYTE, Limits
 from crl.worlds.swe.supervised import Launch, Ran, supervise
 from crl.worlds.swe.usage import Watched
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from crl.errors import BadInput
 from crl.worlds.swe.interpreters import Interpreter
-from crl.worlds.swe.limits import Limits
 from crl.worlds.swe.sandbox import (
     TESTBED,
     WHERE,
@@ -27,7 +26,7 @@ from crl.worlds.swe.sandbox import (
     users_owner,
     write_binaries,
 )
-from crl.worlds.swe.settings import SweSettings
+from crl.worlds.swe.settings import Limits, SweSettings
 from crl.worlds.swe.supervised import Launch, Ran, supervise
 from crl.worlds.swe.usage import Watched
 

@@ -1,15 +1,16 @@
-"""The bug-fix tasks that ship: rows in SWE-Bench's format, and the repository of each.
+"""The bug-fix tasks that ship, as rows in SWE-Bench's format.
 
 A task is one YAML file in `data/swe/tasks`: a library, the places where its code is broken, and what a user of it
 reports. A task's base commit is its library with the broken code; `patch` puts the correct code back, `test_patch`
-adds the tests that judge. Rows and commits are made from these files alone and are equal on every machine.
+adds the tests that judge. Rows are made from these files alone and are equal on every machine.
 
 A row has more than SWE-Bench's columns: `library`, `split`, `level` and `kind`. No library is in both splits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,15 +20,11 @@ from typing import Any, Literal
 import yaml
 
 from crl.errors import BadInput
-from crl.worlds.swe.diffs import diff
-from crl.worlds.swe.gitobjects import commit_of, write_repository
-from crl.worlds.swe.library import DATA, SPLITS, Library, Split, libraries
+from crl.worlds.swe.library import DATA, Library, Split, libraries
 from crl.worlds.swe.rows import Row, row_of
 
 Level = Literal["easy", "medium", "hard"]
 Kind = Literal["boundary", "state", "parsing", "concurrency", "performance", "misuse", "logic"]
-LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
-KINDS: tuple[Kind, ...] = ("boundary", "state", "parsing", "concurrency", "performance", "misuse", "logic")
 OWNER = "shipped"
 """Owner in the name of a task's repository: `shipped/recency`."""
 
@@ -65,11 +62,12 @@ class Task:
         return tuple(name for name in self.library.tests if name not in failing)
 
     def row(self) -> Row:
+        """Its row. As `base_commit` it names the branch that the task's repository has for it."""
         files = self.files
         record = {
             "instance_id": self.instance_id,
             "repo": f"{OWNER}/{self.library.name}",
-            "base_commit": commit_of(files),
+            "base_commit": self.instance_id,
             "problem_statement": self.statement,
             "patch": diff(files, self.library.files),
             "test_patch": diff({}, self.library.judging),
@@ -90,50 +88,31 @@ def shipped_tasks() -> MappingProxyType[str, Task]:
     return MappingProxyType({task.instance_id: task for task in sorted(found, key=lambda task: task.instance_id)})
 
 
-def tasks(split: Split | None = None, level: Level | None = None, kind: Kind | None = None) -> list[Task]:
-    """The tasks of a split, a level and a kind of bug, or of all. Raises BadInput for a name that is none."""
-    for asked, known in ((split, SPLITS), (level, LEVELS), (kind, KINDS)):
-        if asked is not None and asked not in known:
-            raise BadInput(
-                f"{asked!r} selects none of the bug-fix tasks that ship",
-                expected=" | ".join(known),
-                where="crl.worlds.swe.shipped",
-                next_step="use one of these names",
-            )
-    return [
-        task
-        for task in shipped_tasks().values()
-        if split in (None, task.split) and level in (None, task.level) and kind in (None, task.kind)
-    ]
+def tasks(split: Split, level: Level | None = None) -> list[Task]:
+    """The tasks of a split, of one level or of all."""
+    return [task for task in shipped_tasks().values() if task.split == split and level in (None, task.level)]
 
 
-def shipped_rows(split: Split | None = None, level: Level | None = None, kind: Kind | None = None) -> list[Row]:
-    """The rows of `tasks`."""
-    return [task.row() for task in tasks(split, level, kind)]
-
-
-def materialize(task: Task, folder: Path) -> Path:
-    """The bare repository of one task in a folder: `<instance_id>.git`, written unless it is there already.
-
-    It has one commit without parents, the row's `base_commit`, and nothing else: no history that holds the fix.
-    """
-    place = folder / f"{task.instance_id}.git"
-    write_repository({task.instance_id: task.files}, place)
-    return place
-
-
-def materialize_all(tasks: Iterable[Task], folder: Path) -> list[Path]:
-    """The bare repositories of many tasks, as their rows name them: `<library>.git`, with a commit per task.
-
-    Each commit is on a branch of the task's name. Others of the commits hold the correct code: a task is played in a
-    tree of its own commit, as it is with SWE-Bench's own repositories.
-    """
-    by_library: dict[str, dict[str, Mapping[str, str]]] = {}
-    for task in tasks:
-        by_library.setdefault(task.library.name, {})[task.instance_id] = task.files
-    for name, trees in by_library.items():
-        write_repository(trees, folder / f"{name}.git")
-    return [folder / f"{name}.git" for name in by_library]
+def diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """What changes, file by file in order of their paths, as `git apply` reads it. Each text ends with a line end."""
+    parts = []
+    for path in sorted({*before, *after}):
+        old, new = before.get(path), after.get(path)
+        if old == new:
+            continue
+        head = f"diff --git a/{path} b/{path}\n"
+        if old is None:
+            head += "new file mode 100644\n"
+        if new is None:
+            head += "deleted file mode 100644\n"
+        lines = difflib.unified_diff(
+            (old or "").splitlines(keepends=True),
+            (new or "").splitlines(keepends=True),
+            "/dev/null" if old is None else f"a/{path}",
+            "/dev/null" if new is None else f"b/{path}",
+        )
+        parts.append(head + "".join(lines))
+    return "".join(parts)
 
 
 def broken_files(library: Library, edits: list[Mapping[str, Any]], where: str) -> dict[str, str]:

@@ -1,27 +1,45 @@
-"""Where the tasks of a config come from: rows of a file over local clones, or the tasks that ship."""
+"""Where the tasks of a config come from, and which one a seed plays: rows of a file over clones, or tasks that ship."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
+from crl.envs.levels import HELD_OUT_SHARE
+from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.worlds.swe.library import DATA
-from crl.worlds.swe.repository import Clones, remove
+from crl.worlds.swe.repository import Clones, write_repository
 from crl.worlds.swe.rows import Row, load_rows
 from crl.worlds.swe.settings import SweSettings
-from crl.worlds.swe.shipped import Level, Task, materialize
-from crl.worlds.swe.shipped import shipped_tasks as all_tasks
-from crl.worlds.swe.shipped import tasks as shipped_tasks
-from crl.worlds.swe.tasks import Tasks, split
-from crl.worlds.swe.variants import Variants, variant
+from crl.worlds.swe.shipped import Level, shipped_tasks
+from crl.worlds.swe.shipped import tasks as tasks_that_ship
 
 WHERE = "method.families[].environment."
-_ONE_OF = 4
+_TRAINING = ("train", "training")
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """The rows of training and those that are held out, each in its order.
+
+    Seed s plays row s modulo their number; held-out seeds count from `held_out_from` on. So as many held-out seeds as
+    there are held-out rows play each of them once.
+    """
+
+    training: Sequence[Row]
+    evaluation: Sequence[Row]
+    held_out_from: int | None
+
+    def of(self, seed: int) -> Row:
+        """The row of a seed."""
+        if self.held_out_from is not None and seed >= self.held_out_from:
+            return self.evaluation[(seed - self.held_out_from) % len(self.evaluation)]
+        return self.training[seed % len(self.training)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,40 +53,6 @@ class Source:
     """What no command may read."""
     cache: Path
     """Where trees of repositories are kept."""
-    lasting: bool
-    """Whether they are kept for the next run: not those of tasks that are made by the thousand."""
-    shipped: Path | None = None
-    """Where repositories of tasks that ship are written; None: those of rows are the user's."""
-
-    def forget(self, but: Iterable[Row]) -> None:
-        """Remove repositories that were written, but those of some rows."""
-        kept = {f"{row.instance_id}.git" for row in but}
-        for place in [] if self.shipped is None else list(self.shipped.glob("*.git")):
-            if place.name not in kept:
-                remove(place)
-
-
-class Mixed(Sequence[Row]):
-    """Rows of training tasks that ship: of four, one is written by hand and three are generated, where there are both.
-
-    A row is made when it is asked for: there are millions.
-    """
-
-    def __init__(self, written: Sequence[Task], generated: Variants | None) -> None:
-        self._written, self._generated = written, generated
-        both = len(written) > 0 and generated is not None
-        self._every = _ONE_OF if both else 1
-        self._count = _ONE_OF * len(generated) if generated is not None else len(written)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: Any) -> Any:
-        round_, place = divmod(number, self._every)
-        if self._generated is None or (self._every > 1 and place == 0):
-            return self._written[round_ % len(self._written)].row()
-        index = round_ * (self._every - 1) + place - 1 if self._every > 1 else number
-        return self._generated[index % len(self._generated)].row()
 
 
 def source_of(config: SweSettings, folder: Path) -> Source:
@@ -78,36 +62,32 @@ def source_of(config: SweSettings, folder: Path) -> Source:
     """
     tasks = tasks_of(config)
     if config.rows is None:
-        shipped = folder / "shipped"
-        return Source(tasks, lambda row: materialize(_task_of(row), shipped), (DATA,), folder / "cache", False, shipped)
+        repository = folder / "shipped.git"
+        write_repository({name: task.files for name, task in shipped_tasks().items()}, repository)
+        return Source(tasks, lambda row: repository, (DATA,), folder / "cache")
     clones = Clones(_repositories(config, config.rows))
     found = clones.check([*tasks.training, *tasks.evaluation])
     rows = [Path(name) for name in (config.rows, config.held_out_rows) if name is not None]
     those = [each.parent if each.name == ".git" else each for each in found]
     cache = _cache(config)
-    return Source(tasks, clones.of, (clones.folder, cache, *rows, *those), cache, lasting=True)
+    return Source(tasks, clones.of, (clones.folder, cache, *rows, *those), cache)
 
 
 def tasks_of(config: SweSettings) -> Tasks:
     """The tasks that a config names. Raises BadInput where a row cannot be read, or a side has none."""
     if config.rows is None:
-        return _shipped(config.tasks, config.level, config.held_out_from)
+        return _shipped(config.level, config.held_out_from)
     rows = _rows(config.rows, f"{WHERE}rows")
     held_out = None if config.held_out_rows is None else _rows(config.held_out_rows, f"{WHERE}held_out_rows")
     return split(rows, held_out, config.held_out_from, where=f"{WHERE}rows")
 
 
 @lru_cache(maxsize=32)
-def _shipped(which: str, level: Level | None, held_out_from: int | None) -> Tasks:
-    written = [] if which == "generated" else shipped_tasks("train", level)
-    generated = None if which == "written" else Variants("train", level)
-    held_out = [] if held_out_from is None else [task.row() for task in shipped_tasks("evaluation", level)]
-    return Tasks(Mixed(written, generated), held_out, held_out_from)
-
-
-def _task_of(row: Row) -> Task:
-    written = all_tasks().get(row.instance_id)
-    return variant(row.instance_id) if written is None else written
+def _shipped(level: Level | None, held_out_from: int | None) -> Tasks:
+    held_out = () if held_out_from is None else tasks_that_ship("evaluation", level)
+    return Tasks(
+        [task.row() for task in tasks_that_ship("train", level)], [task.row() for task in held_out], held_out_from
+    )
 
 
 @lru_cache(maxsize=8)
@@ -127,3 +107,38 @@ def _repositories(config: SweSettings, rows: str) -> Path:
 def _cache(config: SweSettings) -> Path:
     name = config.cache or os.environ.get("CRL_SWE_CACHE") or "~/.cache/crl-swe"
     return possible_path(name, "the cache of trees", where=f"{WHERE}cache", home=True)
+
+
+def split(rows: Sequence[Row], held_out: Sequence[Row] | None, held_out_from: int | None, *, where: str) -> Tasks:
+    """The tasks of rows.
+
+    Args:
+        held_out: rows that are held out, from a file of their own; None: of `rows`, those whose column `split` is not
+            train; where not all have that column, a quarter of them by a hash of their names.
+        held_out_from: None: all rows are of training.
+
+    Raises BadInput where a side has no row.
+    """
+    if held_out_from is None:
+        return Tasks(rows, (), None)
+    if held_out is None:
+        held_out = _held_out(rows)
+    names = {row.instance_id for row in held_out}
+    training = [row for row in rows if row.instance_id not in names]
+    if not training or not held_out:
+        raise BadInput(
+            f"of {len(rows)} rows {len(names)} are held out",
+            expected="rows on both sides: to train on, and to evaluate with",
+            where=where,
+            next_step="add rows, name a file of held_out_rows, or set held_out_from: null, which holds none out",
+        )
+    return Tasks(training, tuple(held_out), held_out_from)
+
+
+def _held_out(rows: Sequence[Row]) -> list[Row]:
+    splits = [(row.model_extra or {}).get("split") for row in rows]
+    if all(isinstance(each, str) for each in splits):
+        return [row for row, name in zip(rows, splits, strict=True) if name not in _TRAINING]
+    ordered = sorted(rows, key=lambda row: hashlib.sha256(row.instance_id.encode("utf-8", "replace")).digest())
+    names = {row.instance_id for row in ordered[: max(1, int(len(rows) * HELD_OUT_SHARE))]}
+    return [row for row in rows if row.instance_id in names]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from crl.audit.audit import problems_of
+from crl.audit.verify import verify
 from crl.config.load import load_experiment
 from crl.recipes.dreamgym.rows import Prediction, Transition
 from crl.records import Episode, Generation
 from crl.rounds.recipe import recipe_of
-from crl.run.verify import verify
 from tests.learning.harness import rows, train
 
 CONF = Path(__file__).parents[3] / "conf"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from crl.audit.audit import problems_of
+from crl.audit.verify import record_of
 from crl.bank.segments import load_texts
 from crl.config.load import load_experiment
 from crl.errors import BadInput
@@ -32,7 +33,6 @@ from crl.records import (
 from crl.report.why import why
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
-from crl.run.verify import record_of
 from tests.marks import sampled
 from tests.recipes.erl.erl_played import OWN, experiment, played
 from tests.tiny_run import cut_back

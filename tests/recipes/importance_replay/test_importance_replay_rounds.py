@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from crl.audit.audit import problems_of
+from crl.audit.verify import record_of
 from crl.config.load import load_experiment
 from crl.errors import BadInput
 from crl.policies.embedders import LexicalEmbedder
@@ -29,7 +30,6 @@ from crl.report.replayed import REPLAYED, replay_rows
 from crl.report.summary import summarize
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
-from crl.run.verify import record_of
 from tests.marks import sampled
 from tests.recipes.importance_replay.replay_played import IMPROVED, ROOT, TIE, WORSE, by_id, experiment, played
 from tests.tiny_run import cut_back

@@ -68,11 +68,11 @@ def test_the_memory_of_a_gpu_is_compared_with_what_is_estimated_for_it(
 ) -> None:
     needed = Estimate(1000, 10, 1, device_bytes=100, written_bytes=10)
     assert estimate.gpu_bytes() == 70
-    on_gpu = estimate.compare(needed, (70, 10, 1, 2.0), 4.0)[0]
+    on_gpu = estimate.compare(needed, (70, 10, 1))[0]
     assert (on_gpu.name, on_gpu.estimated, on_gpu.ratio) == ("memory of the GPU", 100, 0.7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert estimate.gpu_bytes() is None
-    assert estimate.compare(needed, (70, 10, 1, 2.0), 4.0)[0] == estimate.Compared("memory", 1000, 70)
+    assert estimate.compare(needed, (70, 10, 1))[0] == estimate.Compared("memory", 1000, 70)
 
 
 def test_turns_that_end_together_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_json_is_all_there_is_on_standard_output(crl: Crl, room: Path, played: l
 def test_another_precision_than_was_asked_for_is_said(
     crl: Crl, room: Path, played: list[Choice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crl.policies.precision.replaced", lambda method: "actor: computed in float32")
+    monkeypatch.setattr("crl.policies.machine.replaced", lambda method: "actor: computed in float32")
     assert crl("evaluate", "room").out.startswith("actor: computed in float32\n")
     done = crl("evaluate", "room", "--json")
     assert json.loads(done.out) and done.err.startswith("actor: computed in float32\n")

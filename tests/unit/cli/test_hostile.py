@@ -18,8 +18,7 @@ from crl.report.summary import History
 from crl.run.journal import JsonLines
 from crl.text.unicode import UNSEEN, escaped
 from crl.trackers.base import record_of
-from tasks.failures import one_line
-from tasks.logs import escape_logs
+from tasks.failures import escape_logs, one_line
 from tests.unit.cli.conftest import Outcome
 from tests.unit.cli.hostile import CONTROLS, ENTRY, FAMILY, HOSTILE, hostile_run
 

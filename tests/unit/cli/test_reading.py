@@ -12,7 +12,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from crl.cli.status import last_failure, running_stages
+from crl.report.state import last_failure, running_stages
 from tests.unit.cli.conftest import Outcome
 from tests.unit.report.builder import NEW, OLD
 

@@ -161,7 +161,7 @@ def test_the_estimate_counts_every_family_by_its_own_sizes():
     plain, large = (estimate(two({"group_size": size})) for size in (4, 8))
     assert large.round_bytes * 2 == plain.round_bytes * 3, "4 groups of 4 and 4 of 8, instead of 8 of 4"
     longer = estimate(two({"sampling": {"max_new_tokens": 40}}))
-    assert longer.work["actor"].sampling_flops > plain.work["actor"].sampling_flops
+    assert longer.updates["actor"].head > plain.updates["actor"].head
     endless = {"environment": {"kind": ENDLESS}}
     limited = two({**endless, "max_turns": 5}).method.families[1]
     assert (limited.turn_limit, two(endless).method.families[1].turn_limit) == (5, None)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from crl.config import Runtime
-from crl.engine.devices import device_environment
-from crl.engine.pool import EnginePool
+from crl.engine.pool import EnginePool, device_environment
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ import pytest
 
 from crl.config import NodesConfig
 from crl.config.nodes import Host
-from crl.engine import nodes, worker
-from crl.engine.launch import start_of
+from crl.engine import launch, worker
+from crl.engine.launch import VARIABLE, start_of
 from crl.engine.listener import ADDRESS_VARIABLE, KEY_VARIABLE, WorkerListener, connect
-from crl.engine.nodes import VARIABLE
 from crl.errors import BadInput
 from crl.preflight.numbers import machine_checks
 from tests.processes import PATIENCE_SECONDS, free_port, wait_until
@@ -73,7 +72,7 @@ def test_each_machine_gets_its_part_and_the_key_on_no_command_line(
     monkeypatch.setenv("CRL_STARTED_BY", "1")
     nodes = nodes_of(tmp_path, "one slots=2\ntwo slots=2\n", interface="eth1")
     command, environment = start_of(3, nodes, {KEY_VARIABLE: "secret", "OMP_NUM_THREADS": "4"})
-    assert command == [sys.executable, "-m", "crl.engine.nodes"]
+    assert command == [sys.executable, "-m", "crl.engine.launch", "nodes"]
     first, second = json.loads(environment[VARIABLE])
     assert first["shell"] == ["env", "CRL_MACHINE=one"]
     assert "--ranks 3 --first 2 --here 1" in " ".join(second["command"])
@@ -154,16 +153,16 @@ def test_what_runs_on_a_machine_ends_with_who_asked_for_it(lost: bool, tmp_path:
 
 def test_every_machine_hears_that_this_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that reads three lines and fails is in the place of each."""
-    monkeypatch.setattr(nodes, "_BEAT_SECONDS", 0.0)
-    monkeypatch.setattr(nodes, "end_with_parent", lambda: None)
+    monkeypatch.setattr(launch, "_BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "end_with_parent", lambda: None)
     made = [
         {"shell": ["sh", "-c", f"head -n 3 > {tmp_path}/{name}; exit 3"], "directory": "/", "command": []}
         for name in ("one", "two")
     ]
     monkeypatch.setenv(VARIABLE, json.dumps(made))
-    assert nodes.main() == 3
+    assert launch.launch_nodes() == 3
     order, *beats = (tmp_path / "one").read_text().splitlines()
-    assert json.loads(order)["silence"] == nodes._SILENCE_SECONDS and beats == ["", ""]
+    assert json.loads(order)["silence"] == launch._SILENCE_SECONDS and beats == ["", ""]
 
 
 def test_one_machine_that_fails_ends_the_others_and_its_exit_code_is_that_of_all(tmp_path: Path) -> None:
@@ -174,7 +173,9 @@ def test_one_machine_that_fails_ends_the_others_and_its_exit_code_is_that_of_all
         for code in (stays, fails)
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: json.dumps(made)}
-    done = subprocess.run([sys.executable, "-m", "crl.engine.nodes"], env=environment, timeout=PATIENCE_SECONDS)
+    done = subprocess.run(
+        [sys.executable, "-m", "crl.engine.launch", "nodes"], env=environment, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 3
     pid = int((tmp_path / "known").read_text())
     wait_until(lambda: not psutil.pid_exists(pid), "the other ended")
@@ -188,12 +189,12 @@ def test_words_survive_the_shell_at_the_other_end_of_ssh(shell: str, monkeypatch
         taken.append(words)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(nodes.sys, "executable", "/my venv/python")
-    monkeypatch.setattr(nodes.subprocess, "Popen", started)
-    monkeypatch.setattr(nodes, "end_with_parent", lambda: None)
+    monkeypatch.setattr(launch.sys, "executable", "/my venv/python")
+    monkeypatch.setattr(launch.subprocess, "Popen", started)
+    monkeypatch.setattr(launch, "end_with_parent", lambda: None)
     monkeypatch.setenv(VARIABLE, json.dumps([{"shell": [shell, "gpu-1"]}]))
     with pytest.raises(KeyboardInterrupt):
-        nodes.main()
+        launch.launch_nodes()
     [[_, host, *words]] = taken
     assert host == "gpu-1"
     assert (shlex.split(" ".join(words)) if "ssh" in shell else words)[:2] == ["/my venv/python", "-P"]

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from crl.engine.output import ProcessOutput
+from crl.engine.process import ProcessOutput
 
 ROOT = Path(__file__).parents[3]
 WRITER = r"""
 import os, sys
-from crl.engine.output import mark_end
+from crl.engine.process import mark_end
 print("first\rsecond\n\n", flush=True)
 sys.stdout.write("kept back")
 mark_end(1)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from crl.engine.driver import Track
 from crl.engine.jobs import Job, JobKind
 from crl.engine.pool import EnginePool
 from crl.engine.supervisor import Engine
-from crl.engine.track import Track
 from crl.recipes.complementary.round import build
 from tests.processes import PATIENCE_SECONDS
 from tests.unit.engine.harness import make_driver, make_experiment

@@ -130,7 +130,7 @@ def test_trainers_of_small_models_live_side_by_side(services, base):
 
 
 def test_a_large_model_makes_room_for_the_next(services, base, monkeypatch):
-    monkeypatch.setattr("crl.policies.limits._SMALL", 0)
+    monkeypatch.setattr("crl.policies.machine._SMALL", 0)
     policy, actor = services.policy("actor", base), services.trainer("actor", base)
     services.trained("actor", base)
     services.trainer("extractor", dataclasses.replace(base, role="extractor"))
@@ -152,7 +152,7 @@ def test_a_baseline_never_asks_for_the_extractor_that_its_config_names(services,
 @pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=12.0)], ids=["full", "adapter"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base, monkeypatch, dtype, lora):
-    monkeypatch.setattr("crl.policies.precision.computes_bfloat16", lambda: True)
+    monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)
     method = services._method
     role = method.role("actor").model_copy(update={"dtype": dtype, "lora": lora})
     services._method = method.model_copy(update={"roles": {**method.roles, "actor": role}})
@@ -311,8 +311,8 @@ def test_a_trainer_that_is_kept_goes_before_a_server_starts_on_a_gpu(services, b
     method, served = services._method, ServedPolicy()
     extractor = method.role("extractor").model_copy(update={"engine": VllmEngine()})
     services._method = method.model_copy(update={"roles": {**method.roles, "extractor": extractor}})
-    monkeypatch.setattr("crl.policies.limits._SMALL", 0)
-    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: gpus)
+    monkeypatch.setattr("crl.policies.machine._SMALL", 0)
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: gpus)
     monkeypatch.setattr("crl.policies.load_policy", lambda *role, **settings: served)
     monkeypatch.setattr(services, "_server", lambda role: server)
     trainer = services.trainer("actor", base)

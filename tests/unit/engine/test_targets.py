@@ -8,8 +8,10 @@ import pytest
 
 from crl.config import Runtime
 from crl.config.base import MOST_ROUNDS
-from crl.engine.targets import last_runtime, remember_target, targets
+from crl.engine.targets import fork_run, last_runtime, remember_target, targets
+from crl.errors import RecordDamaged
 from crl.run.journal import Journal
+from tests.unit.engine.harness import make_driver, make_experiment
 
 
 @pytest.mark.parametrize(("unknown", "keeps"), [("shard_count", 5), ("keep_newest", MOST_ROUNDS)])
@@ -40,3 +42,17 @@ def test_a_retried_flow_run_keeps_its_rounds_and_takes_the_settings_of_now(tmp_p
     assert ask(old, purpose=None) == (4, 9)
     assert ask(new) == (1, 3)
     assert last_runtime(tmp_path) == new, "somebody else's settings in between do not stay"
+
+
+def test_a_fork_keeps_the_runtime_of_its_parent_and_a_damaged_parent_has_none(tmp_path: Path) -> None:
+    with make_driver(tmp_path, shards=2) as driver:
+        driver.set_target(0)
+        driver.run_round(0)
+        parent = driver.run
+    names = {name: make_experiment().model_copy(update={"name": name}) for name in ("child", "second")}
+    child = fork_run(parent, 0, names["child"], tmp_path)
+    assert last_runtime(child.path).shards == 2 and child.complete_stages(0) == ["prepare"]
+    (parent.path / "rounds" / "0000" / "prepare" / "metrics.parquet").write_bytes(b"")
+    with pytest.raises(RecordDamaged):
+        fork_run(parent, 0, names["second"], tmp_path)
+    assert not (tmp_path / "second").exists()

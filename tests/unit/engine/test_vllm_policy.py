@@ -362,7 +362,7 @@ def test_the_canary_is_computed_on_the_cpu_in_what_the_cpu_can_whatever_gpu_is_t
     process: type[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place, able in {"computes_bfloat16": True, "cpu_computes_bfloat16": False}.items():
-        monkeypatch.setattr(f"crl.policies.precision.{place}", lambda able=able: able)
+        monkeypatch.setattr(f"crl.policies.machine.{place}", lambda able=able: able)
         monkeypatch.setattr(vllm_policy, place, lambda able=able: able, raising=False)
     computed = []
 

@@ -15,7 +15,7 @@ import pytest
 
 from crl.config import RoleConfig
 from crl.config.engines import INTERPRETER, ServerConfig, interpreter
-from crl.engine.folder import own_folder
+from crl.engine.process import own_folder
 from crl.engine.vllm_server import VllmServer, check_server, command_line
 from crl.errors import BadInput, EngineDied
 from crl.policies.served import GENERATE

@@ -6,13 +6,12 @@ import re
 
 import pytest
 
-from crl.abilities import Explains, Graded
 from crl.envs import check_environment
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.levels import is_held_out
 from crl.envs.masked_lake import MaskedLakeConfig
 from crl.envs.realms import RealmsConfig, note, vocabulary
-from crl.protocols import Judge, Leveled, StopReason
+from crl.protocols import Explains, Graded, Judge, Leveled, StopReason
 
 CONFIG = MaskedLakeConfig(realm=3, world=7)
 SEEDS = [*range(60), *range(1_000_000, 1_000_064)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from crl.abilities import Explains, Graded
 from crl.config import FamilyConfig, SeedRange
 from crl.envs import make_environment
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.shrines import ShrinesConfig, ShrinesEnvironment
 from crl.envs.turn_limit import TurnLimit
-from crl.protocols import Judge, StopReason, Teacher
+from crl.protocols import Explains, Graded, Judge, StopReason, Teacher
 from tests.unit.recipes.endless import Endless, EndlessConfig
 
 

@@ -62,7 +62,7 @@ def run(base: Path, samples: list[Sample], directory: Path, stage: int, ranks: i
     (directory / "samples.pickle").write_bytes(pickle.dumps(samples))
     launcher = []
     if ranks > 1:
-        launcher = ["-m", "crl.engine.ranks", "--ranks", str(ranks), "--"]
+        launcher = ["-m", "crl.engine.launch", "ranks", "--ranks", str(ranks), "--"]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {key: value for key, value in os.environ.items() if key not in names}
     environment |= {

@@ -14,8 +14,7 @@ from crl.config.engines import OpenAIEngine, ServerConfig
 from crl.engine.vllm_server import check_server
 from crl.errors import BadInput, EngineDied, PromptTooLong
 from crl.policies import load_chat, load_policy, resolve_model
-from crl.policies.endpoint import EndpointPolicy, check_endpoint
-from crl.policies.endpoint_chat import EndpointChat, messages_of
+from crl.policies.endpoint import EndpointChat, EndpointPolicy, check_endpoint, messages_of
 from crl.policies.serving import Client
 from crl.protocols import StopReason
 from tests.fake_vllm import FakeVllm, serving

@@ -10,7 +10,7 @@ import pytest
 
 from crl.config import Method
 from crl.config.load import load_experiment
-from crl.policies import limits
+from crl.policies import machine
 from tests.tiny_run import ROOT
 
 GB = 10**9
@@ -23,10 +23,10 @@ def quickstart(**settings: Any) -> Method:
 
 def test_a_container_has_the_memory_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 * GB))
-    monkeypatch.setattr(limits, "_CONTAINER", tmp_path / "memory.max")
+    monkeypatch.setattr(machine, "_CONTAINER", tmp_path / "memory.max")
     for said, stays in (("max\n", True), (f"{8 * GB}\n", False), (f"{16 * GB}\n", True)):
         (tmp_path / "memory.max").write_text(said)
-        assert limits.all_stay(quickstart(), 538 * 10**6, on_gpu=False) is stays, said
+        assert machine.all_stay(quickstart(), 538 * 10**6, on_gpu=False) is stays, said
 
 
 @pytest.mark.parametrize(
@@ -44,10 +44,10 @@ def test_models_stay_where_there_is_room(
     size: int, adapted: bool, memory: int, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=memory))
-    monkeypatch.setattr(limits, "_CONTAINER", Path("/nowhere"))
+    monkeypatch.setattr(machine, "_CONTAINER", Path("/nowhere"))
     settings = {} if adapted else {"method.roles.extractor.lora": None}
-    assert limits.all_stay(quickstart(**settings), size, on_gpu=False) is stays
+    assert machine.all_stay(quickstart(**settings), size, on_gpu=False) is stays
     if adapted and stays:  # with room for a miniature only
         small = size <= 64 * 2**20
-        assert limits.all_stay(quickstart(), size, on_gpu=True) is small
-        assert limits.all_stay(quickstart(**{"method.overlap": True}), size, on_gpu=False) is small
+        assert machine.all_stay(quickstart(), size, on_gpu=True) is small
+        assert machine.all_stay(quickstart(**{"method.overlap": True}), size, on_gpu=False) is small

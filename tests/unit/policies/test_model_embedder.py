@@ -19,9 +19,9 @@ import pytest
 
 from crl.config.load import load_experiment
 from crl.errors import BadInput
-from crl.policies.determinism import settle_torch
 from crl.policies.embedder_sources import check_embedder, resolve_embedder
 from crl.policies.embedders import ModelEmbedder, load_embedder
+from crl.policies.machine import settle_torch
 from crl.preflight import check_ready
 
 ROOT = Path(__file__).parents[3]
@@ -71,7 +71,7 @@ def test_a_text_has_the_same_bits_whatever_the_batch_and_in_another_process(dire
     assert np.array_equal(together, apart[::-1])
     script = (
         "import sys; from pathlib import Path; from crl.policies.embedders import ModelEmbedder; "
-        "from crl.policies.determinism import settle_torch; settle_torch(threads=1); "
+        "from crl.policies.machine import settle_torch; settle_torch(threads=1); "
         "e = ModelEmbedder('a', Path(sys.argv[1])); t = 'Move north past the trap.'; "
         "print((e.embed([t]).tobytes() + e.embed_queries([t]).tobytes()).hex())"
     )

@@ -11,7 +11,7 @@ from crl.config import Experiment, RoleConfig
 from crl.config.engines import VllmEngine
 from crl.config.load import load_experiment
 from crl.config.roles import DeepSpeedConfig
-from crl.policies import precision
+from crl.policies import machine
 from crl.policies.language_model import load_policy
 from crl.policies.sources import resolve_model
 from crl.preflight.estimate import estimate
@@ -22,19 +22,19 @@ CONF = Path(__file__).parents[3] / "conf"
 
 @pytest.fixture(params=[False, True], ids=["without", "with"])
 def able(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(precision, "computes_bfloat16", lambda: request.param)
+    monkeypatch.setattr(machine, "computes_bfloat16", lambda: request.param)
     return bool(request.param)
 
 
 def test_a_role_is_computed_as_the_machine_can(able: bool) -> None:
-    made = precision.computed(HALF)
+    made = machine.computed(HALF)
     if able:
         assert made is HALF
     else:
         assert (made.dtype, made.deepspeed.autocast, made.deepspeed.micro_batch) == ("float32", "none", 3)
         assert HALF.dtype == "bfloat16", "what the role asks for is kept"
     plain = RoleConfig(model="tiny")
-    assert precision.computed(plain) is plain
+    assert machine.computed(plain) is plain
 
 
 def test_a_policy_samples_in_it(able: bool) -> None:
@@ -44,7 +44,7 @@ def test_a_policy_samples_in_it(able: bool) -> None:
 
 def test_what_a_server_samples_is_its_own(able: bool) -> None:
     served = HALF.model_copy(update={"engine": VllmEngine()})
-    made = precision.computed(served)
+    made = machine.computed(served)
     assert (made.dtype, made.deepspeed.autocast) == ("bfloat16", "bfloat16" if able else "none")
 
 
@@ -58,8 +58,8 @@ def quickstart(dtype: str) -> Experiment:
 
 def test_estimates_and_words_follow(able: bool) -> None:
     half, plain = quickstart("bfloat16"), quickstart("float32")
-    assert precision.replaced(plain.method) is None
-    said = precision.replaced(half.method)
+    assert machine.replaced(plain.method) is None
+    said = machine.replaced(half.method)
     if able:
         assert said is None and estimate(half) != estimate(plain)
     else:
@@ -68,13 +68,13 @@ def test_estimates_and_words_follow(able: bool) -> None:
 
 
 def test_this_machine_says_what_it_can() -> None:
-    assert precision.computes_bfloat16() in (True, False)
+    assert machine.computes_bfloat16() in (True, False)
 
 
 def test_a_torch_without_onednn_does_not_compute_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
-    assert precision.computes_bfloat16() is False
+    assert machine.computes_bfloat16() is False
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_a_cpu_that_only_converts_computes_in_float32(
     monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: kernels)
     for name, value in (("avx512", wide), ("avx512_bf16", multiplies), ("amx_tile", tiles)):
         monkeypatch.setattr(f"torch.cpu._is_{name}_supported", lambda value=value: value)
-    assert precision.cpu_computes_bfloat16() is able
+    assert machine.cpu_computes_bfloat16() is able
 
 
 def test_a_gpu_says_nothing_of_the_cpu_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
-    assert precision.computes_bfloat16() is True
-    assert precision.cpu_computes_bfloat16() is False
+    assert machine.computes_bfloat16() is True
+    assert machine.cpu_computes_bfloat16() is False

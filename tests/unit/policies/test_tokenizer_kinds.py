@@ -12,9 +12,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from crl.config.load import load_experiment
+from crl.config.vocabulary import load_tokenizer
 from crl.errors import BadInput
 from crl.policies.chat import ChatFormat
-from crl.policies.vocabulary import load_tokenizer
 from crl.recipes.complementary.ready import check_actor_room
 from crl.rounds.chats import check_reads, check_writes
 

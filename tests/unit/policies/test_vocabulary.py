@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig, SamplingConfig
+from crl.config.vocabulary import absent_ids, load_tokenizer
 from crl.errors import BadInput
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.terms import objectives
@@ -24,7 +25,6 @@ from crl.policies import load_chat
 from crl.policies.language_model import load_policy
 from crl.policies.sampling import draw
 from crl.policies.sources import ModelSource
-from crl.policies.vocabulary import absent_ids, load_tokenizer
 from crl.protocols import Sampled
 from crl.records import Sample
 

@@ -76,10 +76,10 @@ def train(place: Path, kind: str) -> Callable[[], Any]:
 
 def form(place: Path, kind: str) -> Callable[[], Any]:
     from flows.parameters import experiment_from
-    from flows.train import _train
+    from flows.train import begun
 
     settings = dict([KINDS[kind]])
-    return lambda: _train(experiment_from("conf/tiny.yaml", {}, {**settings, "runtime.runs": str(place / "runs")}), 1)
+    return lambda: begun(experiment_from("conf/tiny.yaml", {}, {**settings, "runtime.runs": str(place / "runs")}), 1)
 
 
 def compare(place: Path, kind: str) -> Callable[[], Any]:
@@ -100,7 +100,7 @@ def resume(place: Path, kind: str) -> Callable[[], Any]:
 
 
 def resume_flow(place: Path, kind: str) -> Callable[[], Any]:
-    from flows.resume import resume
+    from flows.train import resume
 
     path = made(place, kind)
     return lambda: resume.fn(path)

@@ -14,6 +14,7 @@ from crl.errors import BadInput, NotEnoughDisk
 from crl.preflight import check_ready
 from crl.preflight.estimate import _bytes_in, check_disk, estimate, gigabytes, still_to_write
 from crl.preflight.shapes import SHAPES, ModelShape, shape_of
+from crl.run.manifest import MANIFEST, Digested, Manifest
 from tests.unit.engine.harness import make_experiment
 
 ROOT = Path(__file__).parents[3]
@@ -148,7 +149,7 @@ SERVED = {"method.roles.actor.engine": "vllm", "method.roles.extractor.engine": 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
     """GPUs of 80 GB."""
     monkeypatch.setattr("crl.preflight.estimate.gpu_count", lambda: gpus)
-    monkeypatch.setattr("crl.policies.rates.device_bytes", lambda: 80_000_000_000)
+    monkeypatch.setattr("crl.policies.machine.device_bytes", lambda: 80_000_000_000)
 
 
 def test_a_server_on_a_gpu_takes_its_share_and_a_kept_trainer_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,10 +180,29 @@ def test_engines_that_share_a_gpu_are_counted_together(
     assert servers < estimate(load_experiment(ROOT / "conf/tiny.yaml", changes)).device_bytes < servers + 1_000_000_000
 
 
+def test_time_is_told_from_the_rounds_that_a_run_has(tmp_path: Path) -> None:
+    """Each stage as it last ran; those of round 0 come once."""
+    made = load_experiment(ROOT / "conf/tiny.yaml")
+
+    def time() -> str:
+        return {need.name: need.said for need in needs(made, estimate(made), 1, tmp_path / "run")}["time"]
+
+    assert time() == "not known before the first round"
+    for number, stage, seconds in (
+        (0, "initialize", 500.0), (1, "collect", 70.0), (1, "update_actor", 9.0), (2, "collect", 65.0), (2, "plan", 1.0)
+    ):  # fmt: skip
+        folder = tmp_path / f"run/rounds/{number:04d}/{stage}"
+        folder.mkdir(parents=True)
+        digested = Digested(stage=stage, round=number, files={}, shared={}, inputs={}, method="", seed=0)
+        (folder / MANIFEST).write_bytes(Manifest.seal(digested, {"seconds": seconds}).render())
+    assert (
+        time() == f"the stages of a round last took 1 min 15 s in {tmp_path / 'run'}; the longest: collect, 1 min 05 s"
+    )
+
+
 def test_doctor_says_what_servers_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_gpu(monkeypatch)
-    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 1)
-    monkeypatch.setattr("crl.cli.needs._time", lambda experiment, needed: Need("time", ""))
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 1)
 
     def told(**runtime: object) -> dict[str, Need]:
         settings = {f"runtime.{name}": value for name, value in runtime.items()}

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.estimate import experiment_on, measure
 from benchmarks.made_model import Shape, write_model
-from crl.policies.precision import computes_bfloat16
+from crl.policies.machine import computes_bfloat16
 from crl.preflight.shapes import shape_of
 
 _NEEDED = 14e9 if computes_bfloat16() else 20e9

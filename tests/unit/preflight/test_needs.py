@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from crl.config import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, RoundOutputs, SamplingConfig
+from crl.config import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, SamplingConfig
 from crl.config.load import load_experiment
 from crl.learn.scoring import ScoredModel, load_trainable
 from crl.learn.tree_attention import Paths
 from crl.policies.cache import RowCache
 from crl.policies.language_model import load_policy
-from crl.policies.limits import PASS_TOKENS
-from crl.policies.pace import Pace
+from crl.policies.machine import PASS_TOKENS
 from crl.policies.sources import resolve_model
 from crl.preflight.estimate import estimate
 from crl.preflight.memory import activations, checkpoint_bytes, head_memory, sampling_memory, update_memory
 from crl.preflight.shapes import SHAPES, ModelShape, shape_of
-from crl.preflight.work import longest, longest_stage, work_of
 from tests import tiny_run
 from tests.marks import sampled
 
@@ -194,77 +191,9 @@ def test_the_head_is_counted_where_tokens_are_trained() -> None:
     assert head_memory(SHAPE, half, 700) == 2 * 2 * 3 * 700 * 1000 + 64 * at_work
 
 
-def test_work_follows_from_tokens_and_parameters() -> None:
-    role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5), dtype="bfloat16")
-    work = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4)
-    body = 600 * (2 * 3 * LAYER + 2 * 3 * 128 * 100)
-    forward = body + 6 * 20 * 2 * TABLE
-    assert (work.tokens, work.sampling_flops, work.update_flops) == (600, forward, 3 * forward)
-    assert work.weight_bytes == 2 * 20 * (3 * LAYER + TABLE) * 2, "two waves of twenty tokens"
-    adapted = role.model_copy(update={"lora": LoraConfig()})
-    assert work_of(SHAPE, adapted, longest(adapted, 20), RoundOutputs(6, 6), rows=4).update_flops == 2 * forward
-    again = role.model_copy(update={"optimizer": OptimizerConfig(passes=4)})
-    assert work_of(SHAPE, again, longest(again, 20), RoundOutputs(6, 6), rows=4).update_flops == 4 * 3 * forward
-    read = body - 6 * 20 * 2 * 3 * LAYER
-    assert work.reading_flops == read, "what the model writes, and its head, is in the passes of one token"
-    pace = Pace("made", reading=4e9, sampling=1e6, learning=1e9)
-    sampling, update = read / 4e9 + work.weight_bytes / 1e6, 3 * forward / 1e9
-    assert work.seconds(pace) == pytest.approx(sampling + update)
-    assert (work.sampling(pace), work.update(pace)) == pytest.approx((sampling, update))
-    four = role.model_copy(update={"deepspeed": DeepSpeedConfig(ranks=4)})
-    ranks = work_of(SHAPE, four, longest(four, 20), RoundOutputs(6, 6), rows=4)
-    assert ranks.update(pace) == pytest.approx(update), "ranks on one CPU share its cores"
-    assert ranks.update(replace(pace, devices=2)) == pytest.approx(update / 2)
-
-
-@pytest.mark.parametrize(
-    ("shards", "gpus", "devices", "side_by_side"),
-    [(8, 1, 4, 4), (4, 1, 8, 4), (100, 1, 64, 8), (8, 2, 4, 2), (8, 1, 1, 1), (8, 2, 1, 1)],
-)
-def test_shards_sample_side_by_side_as_far_as_there_are_parts_and_gpus(
-    shards: int, gpus: int, devices: int, side_by_side: int
-) -> None:
-    """Eight groups in waves of one; a CPU counts as one device, whose cores all shards would share."""
-    changes = {"method.rollout.wave_groups": 1, "runtime.servers": {"actor": {"gpus": gpus}}}
-    one, many = (
-        estimate(load_experiment(SCALE, {**changes, "method.roles.actor.engine": "vllm", "runtime.shards": count}))
-        for count in (1, shards)
-    )
-    pace = Pace("made", reading=4e9, sampling=1e6, learning=1e9, devices=devices)
-    for name, work in many.work.items():
-        alone = one.work[name]
-        assert work.sampling(pace) == pytest.approx(alone.sampling(pace) / side_by_side), name
-        assert work.update(pace) == alone.update(pace)
-
-
-def test_evaluations_count_with_their_share_of_a_round() -> None:
-    role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5))
-    alone = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4)
-    often = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4, evaluated=(30, 2))
-    pace = Pace("made", reading=1e9, sampling=1e9, learning=1e9)
-    sampling = (often.reading_flops + often.weight_bytes) / 1e9
-    assert often.seconds(pace) - alone.seconds(pace) == pytest.approx(sampling * 30 / 6 / 2)
-    assert (alone.tokens, often.tokens) == (600, 600 + 1500)
-    assert often.flops - alone.flops == pytest.approx(often.sampling_flops * 30 / 6 / 2, abs=1)
-
-
-def test_the_longest_stage_is_an_evaluation_or_an_update_for_all_roles_that_share_weights() -> None:
-    role = RoleConfig(context=100, sampling=SamplingConfig(max_new_tokens=5))
-    pace = Pace("made", reading=1e9, sampling=1e12, learning=1e9)
-    paces = {"actor": pace, "extractor": pace}
-    plays, writes = (work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4) for _ in range(2))
-    update, work = plays.update(pace), {"actor": plays, "extractor": writes}
-    assert update > plays.sampling(pace)
-    assert longest_stage(work, {"actor": "actor", "extractor": "extractor"}, paces) == pytest.approx(update)
-    assert longest_stage(work, {"actor": "actor", "extractor": "actor"}, paces) == pytest.approx(2 * update)
-    work["actor"] = work_of(SHAPE, role, longest(role, 20), RoundOutputs(6, 6), rows=4, evaluated=(60, 5))
-    wanted = pytest.approx(10 * plays.sampling(pace))
-    assert longest_stage(work, {"actor": "actor", "extractor": "actor"}, paces) == wanted, "a whole one, not a share"
-
-
 def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model that is nowhere on this machine: 7.6 billion parameters, adapters of rank 16, one GPU."""
-    monkeypatch.setattr("crl.policies.precision.computes_bfloat16", lambda: True)
+    monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)
     needed = estimate(load_experiment(SCALE))
     parameters, adapters = 7_615_283_200, 28 * 16 * (4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18_944))
     actor, update = needed.sampling["actor"], needed.updates["actor"]
@@ -272,10 +201,6 @@ def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert actor.cache == 32 * 4096 * 28 * 2 * 512 * 2  # rows, tokens, layers, keys and values, width, bytes
     assert needed.written_bytes == 12 * adapters == checkpoint_bytes(SHAPES["Qwen/Qwen2.5-7B-Instruct"], ROLE_7B)
     assert needed.disk_bytes(5) == 3 * 12 * adapters + 5 * 18 * 64 * (4096 + 4096)
-    work = needed.work["actor"]
-    held_out = 2 * sum(family.evaluation_seeds.count for family in load_experiment(SCALE).method.families)
-    assert work.read_and_sampled == 64 * 4096 and work.tokens == (64 + held_out) * 4096, "evaluated in every round"
-    assert work.sampling_flops == pytest.approx(2 * (parameters - 152_064 * 3584) * 64 * 4096, rel=0.15)
     # Both roles play with copies of their own, beside the trainer that the last round left.
     held = 2 * actor.weights + update.kept
     assert held < (needed.memory_bytes or 0) < held + actor.loading + actor.cache + actor.working + 2 * 2**30

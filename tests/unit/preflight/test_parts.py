@@ -9,7 +9,7 @@ import pytest
 from crl.cli.doctor import _shards
 from crl.config import Experiment
 from crl.config.load import load_experiment
-from crl.preflight.parts import collecting_parts
+from crl.preflight.placement import collecting_parts
 from crl.records import FREE, Task
 from crl.rollout.play import waves_of
 from crl.rounds.waves import together

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crl.preflight import models
+from crl.preflight import shapes
 
 HUB = "nobody/such-a-model"
 
@@ -14,20 +14,20 @@ HUB = "nobody/such-a-model"
 @pytest.fixture
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the Hugging Face cache has what was downloaded of `HUB`."""
-    monkeypatch.setattr(models, "config_file", lambda name: next(tmp_path.glob("config.json"), None))
+    monkeypatch.setattr(shapes, "config_file", lambda name: next(tmp_path.glob("config.json"), None))
     return tmp_path
 
 
 def test_a_hugging_face_id_is_ready_once_its_weights_are_here(cached: Path) -> None:
-    assert "will be downloaded" in models.readiness(HUB)
+    assert "will be downloaded" in shapes.readiness(HUB)
     (cached / "config.json").write_text("{}")
-    assert "will be downloaded" in models.readiness(HUB), "a download that was cut short"
+    assert "will be downloaded" in shapes.readiness(HUB), "a download that was cut short"
     (cached / "model.safetensors").write_text("")
-    assert models.readiness(HUB) == "ready"
+    assert shapes.readiness(HUB) == "ready"
 
 
 def test_what_is_prepared_here_is_not_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CRL_MODELS", str(tmp_path))
-    assert models.readiness("smollm2-135m-instruct") == "will be prepared on first use"
+    assert shapes.readiness("smollm2-135m-instruct") == "will be prepared on first use"
     for name in ("tiny", "lexical", "minilm", "warm:realms/actor", "endpoint:teacher", str(tmp_path)):
-        assert models.readiness(name) == "ready"
+        assert shapes.readiness(name) == "ready"

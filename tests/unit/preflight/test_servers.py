@@ -60,7 +60,7 @@ def test_two_roles_with_weights_of_their_own_need_two_servers() -> None:
 def test_servers_of_one_engine_share_the_memory_of_its_gpus(
     gpus: int, shares: tuple[float, float], told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: gpus)
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: gpus)
     servers = {role: {"memory_share": share} for role, share in zip(("actor", "extractor"), shares, strict=True)}
     found = refusals(BOTH, servers)
     assert len(found) == told
@@ -70,7 +70,7 @@ def test_servers_of_one_engine_share_the_memory_of_its_gpus(
 
 
 def test_roles_that_share_weights_have_a_server_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 1)
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 1)
     shared = {"method.roles.actor.engine": "vllm", "method.roles.extractor": {"weights": "actor"}}
     shared["method.recipe.warm_start.extractor_episodes"] = 0
     assert not refusals(shared, {"actor": {"memory_share": 0.45}})
@@ -102,21 +102,21 @@ def test_engines_that_share_a_gpu_share_its_memory(
     gpus: int, runtime: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Engines take the GPUs in turn, and begin again with the first."""
-    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: gpus)
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: gpus)
     found = refusals(BOTH, {role: {"memory_share": 0.3} for role in ("actor", "extractor")}, **runtime)
     assert [error.found.partition("would take ")[2] for error in found.values()] == [told] * bool(told)
     assert all("runtime.shards" in (error.next_step or "") for error in found.values())
 
 
 def test_engines_of_a_dask_cluster_that_is_there_are_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 1)
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 1)
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://there:8786")
     servers = {role: {"memory_share": 0.3} for role in ("actor", "extractor")}
     assert not refusals(BOTH, servers, shards=2, task_runner="dask")
 
 
 def test_a_server_on_two_gpus_leaves_half_as_many_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 4)
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 4)
     wide = {"actor": {"gpus": 2, "memory_share": 0.5}}
     changes = {"method.roles.actor.engine": "vllm"}
     assert not refusals(changes, wide, shards=2)
@@ -136,7 +136,7 @@ def test_a_server_on_two_gpus_leaves_half_as_many_places(monkeypatch: pytest.Mon
 def test_tracks_that_share_a_gpu_have_the_servers_that_their_stages_ask_for(
     changes: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crl.policies.determinism.gpu_count", lambda: 1)
+    monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 1)
     found = [error.found for error in refusals({**OVERLAP, **changes}, {}).values()]
     assert len(found) == bool(told) and all(told in each for each in found)
     assert not refusals({**OVERLAP, **changes}, {}, overlap_engines=1)

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from crl.audit.verify import Severity, verify
 from crl.cli import main
 from crl.config import Runtime
 from crl.engine.driver import Driver
@@ -20,7 +21,6 @@ from crl.rounds.approvals import PendingApproval, awaited, decide
 from crl.run.decisions import decision_path, load_decision, write_decision
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
-from crl.run.verify import Severity, verify
 from tests.unit.engine.approval_recipe import NAME, approved_experiment
 from tests.unit.engine.harness import digests
 

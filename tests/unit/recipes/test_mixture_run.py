@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 from crl.audit.audit import problems_of
+from crl.audit.redo import set_aside
+from crl.audit.verify import verify
 from crl.config import Experiment
 from crl.config.load import parse_experiment
 from crl.engine.execute import Attempt, execute_stage
@@ -37,8 +39,6 @@ from crl.rounds.reading import recorded_bank
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from crl.run.redo import set_aside
-from crl.run.verify import verify
 from tests.learning.harness import rows
 from tests.unit.recipes.test_asking_run import Script
 

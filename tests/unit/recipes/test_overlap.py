@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crl.audit.audit import problems_of
-from crl.audit.staleness import staleness_problems
+from crl.audit.audit import problems_of, staleness_problems
 from crl.config import Method
 from crl.errors import BadInput
 from crl.records import Distillation, Evaluation, Generation, Retrieval, Sample, Weights

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from crl.audit.audit import problems_of
+from crl.audit.verify import verify
 from crl.config import Experiment
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
@@ -37,7 +38,6 @@ from crl.records import (
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from crl.run.verify import verify
 from tests.learning.harness import rows, train
 from tests.unit.extractor.test_thinking import write_thinking
 from tests.unit.policies.test_model_embedder import write_embedder

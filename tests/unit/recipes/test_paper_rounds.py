@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from crl.audit.audit import problems_of
+from crl.audit.verify import verify
 from crl.config import Method
 from crl.config.load import load_experiment
 from crl.policies import resolve_model
 from crl.records import Episode, Evaluation
 from crl.rounds.recipe import recipe_of
-from crl.run.verify import verify
 from tests.learning.harness import rows, train
 from tests.unit.extractor.test_thinking import write_thinking
 from tests.unit.policies.test_model_embedder import write_embedder

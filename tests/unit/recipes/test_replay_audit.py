@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from crl.audit.audit import problems_of
-from crl.audit.replays import replay_problems
+from crl.audit.audit import problems_of, replay_problems
 from crl.records import BankEvent, Operation, rows_of, table_of
 from crl.run.directory import RunDirectory
 from tests.unit.report.scripted import Ask, ScriptedRun

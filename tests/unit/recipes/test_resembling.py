@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from crl.audit.again import _StoredVectors, remake
 from crl.audit.audit import problems_of
-from crl.audit.recovery import _StoredVectors, remake
 from crl.bank.segments import text_digest
 from crl.errors import RecordDamaged
 from crl.policies.embedders import LexicalEmbedder

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from crl.audit.audit import problems_of
-from crl.audit.trials import trial_problems
+from crl.audit.audit import problems_of, trial_problems
 from crl.bank.segments import text_digest
 from crl.config import Experiment, Method, TrialConfig
 from crl.credit.trials import in_force
@@ -139,7 +138,7 @@ def test_games_of_a_trial_are_counted_in_estimates(tried: Played) -> None:
     method = tried.method
     for number in range(1, ROUNDS + 1):
         games = sum(len(tried.rows(Episode, stage, number)) for stage in ("collect", TRIAL))
-        assert method.episodes <= games <= method.recipe.outputs(method)["actor"].sampled
+        assert method.episodes <= games <= method.recipe.outputs(method)["actor"]
         assert games > method.episodes or number > 1  # results of the first round hold in the second
 
 

@@ -104,10 +104,13 @@ CHANGING = [
     "WITH t AS (UPDATE episodes SET success = true RETURNING *) FROM t",
     "SELECT * FROM enable_logging('QueryLog', storage = 'file', storage_config = {{'path': '{beside}/log'}})",
     "SELECT * FROM enable_profiling(save_location = '{beside}/profile.json')",
+    "WITH t AS (COPY (SELECT 1) TO '" + OWN + "' (FORMAT parquet, USE_TMP_FILE false)) FROM t",
+    "FROM query('WITH t AS (COPY (SELECT 1) TO ''" + OWN + "'' (FORMAT parquet, USE_TMP_FILE false)) FROM t')",
+    "FROM json_execute_serialized_sql(json_serialize_sql("
+    "'WITH t AS (COPY (SELECT 1) TO ''" + OWN + "'' (FORMAT parquet, USE_TMP_FILE false)) FROM t'))",
+    "FROM (WITH t AS (COPY (SELECT 1) TO '" + OWN + "' (FORMAT parquet, USE_TMP_FILE false)) FROM t)",
     "SELECT * FROM checkpoint()",
-    "SELECT write_log('x')",
     "SELECT nextval('x')",
-    "SELECT list_transform([1], lambda x: write_log('x'))",
     "SELECT 1 ORDER BY setval('x', 1)",
 ]
 READING = [
@@ -164,7 +167,6 @@ READING = [
     "FROM duckdb_secrets()",
     "FROM duckdb_logs()",
     "SELECT getenv('HOME')",
-    "SELECT getvariable('x')",
     "SELECT * FROM rows_of_the_caller",
 ]
 
@@ -183,6 +185,16 @@ def test_attempts_are_refused_and_leave_no_trace(
     assert SECRET not in str(refused.value)
     assert content(place) == before
     assert rows_of_the_caller.num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "harmless", ["write_log('x')", "list_transform([1], lambda x: write_log('x'))", "getvariable('x')"]
+)
+def test_what_only_the_session_itself_would_notice_leaves_no_trace(place: Path, harmless: str) -> None:
+    """It ends with the query: no log is kept, and there is no variable."""
+    before = content(place)
+    query(place / "run", f"SELECT {harmless}")
+    assert content(place) == before
 
 
 def test_the_refusal_says_what_can_be_used(place: Path) -> None:

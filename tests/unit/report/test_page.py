@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from crl.audit.verify import verify
 from crl.bank.segments import SEGMENTS
 from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
 from crl.report.diff import BankDiff, Change
@@ -19,7 +20,6 @@ from crl.report.page import REPORT, SHOWN_CHANGES, page_url, render, write_repor
 from crl.report.success import Rate
 from crl.report.summary import History
 from crl.report.views import query
-from crl.run.verify import verify
 from tests.unit.cli.conftest import Outcome, crl, room, runs  # noqa: F401  (fixtures)
 from tests.unit.report.builder import build_run, write_stage
 
@@ -353,7 +353,7 @@ def test_addresses_of_pages() -> None:
 
 @pytest.mark.slow
 def test_history_reads_new_rounds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from crl.report import history as module
+    from crl.report import summary as module
     from crl.report.summary import summarize
     from tests.unit.report.builder import evaluation
 

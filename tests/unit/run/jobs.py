@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from crl.audit.redo import set_aside
 from crl.run.branch import Branch, make_branch
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from crl.run.redo import set_aside
 from crl.run.retention import prune
 from tests.unit.run.support import experiment, resume, stages_of
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from crl.audit.redo import set_aside
+from crl.audit.verify import verify
 from crl.errors import BadInput, RecordDamaged
 from crl.run.branch import Branch, make_branch
 from crl.run.directory import RunDirectory, manifests
@@ -18,9 +20,7 @@ from crl.run.find import find_run
 from crl.run.head import heads
 from crl.run.lease import Lease
 from crl.run.lineage import LINEAGE, load_lineage
-from crl.run.redo import set_aside
 from crl.run.retention import Pruned, prune, pruned
-from crl.run.verify import verify
 from tests.marks import sampled
 from tests.unit.run import jobs
 from tests.unit.run.killed import run_killed

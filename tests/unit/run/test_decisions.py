@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.verify import Severity, verify
 from crl.errors import DecisionMade, RecordDamaged
 from crl.run.decisions import (
     Decision,
@@ -20,7 +21,6 @@ from crl.run.decisions import (
     write_decision,
 )
 from crl.run.directory import RunDirectory
-from crl.run.verify import Severity, verify
 from tests.processes import PATIENCE_SECONDS
 from tests.unit.run.support import experiment
 

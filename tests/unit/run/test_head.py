@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.redo import set_aside
+from crl.audit.verify import verify
 from crl.errors import BadInput, RecordDamaged
 from crl.run import head
 from crl.run.directory import manifests
@@ -14,8 +16,6 @@ from crl.run.head import checked_form, head_after, heads, hold_against, told_hea
 from crl.run.journal import JOURNAL
 from crl.run.lease import Lease
 from crl.run.manifest import MANIFEST, Manifest
-from crl.run.redo import set_aside
-from crl.run.verify import verify
 from tests.unit.run.support import finished_run, resume, stages_of
 
 

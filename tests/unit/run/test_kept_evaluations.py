@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.verify import Severity, require_intact, verify
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.records import Evaluation
 from crl.run import experiment_file
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import EVALUATIONS, Kept, keep_evaluation, kept_evaluations
 from crl.run.files import machine_digest, sweep
-from crl.run.verify import Severity, require_intact, verify
 from tests.unit.engine.harness import make_experiment
 from tests.unit.report.builder import build_run, evaluation
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.verify import Severity, require_intact, verify
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.lease import Lease
 from crl.run.retention import prune, pruned
-from crl.run.verify import Severity, require_intact, verify
 from tests.marks import sampled
 from tests.unit.run import jobs
 from tests.unit.run.killed import run_killed

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from crl.audit.verify import verify
 from crl.errors import NotEnoughDisk, RecordDamaged, StaleAttempt
 from crl.records import Weights, table_of
 from crl.report.views import write_catalog
@@ -17,7 +18,6 @@ from crl.run.directory import RunDirectory
 from crl.run.files import free_bytes, remove, require_free
 from crl.run.lease import Lease, commit_guard
 from crl.run.retention import prune, pruned
-from crl.run.verify import verify
 from tests.unit.run.support import finished_run, weights_row, write_stage
 
 

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from crl.audit.verify import verify
 from crl.errors import CrlError, DataCheckFailed, DiskFull, RunDirectoryUnusable, StageAlreadyComplete, StaleAttempt
 from crl.records import Generation, Metric, Retrieval, schema_of, table_of
 from crl.run import writer as writer_module
 from crl.run.directory import RunDirectory
 from crl.run.files import disk_error
 from crl.run.lease import Lease
-from crl.run.verify import verify
 from tests.unit.run.support import digests, experiment, finished_run, inputs_of, leftovers, resume, rows, write_stage
 
 

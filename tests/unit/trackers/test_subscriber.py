@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from crl.audit.verify import verify
 from crl.config import Runtime
 from crl.config.load import load_experiment
 from crl.engine.events import Event, LogLine, RoundDone, RoundStarted
@@ -21,7 +22,6 @@ from crl.report import views
 from crl.report.view_files import Pinned
 from crl.run.directory import RunDirectory, manifests
 from crl.run.head import heads
-from crl.run.verify import verify
 from crl.trackers import subscriber
 from crl.trackers.base import RoundFigures, TrackedRun
 from crl.trackers.subscriber import Trackers

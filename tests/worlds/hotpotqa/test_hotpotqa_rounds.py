@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from crl.audit.audit import problems_of
+from crl.audit.verify import verify
 from crl.config import FamilyConfig, PromptConfig
 from crl.config.load import load_experiment
 from crl.extractor.parse import parse_output
@@ -20,7 +21,6 @@ from crl.records import Episode, Evaluation, Turn
 from crl.rollout.actions import parse_action as action_in
 from crl.rollout.prompts import check_prompts
 from crl.rounds.recipe import recipe_of
-from crl.run.verify import verify
 from crl.worlds.hotpotqa import HotpotQAConfig
 from crl.worlds.hotpotqa.environment import FORM, parse_action
 from crl.worlds.hotpotqa.files import paragraphs_of

@@ -12,7 +12,7 @@ from crl.envs import check_environment
 from crl.errors import BadInput
 from crl.protocols import FreeText, Leveled, StopReason, ToolCalls
 from crl.worlds.swe.calls import BASH, BadCall, call_of
-from crl.worlds.swe.tasks import split
+from crl.worlds.swe.sources import split
 from tests.worlds.swe.world import Player, bash, call, config_of, made, make_row, needs_bwrap
 
 pytestmark = needs_bwrap

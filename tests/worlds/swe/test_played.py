@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 from crl.worlds.swe import SweConfig
 from crl.worlds.swe.shipped import shipped_tasks
 from crl.worlds.swe.sources import tasks_of
-from crl.worlds.swe.variants import Variants
-from tests.marks import sampled
 from tests.worlds.swe.world import Player, config_of, files_below, made, mounts, needs_bwrap
 
 pytestmark = needs_bwrap
@@ -38,38 +35,28 @@ def _won(environment, seed):
 
 @pytest.mark.slow
 def test_tasks_that_ship_are_played(shipped):
-    """One written by hand, one generated, one held out."""
-    assert [_won(shipped, seed) for seed in (0, 1, FROM)] == [(0.0, 1.0)] * 3
+    """One to train on, one held out."""
+    assert [_won(shipped, seed) for seed in (0, FROM)] == [(0.0, 1.0)] * 2
 
 
-@pytest.mark.parametrize("which", sampled(["written", "generated", "both"], 3))
-def test_seeds_of_the_tasks_that_ship(which):
-    tasks = SweConfig(tasks=which)
-    found = tasks_of(tasks)
-    written = {name for name, task in shipped_tasks().items() if task.split == "train"}
-    held_out = {found.of(FROM + seed).instance_id for seed in range(len(found.evaluation))}
-    assert held_out == {name for name, task in shipped_tasks().items() if task.split == "evaluation"}
-    trained = [found.of(seed).instance_id for seed in range(80)]
-    assert len(set(trained)) == {"written": len(written), "generated": 80, "both": 80}[which]
-    assert sum(each in written for each in trained) == {"written": 80, "generated": 0, "both": 20}[which]
-    assert tasks.held_out_levels == len(held_out)
+@pytest.mark.parametrize("level", [None, "easy"])
+def test_seeds_of_the_tasks_that_ship(level):
+    config = SweConfig(level=level)
+    found = tasks_of(config)
+    for split, first, count in (("train", 0, 60), ("evaluation", FROM, len(found.evaluation))):
+        there = {name for name, task in shipped_tasks().items() if task.split == split and level in (None, task.level)}
+        assert {found.of(first + seed).instance_id for seed in range(count)} == there
+    assert config.held_out_levels == len(found.evaluation) > 0
 
 
 @pytest.mark.slow
 def test_the_oracle_repairs_every_task_that_ships():
     every = {}
-    with closing(made(SweConfig(tasks="written"))) as environment:
+    with closing(made(SweConfig())) as environment:
         trained = len(environment.tasks.training)
         for seed in [*range(trained), *range(FROM, FROM + len(environment.tasks.evaluation))]:
             every[environment.tasks.of(seed).instance_id] = _won(environment, seed)
     assert every == dict.fromkeys(shipped_tasks(), (0.0, 1.0))
-
-
-@pytest.mark.slow
-def test_the_oracle_repairs_generated_tasks():
-    numbers = random.Random(1).sample(range(len(Variants("train"))), 40)
-    with closing(made(SweConfig(tasks="generated"))) as environment:
-        assert {_won(environment, number) for number in numbers} == {(0.0, 1.0)}
 
 
 @pytest.mark.parametrize("calls", [40, pytest.param(1000, marks=pytest.mark.slow)])

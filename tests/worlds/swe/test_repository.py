@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
 
 import pytest
 
-from crl.worlds.swe import SweConfig, repository
+from crl.worlds.swe import repository
 from crl.worlds.swe.repository import Clones, Repositories, remove
 from crl.worlds.swe.rows import row_of
 from tests.worlds.swe.world import FIXED, MEAN, files_below, make_row
@@ -54,11 +53,3 @@ def test_a_diff_fits_files_whose_line_breaks_git_converts(tmp_path, repositories
     row = row_of(make_row(tmp_path, "windows", base=base), "here")
     assert (repositories.fixed(row) / "tally.py").read_bytes() == FIXED.replace("\n", "\r\n").encode()
     assert files_below(repositories.fixed(row)) == [".gitattributes", "tally.py"]
-
-
-def test_repositories_of_tasks_that_ship_do_not_pile_up():
-    with closing(SweConfig(sandbox="none").make()) as environment:
-        for seeds in ([0, 1], [2, 3], [2, 0]):
-            environment.reset_many(seeds)
-            kept = {f"{environment.tasks.of(seed).instance_id}.git" for seed in seeds}
-            assert {each.name for each in (environment._workplace.folder / "shipped").iterdir()} == kept

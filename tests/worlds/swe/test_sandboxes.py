@@ -15,8 +15,8 @@ import pytest
 from crl.errors import BadInput
 from crl.worlds.swe import sandbox, sandboxes
 from crl.worlds.swe.interpreters import Interpreter, interpreter_of
-from crl.worlds.swe.limits import Limits
-from crl.worlds.swe.output import Output
+from crl.worlds.swe.settings import Limits
+from crl.worlds.swe.supervised import Output
 from tests.worlds.swe.world import FIXED, Player, config_of, files_below, made, make_row, needs_bwrap, processes
 
 FAKE = """#!{python}

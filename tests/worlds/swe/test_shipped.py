@@ -13,30 +13,19 @@ from typing import get_args
 
 import pytest
 
-from crl.errors import BadInput
 from crl.worlds.swe.library import DATA, Library, libraries
-from crl.worlds.swe.shipped import (
-    KINDS,
-    LEVELS,
-    Kind,
-    Level,
-    Task,
-    materialize,
-    materialize_all,
-    shipped_rows,
-    shipped_tasks,
-    tasks,
-)
-from crl.worlds.swe.trials import run_trials
+from crl.worlds.swe.repository import write_repository
+from crl.worlds.swe.shipped import Kind, Level, Task, shipped_tasks, tasks
+from data.swe.mutations.trials import run_trials
 from tests.marks import sampled
 
 ROOT = Path(__file__).parents[3]
 NAMES = sorted(path.name for path in (DATA / "libraries").iterdir())
 CONCURRENT = ("recency", "throttle")
-DIGESTS = """
+ROWS = """
 import json
-from crl.worlds.swe.shipped import shipped_rows
-print(json.dumps({row.instance_id: row.base_commit for row in shipped_rows()}))
+from crl.worlds.swe.shipped import shipped_tasks
+print(json.dumps({name: task.row().model_dump(mode="json") for name, task in shipped_tasks().items()}))
 """
 
 
@@ -53,8 +42,8 @@ def git(place: Path, *arguments: str) -> str:
 
 def test_there_are_enough_of_each_sort() -> None:
     assert len(shipped_tasks()) >= 40
-    assert Counter(task.level for task in shipped_tasks().values()).keys() == set(LEVELS)
-    assert Counter(task.kind for task in shipped_tasks().values()).keys() == set(KINDS)
+    assert Counter(task.level for task in shipped_tasks().values()).keys() == set(get_args(Level))
+    assert Counter(task.kind for task in shipped_tasks().values()).keys() == set(get_args(Kind))
     assert min(Counter(task.level for task in tasks("evaluation")).values()) >= 3
     assert min(Counter(task.library.name for task in shipped_tasks().values()).values()) >= 3
     assert len(NAMES) >= 12
@@ -67,20 +56,12 @@ def test_no_library_is_in_both_splits() -> None:
     assert not {task.library.name for task in train} & {task.library.name for task in evaluation}
 
 
-def test_levels_and_kinds_are_asked_for_by_name() -> None:
-    hard = tasks("evaluation", level="hard", kind="concurrency")
-    assert [task.instance_id for task in hard] == ["throttle-window-races"]
-    row = shipped_rows("evaluation", "hard", "concurrency")[0]
-    assert row.model_extra == {"library": "throttle", "split": "evaluation", "level": "hard", "kind": "concurrency"}
-    assert sum(len(tasks(level=level)) for level in LEVELS) == len(shipped_tasks())
-    assert get_args(Level) == LEVELS
-    assert get_args(Kind) == KINDS
-
-
-@pytest.mark.parametrize("asked", [{"split": "test"}, {"level": "simple"}, {"kind": "typo"}])
-def test_unknown_names_are_refused(asked: dict[str, str]) -> None:
-    with pytest.raises(BadInput, match=r"Expected: .* \| "):
-        tasks(**asked)  # type: ignore[arg-type]
+def test_a_level_is_asked_for_by_name() -> None:
+    hard = tasks("evaluation", "hard")
+    assert "throttle-window-races" in {task.instance_id for task in hard} and {task.level for task in hard} == {"hard"}
+    assert sum(len(tasks(split, level)) for split in ("train", "evaluation") for level in get_args(Level)) == len(
+        shipped_tasks()
+    )
 
 
 @pytest.mark.parametrize("name", sampled(NAMES, 5))
@@ -108,16 +89,34 @@ def test_statements_give_nothing_away(task: Task) -> None:
     assert titles[task.statement.splitlines()[0]] == 1
 
 
-def test_the_repository_does_not_hold_the_judging_tests_or_the_fix(tmp_path: Path) -> None:
+def test_a_repository_has_a_commit_per_task_and_no_judging_tests(tmp_path: Path) -> None:
+    every = {name: task.files for name, task in shipped_tasks().items()}
+    commits = write_repository(every, tmp_path / "all.git")
+    assert git(tmp_path / "all.git", "fsck", "--strict", "--full", "--no-dangling") == ""
+    assert len(set(commits.values())) == len(every) and commits.keys() == every.keys()
     for task in list(shipped_tasks().values())[::9]:
-        place = materialize(task, tmp_path)
-        assert materialize(task, tmp_path) == place
-        row = task.row()
-        assert git(place, "rev-list", "--all").split() == [row.base_commit]
-        assert git(place, "fsck", "--strict", "--full") == ""
-        listed = git(place, "ls-tree", "-r", "--name-only", row.base_commit).splitlines()
+        named = task.row().base_commit
+        assert git(tmp_path / "all.git", "rev-parse", named).strip() == commits[task.instance_id]
+        assert git(tmp_path / "all.git", "rev-list", named).split() == [commits[task.instance_id]], "no history"
+        listed = git(tmp_path / "all.git", "ls-tree", "-r", "--name-only", named).splitlines()
         assert listed == sorted(task.files)
         assert not set(listed) & set(task.library.judging)
+
+
+def test_the_same_files_give_the_same_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes them, and whenever; and so does writing over them."""
+    name, task = next(iter(shipped_tasks().items()))
+    others = {"more": {"a ü.txt": "ü\n", "folder/deep/b.py": ""}, name: task.files}
+    first = write_repository({name: task.files}, tmp_path / "one.git")
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "someone")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2001-01-01T00:00:00")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    second = write_repository(others, tmp_path / "two.git")
+    assert second[name] == first[name] and write_repository(others, tmp_path / "two.git") == second
+    assert git(tmp_path / "two.git", "show", "more:a ü.txt") == "ü\n"
+    assert git(tmp_path / "two.git", "log", "--format=%an %at %cn %ct", name) == (
+        "complementary-rl 1700000000 complementary-rl 1700000000\n"
+    )
 
 
 def test_patches_apply_with_git(tmp_path: Path) -> None:
@@ -130,27 +129,13 @@ def test_patches_apply_with_git(tmp_path: Path) -> None:
         assert read(work) == {**task.library.files, **task.library.judging}
 
 
-def test_commits_are_equal_in_other_processes() -> None:
-    environment = {**os.environ, "PYTHONHASHSEED": "77", "TZ": "Asia/Tokyo", "GIT_AUTHOR_NAME": "someone"}
+def test_rows_are_equal_in_other_processes() -> None:
+    environment = {**os.environ, "PYTHONHASHSEED": "77", "TZ": "Asia/Tokyo"}
     other = subprocess.run(
-        [sys.executable, "-c", DIGESTS], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
+        [sys.executable, "-c", ROWS], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
     )
-    assert json.loads(other.stdout) == {row.instance_id: row.base_commit for row in shipped_rows()}
-
-
-def test_repositories_are_made_once_and_hold_all_their_tasks(tmp_path: Path) -> None:
-    places = materialize_all(tasks("evaluation"), tmp_path)
-    assert {place.name for place in places} == {
-        f"{row.repo.partition('/')[2]}.git" for row in shipped_rows("evaluation")
-    }
-    for row in shipped_rows("evaluation"):
-        place = tmp_path / f"{row.library}.git"  # type: ignore[attr-defined]
-        assert git(place, "rev-parse", f"refs/heads/{row.instance_id}").strip() == row.base_commit
-        assert git(place, "rev-list", row.base_commit).split() == [row.base_commit]
-    before = {place: place.stat().st_ino for place in places}
-    assert materialize_all(tasks("evaluation"), tmp_path) == places
-    assert {place: place.stat().st_ino for place in places} == before
-    assert sorted(tmp_path.iterdir()) == sorted(places)
+    here = {name: task.row().model_dump(mode="json") for name, task in shipped_tasks().items()}
+    assert json.loads(other.stdout) == here
 
 
 def test_libraries_use_the_standard_library_alone() -> None:
@@ -165,8 +150,9 @@ def imports(line: str) -> bool:
 
 
 def checkout(task: Task, place: Path) -> Path:
-    repository = materialize(task, place.parent)
-    git(place.parent, "clone", "--quiet", str(repository), str(place))
+    repository = place.parent / "one.git"
+    write_repository({task.instance_id: task.files}, repository)
+    git(place.parent, "clone", "--quiet", "--branch", task.instance_id, str(repository), str(place))
     return place
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from crl.audit.audit import problems_of
+from crl.audit.verify import verify
 from crl.config import PromptConfig
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_part, execute_stage
@@ -22,7 +23,6 @@ from crl.rollout.prompts import check_prompts
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from crl.run.verify import verify
 from crl.worlds.swe.calls import FORM, SUBMIT, call_of
 from crl.worlds.swe.environment import SweEnvironment
 from crl.worlds.swe.sandbox import Bubblewrap

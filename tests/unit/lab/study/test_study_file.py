@@ -288,7 +288,7 @@ def test_only_trackers_that_are_asked_for_are_written_to(tmp_path: Path) -> None
 
 
 def test_another_precision_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crl.policies.precision.replaced", lambda method: "actor: computed in float32")
+    monkeypatch.setattr("crl.policies.machine.replaced", lambda method: "actor: computed in float32")
     said: list[str] = []
     prepare(planned(tmp_path), [], said.append)
     assert said == ["actor: computed in float32"]

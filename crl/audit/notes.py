@@ -1,0 +1,99 @@
+"""What verification does not know: files that nobody names, and what beside the record says otherwise.
+
+Notes are no problems and fail nothing. Files in the bank's store that no stage names were written by an attempt that
+was killed or set aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from crl.audit.problem import Record, on_one_line
+from crl.errors import RecordDamaged
+from crl.run.decisions import DECISIONS, decided_rounds, decision_path
+from crl.run.directory import is_round
+from crl.run.journal import JOURNAL, Journal, JsonLines, place_of
+from crl.run.lease import LEASE, LeaseFile
+from crl.run.manifest import MANIFEST, Manifest, key_of
+from crl.run.retention import PRUNED, unlisted
+
+_LISTS = {PRUNED: "sha256s", "trackers.jsonl": "tracker"}
+"""What each line of a list has, beside those of the journal."""
+
+
+def notes(record: Record) -> list[str]:
+    """What is to be said of a run beside its problems, one line each."""
+    found = [*_journal(record), *_swapped(record.run_path), *_rounds(record.run_path), *_stores(record)]
+    return [on_one_line(note) for note in found]
+
+
+def _journal(record: Record) -> Iterator[str]:
+    if not (record.run_path / JOURNAL).is_file():
+        if record.stages:
+            yield f"{JOURNAL} is missing: whether a stage that no other one read was deleted is not known"
+        return
+    events = Journal(record.run_path).read()
+    if not any(isinstance(event.get("event"), str) for event in events):
+        yield f"{JOURNAL} holds no event: it is damaged, or another file in its place"
+        return
+    begun = {place_of(event) for event in events if event.get("event") == "stage_started"}
+    unknown = [f"stage {key_of(*place)}" for place in record.manifests if place not in {*begun, *record.stale}]
+    with contextlib.suppress(ValueError):
+        lease = LeaseFile.load(record.run_path)
+        if lease is not None and lease.token not in [event.get("token") for event in events]:
+            unknown.append(f"attempt {lease.token} of {LEASE}")
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        yield f"{JOURNAL} does not say that {unknown[0]}{more} began: it is damaged, or an older one in its place"
+    for place, commit in record.committed.items():
+        manifest = record.manifests.get(place)
+        if manifest is None or place in record.stale or commit.digest is None or commit.token is None:
+            continue
+        file, token = f"rounds/{key_of(*place)}/{MANIFEST}", manifest.provenance.get("token")
+        # That of a later attempt is one that was made again by an attempt that was killed before it said so.
+        if isinstance(token, int) and token < commit.token:
+            yield f"{file} is of attempt {token}, and {JOURNAL} says that attempt {commit.token} made it: an older one"
+        elif token == commit.token and manifest.digest != commit.digest:
+            yield f"{file} has digest {manifest.digest}, and {JOURNAL} says that {commit.digest} was committed"
+
+
+def _swapped(run_path: Path) -> Iterator[str]:
+    """Lists that hold the lines of another one."""
+    for name, own in _LISTS.items():
+        lines = JsonLines(run_path / name).read()
+        if any("event" in line for line in lines):
+            yield f"{name} holds events of a journal: another file in its place"
+        elif (run_path / name).is_file() and not any(own in line for line in lines):
+            yield f"{name} holds no line of its kind: it is damaged, or another file in its place"
+        elif name == PRUNED and unlisted(run_path):
+            yield f"{name} lacks checkpoints that {JOURNAL} says were deleted: it is damaged, or an older one"
+
+
+def _rounds(run_path: Path) -> Iterator[str]:
+    rounds = run_path / "rounds"
+    for entry in sorted(rounds.iterdir()) if rounds.is_dir() else []:
+        if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith(".") and not is_round(entry.name):
+            yield f"rounds/{entry.name} is unknown: the directory of a round has four digits or more, as in rounds/0001"
+    decisions = run_path / DECISIONS
+    known = {decision_path(run_path, number) for number in decided_rounds(run_path)}
+    for entry in sorted(decisions.iterdir()) if decisions.is_dir() else []:
+        if entry not in known and not entry.name.startswith("."):
+            yield f"{DECISIONS}/{entry.name} is unknown: it decides about no round"
+
+
+def _stores(record: Record) -> Iterator[str]:
+    if record.unreadable:
+        return  # what a manifest names that cannot be read is not known
+    run_path = record.run_path
+    named = {name for manifest in record.manifests.values() for name in manifest.digested.shared}
+    for part in (run_path / "rounds").glob("*/.parts-*/*/"):
+        try:
+            named |= set(Manifest.load(part).digested.shared)
+        except RecordDamaged:
+            continue
+    for path in sorted((run_path / "bank").rglob("*")):
+        file = path.relative_to(run_path).as_posix()
+        if path.is_file() and not path.is_symlink() and not path.name.startswith(".") and file not in named:
+            yield f"{file} is unknown: no complete stage names it"
