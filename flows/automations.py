@@ -73,6 +73,10 @@ def _of_each_run(**more: Any) -> EventTrigger:
     )
 
 
+def _crash(message: str) -> list[Any]:
+    return [ChangeFlowRunState(state=StateType.CRASHED, message=message)]
+
+
 def dead_runs() -> list[AutomationCore]:
     """Runs whose process is gone become CRASHED, which is the state that Retry works from.
 
@@ -85,13 +89,10 @@ def dead_runs() -> list[AutomationCore]:
             description=f"A run says every {HEARTBEAT_SECONDS} s that it lives. Without a word for {SILENCE_SECONDS} s "
             "its process is gone (killed, machine lost) and nobody is left to say so. Keep this switched on.",
             trigger=_silence(SILENCE_SECONDS, after={HEARTBEAT, WATCHED}),
-            actions=[
-                ChangeFlowRunState(
-                    state=StateType.CRASHED,
-                    message=f"{SILENT} {SILENCE_SECONDS} s: the process of this run was killed or its "
-                    "machine is gone. What was complete is safe in the run directory; Retry continues there.",
-                )
-            ],
+            actions=_crash(
+                f"{SILENT} {SILENCE_SECONDS} s: the process of this run was killed or its machine is gone. What was "
+                "complete is safe in the run directory; Retry continues there."
+            ),
         ),
         AutomationCore(
             name="crl: mark runs that never began as crashed",
@@ -105,13 +106,10 @@ def dead_runs() -> list[AutomationCore]:
                     {"prefect.resource.role": "deployment"},
                 ],
             ),
-            actions=[
-                ChangeFlowRunState(
-                    state=StateType.CRASHED,
-                    message=f"No sign of life within {START_SECONDS // 60} min of its start: the process of this run "
-                    "was killed before it began to work. Retry starts it again.",
-                )
-            ],
+            actions=_crash(
+                f"No sign of life within {START_SECONDS // 60} min of its start: the process of this run was killed "
+                "before it began to work. Retry starts it again."
+            ),
         ),
     ]
 

@@ -50,18 +50,12 @@ RUNS = "runs.parquet"
 SCHEMA = pa.schema(
     [
         ("arm", pa.string()),
-        ("seed", pa.int64()),
-        ("round", pa.int64()),
+        *((name, pa.int64()) for name in ("seed", "round")),
         ("bank", pa.bool_()),
-        ("successes", pa.int64()),
-        ("episodes", pa.int64()),
+        *((name, pa.int64()) for name in ("successes", "episodes")),
         ("success", pa.float64()),
-        ("training_episodes", pa.int64()),
-        ("training_tokens", pa.int64()),
-        ("training_real_steps", pa.int64()),
-        ("actions", pa.float64()),
-        ("tokens_read", pa.float64()),
-        ("tokens_sampled", pa.float64()),
+        *((name, pa.int64()) for name in ("training_episodes", "training_tokens", "training_real_steps")),
+        *((name, pa.float64()) for name in ("actions", "tokens_read", "tokens_sampled")),
     ]
 )
 """One row per evaluation: held-out `successes` of `episodes`, with the bank or without, after `training_episodes` (with
@@ -70,8 +64,7 @@ that many generated tokens and real steps), and what a game took on average."""
 OF_RUNS = pa.schema(
     [
         ("arm", pa.string()),
-        ("seed", pa.int64()),
-        *((name, pa.int64()) for name in ("training_episodes", "outputs", "malformed", "returned")),
+        *((name, pa.int64()) for name in ("seed", "training_episodes", "outputs", "malformed", "returned")),
         *((name, pa.float64()) for name in ("notes_true", "coverage")),
         ("alarms", pa.list_(pa.string())),
     ]
@@ -81,8 +74,7 @@ OF_RUNS = pa.schema(
 CHANGES = pa.schema(
     [
         ("arm", pa.string()),
-        ("seed", pa.int64()),
-        ("round", pa.int64()),
+        *((name, pa.int64()) for name in ("seed", "round")),
         ("families", pa.string()),
         ("bank", pa.bool_()),
         *((name, pa.int64()) for name in ("successes", "episodes", "entries", "true", "stale")),
@@ -96,7 +88,6 @@ POINTS = 120
 
 def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tuple[StudyResult, list[Path]]:
     """Read every finished run and write all files: (result, the files but charts). Raises RecordDamaged, DiskFull."""
-
     figures = read_figures(runs)
     unfinished = [run for run in runs if run.seed not in figures.get(run.arm, {})]
     result = summarize_study(study, figures, read_failures(unfinished))
@@ -121,7 +112,6 @@ def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tu
 
 
 def _pictures(result: StudyResult) -> dict[str, bytes]:
-
     titled = [(f"{about or ''} {chart.title}", chart) for about, found in chart_groups(result) for chart in found]
     return {
         f"chart-{place}-{'-'.join(re.findall('[a-z0-9]+', name.lower()))}.svg": chart.picture().encode()

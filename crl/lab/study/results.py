@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from crl.lab.study.change import ChangeResult, summarize_change
 from crl.lab.study.config import Study
@@ -37,10 +37,8 @@ KINDS = {"episodes": "episodes", "tokens": "generated tokens", "real_steps": "re
 """Budgets by the name of their figures, and what tables call them."""
 
 
-class Difference(BaseModel):
+class Difference(BaseModel, frozen=True):
     """An arm minus a reference, seed by seed."""
-
-    model_config = ConfigDict(frozen=True)
 
     arm: str
     reference: str
@@ -52,10 +50,8 @@ class Difference(BaseModel):
     """Whether every pair of runs trained on as many episodes."""
 
 
-class Success(BaseModel):
+class Success(BaseModel, frozen=True):
     """An arm's held-out success, with its bank or without."""
-
-    model_config = ConfigDict(frozen=True)
 
     final: dict[int, float]
     """By seed: the mean of the last evaluations."""
@@ -68,10 +64,8 @@ class Success(BaseModel):
     episodes_to_level: Reached
 
 
-class Cost(BaseModel):
+class Cost(BaseModel, frozen=True):
     """What a held-out game of an arm takes, over seeds: each run's mean of the last evaluations."""
-
-    model_config = ConfigDict(frozen=True)
 
     actions: Interval
     tokens_read: Interval | None
@@ -81,10 +75,8 @@ class Cost(BaseModel):
     """Clock time of the machines the runs were on."""
 
 
-class ArmResult(BaseModel):
+class ArmResult(BaseModel, frozen=True):
     """One arm over the seeds whose runs are finished."""
-
-    model_config = ConfigDict(frozen=True)
 
     arm: str
     title: str
@@ -125,10 +117,8 @@ class ArmResult(BaseModel):
     """In what way a run had collapsed at its end, by seed; the others are left out."""
 
 
-class Varied(BaseModel):
+class Varied(BaseModel, frozen=True):
     """Something that was varied, and the arms at each of its values."""
-
-    model_config = ConfigDict(frozen=True)
 
     title: str
     values: list[str]
@@ -136,10 +126,8 @@ class Varied(BaseModel):
     """By the title of an arm: its name at each value."""
 
 
-class StudyResult(BaseModel):
+class StudyResult(BaseModel, frozen=True):
     """What `study.json` holds."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     question: str
@@ -356,10 +344,8 @@ def _mean(runs: Mapping[int, RunFigures], of: Callable[[RunFigures], float | Non
     return interval(values) if values else None
 
 
-class AtBudget(BaseModel):
+class AtBudget(BaseModel, frozen=True):
     """An arm's held-out success at a budget."""
-
-    model_config = ConfigDict(frozen=True)
 
     arm: str
     with_bank: Interval | None
@@ -370,10 +356,8 @@ class AtBudget(BaseModel):
     reference with its bank or without where it has none; without bank)."""
 
 
-class Budget(BaseModel):
+class Budget(BaseModel, frozen=True):
     """The arms at one budget."""
-
-    model_config = ConfigDict(frozen=True)
 
     kind: str
     amount: int

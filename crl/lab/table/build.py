@@ -10,7 +10,7 @@ its value in each of them (a study gives an environment's `world` the seed too).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -112,25 +112,17 @@ def _rows(group: Group, tasks: Sequence[str]) -> Iterator[Row]:
         )
 
 
-_FIGURES: dict[Figure, Callable[[ArmResult], float]] = {
-    Figure.success: lambda result: result.success.mean,
-    Figure.score: lambda result: result.score,
-    Figure.actions: lambda result: result.actions,
-    Figure.tokens: lambda result: result.tokens,
-}
-
-
 def _cell(found: Sequence[ArmResult]) -> Cell:
     figures = {}
-    for figure, of in _FIGURES.items():
+    for figure in Figure:
         if len(found) > 1:
-            over_seeds = interval([of(result) for result in found])
+            over_seeds = interval([result.figures()[figure] for result in found])
             figures[figure] = Value(over_seeds.mean, over_seeds.low, over_seeds.high)
         elif figure is Figure.success:
             success = found[0].success
             figures[figure] = Value(success.mean, success.low, success.high)
         else:
-            figures[figure] = Value(of(found[0]))
+            figures[figure] = Value(found[0].figures()[figure])
     return Cell(figures, len(found), sum(result.episodes for result in found))
 
 

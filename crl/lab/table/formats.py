@@ -9,6 +9,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from crl.lab.table.build import Cell, Figure, Row, Table
@@ -133,10 +134,7 @@ def _all_cells(row: Row) -> Iterator[tuple[str, Cell]]:
 
 
 def _cell_data(cell: Cell) -> dict[str, Any]:
-    figures = {
-        figure.value: {"mean": value.mean, "low": value.low, "high": value.high}
-        for figure, value in cell.figures.items()
-    }
+    figures = {figure.value: asdict(value) for figure, value in cell.figures.items()}
     return {"runs": cell.runs, "episodes": cell.episodes, **figures}
 
 
