@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import Task, flow, task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
@@ -30,7 +29,7 @@ from crl.report.markdown import code, plain
 from flows.parameters import StudyChoice, study_from
 from flows.present import label
 from flows.schedule import deployable
-from tasks.artifacts import PAGES, artifact_key
+from tasks.artifacts import PAGES, publish
 from tasks.failures import failed, log_error, placed
 
 TABLE, LINK = "study", "study-page"
@@ -157,8 +156,4 @@ def _publish(result: StudyResult, directory: Path) -> None:
     link = [f"# Page of {plain(result.name)}", f"The file: {code(str(page))}"]
     if base:
         link.insert(1, f"[Open the page]({base.rstrip('/')}/{directory.name}/{PAGE})")
-    try:
-        for kind, text in ((TABLE, study_markdown(result)), (LINK, "\n\n".join(link))):
-            create_markdown_artifact(key=artifact_key(result.name, kind), markdown=text, description=result.question)
-    except Exception as error:
-        get_run_logger().warning("artifacts could not be published: %s", error)
+    publish(result.name, result.question, {TABLE: lambda: study_markdown(result), LINK: lambda: "\n\n".join(link)})

@@ -81,6 +81,7 @@ CHANGES = pa.schema(
     ]
 )
 PAGE = "study.html"
+_CHARTS = (("success with bank", True), ("success without bank", False))
 COLORS = 8
 POINTS = 120
 """Most points of a line; of a longer one every so many rounds are left out."""
@@ -212,18 +213,15 @@ def write_study_page(directory: Path, result: StudyResult, runs: Sequence[Planne
 
 def render_study(result: StudyResult, runs: Sequence[PlannedRun]) -> str:
     """The page as HTML text."""
-    page = (
-        environment()
-        .get_template("study.html")
-        .render(
-            style=Inline("chart.css", "style.css"),
-            result=result,
-            seed_words=seed_words(result),
-            groups=chart_groups(result),
-            tables=tables(result),
-            notes=notes(result),
-            runs=[_link(each, result) for each in runs],
-        )
+    template = environment().get_template("study.html")
+    page = template.render(
+        style=Inline("chart.css", "style.css"),
+        result=result,
+        seed_words=seed_words(result),
+        groups=chart_groups(result),
+        tables=tables(result),
+        notes=notes(result),
+        runs=[_link(each, result) for each in runs],
     )
     return escaped(page)
 
@@ -250,7 +248,7 @@ def _curves(arms: Sequence[ArmResult], *, steps: bool) -> list[Chart]:
     top = _top(each for arm in arms for shown in _both(arm) for each in shown.curve.values())
     taken: list[dict[float, float]] = [{number: value.mean for number, value in arm.real_steps.items()} for arm in arms]
     over_rounds, over = [], []
-    for title, bank in (("success with bank", True), ("success without bank", False)):
+    for title, bank in _CHARTS:
         lines = [
             Line(_name(arm.title, [arm], bank), color, _points(_shown(arm, bank).curve))
             for color, arm in enumerate(arms)
@@ -265,7 +263,7 @@ def _change_charts(result: StudyResult) -> Iterator[tuple[str, list[Chart]]]:
     arms = {arm.arm: arm for arm in result.arms}
     for part, words in PARTS.items():
         charts = []
-        for title, bank in (("success with bank", True), ("success without bank", False)):
+        for title, bank in _CHARTS:
             lines = [
                 Line(_name(arms[each.arm].title, [arms[each.arm]], bank), color, _points(shown.curve))
                 for color, each in enumerate(result.changes)
@@ -273,16 +271,12 @@ def _change_charts(result: StudyResult) -> Iterator[tuple[str, list[Chart]]]:
             ]
             charts += [line_chart(title, lines, top=1.0, share=True)] if lines else []
         yield f"families that {words}", charts
-    shares = {
-        "true": {each.arm: each.notes_true for each in result.changes},
-        "stale": {each.arm: each.notes_stale for each in result.changes},
-    }
     charts = []
-    for title, curves in shares.items():
+    for title in ("true", "stale"):
         lines = [
-            Line(escaped(arms[arm].title), color, _points(curve))
-            for color, (arm, curve) in enumerate(curves.items())
-            if curve
+            Line(escaped(arms[each.arm].title), color, _points(curve))
+            for color, each in enumerate(result.changes)
+            if (curve := each.notes_true if title == "true" else each.notes_stale)
         ]
         charts += [line_chart(title, lines, top=1.0, share=True)] if lines else []
     yield "notes of families that change", charts
@@ -290,22 +284,24 @@ def _change_charts(result: StudyResult) -> Iterator[tuple[str, list[Chart]]]:
 
 def _by_value(scale: Varied, arms: Mapping[str, ArmResult]) -> list[Chart]:
     """Final success by the values of what was varied, in equal steps."""
-    found = {
-        title: {place: arms[name] for place, name in enumerate(names) if name in arms}
+    drawn = {
+        title: points
         for title, names in scale.arms.items()
+        if (points := {place: arms[name] for place, name in enumerate(names) if name in arms})
     }
-    drawn = {title: points for title, points in found.items() if points}
     if not drawn:
         return []
     top = _top(shown.mean for points in drawn.values() for arm in points.values() for shown in _both(arm))
     charts = []
-    for title, bank in (("success with bank", True), ("success without bank", False)):
-        lines = []
-        for color, (name, points) in enumerate(drawn.items()):
-            marks = [
-                replace(_point(place, _shown(arm, bank).mean), at=scale.values[place]) for place, arm in points.items()
-            ]
-            lines.append(Line(_name(name, list(points.values()), bank), color, marks))
+    for title, bank in _CHARTS:
+        lines = [
+            Line(
+                _name(name, list(points.values()), bank),
+                color,
+                [replace(_point(at, _shown(arm, bank).mean), at=scale.values[at]) for at, arm in points.items()],
+            )
+            for color, (name, points) in enumerate(drawn.items())
+        ]
         charts.append(line_chart(title, lines, top=top, share=True, axis=escaped(scale.title), named=True))
     return charts
 
@@ -332,15 +328,12 @@ def _top(values: Iterable[Interval]) -> float:
 def _points(curve: dict[int, Interval]) -> list[Point]:
     numbers = sorted(curve)
     step = -(-len(numbers) // POINTS)
-    kept = sorted({*numbers[::step], numbers[-1]})
-    return [_point(number, curve[number]) for number in kept]
+    return [_point(number, curve[number]) for number in sorted({*numbers[::step], numbers[-1]})]
 
 
 def _point(number: int, value: Interval) -> Point:
-    if value.low is None or value.high is None:
-        return Point(number, value.mean, str(number), interval_text(value))
     # No rate is outside of 0 and 1, whatever the interval of a mean of few says.
-    low, high = max(0.0, value.low), min(1.0, value.high)
+    low, high = value.low and max(0.0, value.low), value.high and min(1.0, value.high)
     return Point(number, value.mean, str(number), interval_text(value), low, high)
 
 
