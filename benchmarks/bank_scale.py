@@ -40,8 +40,8 @@ from made_run.columns import columns
 from crl.bank.retrieve import BankRetriever
 from crl.bank.segments import new_segments, text_digest
 from crl.bank.snapshot import Snapshot, add_digests, row_digest
-from crl.recipes.complementary.bank_access import open_retriever
 from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.plan import open_retriever
 from crl.records import BankChange, BankEntry, BankEvent, BankSnapshot, schema_of
 from crl.rounds.context import StageContext
 from crl.run.cache import clear
@@ -168,8 +168,8 @@ def plan_context(root: Path, round_number: int, index: str) -> StageContext:
 
 def consolidate(root: Path) -> Row:
     """The stage `consolidate` of round 1."""
-    import crl.recipes.complementary.consolidate as stage
-    from crl.recipes.complementary.proposal import Proposal
+    import crl.rounds.publish as stage
+    from crl.rounds.proposal import Proposal
 
     row, run, given = Row("consolidate"), open_run(root), np.load(root / "changes.npz")
     texts = json.loads((root / "changes.json").read_text(encoding="utf-8"))

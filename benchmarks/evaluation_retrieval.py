@@ -21,7 +21,7 @@ from rich.table import Table
 from crl.engine.services import EngineServices, prepare_environment
 from crl.lab.study.statistics import Interval, interval, paired
 from crl.recipes.complementary.config import config_of
-from crl.rounds.evaluate_again import evaluate_again
+from crl.rounds.evaluate import evaluate_again
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 

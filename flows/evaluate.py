@@ -27,7 +27,7 @@ from crl.errors import CrlError
 from crl.preflight import check_evaluation
 from crl.records import Evaluation
 from crl.report.success import results, with_averages
-from crl.rounds.evaluate_again import Choice, chosen_method
+from crl.rounds.evaluate import Choice, chosen_method
 from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from
 from flows.present import label, log_precision

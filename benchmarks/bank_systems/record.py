@@ -19,11 +19,10 @@ from crl.bank.changes import Change
 from crl.bank.segments import load_embeddings, new_segments, place, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config.load import load_experiment
-from crl.recipes.complementary.consolidate import publish
 from crl.records import BankEntry, EntryScore, Operation, Row, schema_of, table_of
 from crl.rounds.context import StageContext
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.publish import publish
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.writer import StageWriter

@@ -27,7 +27,7 @@ from crl.records import (
     schema_of,
     table_of,
 )
-from crl.rounds.timing import TIMINGS
+from crl.rounds.provenance import TIMINGS
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 

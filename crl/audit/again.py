@@ -26,8 +26,7 @@ from crl.config import Method
 from crl.errors import RecordDamaged
 from crl.protocols import Services, TextVectors
 from crl.records import Row, schema_of, vectors_of
-from crl.rounds.context import Progress, StageContext
-from crl.rounds.memory import MemoryWriter
+from crl.rounds.context import MemoryWriter, Progress, StageContext
 from crl.rounds.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes, sha256_file

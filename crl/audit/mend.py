@@ -15,7 +15,7 @@ from crl.audit.again import remake
 from crl.audit.verify import Problem, Severity, verify
 from crl.errors import CrlError, RecordDamaged
 from crl.protocols import Services
-from crl.rounds.imported import import_again
+from crl.rounds.publish import import_again
 from crl.rounds.stage import Recipe
 from crl.run.aside import put_back
 from crl.run.directory import RunDirectory

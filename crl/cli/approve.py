@@ -33,9 +33,8 @@ def approve(
 
     The first decision holds.
     """
-    from crl.recipes.complementary.approve import refusals_of
     from crl.report.diff import proposed_diff
-    from crl.rounds.approvals import check_choices, decide, login_name
+    from crl.rounds.approvals import check_choices, decide, login_name, refusals_of
     from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from crl.lab.table.build import Figure, Table
     from crl.lab.table.read import RunResults, Which
     from crl.records import Evaluation
-    from crl.rounds.evaluate_again import Evaluated
+    from crl.rounds.evaluate import Evaluated
 
 TableFormat = Literal["rich", "markdown", "latex", "csv", "json"]
 FigureName = Literal["success", "score", "actions", "tokens"]
@@ -59,7 +59,7 @@ def evaluate(
     from crl.engine.targets import last_runtime
     from crl.policies.machine import replaced
     from crl.preflight import check_evaluation
-    from crl.rounds.evaluate_again import Choice, chosen_method
+    from crl.rounds.evaluate import Choice, chosen_method
     from crl.run.directory import RunDirectory
     from crl.run.files import require_writable
 

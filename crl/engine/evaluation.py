@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import BadInput, DiskFull, RunDirectoryUnusable
-from crl.rounds.evaluate_again import Choice, Evaluated, chosen_method
+from crl.rounds.evaluate import Choice, Evaluated, chosen_method
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
@@ -38,7 +38,7 @@ def evaluate_round(
     """The round that was evaluated, by default the latest, and one row per episode, with and without the bank.
 
     `choice` says what of it is played. Raises BadInput for a round that is not complete enough, whose weights retention
-    deleted, or for a choice that cannot be: `crl/rounds/evaluate_again.py`.
+    deleted, or for a choice that cannot be: `crl/rounds/evaluate.py`.
     """
     choice = choice or Choice()
     chosen_method(directory.method, choice)  # refused before anything is loaded
@@ -53,7 +53,7 @@ def evaluate_round(
     _require_weights(directory, recipe, chosen)
     from crl.engine.services import services_here
     from crl.engine.targets import last_runtime
-    from crl.rounds.evaluate_again import evaluate_again
+    from crl.rounds.evaluate import evaluate_again
 
     with services_here(directory) as services:
         return evaluate_again(
@@ -109,8 +109,7 @@ def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
 def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     """Whether retention deleted the weights that the evaluation of a round needs."""
     from crl.records import Weights
-    from crl.rounds.update import update_name
-    from crl.rounds.weights import CHECKPOINT
+    from crl.rounds.weights import CHECKPOINT, update_name
     from crl.run.retention import pruned
 
     deleted = {f"rounds/{entry.round:04d}/{entry.stage}/{CHECKPOINT}" for entry in pruned(directory.path)}

@@ -1,9 +1,9 @@
 """Answers to the questions that actors ask (search-and-ask): the extractor reads the entry that was found.
 
 One sample per question, all questions of a turn in batches. The ids sampled are the ids recorded, and those trained
-where answers are (`crl/credit/answers.py` says what an answer earns). The actor reads what follows the extractor's
-thoughts. An answer that the length limit cut off is shown as it is: the actor loses less by half a sentence than by
-none; a thought that was cut off is no answer.
+where answers are (the mechanism `search_and_ask.py` says what an answer earns). The actor reads what follows the
+extractor's thoughts. An answer that the length limit cut off is shown as it is: the actor loses less by half a
+sentence than by none; a thought that was cut off is no answer.
 """
 
 from __future__ import annotations

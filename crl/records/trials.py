@@ -93,7 +93,7 @@ class TrialResult(Row):
         between={
             "the result of a trial is what its matched pairs say": (
                 "SELECT r.row, r.content_digest AS id FROM trial_results r LEFT JOIN ("
-                # Pairs of which less than half are left say nothing (`crl.credit.trials.result_of`).
+                # Pairs of which less than half are left say nothing (`mechanisms.trial.result_of`).
                 "SELECT family, content_digest, count(*) FILTER (sound) AS counted, "
                 "if(2 * counted < count(*), 0, counted) AS pairs, "
                 "if(pairs = 0, 0, sum(noted::INT) FILTER (sound)) AS wins_with, "

@@ -16,17 +16,16 @@ from crl.bank.segments import load_texts, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted
-from crl.recipes.complementary.proposal import Proposal, proposal_of
 from crl.records import BankEvent, Operation, rows_of, rows_with
 from crl.report.bank import banked_round, banked_rounds
 from crl.report.story import told_reason
 from crl.report.terminal import Listing
 from crl.report.view_files import Tables
 from crl.report.views import query
-from crl.rounds.banks import PUBLISHES, publishing_stage, tables_of
 from crl.rounds.context import BANK
-from crl.rounds.reading import recorded_bank, recorded_rows
-from crl.rounds.recipe import recipe_in
+from crl.rounds.proposal import Proposal, proposal_of
+from crl.rounds.recipe import publishing_stage, recipe_in, recorded_bank, recorded_rows, tables_of
+from crl.rounds.stage import PUBLISHES, maker_of
 from crl.run.directory import RunDirectory
 
 _KINDS = {
@@ -151,7 +150,8 @@ def proposed_diff(run_path: Path, round_number: int, refused: Mapping[str, str] 
 def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
     """The operations of a round and the bank they are for, from the record. Raises BadInput, RecordDamaged."""
     recipe = recipe_in(run)
-    stage = next((each for each in recipe.stages if each.name == PUBLISHES), None)
+    made_by, method = maker_of(recipe, run.method, round_number)
+    stage = next((each for each in made_by.stages if each.name == PUBLISHES), None)
     if stage is None:
         raise BadInput(f"recipe {recipe.name} keeps no bank", expected="a recipe with the stage `consolidate`")
 
@@ -159,7 +159,8 @@ def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
         place = publishing_stage(recipe, run.method, round_number, stage.read(BANK).offset)
         return Snapshot.of(round_number, []) if place is None else recorded_bank(run, recipe, place[0])
 
-    return proposal_of(run.method, round_number, recorded_rows(run, recipe, round_number, stage), bank)
+    rows = recorded_rows(run, recipe, round_number, stage)
+    return proposal_of(method, round_number, rows, bank, made_by.refused(rows))
 
 
 def net_diff(run_path: Path, first: int, last: int) -> BankDiff:

@@ -117,7 +117,7 @@ class RoundSummary:
     clipped: Mapping[str, float] = field(default_factory=dict)
     """Share of the trained tokens whose ratio the objective clipped, by role; a role that was not updated is absent."""
     health: Mapping[str, float] = field(default_factory=dict)
-    """Figures of the stage `health` (`crl/rounds/figures.py`); none in round 0."""
+    """Figures of the stage `health` (`crl/rounds/health.py`); none in round 0."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage, in the order they ran."""
     alarms: tuple[str, ...] = ()

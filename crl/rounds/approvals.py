@@ -1,24 +1,35 @@
-"""Decisions that a stage waits for: whether one is missing, and making one. Needs no lease and no engine.
+"""Decisions that a stage waits for, made outside of it: whether one is missing, making one, and the stage `approve`.
 
 A stage says with `waits_for` that a person decides before it runs. What it waits for is known from the record alone,
-so the command line, a flow and the driver all find the same.
+so the command line, a flow and the driver all find the same; none of them needs a lease or an engine.
+
+Stage `approve`, due with `approve_bank` only, writes a decision about what the round asks of the bank as rows of the
+record. The decision is made with `crl approve`, or in the Prefect UI, and is in `decisions/`; the stage checks that it
+speaks of these very operations. When it was made is in the manifest: rows hold no clock times.
 """
 
 from __future__ import annotations
 
 import getpass
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from crl.config import Method
 from crl.errors import ApprovalPending, BadInput
 from crl.paths import quoted
-from crl.rounds.reading import recorded_rows, stages_behind
-from crl.rounds.recipe import recipe_in
-from crl.rounds.stage import Recipe
+from crl.records import Approval
+from crl.rounds.context import StageContext
+from crl.rounds.proposal import changing, operations_of, proposal_of
+from crl.rounds.recipe import recipe_in, recorded_rows, stages_behind
+from crl.rounds.stage import Read, Recipe, Refused, Stage, always, nothing_refused
 from crl.run.decisions import Decision, load_decision, now, shown_digest, write_decision
 from crl.run.directory import RunDirectory
 from crl.text.unicode import valid_text
+
+APPROVED, PARTLY, REJECTED = "approved", "partly", "rejected"
+DECISION_NOTE = "decision"
+"""Where the manifest's provenance holds the time of the decision and the check of its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +174,69 @@ def login_name() -> str:
         return valid_text(getpass.getuser())  # it may come from a variable of the environment
     except (KeyError, OSError):  # a container's user without an entry
         return "unknown"
+
+
+def approve_stage(
+    proposal: tuple[Read, ...], refused: Refused = nothing_refused, due: Callable[[Method, int], bool] = always
+) -> Stage:
+    """The stage. `proposal` are the reads of what the round asks for, `refused` gives what the recipe keeps out of it;
+    it is due in rounds that change the bank (`due`)."""
+    return Stage(
+        name="approve",
+        run=approve,
+        reads=proposal,
+        writes=(Approval,),
+        due=lambda method, number: method.recipe.bank_use().approved and due(method, number),
+        waits_for=lambda method, number, rows: changing(operations_of(rows), refused(rows)),
+    )
+
+
+def approve(ctx: StageContext) -> None:
+    """Write the decision down. Raises ApprovalPending where none fits what the round asks for."""
+    shown = proposal_of(ctx.method, ctx.round, ctx.rows, ctx.bank, ctx.recipe.refused(ctx.rows)).changing
+    decision = load_decision(ctx.run_path, ctx.round)
+    if decision is None or decision.shown != shown_digest(ctx.digests()):
+        raise ApprovalPending(
+            "nobody has decided about the bank of this round yet"
+            if decision is None
+            else f"the recorded decision concerns other operations ({decision.told()})",
+            where=f"round {ctx.round}, stage {ctx.stage.name}",
+            next_step=f"crl approve {quoted(ctx.run_path)} --round {ctx.round}",
+        )
+    ctx.notes[DECISION_NOTE] = {"decided_at": decision.decided_at.isoformat(), "check": decision.check}
+    ctx.write(Approval, [approval_of(decision, shown)])
+    ctx.progress(len(shown), len(shown))
+
+
+def approval_of(decision: Decision, shown: list[str]) -> Approval:
+    """A decision about these operations as a row. Raises BadInput where it names others."""
+    unknown = sorted(set(decision.reject) - set(shown))
+    if unknown:
+        raise BadInput(
+            f"the decision about round {decision.round} rejects {', '.join(unknown)}, which it does not hold",
+            expected=f"some of {', '.join(shown)}" if shown else "no id: the round asks for no change",
+        )
+    refused = [each for each in shown if not decision.approve or each in decision.reject]
+    everything = len(refused) == len(shown) and (bool(shown) or not decision.approve)
+    return Approval(
+        round=decision.round,
+        decision=REJECTED if everything else PARTLY if refused else APPROVED,
+        person=decision.person,
+        reason=decision.reason,
+        operations=len(shown),
+        rejected_operations=refused,
+    )
+
+
+def refusals(approvals: Iterable[Approval]) -> dict[str, str]:
+    """Why operations change nothing, by id, as the bank's events record it."""
+    return {
+        operation: reason
+        for row in approvals
+        for operation, reason in refusals_of(row.rejected_operations, row.person, row.reason).items()
+    }
+
+
+def refusals_of(operations: Iterable[str], person: str, reason: str | None) -> dict[str, str]:
+    """The reason that each of these operations gets when a person refuses it."""
+    return dict.fromkeys(operations, f"rejected by {person}" + (f": {reason}" if reason else ""))

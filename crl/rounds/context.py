@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,18 +18,16 @@ from crl.errors import EnvironmentBroken
 from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
 from crl.records import Metric, Row, rows_of, schema_of, table_of
-from crl.rounds.banks import tables_of
-from crl.rounds.broken import Game, note_games, require_games
-from crl.rounds.stage import Recipe, Stage
-from crl.rounds.timing import note_time
+from crl.rounds.provenance import Game, note_games, note_time, require_games
+from crl.rounds.recipe import tables_of
+from crl.rounds.stage import R, Recipe, Stage
 from crl.run.manifest import Manifest, key_of
 from crl.run.seeds import seed_for
 from crl.text.unicode import valid_text, with_texts
 
-R = TypeVar("R", bound=Row)
 Progress = Callable[[dict[str, Any]], None]
-BANK = "bank"
-"""Name of the read of the bank that a stage works with."""
+BANK, NEW_BANK = "bank", "new_bank"
+"""Names of the reads of the bank that a stage works with, and of the one that its round published."""
 
 
 class Writer(Protocol):
@@ -178,6 +176,16 @@ class StageContext:
             table = table_of(row_type, [with_texts(row, valid_text) for row in listed])
         self._writer.write(row_type, table)
 
+    def write_figures(self, figures: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> None:
+        """Write figures as the metrics of the stage; `alarms` say by name what is wrong with one."""
+        rows = [
+            Metric(
+                round=self.round, stage=self.stage.name, name=name, value=float(value), alarm=(alarms or {}).get(name)
+            )
+            for name, value in figures.items()
+        ]
+        self.write(Metric, rows)
+
     def write_table(self, row_type: type[Row], table: pa.Table) -> None:
         """Write an Arrow table of a type as it is."""
         self._writer.write(row_type, table.cast(schema_of(row_type)))
@@ -192,13 +200,13 @@ class StageContext:
 
     @contextmanager
     def timed(self, work: str, items: int) -> Iterator[None]:
-        """Note how long the block takes, as one batch of so many items: see `timing.py`."""
+        """Note how long the block takes, as one batch of so many items: see `provenance.py`."""
         began = time.monotonic()
         yield
         note_time(self.notes, work, items=items, seconds=time.monotonic() - began)
 
     def note_games(self, games: Iterable[Game]) -> None:
-        """Count games that were played, or starts of games that a later stage plays (`broken.py`)."""
+        """Count games that were played, or starts of games that a later stage plays (`provenance.py`)."""
         note_games(self.notes, games, of=(self.round, self.stage.name))
 
     def require_games(self) -> None:
@@ -208,3 +216,37 @@ class StageContext:
     def progress(self, done: int, total: int, **figures: Any) -> None:
         """Tell whoever watches; never part of the record."""
         self._progress({"done": done, "total": total, **figures})
+
+
+class MemoryWriter:
+    """A writer that leaves the record alone: it keeps in memory what a stage writes.
+
+    For stages that run beside the record: counting parts, further ranks, an evaluation outside the run, making a lost
+    stage again.
+
+    `directory` is where files of the stage's own go; asking for it without one raises `refused`.
+    """
+
+    def __init__(self, directory: Path | None = None, *, refused: Exception | None = None) -> None:
+        self._directory = directory
+        self._refused = refused or AssertionError("this stage may write no files of its own")
+        self.tables: dict[type[Row], list[pa.Table]] = {}
+        """By row type, in the order written: several parts may write to one writer."""
+        self.shared: dict[str, bytes] = {}
+        """By run-relative path."""
+
+    @property
+    def directory(self) -> Path:
+        if self._directory is None:
+            raise self._refused
+        return self._directory
+
+    def write(self, row_type: type[Row], table: pa.Table) -> None:
+        self.tables.setdefault(row_type, []).append(table)
+
+    def rows(self, row_type: type[R]) -> list[R]:
+        """The rows of one type that were written."""
+        return [row for table in self.tables.get(row_type, []) for row in rows_of(row_type, table)]
+
+    def share(self, relative: str, content: bytes) -> None:
+        self.shared[relative] = content

@@ -1,20 +1,205 @@
-"""What the stage `health` of every recipe needs: tokens of records, and how its figures and alarms are written."""
+"""Health of a round: figures about what the extractor wrote, whether it is true, and what the updates can learn from.
+
+Pure functions over plain columns, which the stage `health` of each recipe gathers and writes with :func:`write_health`.
+Nothing here is ever trained on: whether a note is true is known to the environment alone, and no stage that feeds
+training reads the stage that says so.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from crl.records import Metric
-from crl.rounds.causes import mismatch_causes
-from crl.rounds.collapse import counters, health_metrics
+from crl.credit.advantages import SMALLEST_STD
+from crl.credit.uses import usable
+from crl.records import Episode, Metric
+from crl.rounds.alarms import Figures, counters, health_metrics, mismatch_alarms, mismatch_causes
 from crl.rounds.context import StageContext
-from crl.rounds.figures import mismatch_alarms
-from crl.rounds.forked import method_of_round
-from crl.rounds.stage import BEFORE
+from crl.rounds.stage import BEFORE, maker_of
+
+VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
+"""Kinds of extractor outputs."""
+ALARM_SHARE = 0.5
+"""Above this share of malformed or `return` outputs the extractor is drifting to outputs that are never scored."""
+RIGHT = 1.0
+"""Truth of a note that is fully right."""
+FEWEST_NOTES = 8
+"""With fewer notes, one of them being most of them says nothing."""
+UPDATE_FIGURES = ("ratio_mean", "ratio_max", "logprob_mismatch", "mismatch_kl")
+"""Figures of an update that are repeated as they are; its two clipped shares are summed up."""
+CUT = "notes_cut_by_embedder"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One experience text, written, held or shown."""
+
+    family: str
+    text: str
+    truth: float | None = None
+    """1 fully right, 0 wrong, between: partly; None: it claims nothing, or nobody knows."""
+
+
+def output_shares(verdicts: Sequence[str]) -> Figures:
+    """Share of every kind of extractor output (`share_malformed`, …); none without outputs."""
+    counts = Counter(verdicts)
+    return {f"share_{verdict}": counts[verdict] / len(verdicts) for verdict in VERDICTS} if verdicts else {}
+
+
+def output_alarms(shares: Figures) -> dict[str, str]:
+    """Which of :func:`output_shares` are above :data:`ALARM_SHARE` and should not be."""
+    return {
+        f"share_{verdict}": f"{share:.0%} of the extractor's outputs are {verdict} (bound {ALARM_SHARE:.0%})"
+        for verdict in ("malformed", "return")
+        if (share := shares.get(f"share_{verdict}", 0.0)) > ALARM_SHARE
+    }
+
+
+def reading_figures(distillations: Sequence[tuple[int, int]]) -> tuple[Figures, dict[str, str]]:
+    """What the extractor could read of the games, and alarms: from (turns, turns shown in full) of each distillation.
+
+    `turns_shown` is the share of all turns of all distilled episodes, `prompts_cut` that of the prompts that lack any.
+    One is an alarm: an extractor that does not see what won or lost a game can only guess.
+    """
+    turns, shown = (sum(counts) for counts in zip(*distillations, strict=True)) if distillations else (0, 0)
+    if not turns:
+        return {}, {}
+    cut = sum(each_shown < each for each, each_shown in distillations)
+    figures = {"turns_shown": shown / turns, "prompts_cut": cut / len(distillations)}
+    alarm = (
+        f"{cut} of {len(distillations)} extractor prompts were cut and show {shown / turns:.0%} of the turns: raise "
+        "extractor.context"
+    )
+    return figures, {"prompts_cut": alarm} if cut else {}
+
+
+def written_figures(notes: Sequence[Note]) -> Figures:
+    """How many notes were written, and the share of distinct ones among them."""
+    figures: Figures = {"notes_new": float(len(notes))}
+    if notes:
+        figures["notes_distinct"] = len({(note.family, note.text) for note in notes}) / len(notes)
+    return figures
+
+
+def cut_figures(cuts: Sequence[bool]) -> Figures:
+    """`notes_cut_by_embedder`: the share of the new notes that the embedder reads only the beginning of."""
+    return {CUT: sum(cuts) / len(cuts)} if cuts else {}
+
+
+def cut_alarm(
+    figures: Mapping[str, float], embedder: str = "retrieval.embedder", longest: str = "distill.max_characters"
+) -> dict[str, str]:
+    """What to say where the embedder cut a note, by the figure's name; the keys name the settings that would help."""
+    share = figures.get(CUT, 0.0)
+    told = (
+        f"the embedder reads only the beginning of {share:.0%} of the new notes, which are found by that alone; choose "
+        f"one that reads longer texts ({embedder}), or lower {longest}"
+    )
+    return {CUT: told} if share else {}
+
+
+def one_text_share(notes: Sequence[Note]) -> Figures:
+    """`notes_one_text`: the share of the notes that the most frequent text has; nothing of fewer than
+    :data:`FEWEST_NOTES`.
+
+    Repetitions of what is known to be right do not count: in a family that has one right answer, every note of a good
+    extractor is that one.
+    """
+    if len(notes) < FEWEST_NOTES:
+        return {}
+    doubtful = Counter(note.text for note in notes if note.truth != RIGHT)
+    return {"notes_one_text": max(doubtful.values(), default=0) / len(notes)}
+
+
+def truth_share(name: str, notes: Sequence[Note], judged: Iterable[str]) -> Figures:
+    """Share of the notes that are fully right, of families whose environment knows; nothing where there are none."""
+    known = frozenset(judged)
+    right = [note.truth == RIGHT for note in notes if note.family in known]
+    return {name: sum(right) / len(right)} if right else {}
+
+
+def claim_share(name: str, notes: Sequence[Note], judged: Iterable[str]) -> Figures:
+    """Share of the notes that claim anything that can be right or wrong, likewise."""
+    known = frozenset(judged)
+    claims = [note.truth is not None for note in notes if note.family in known]
+    return {name: sum(claims) / len(claims)} if claims else {}
+
+
+def coverage(families: Sequence[str], held: Iterable[str], notes: Iterable[Note], judged: Sequence[str]) -> Figures:
+    """Share of the task families with a note, and of those whose environment knows with at least one right note.
+
+    `held` are the families of the bank's entries, `notes` those of its texts that were judged.
+    """
+    figures: Figures = {"families_with_note": len(set(held) & set(families)) / len(families)}
+    if judged:
+        right = {note.family for note in notes if note.truth == RIGHT}
+        figures["families_with_true_note"] = len(right & set(judged)) / len(judged)
+    return figures
+
+
+def play_figures(episodes: Sequence[Episode]) -> Figures:
+    """Success of all usable episodes, and of the guided less that of the free ones (-1 to 1)."""
+    played = [episode for episode in episodes if usable(episode)]
+    guided, free = ([each.success for each in played if each.guided is guided] for guided in (True, False))
+    figures: Figures = {}
+    if played:
+        figures["success"] = (sum(guided) + sum(free)) / len(played)
+    if guided and free:
+        figures["success_guided_minus_free"] = sum(guided) / len(guided) - sum(free) / len(free)
+    return figures
+
+
+def group_figures(episodes: Sequence[Episode], *, subgroups: bool) -> Figures:
+    """Share of groups whose rewards are all equal, so that every advantage of theirs is 0 (eq. 5).
+
+    With `subgroups` each stream has a baseline of its own, and the group counts if none of them varies.
+    """
+    rewards: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for episode in episodes:
+        if usable(episode):
+            rewards[episode.family, episode.group][episode.stream if subgroups else ""].append(episode.reward)
+    if not rewards:
+        return {}
+    equal = [all(max(values) - min(values) < SMALLEST_STD for values in group.values()) for group in rewards.values()]
+    return {"actor_groups_equal": sum(equal) / len(equal)}
+
+
+def reward_figures(rewards: Sequence[float], advantages: Sequence[float]) -> Figures:
+    """The distribution of the rewards of the extractor's batch; nothing without one.
+
+    `extractor_reward_equal` is the share of the most frequent reward, `extractor_without_gradient` that of samples
+    whose advantage is 0.
+    """
+    if not rewards:
+        return {}
+    count = len(rewards)
+    mean = sum(rewards) / count
+    return {
+        "extractor_reward_mean": mean,
+        "extractor_reward_std": (sum((reward - mean) ** 2 for reward in rewards) / count) ** 0.5,
+        "extractor_reward_at_minimum": rewards.count(min(rewards)) / count,
+        "extractor_reward_equal": Counter(rewards).most_common(1)[0][1] / count,
+        "extractor_without_gradient": sum(abs(each) < SMALLEST_STD for each in advantages) / count,
+    }
+
+
+def update_figures(role: str, figures: Mapping[str, float]) -> Figures:
+    """Steps of a role's update, and where it took one, the clipped share of the trained tokens, ratio and gap."""
+    found = {f"{role}_stepped": figures["stepped"]} if "stepped" in figures else {}
+    if "ratio_mean" in figures:
+        found |= {f"{role}_{name}": figures[name] for name in UPDATE_FIGURES if name in figures}
+        found[f"{role}_clipped"] = figures.get("clipped_low", 0.0) + figures.get("clipped_high", 0.0)
+    return found
+
+
+def age_figures(name: str, ages: Sequence[int]) -> Figures:
+    """Mean and largest of ages in rounds."""
+    return {f"{name}_mean": sum(ages) / len(ages), f"{name}_max": float(max(ages))} if ages else {}
 
 
 def tokens_of(written: pa.Table) -> tuple[int, int]:
@@ -44,6 +229,6 @@ def write_health(
     signs that were counted may be gone for good, or nothing that this recipe shows.
     """
     previous = ctx.figures(BEFORE)
-    if method_of_round(ctx.recipe, ctx.method, ctx.round - 1).recipe != ctx.method.recipe:
+    if maker_of(ctx.recipe, ctx.method, ctx.round - 1)[1].recipe != ctx.method.recipe:
         previous = {name: value for name, value in previous.items() if name not in counters()}
     ctx.write(Metric, health_metrics(figures, previous, trained, round=ctx.round, alarms=alarms))

@@ -1,21 +1,31 @@
-"""Recipes: which stages a round is made of. The rooms of `crl` meet only here, through rows."""
+"""The recipe of a method and of a run, and what a run's record holds by it: its banks, the rows that a stage reads.
+
+This is for readers outside of stages, which read through `context.py`. Every file is checked against what was recorded
+and nothing is repaired: RecordDamaged names the file and the command that mends it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from crl.config import Method
-    from crl.rounds.stage import Recipe
-    from crl.run.directory import RunDirectory
+import pyarrow as pa
+
+from crl.bank.changes import TableOf, open_snapshot
+from crl.bank.snapshot import Snapshot
+from crl.checks.suites import bring
+from crl.config import Method
+from crl.config.registry import load_object
+from crl.errors import BadInput
+from crl.paths import quoted
+from crl.records import Row, rows_of
+from crl.rounds.stage import PUBLISHES, R, Recipe, RowsOf, Stage, forked
+from crl.run.directory import RunDirectory
+from crl.run.lineage import method_in
+from crl.run.manifest import key_of
 
 
 def recipe_of(method: Method) -> Recipe:
     """The recipe that a method names. Raises BadInput where its builder cannot be imported."""
-    from crl.checks.suites import bring
-    from crl.config.registry import load_object
-    from crl.errors import BadInput
-
     reference = method.recipe.BUILDER
     try:
         builder = load_object(reference)
@@ -35,9 +45,6 @@ def recipe_in(run: RunDirectory) -> Recipe:
 
     Raises as :func:`recipe_of`, and RecordDamaged where the lineage of a fork is not what was written.
     """
-    from crl.rounds.forked import forked
-    from crl.run.lineage import method_in
-
     ancestors = run.lineage.ancestors
     if not ancestors:
         return recipe_of(run.method)
@@ -46,3 +53,66 @@ def recipe_in(run: RunDirectory) -> Recipe:
     for ancestor, before, method in zip(ancestors, methods, methods[1:], strict=False):
         recipe = forked(recipe_of(method), recipe, before, ancestor.round)
     return recipe
+
+
+def publishing_stage(recipe: Recipe, method: Method, round_number: int, offset: int = 0) -> tuple[int, str] | None:
+    """(round, stage) that published the bank a round sees so many rounds back; None where there was no bank."""
+    return recipe.resolve(method, round_number, PUBLISHES, offset)
+
+
+def tables_of(recipe: Recipe, method: Method, read: Callable[[int, str, type[Row]], pa.Table]) -> TableOf:
+    """Tables of the publishing stages by row type and round, read by `read(round, stage, row type)`."""
+
+    def table_of(row_type: type[Row], round_number: int) -> pa.Table:
+        place = publishing_stage(recipe, method, round_number)
+        if place is None:
+            raise BadInput(f"round {round_number} publishes no bank", expected="a recipe that keeps a bank")
+        return read(*place, row_type)
+
+    return table_of
+
+
+def recorded_bank(run: RunDirectory, recipe: Recipe, round_number: int) -> Snapshot:
+    """The bank after a round. Raises BadInput where the round has not published one, RecordDamaged."""
+    place = publishing_stage(recipe, run.method, round_number)
+    newest = max(run.rounds(), default=-1)
+    # Of a round with later ones the stage was there: that it is gone is damage. Where rounds overlap, one may be ahead.
+    if place is None or (not run.is_complete(*place) and place[0] >= newest - run.method.overlap):
+        raise BadInput(
+            f"round {round_number} of {run.path} has published no bank",
+            expected="a round whose `consolidate` is complete",
+            next_step=f"`crl status {quoted(run.path)}` says what is complete",
+        )
+    return open_snapshot(place[0], tables_of(recipe, run.method, run.read))
+
+
+def recorded_rows(run: RunDirectory, recipe: Recipe, round_number: int, stage: Stage) -> RowsOf:
+    """Rows of the reads of a stage, as it sees them in a round. Raises BadInput where a stage is not complete yet."""
+
+    def rows(row_type: type[R], name: str) -> list[R]:
+        read = stage.read(name)
+        place = recipe.resolve(run.method, round_number, read.stage, read.offset)
+        if place is None:
+            return []
+        if not run.is_complete(*place):
+            raise BadInput(
+                f"round {round_number} of {run.path} has not come so far",
+                expected=f"stage {place[1]} of round {place[0]} to be complete",
+                next_step=f"`crl status {quoted(run.path)}` says what is complete",
+            )
+        return rows_of(row_type, run.read(*place, row_type))
+
+    return rows
+
+
+def stages_behind(run: RunDirectory, recipe: Recipe, round_number: int, stage: Stage) -> dict[str, str] | None:
+    """Digest of every stage that a stage reads, by `0007/distill`; None where one of them is not complete."""
+    found = {}
+    for read in stage.reads:
+        place = recipe.resolve(run.method, round_number, read.stage, read.offset)
+        if place is None:
+            continue
+        if not run.is_complete(*place):
+            return None
+        found[key_of(*place)] = run.manifest(*place).digest
+    return dict(sorted(found.items()))

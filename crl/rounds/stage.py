@@ -3,12 +3,16 @@
 A stage declares the rows it reads, as (stage, round offset), and the row types it writes. Offsets belong to the recipe:
 a stage asks for its reads by name ("bank", "actor") and does not know how many rounds back they are. They are rules of
 round numbers, never "whatever is newest", so any round can be made again from the record alone.
+
+All that is asked of a run is asked of its recipe. So nobody else need know of forks: the stages of an inherited round
+are those that the parent's recipe had due in it, by the parent's method, and what a round reads of them is where the
+parent put it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,10 +23,15 @@ from crl.learn.terms import Objective
 from crl.records import BankSnapshot, Row, Weights
 
 R = TypeVar("R", bound=Row)
+T = TypeVar("T")
 
 Run = Callable[[Any], None]
 """What a stage does. It is called with the `StageContext` of its round (`context.py`), which knows its stage: hence
 `Any` here, and the true type in every function that is one."""
+PUBLISHES = "consolidate"
+"""The stage that publishes the bank; in round 0 the preparation stage that stands for it does."""
+BEFORE = "before"
+"""Name of the read of a stage's own rows of the round before."""
 
 
 class RowsOf(Protocol):
@@ -45,8 +54,13 @@ class Read:
             object.__setattr__(self, "name", self.stage)
 
 
-BEFORE = "before"
-"""Name of the read of a stage's own rows of the round before."""
+Refused = Callable[[RowsOf], Mapping[str, str]]
+"""From the rows of a round to reasons by id of operations that the bank must not take, whatever a person says."""
+
+
+def nothing_refused(rows: RowsOf) -> Mapping[str, str]:
+    """The bank may take every operation."""
+    return {}
 
 
 def always(method: Method, round_number: int) -> bool:
@@ -112,6 +126,8 @@ class Recipe:
     """The row types that the recipe brings, with their rules."""
     check_ready: Callable[[Method, Path], None] = lambda method, run_path: None
     """Raises BadInput for what only models, prompts or the run's directory can tell, before work starts."""
+    refused: Refused = nothing_refused
+    """What it keeps out of its bank; stages that apply operations read the rows that this asks for."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preparation", in_order(self.preparation))
@@ -186,6 +202,11 @@ class Recipe:
         return None
 
 
+def when(condition: bool, *items: T) -> tuple[T, ...]:
+    """The items, or none."""
+    return items if condition else ()
+
+
 def in_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Stages so that each comes after those of its round that it reads, and the second track after the first; as listed
     where that leaves a choice.
@@ -210,3 +231,58 @@ def in_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
         found.append(stages[names[ready[0]][1]])
         sorter.done(ready.pop(0))
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What a fork begins with."""
+
+    recipe: Recipe
+    """The parent's; of a fork of a fork it has its own inherited rounds."""
+    method: Method
+    round: int
+    """The last round that the parent made."""
+
+
+@dataclass(frozen=True)
+class ForkedRecipe(Recipe):
+    """A recipe whose first rounds are another's."""
+
+    inherited: Inherited = field(kw_only=True)
+
+    def stages_of(self, method: Method, round_number: int) -> tuple[Stage, ...]:
+        """The stages due in a round, in order: by the parent's recipe and method in the rounds that it made."""
+        before = self.inherited
+        if round_number <= before.round:
+            return before.recipe.stages_of(before.method, round_number)
+        return super().stages_of(method, round_number)
+
+    def resolve(self, method: Method, round_number: int, name: str, offset: int) -> tuple[int, str] | None:
+        """(round, stage) that a read refers to; None where there is no such stage (its rows are none).
+
+        Weights that this recipe does not train stay those of the round it was forked at.
+        """
+        if round_number == 0 and offset < 0:
+            return None
+        before, target = self.inherited, max(0, round_number + offset)
+        if target <= before.round:
+            return before.recipe.resolve(before.method, target, name, 0)
+        if name in self.initial and all(stage.name != name for stage in self.stages):
+            # Not trained here. A recipe without a bank has none to go on with: it reads that of round 0, as always.
+            return before.recipe.resolve(before.method, 0 if name == PUBLISHES else before.round, name, 0)
+        return super().resolve(method, round_number, name, offset)
+
+
+def maker_of(recipe: Recipe, method: Method, round_number: int) -> tuple[Recipe, Method]:
+    """What a round is made with: a run's own recipe and method, or of an inherited round those of the run that made
+    it."""
+    while isinstance(recipe, ForkedRecipe) and round_number <= recipe.inherited.round:
+        before = recipe.inherited
+        recipe, method = before.recipe, before.method
+    return recipe, method
+
+
+def forked(recipe: Recipe, parent: Recipe, parent_method: Method, round_number: int) -> ForkedRecipe:
+    """The recipe of a run that goes on with `recipe` after a round of its parent."""
+    own = {each.name: getattr(recipe, each.name) for each in fields(Recipe)}
+    return ForkedRecipe(**own, inherited=Inherited(parent, parent_method, round_number))

@@ -15,8 +15,8 @@ from crl.rollout.environments import MixedEnvironment, Readable
 from crl.rollout.kept_steps import KeptSteps
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
-from crl.rounds.broken import games_from, games_of, naming
 from crl.rounds.context import StageContext
+from crl.rounds.provenance import games_from, games_of, naming
 from crl.rounds.weights import weights_of
 from crl.run.journal import JsonLines
 
@@ -91,7 +91,11 @@ def kept_environment(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_di
 
 
 def play_with_actor(
-    ctx: StageContext, slots: Sequence[EpisodeSlot], seed_of: Callable[[str], np.random.SeedSequence] | None = None
+    ctx: StageContext,
+    slots: Sequence[EpisodeSlot],
+    *,
+    seed_of: Callable[[str], np.random.SeedSequence] | None = None,
+    advisor: Advisor | None = None,
 ) -> list[PlayedEpisode]:
     """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play."""
     if not slots:
@@ -106,14 +110,22 @@ def play_with_actor(
             sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
             weights_digest=weights.weights_digest,
             seed_of=seed_of,
+            advisor=advisor,
         )
 
 
-def write_played(ctx: StageContext, played: Sequence[PlayedEpisode]) -> None:
-    """Write episodes with their turns and token records."""
+def write_played(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Sequence[Generation] = ()) -> None:
+    """Write episodes with their turns and token records, those of the answers that their actors asked for, and of other
+    `outputs` about them."""
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [each.generation for each in played])
+    answers = [answer for each in played for answer in each.answers]
+    ctx.write(Generation, [*(each.generation for each in played), *answers, *outputs])
+
+
+def wave_width(method: Method) -> int:
+    """Episodes that are played side by side."""
+    return method.rollout.wave_groups * method.rollout.group_size
 
 
 def together(method: Method) -> dict[str, str]:

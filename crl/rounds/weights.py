@@ -1,18 +1,30 @@
-"""Which weights a role has: read, carried over, and identified by what they are made of."""
+"""Which weights a role has: read, carried over, identified by what they are made of; and the stages `update_<role>`.
+
+There is one such stage per set of weights: optimizer steps on the batches that credit chose, in their order.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 
 from crl.errors import RecordDamaged
 from crl.paths import quoted
-from crl.records import Weights
+from crl.records import Metric, Sample, Weights
 from crl.rounds.context import StageContext
+from crl.rounds.stage import BEFORE, Read, Stage
 from crl.run.files import sha256_once
 
 CHECKPOINT = "checkpoint"
 """Directory of the weights inside the stage that wrote them."""
+_SUMMED = frozenset({"samples", "samples_without_gradient", "stepped", "tokens"})
+"""Figures of an optimizer step that count something; so do the `<objective>_tokens`."""
+_OF_SAMPLES = _SUMMED - {"stepped"} | {"logprob_mismatch", "mismatch_kl"}
+"""Figures of an optimizer step that are about its samples; so are the `<objective>_tokens`."""
 
 
 def weights_of(ctx: StageContext, role: str, *, read: str | None = None) -> Weights:
@@ -53,3 +65,121 @@ def new_weights(ctx: StageContext, before: Weights, *, updates: int) -> Weights:
         checkpoint=relative,
         weights_digest=identify(before.base_digest, ctx.directory / CHECKPOINT),
     )
+
+
+def update_stage(owner: str, credit: str = "credit") -> Stage:
+    """The update stage of a set of weights. It runs on every rank; only rank 0 writes rows.
+
+    `credit` is the stage that makes the samples.
+    """
+    name = update_name(owner)
+    return Stage(
+        name=name,
+        run=partial(update, owner=owner, credit=credit),
+        reads=(Read(credit), Read(name, -1, BEFORE)),
+        writes=(Weights, Metric),
+        role=owner,
+        update=True,
+    )
+
+
+def update_name(owner: str) -> str:
+    """Name of the stage that updates a set of weights."""
+    return f"update_{owner}"
+
+
+def update(ctx: StageContext, owner: str, credit: str) -> None:
+    """Train on this round's samples of every role that has these weights: each step on one batch, all objectives mixed.
+
+    Without any (warm-up, buffer not full), or where every advantage is 0 so that nothing would move, the weights stay:
+    the row of the round before is carried on and no checkpoint is written.
+    """
+    samples = [sample for sample in ctx.rows(Sample, credit) if ctx.method.owner(sample.role) == owner]
+    before = weights_of(ctx, owner, read=BEFORE)
+    after = dataclasses.replace(before, round=ctx.round)
+    figures = {"samples": 0.0}
+    if samples:
+        ctx.progress(0, len(samples))
+        trainer = ctx.services.trainer(owner, before)
+        in_order = sorted(samples, key=lambda sample: sample.step)
+        batches = [list(batch) for _, batch in groupby(in_order, key=lambda sample: sample.step)]
+        passes, stale = ctx.method.role(owner).optimizer.passes, stale_samples(ctx, owner, samples)
+        steps: list[dict[str, float]] = []
+        for batch in batches * passes:
+            steps.append(trainer.update(batch, ctx.recipe.objectives, stale=stale))
+            ctx.progress(int(sum(step["samples"] for step in steps)) // passes, len(samples))
+        figures = over_passes(steps, len(batches))
+        if figures["stepped"]:
+            trainer.save(ctx.directory / CHECKPOINT)
+    if ctx.services.rank > 0:
+        return
+    if figures.get("stepped"):
+        after = new_weights(ctx, before, updates=before.updates + int(figures["stepped"]))
+    ctx.write(Weights, [after])
+    none = "no update: all rewards of each baseline were equal, so every advantage is 0"
+    ctx.write_figures(dict(sorted(figures.items())), {} if figures.get("stepped", 1.0) else {"stepped": none})
+    if samples:
+        ctx.services.trained(owner, after)
+
+
+def stale_samples(ctx: StageContext, owner: str, samples: Sequence[Sample]) -> frozenset[str]:
+    """Ids of samples of the round that older weights wrote than the update begins with, by what stages declare to read.
+
+    Where rounds overlap, answers to questions are such: playing reads the extractor of two rounds before.
+    """
+    begins = ctx.recipe.resolve(ctx.method, ctx.round, update_name(owner), -1)
+    stages = {stage.name: stage for stage in ctx.recipe.stages_of(ctx.method, ctx.round)}
+
+    @cache
+    def older(source: str, role: str) -> bool:
+        number, _, stage = source.partition("/")
+        if int(number) != ctx.round or stage not in stages:
+            return False
+        reads = {read.name: read for read in stages[stage].reads}
+        read = reads.get(role)
+        return read is not None and ctx.recipe.resolve(ctx.method, ctx.round, read.stage, read.offset) != begins
+
+    return frozenset(sample.sample_id for sample in samples if older(sample.source, sample.role))
+
+
+def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Figures of a round's optimizer steps as one: counts are summed, `ratio_max` is the largest, the others are means
+    over the steps that have them. `stepped` is the number of steps that were taken."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for step in steps for name in step):
+        values = [step[name] for step in steps if name in step]
+        combined = max(values) if name == "ratio_max" else sum(values)
+        counts = name in _SUMMED or name.endswith("_tokens")
+        found[name] = combined if counts or name == "ratio_max" else combined / len(values)
+    return found
+
+
+def over_passes(steps: Sequence[Mapping[str, float]], batches: int) -> dict[str, float]:
+    """Figures of several passes over as many batches. What the samples are (their number, their tokens, how trainer and
+    sampler agree about them) is said by the first pass, before it moved anything; the rest is over all steps."""
+    once = over_steps(steps[:batches])
+    of_samples = {name: value for name, value in once.items() if name in _OF_SAMPLES or name.endswith("_tokens")}
+    return {**over_steps(steps), **of_samples}
+
+
+def base_weights(ctx: StageContext) -> list[Weights]:
+    """A row per set of weights, the base model as it is, and one of the embedder where the recipe has one."""
+    sources = {owner: ctx.method.role(owner).model for owner in ctx.method.owners()}
+    embedder = ctx.method.recipe.embedder()
+    if embedder is not None:
+        sources["embedder"] = embedder.name
+    rows = []
+    for role, source in sources.items():
+        base_digest = ctx.services.model_digest(role)
+        rows.append(
+            Weights(
+                role=role,
+                round=0,
+                updates=0,
+                source=source,
+                base_digest=base_digest,
+                checkpoint=None,
+                weights_digest=hashlib.sha256(base_digest.encode()).hexdigest(),
+            )
+        )
+    return rows

@@ -26,8 +26,7 @@ from crl.records import RECORD_FORMAT, BankSnapshot, Row, Weights, rows_of, sche
 from crl.report.bank import BankAfter, banked_round, banked_rounds
 from crl.report.story import Event, Story
 from crl.report.why import stories
-from crl.rounds.banks import publishing_stage
-from crl.rounds.recipe import recipe_in
+from crl.rounds.recipe import publishing_stage, recipe_in
 from crl.run.directory import RunDirectory
 from crl.run.imports import EMBEDDING
 from crl.run.manifest import key_of

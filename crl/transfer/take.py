@@ -20,9 +20,9 @@ from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted
 from crl.policies import load_embedder
 from crl.policies.embedder_sources import embedder_digest
-from crl.recipes.complementary.partitions import capacities_of
 from crl.records import vectors_of
-from crl.rounds.imported import check_vectors
+from crl.rounds.proposal import capacities_of
+from crl.rounds.publish import check_vectors
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file

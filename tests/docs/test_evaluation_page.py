@@ -10,7 +10,7 @@ import pytest
 
 from crl.lab.study.config import load_study
 from crl.lab.study.plan import study_directory
-from crl.rounds.evaluate_again import Choice, Evaluated, chosen_method
+from crl.rounds.evaluate import Choice, Evaluated, chosen_method
 from crl.run.directory import RunDirectory
 from tests.docs.test_commands import BLOCK, ROOT
 from tests.unit.cli.conftest import Outcome, crl  # noqa: F401  (fixture)

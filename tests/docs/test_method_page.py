@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from crl.recipes.complementary.round import BANK_TABLES
 from crl.records import BankEntry
+from crl.rounds.publish import BANK_TABLES
 from crl.rounds.stage import Recipe
 from docs.schema_page import recipes
 

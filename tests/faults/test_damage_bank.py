@@ -19,8 +19,7 @@ from crl.errors import RecordDamaged
 from crl.records import BankChange, BankEntry, schema_of
 from crl.report.bank import BankAfter
 from crl.report.diff import BankDiff, bank_diff
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes
 from crl.run.lease import Lease

@@ -29,7 +29,7 @@ from crl.engine.driver import Driver
 from crl.errors import ApprovalPending
 from crl.records import Evaluation, rows_of
 from crl.report.bank import entries_after
-from crl.rounds.evaluate_again import Evaluated
+from crl.rounds.evaluate import Evaluated
 from crl.run.directory import RunDirectory
 from crl.run.journal import JOURNAL
 from tests.faults.disks import fill, small_disk, turn_read_only

@@ -19,9 +19,9 @@ from crl.extractor.distill import distill_wave, items_of
 from crl.extractor.outputs import Distilled
 from crl.learn.warm_start import run_warm_start
 from crl.policies.chat import ChatFormat
-from crl.recipes.complementary.scripted import ScriptedPolicy
 from crl.records import Generation, Sample, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
+from crl.rounds.demonstrations import ScriptedPolicy
 from tests.learning.miniature import write_miniature
 
 ACTIONS = ("up", "down", "left", "right")

@@ -20,7 +20,7 @@ from crl.credit.rules import Scored
 from crl.credit.samples import cispo_samples, select_batches
 from crl.credit.uses import credits_of, uses_of
 from crl.errors import RecordDamaged
-from crl.recipes.complementary.judge import judgment_metrics
+from crl.recipes.complementary.mechanisms.actor_critic import verdict_figures
 from crl.records import BufferItem, Credit, EntryUsefulness, Episode, Generation, Judgment, Retrieval
 from tests.unit.credit.scoring import scored
 
@@ -200,10 +200,8 @@ def test_a_rejected_experience_that_nothing_retrieved_is_damage() -> None:
 
 def test_verdicts_are_told_and_one_sided_ones_are_an_alarm() -> None:
     judgments = [row for number in range(4) for row in played(1, np.random.default_rng(number), judged=True)[2]]
-    shares = {row.name: row for row in judgment_metrics(judgments, round=1)}
-    assert sum(row.value for row in shares.values()) == pytest.approx(1.0)
-    assert not any(row.alarm for row in shares.values())
+    shares, alarms = verdict_figures(judgments)
+    assert sum(shares.values()) == pytest.approx(1.0) and not alarms
     rejected = [row for row in judgments if row.verdict == "reject"]
-    alarms = {row.name: row.alarm for row in judgment_metrics(rejected, round=1) if row.alarm}
-    assert list(alarms) == ["verdict_reject"]
-    assert judgment_metrics([], round=1) == []
+    assert list(verdict_figures(rejected)[1]) == ["verdict_reject"]
+    assert verdict_figures([]) == ({}, {})

@@ -25,8 +25,8 @@ from crl.config import (
 from crl.config.engines import VllmEngine
 from crl.learn.clipped import clipped_objective
 from crl.learn.objectives import cispo_objective, grpo_objective
-from crl.rounds.causes import mismatch_causes
-from crl.rounds.figures import MOST_MISMATCH_KL, mismatch_alarms, update_figures
+from crl.rounds.alarms import MOST_MISMATCH_KL, mismatch_alarms, mismatch_causes
+from crl.rounds.health import update_figures
 from tests.paper.reference import Batch, Floats, random_batch, relative_error
 from tests.paper.test_equations_3_and_5 import TOLERANCE, ours
 from tests.paper.test_stored_behavior import demonstrations, moved, update

@@ -10,10 +10,10 @@ import pytest
 
 from crl.config import SuppressConfig, TrialConfig
 from crl.credit.buffer import SCORED
-from crl.credit.effects import suppressed_texts, text_effects
 from crl.credit.rules import TaskKey
 from crl.credit.rules.other_tasks import OWN_TASK
-from crl.credit.trials import Asked, TextKey, result_of, to_try, trial_rewards, trials_of
+from crl.recipes.complementary.mechanisms.suppression import suppressed_texts, text_effects
+from crl.recipes.complementary.mechanisms.trial import Asked, TextKey, result_of, to_try, trial_rewards, trials_of
 from crl.records import CandidateUtility, Credit, Distillation, Episode, Operation, Retrieval, TextEffect
 from tests.unit.credit.scoring import scored, use_of
 

@@ -10,8 +10,8 @@ import pytest
 
 from crl.checks import check_tables
 from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig, SelfDistillationConfig
-from crl.credit.self_distillation import distilled_episodes, nll_samples
 from crl.errors import RecordDamaged
+from crl.recipes.complementary.mechanisms.self_distillation import distilled_episodes, nll_samples
 from crl.records import Episode, Generation, Sample, StrippedContext, table_of
 
 VOCABULARY, TEMPERATURE = 32, 0.9

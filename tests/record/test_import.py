@@ -23,8 +23,7 @@ from crl.records import BufferItem, Credit, EntryScore, ImportedEntry, rows_of
 from crl.report.bank import entries_after
 from crl.report.story import story_of
 from crl.report.why import why
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 from crl.run.files import machine_digest
 from crl.run.imports import IMPORTS, load_import

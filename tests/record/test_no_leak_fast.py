@@ -45,8 +45,7 @@ from crl.records import (
     Weights,
 )
 from crl.rollout.critic import UNKNOWN
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.text.outputs import messages_of, prompt_text

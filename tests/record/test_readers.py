@@ -23,8 +23,7 @@ from crl.bank.snapshot import Snapshot
 from crl.records import BankEntry, BankSnapshot, Retrieval, rows_of, schema_of
 from crl.report.bank import banked_rounds
 from crl.report.views import CATALOG, connect, write_catalog
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 from tests.processes import PATIENCE_SECONDS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crl.recipes.complementary.round import build
-from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recorded_bank
 from crl.run.directory import RunDirectory
 from tests.tiny_run import NAME, ROOT, ROUNDS, crl_here
 

@@ -21,8 +21,8 @@ from crl.config import Method, RecipeConfig, RoleUse
 from crl.errors import BadInput
 from crl.records import Distillation, Episode, Evaluation, Metric
 from crl.rounds.context import StageContext
+from crl.rounds.provenance import note_time
 from crl.rounds.stage import Read, Recipe, Stage
-from crl.rounds.timing import note_time
 from tests.unit.engine import fake_recipe  # its engines check no tables: the suites take seconds to import
 
 HELD_OUT, PLAYED, OUTPUTS = 32, 4, 5

@@ -21,8 +21,7 @@ from crl.report.bank import entries_after
 from crl.report.diff import bank_diff, net_diff
 from crl.rounds.approvals import PendingApproval
 from crl.rounds.fork import check_round
-from crl.rounds.reading import recorded_bank, recorded_rows
-from crl.rounds.recipe import recipe_in
+from crl.rounds.recipe import recipe_in, recorded_bank, recorded_rows
 from crl.run.decisions import Decision, write_decision
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import _check_current

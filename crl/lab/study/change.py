@@ -19,11 +19,10 @@ from crl.config import FamilyConfig
 from crl.envs import make_environment
 from crl.lab.study.statistics import Interval, Reached, common_curve, final, first_at, interval, median_reached
 from crl.protocols import Judge
-from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.records import Evaluation, rows_with
 from crl.report.success import Rate
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 
 RECOVERED = 0.9

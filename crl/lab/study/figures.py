@@ -15,15 +15,15 @@ from pydantic import BaseModel
 
 from crl.lab.study.change import RunChange, read_change
 from crl.protocols import StopReason
-from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.recipes.dreamgym.explore import EXPLORE, explorer
 from crl.recipes.dreamgym.rows import SYNTHETIC
 from crl.recipes.erl.prompts import OK
 from crl.recipes.erl.rows import Reflection
 from crl.records import Distillation, Episode, Evaluation, Generation, Metric, Row, Weights, rows_of
 from crl.report.success import Rate
+from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.rounds.provenance import TIMINGS
 from crl.rounds.recipe import recipe_in
-from crl.rounds.timing import TIMINGS
 from crl.run.directory import RunDirectory
 
 EVALUATE, COLLECT, HEALTH, INITIALIZE = "evaluate", "collect", "health", "initialize"

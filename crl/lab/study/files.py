@@ -39,9 +39,9 @@ from crl.lab.study.results import (
 )
 from crl.lab.study.statistics import Interval
 from crl.lab.study.table import PARTS, interval_text, notes, seed_words, study_markdown, tables
-from crl.recipes.complementary.evaluate import WITH_BANK
 from crl.report.charts import Chart, Line, Point, line_chart, over_steps
 from crl.report.page import REPORT, Inline, environment
+from crl.rounds.evaluate import WITH_BANK
 from crl.run.files import making, unwritable, write_atomically
 from crl.text.unicode import escaped
 

@@ -18,8 +18,8 @@ from typing import Any
 from crl.config import Method
 from crl.lab.study.statistics import interval
 from crl.lab.table.read import ARMS, Found, RunResults, Which
-from crl.recipes.complementary.evaluate import WITHOUT_BANK
 from crl.report.success import ArmResult
+from crl.rounds.evaluate import WITHOUT_BANK
 
 
 class Figure(StrEnum):

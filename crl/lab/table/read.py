@@ -15,10 +15,10 @@ from typing import Literal
 from crl.config import Method
 from crl.errors import BadInput, CrlError
 from crl.paths import quoted
-from crl.recipes.complementary.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.records import Evaluation, rows_of
 from crl.report.state import unfinished
 from crl.report.success import ArmResult, averages, results
+from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import Kept, kept_evaluations
 from crl.run.journal import Journal

@@ -17,9 +17,9 @@ from crl.envs.realms import RealmsEnvironment, note, placed
 from crl.lab.warm.advice import STAGE, WAVE, TruthfulAdvisor, any_two, question_about
 from crl.lab.warm.config import ActorDemonstrations
 from crl.protocols import Chat
-from crl.recipes.complementary.demonstrations import ScriptedRole, play_script, slot_with
 from crl.records import Episode, Generation, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.demonstrations import ScriptedRole, play_script, slot_with
 from crl.run.seeds import seed_for
 
 FAMILY = "practice"

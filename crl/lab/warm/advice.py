@@ -16,8 +16,8 @@ from crl.config import Method
 from crl.envs.realms import RealmsEnvironment, note, symbol_names
 from crl.extractor.prompts import ask_messages
 from crl.protocols import Advice, Chat, Inquiry
-from crl.recipes.complementary.demonstrations import ScriptedRole, say_script
 from crl.records import Generation
+from crl.rounds.demonstrations import ScriptedRole, say_script
 from crl.run.seeds import seed_for
 from crl.text.outputs import messages_of
 

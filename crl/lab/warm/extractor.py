@@ -25,9 +25,9 @@ from crl.lab.warm.advice import STAGE, WAVE, any_two
 from crl.lab.warm.config import ExtractorDemonstrations
 from crl.protocols import Chat, Lesson
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.demonstrations import ScriptedRole, play_script, say_script, write_script
 from crl.records import Generation
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.demonstrations import ScriptedRole, play_script, say_script, write_script
 from crl.run.seeds import seed_for
 
 _FREE, _TRUE = 0.3, 0.8
@@ -68,7 +68,9 @@ def _wave(
     played = play_plans(chat, method, environment, slots, plans, random)
     items = [DistillItem(each.episode, tuple(each.turns)) for each in played]
     lessons = [_note_about(item, environment, slot, plans[slot], config, random) for slot, item in enumerate(items)]
-    return write_script(method, ScriptedRole(chat, method.role("extractor").context), items, lessons)
+    return write_script(
+        method, ScriptedRole(chat, method.role("extractor").context), items, lessons, config_of(method).distill
+    )
 
 
 def carrying_out(environment: RealmsEnvironment, plans: Sequence[Rule]) -> Callable[[int], list[str]]:

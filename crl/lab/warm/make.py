@@ -63,10 +63,10 @@ from crl.preflight.numbers import check_ranks, check_threads
 from crl.preflight.probe import check_computed
 from crl.protocols import Chat, Policy
 from crl.recipes.complementary.config import ComplementaryConfig, config_of
-from crl.recipes.complementary.demonstrations import sample_of
-from crl.recipes.complementary.ready import check_placeholders
 from crl.records import Generation, Row, table_of
 from crl.rollout.play import PlayedEpisode, play_wave
+from crl.rounds.demonstrations import sample_of
+from crl.rounds.ready import check_placeholders
 from crl.run.seeds import seed_for
 
 RECORD = "warm_start.json"

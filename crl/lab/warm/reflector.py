@@ -14,10 +14,10 @@ from crl.lab.warm.actor import practice_slots
 from crl.lab.warm.advice import STAGE, WAVE, any_two, fits
 from crl.lab.warm.extractor import Rule, play_plans
 from crl.protocols import Chat
-from crl.recipes.complementary.demonstrations import ScriptedRole, say_script
 from crl.recipes.erl.config import REFLECT, ReflectConfig
 from crl.recipes.erl.prompts import Attempt, reflect_messages
 from crl.records import Generation
+from crl.rounds.demonstrations import ScriptedRole, say_script
 from crl.run.seeds import seed_for
 from crl.text.outputs import Messages
 

@@ -1,17 +1,23 @@
-"""Stage `collect`: play the planned episodes, one wave per part; shards are whole waves."""
+"""Stage `collect`: play the planned episodes, one wave per part; shards are whole waves.
+
+Evaluation plays held-out tasks with the bank as they are played here (:func:`guided`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from crl.credit.uses import shown_by_episode
-from crl.recipes.complementary.asking import advisor_of
-from crl.recipes.complementary.bank_access import texts_of
-from crl.recipes.complementary.config import config_of, declares_rewards
-from crl.recipes.complementary.judge import as_judged, verdicts_of
-from crl.records import Episode, Generation, Question, RawReward, Retrieval, StrippedContext, Task, Turn
-from crl.rollout.play import PlayedEpisode, stripped_context, waves_of
+from crl.protocols import Policy
+from crl.recipes.complementary.mechanisms import Mechanism
+from crl.recipes.complementary.mechanisms.actor_critic import as_judged, judged_in_evaluation, verdicts_of
+from crl.recipes.complementary.mechanisms.search_and_ask import advisor_of
+from crl.recipes.complementary.plan import open_retriever, retrieve_all, texts_of
+from crl.records import Retrieval, RetrievalCount, Task
+from crl.rollout.play import waves_of
 from crl.rounds.context import StageContext
-from crl.rounds.waves import play, sampling_of, slots_of, together
-from crl.rounds.weights import weights_of
+from crl.rounds.evaluate import Guided, seed_of_task
+from crl.rounds.waves import play_with_actor, slots_of, together, write_played
 
 
 def count_parts(ctx: StageContext) -> int:
@@ -19,7 +25,7 @@ def count_parts(ctx: StageContext) -> int:
     return len(_waves(ctx))
 
 
-def collect_part(ctx: StageContext, part: int) -> None:
+def collect_part(ctx: StageContext, part: int, on: Sequence[Mechanism] = ()) -> None:
     """Play one wave with the actor of the round before."""
     tasks = _waves(ctx)[part]
     wanted = {task.episode_id for task in tasks}
@@ -27,36 +33,33 @@ def collect_part(ctx: StageContext, part: int) -> None:
     digests = {row.content_digest for rows in chosen.values() for row in rows}
     bank = ctx.bank()
     texts = texts_of(ctx, bank, digests)
-    weights = weights_of(ctx, "actor")
-    policy = ctx.services.policy("actor", weights)
     slots = as_judged(slots_of(tasks, chosen, texts), verdicts_of(ctx))
     advisor = advisor_of(ctx, bank, seed_of=lambda question_id: ctx.seed("ask", question_id))
-    with ctx.timed("play", len(slots)):
-        played = play(
-            ctx,
-            policy,
-            slots,
-            sampling=sampling_of(ctx.method, [task.family for task in tasks]),
-            weights_digest=weights.weights_digest,
-            advisor=advisor,
-        )
-    ctx.write(Episode, [each.episode for each in played])
-    ctx.write(Turn, [turn for each in played for turn in each.turns])
-    answers = [answer for each in played for answer in each.answers]
-    ctx.write(Generation, [*(each.generation for each in played), *answers])
-    if ctx.method.rollout.search_and_ask is not None:
-        ctx.write(Question, [question for each in played for question in each.questions])
-    if declares_rewards(ctx.method):
-        declaring = {family.name for family in ctx.method.families if family.reward is not None}
-        ctx.write(RawReward, [_raw(each) for each in played if each.episode.family in declaring])
-    if config_of(ctx.method).self_distillation is not None:
-        guided = [each for each in played if each.episode.guided]
-        ctx.write(StrippedContext, [stripped_context(policy.chat, each, ctx.method) for each in guided])
+    played = play_with_actor(ctx, slots, advisor=advisor)
+    write_played(ctx, played)
+    for mechanism in on:
+        for row_type, rows in mechanism.kept(ctx, played).items():
+            ctx.write(row_type, rows)
 
 
-def _raw(played: PlayedEpisode) -> RawReward:
-    episode = played.episode
-    return RawReward(episode_id=episode.episode_id, family=episode.family, raw_reward=played.raw_reward)
+def guided(ctx: StageContext, tasks: Sequence[Task], policy: Policy, weights_digest: str) -> Guided:
+    """Held-out tasks with the experiences that guide them: found, judged and asked about as in training, and nothing is
+    recorded of it. Verdicts are part of how this actor uses a bank: held-out success with the bank would otherwise
+    measure an actor that is shown what it never was in training."""
+    bank = ctx.bank()
+    retriever = open_retriever(ctx, bank, ctx.rows(RetrievalCount, "plan"), training=False)
+    chosen = shown_by_episode(retrieve_all(ctx, retriever, tasks, advance=False))
+    texts = texts_of(ctx, bank, {row.content_digest for rows in chosen.values() for row in rows})
+    slots, tokens = judged_in_evaluation(
+        ctx,
+        policy,
+        slots_of(tasks, chosen, texts),
+        chosen,
+        seed_of=lambda episode_id: seed_of_task(ctx.method, episode_id, "judge"),
+        weights_digest=weights_digest,
+    )
+    advisor = advisor_of(ctx, bank, seed_of=lambda question_id: seed_of_task(ctx.method, question_id, "ask"))
+    return Guided(slots, advisor, tokens)
 
 
 def _waves(ctx: StageContext) -> list[list[Task]]:

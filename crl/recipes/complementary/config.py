@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -34,9 +34,9 @@ from crl.config import (
     WarmStartConfig,
 )
 from crl.config.base import MOST_ROUNDS
+from crl.config.registry import load_object
 from crl.errors import BadInput
-from crl.recipes.complementary.impossible import never_guided, recorded_problems, trial_problems
-from crl.rounds.impossible import answers_are_actions, hidden_answers, unbounded
+from crl.rounds.impossible import hidden_answers, unbounded
 
 ACTOR, EXTRACTOR = "actor", "extractor"
 
@@ -45,6 +45,7 @@ class BankRecipeConfig(RecipeConfig):
     """The mechanisms that complementary and its ablations share."""
 
     BUILDER: ClassVar[str] = "crl.recipes.complementary.round:build"
+    MECHANISMS: ClassVar[str] = "crl.recipes.complementary.round:MECHANISMS"
     TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR, EXTRACTOR})
     """Roles that are trained."""
     has_bank: ClassVar[bool] = True
@@ -54,7 +55,7 @@ class BankRecipeConfig(RecipeConfig):
         {
             "prompts.distill", "prompts.merge", "recipe.actor_objective", "recipe.approve_bank", "recipe.bank",
             "recipe.distill.episodes", "recipe.distill.max_operations", "recipe.extractor_objective", "recipe.merge",
-            "recipe.self_distillation", "recipe.warm_up_rounds",
+            "recipe.warm_up_rounds",
         }
     )  # fmt: skip
     OVERLAPS: ClassVar[bool] = True
@@ -101,9 +102,29 @@ class BankRecipeConfig(RecipeConfig):
             share += (self.guided_share_end - share) * min(1.0, (round_number - 1) / self.guided_share_rounds)
         return round(group_size * share)
 
+    def guided_sizes(self, method: Method) -> set[tuple[int, int]]:
+        """Sizes of groups with how many members are guided, in the first round and once the share has moved."""
+        sizes = {method.group_size(family) for family in method.families}
+        ends = (1, 1 + self.guided_share_rounds)
+        return {(size, self.guided_members(size, number)) for size in sizes for number in ends}
+
+    def always_guided(self, method: Method) -> bool:
+        """Whether no member of any group is ever free."""
+        return all(members == size for size, members in self.guided_sizes(method))
+
     def trains(self, role: str, round_number: int) -> bool:
         """Whether a round updates a role: not in warm-up rounds, which only a recipe with a bank has a use for."""
         return role in self.TRAINED and (round_number > self.warm_up_rounds or not self.has_bank)
+
+    def mechanisms(self, method: Method) -> tuple[Any, ...]:
+        """The mechanisms that are on. Loaded by name, as the builder is: forms and `--help` read settings without any
+        stage."""
+        found = (kind.of(method) for kind in load_object(self.MECHANISMS))
+        return tuple(mechanism for mechanism in found if mechanism is not None)
+
+    def after_rollouts(self) -> frozenset[str]:
+        """`AFTER_ROLLOUTS`, and the settings of mechanisms that say so."""
+        return self.AFTER_ROLLOUTS | {kind.key for kind in load_object(self.MECHANISMS) if kind.after_rollouts}
 
     # -- what a recipe says of itself ------------------------------------------------------------------------------
 
@@ -144,10 +165,12 @@ class BankRecipeConfig(RecipeConfig):
             approved=self.approve_bank,
         )
 
-    @staticmethod
-    def lag(method: Method) -> int:
-        """Rounds between what a round plays with and the stages that made it, unless they are on its own track."""
-        return 2 if method.overlap else 1
+    def warm_starts(self) -> tuple[bool, bool]:
+        """Whether the actor, and the extractor, have a supervised start."""
+        start = self.warm_start
+        if start is None:
+            return False, False
+        return start.actor_episodes > 0, self.has_bank and start.extractor_episodes > 0
 
     @property
     def scores_uses(self) -> bool:
@@ -156,7 +179,11 @@ class BankRecipeConfig(RecipeConfig):
 
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
-        return _problems(self, method)
+        yield from _guided_share(self, method)
+        yield from _roles(self, method)
+        if self.warm_start is not None:
+            yield from _warm_start(self, self.warm_start, method)
+        yield from _mechanisms(self, method)
 
 
 class ComplementaryConfig(BankRecipeConfig):
@@ -198,15 +225,9 @@ class OfflineBankConfig(BankRecipeConfig):
 config_of = BankRecipeConfig.of
 
 
-def declares_rewards(method: Method) -> bool:
-    """Whether some task family has a reward convention, so that the environments' own rewards are kept beside."""
-    return any(family.reward is not None for family in method.families)
-
-
-def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
-    """Each combination that cannot work; `where` is the setting to change."""
-    rollout = method.rollout
-    sizes = {"method.rollout.group_size": rollout.group_size}
+def _guided_share(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
+    """Shares that no group can have."""
+    sizes = {"method.rollout.group_size": method.rollout.group_size}
     for index, family in enumerate(method.families):
         if family.group_size is not None:
             sizes[f"method.families.{index}.group_size"] = family.group_size
@@ -233,123 +254,10 @@ def _problems(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             where="method.recipe.guided_share_end",
             next_step="set it, or leave guided_share_rounds out",
         )
-    yield from _constrained(config, method)
-    yield from _unbounded(config, method)
-    start = config.warm_start
-    shared = config.has_bank and method.owner(ACTOR) == method.owner(EXTRACTOR)
-    if shared and start is not None and start.actor_episodes > 0 and start.extractor_episodes > 0:
-        yield BadInput(
-            "actor and extractor share their weights, and each is to have a supervised start of its own",
-            expected="actor_episodes: 0, extractor_episodes: 0, or no warm_start",
-            where="method.recipe.warm_start",
-            next_step="leave one of them out, or start from a model that `crl warm-start` taught both",
-        )
-    episodes = {} if start is None else {ACTOR: start.actor_episodes, EXTRACTOR: start.extractor_episodes}
-    for role in (role for role, count in episodes.items() if count > 0 and role in config.roles()):
-        if method.role(role).engine.REMOTE:
-            yield BadInput(
-                f"the {role} is to have a supervised start, and its model is behind an endpoint",
-                expected=f"{role}_episodes 0, or weights that are here",
-                where=f"method.recipe.warm_start.{role}_episodes",
-                next_step="set it to 0",
-            )
-    of_actor = {role for role in config.TRAINED & config.roles().keys() if method.owner(role) == method.owner(ACTOR)}
-    if method.overlap and EXTRACTOR in of_actor:
-        yield BadInput(
-            "actor and extractor share their weights, so the update that the next round waits for needs both",
-            expected="weights of their own, or no overlap",
-            where="method.overlap",
-            next_step="leave one of the two out",
-        )
-    if start is not None and start.actor_episodes > 0 and start.demonstrations == "oracle":
-        for family in method.families:
-            if family.environment.hidden_rule:
-                yield BadInput(
-                    f"the oracle of family {family.name} knows the hidden rule, and its demonstrations tell it",
-                    expected="demonstrations: practice (shrines) or random, or a warm start in practice realms "
-                    "(`crl warm-start`)",
-                    where="method.recipe.warm_start.demonstrations",
-                    next_step="set it to practice or random, or leave warm_start out",
-                )
-    yield from recorded_problems(start, method)
-    if start is not None and start.demonstrations == "practice":
-        for family in method.families:
-            if not family.environment.teaches:
-                yield BadInput(
-                    f"the environment of family {family.name} has no practice games",
-                    expected="an environment that teaches (shrines), or demonstrations: oracle or random",
-                    where="method.recipe.warm_start.demonstrations",
-                    next_step="choose another kind of demonstrations",
-                )
-    ends = (1, 1 + config.guided_share_rounds)
-    groups = {method.group_size(family) for family in method.families}
-    guided = {size: {config.guided_members(size, number) for number in ends} for size in groups}
-    distills = config.self_distillation
-    needs_guided = {
-        "method.recipe.trial": config.trial is not None,
-        "method.recipe.suppress": config.suppress is not None,
-        "method.recipe.actor_critic": config.actor_critic is not None,
-        "method.recipe.self_distillation": distills is not None and distills.guided_only,
-        "method.rollout.search_and_ask": rollout.search_and_ask is not None,
-    }
-    for where, asked in needs_guided.items():
-        if not asked:
-            continue
-        if not config.has_bank:
-            yield never_guided(where, f"recipe {config.kind} keeps no bank, so no episode is guided", "another recipe")
-        elif all(members == {0} for members in guided.values()):
-            yield never_guided(where, "guided_share leaves every member of a group free", "a share that guides some")
-    guided_members = [(size, members) for size, found in guided.items() for members in sorted(found)]
-    yield from trial_problems(
-        config.trial,
-        config.suppress,
-        config.extractor_objective,
-        guided_members,
-        trains_extractor=EXTRACTOR in config.TRAINED,
-    )
-    if config.actor_critic is not None and config.retrieval.top_k > 1:
-        yield BadInput(
-            f"the actor judges one experience per episode (eq. 8), and top_k is {config.retrieval.top_k}",
-            expected="top_k 1, or no actor_critic",
-            where="method.recipe.retrieval.top_k",
-            next_step="set it to 1, or leave actor_critic out",
-        )
-    if config.has_bank and rollout.search_and_ask is not None and "ask" not in method.prompts:
-        yield BadInput(
-            "guided actors may ask, and there is no prompt for it",
-            expected="a prompt `ask` in the prompt set",
-            where="method.prompts.ask",
-            next_step="add `ask` to the prompt file, or leave the setting out",
-        )
-    trains_answers = rollout.search_and_ask is not None and rollout.search_and_ask.train_answers
-    if trains_answers and EXTRACTOR not in config.TRAINED:
-        yield BadInput(
-            f"recipe {config.kind} does not train the extractor, so none of its answers would be trained",
-            expected="a recipe that trains the extractor",
-            where="method.rollout.search_and_ask.train_answers",
-            next_step="set it to false, or choose another recipe",
-        )
-    if config.self_distillation is not None:
-        if ACTOR not in config.TRAINED:
-            yield BadInput(
-                f"recipe {config.kind} does not train the actor, so it distills nothing into it",
-                expected="a recipe that trains the actor",
-                where="method.recipe.self_distillation",
-                next_step="set method.recipe.self_distillation to null, or choose another recipe",
-            )
-        if config.self_distillation.episodes == "beats_free" and all(
-            members == {size} for size, members in guided.items()
-        ):
-            yield BadInput(
-                "guided episodes are to beat unguided rollouts of the same group, and guided_share leaves none",
-                expected="a share that leaves some free, or episodes: wins",
-                where="method.recipe.self_distillation.episodes",
-                next_step="lower recipe.guided_share, or set self_distillation.episodes to wins",
-            )
 
 
-def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
-    """What sampling restricted to the legal actions cannot go with."""
+def _roles(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
+    """What roles cannot do in this recipe, or together."""
     if config.has_bank and method.role(EXTRACTOR).sampling.constrain == "actions":
         yield BadInput(
             "the extractor's sampling is restricted to actions, and it writes text",
@@ -358,17 +266,104 @@ def _constrained(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]
             next_step="leave it out",
         )
     yield from hidden_answers(method)
-    if answers_are_actions(method) and method.rollout.search_and_ask is not None:
+    corrections = {ACTOR: config.actor_objective.correction, EXTRACTOR: config.extractor_objective.correction}
+    trained = config.TRAINED & config.roles().keys()
+    for role in sorted(trained):
+        yield from unbounded(method, role, corrections[role], f"method.recipe.{role}_objective.correction")
+    if method.overlap and EXTRACTOR in trained and method.owner(ACTOR) == method.owner(EXTRACTOR):
         yield BadInput(
-            "the actor answers with a legal action and nothing else, so there would be no questions",
-            expected="search_and_ask: none, or roles.actor.sampling.constrain: none",
-            where="method.rollout.search_and_ask",
-            next_step="change one of the two",
+            "actor and extractor share their weights, so the update that the next round waits for needs both",
+            expected="weights of their own, or no overlap",
+            where="method.overlap",
+            next_step="leave one of the two out",
         )
 
 
-def _unbounded(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
-    """Objectives whose clip would never act."""
-    corrections = {ACTOR: config.actor_objective.correction, EXTRACTOR: config.extractor_objective.correction}
-    for role in sorted(config.TRAINED & config.roles().keys()):
-        yield from unbounded(method, role, corrections[role], f"method.recipe.{role}_objective.correction")
+def _warm_start(config: BankRecipeConfig, start: WarmStartConfig, method: Method) -> Iterator[BadInput]:
+    """Supervised starts that cannot be made, or teach what they must not."""
+    actor, extractor = config.warm_starts()
+    if actor and extractor and method.owner(ACTOR) == method.owner(EXTRACTOR):
+        yield BadInput(
+            "actor and extractor share their weights, and each is to have a supervised start of its own",
+            expected="actor_episodes: 0, extractor_episodes: 0, or no warm_start",
+            where="method.recipe.warm_start",
+            next_step="leave one of them out, or start from a model that `crl warm-start` taught both",
+        )
+    for role in (*([ACTOR] if actor else []), *([EXTRACTOR] if extractor else [])):
+        if method.role(role).engine.REMOTE:
+            yield BadInput(
+                f"the {role} is to have a supervised start, and its model is behind an endpoint",
+                expected=f"{role}_episodes 0, or weights that are here",
+                where=f"method.recipe.warm_start.{role}_episodes",
+                next_step="set it to 0",
+            )
+    for family in method.families:
+        if actor and start.demonstrations == "oracle" and family.environment.hidden_rule:
+            yield BadInput(
+                f"the oracle of family {family.name} knows the hidden rule, and its demonstrations tell it",
+                expected="demonstrations: practice (shrines) or random, or a warm start in practice realms "
+                "(`crl warm-start`)",
+                where="method.recipe.warm_start.demonstrations",
+                next_step="set it to practice or random, or leave warm_start out",
+            )
+        if start.demonstrations == "practice" and not family.environment.teaches:
+            yield BadInput(
+                f"the environment of family {family.name} has no practice games",
+                expected="an environment that teaches (shrines), or demonstrations: oracle or random",
+                where="method.recipe.warm_start.demonstrations",
+                next_step="choose another kind of demonstrations",
+            )
+    yield from _recorded(start, method)
+
+
+def _mechanisms(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
+    """Options that would never do anything, and what each of them finds."""
+    on = config.mechanisms(method)
+    for mechanism in on if all(members == 0 for _, members in config.guided_sizes(method)) else ():
+        if mechanism.needs_guided:
+            why = "guided_share leaves every member of a group free"
+            if not config.has_bank:
+                why = f"recipe {config.kind} keeps no bank, so no episode is guided"
+            yield BadInput(
+                f"{why}: what {mechanism.key} asks for would never happen",
+                expected="a share that guides some" if config.has_bank else "another recipe",
+                where=f"method.{mechanism.key}",
+                next_step="leave it out, or change what keeps episodes free",
+            )
+    for mechanism in on:
+        yield from mechanism.problems(method)
+
+
+def _recorded(start: WarmStartConfig, method: Method) -> Iterator[BadInput]:
+    """Recorded games that this experiment cannot learn from."""
+    where = "method.recipe.warm_start.recorded"
+    if start.demonstrations != "recorded" and start.recorded is None:
+        return
+    if start.demonstrations != "recorded" or start.recorded is None:
+        yield BadInput(
+            f"demonstrations is {start.demonstrations}, and recorded games are {'named' if start.recorded else 'not'}",
+            expected="demonstrations: recorded with recorded: FILE, or neither",
+            where=where,
+            next_step="set both, or leave both out",
+        )
+        return
+    for file in start.recorded:
+        family = next((each for each in method.families if each.environment == file.environment), None)
+        if family is None:
+            yield BadInput(
+                f"games were recorded in {file.environment.model_dump(mode='json')!r:.300}, which no family plays",
+                expected="the environment of a family, with all its settings",
+                where=where,
+                next_step="record them with `crl env play EXPERIMENT.yaml --family FAMILY --record FILE`",
+            )
+            return
+        seeds = family.train_seeds
+        for game in file.games:
+            if not seeds.start <= game.seed < seeds.start + seeds.count:
+                yield BadInput(
+                    f"a recorded game has seed {game.seed}, which is none that family {family.name} trains on",
+                    expected=f"seeds from {seeds.start} to {seeds.start + seeds.count - 1}",
+                    where=where,
+                    next_step="record games of training seeds: `crl env play … --seed`",
+                )
+                return

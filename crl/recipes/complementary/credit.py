@@ -15,20 +15,15 @@ import pyarrow.compute as pc
 
 from crl.bank.duplicates import SimilarPairs
 from crl.bank.segments import text_digest
-from crl.config import SuppressConfig
-from crl.credit.answers import answer_rewards
-from crl.credit.buffer import SCORED, USED, Earned, HeldText, Output, buffer_metrics, earners, fill_buffer
-from crl.credit.effects import effect_metrics, text_effects
+from crl.credit.buffer import HeldText, Output, buffer_metrics, earners, fill_buffer
 from crl.credit.rules import Round, Scored, TaskKey, rule_of, task_of
 from crl.credit.samples import cispo_samples, grpo_samples, select_batches
-from crl.credit.self_distillation import distilled_episodes, nll_samples
-from crl.credit.trials import trial_metrics, trial_rewards
 from crl.credit.uses import credit_metrics, credits_of, earned_when_written, entry_scores, free_means, uses_of
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.judge import judgment_metrics, verdicts_of
-from crl.recipes.complementary.resembling import recorded_resemblances
+from crl.recipes.complementary.mechanisms import Mechanism
+from crl.recipes.complementary.mechanisms.actor_critic import verdicts_of
+from crl.recipes.complementary.mechanisms.self_distillation import distilled_samples
 from crl.records import (
-    TRIAL,
     BankEvent,
     BufferItem,
     Credit,
@@ -38,21 +33,16 @@ from crl.records import (
     Generation,
     Metric,
     Operation,
-    Question,
     Retrieval,
     Sample,
-    StrippedContext,
-    TextEffect,
-    Trial,
     UseReward,
     rows_with,
 )
-from crl.rounds.context import StageContext
-from crl.rounds.figures import output_alarms, output_shares
+from crl.rounds.context import NEW_BANK, StageContext
+from crl.rounds.health import output_alarms, output_shares
+from crl.rounds.proposal import recorded_resemblances
 from crl.rounds.stage import BEFORE
 
-NEW_BANK = "new_bank"
-"""Name of the read of the bank that the round published; `bank` is the one that it played with."""
 COMING_BANK = "coming_bank"
 """Where rounds overlap, the read of the bank that the next round plays with, which is not the new one."""
 ADVANTAGES = "advantages"
@@ -60,7 +50,7 @@ UNTRAINABLE = "prompt_too_long"
 """Reason code of an output that was never sampled: there is nothing to train."""
 
 
-def credit(ctx: StageContext) -> None:
+def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
     """Credit the uses of the round, fill the extractor's buffer, choose its batch, make the samples."""
     config = config_of(ctx.method)
     objective, trains = config.extractor_objective, config.trains(EXTRACTOR, ctx.round)
@@ -71,7 +61,7 @@ def credit(ctx: StageContext) -> None:
     scored = _scored(ctx, episodes, retrievals, distilled, credits, writers)
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
     fills = EXTRACTOR in config.TRAINED
-    buffer = _filled(ctx, scored, [*distilled, *merged], episodes, writers) if fills else []
+    buffer = _filled(ctx, scored, [*distilled, *merged], episodes, writers, on) if fills else []
     batches: list[list[BufferItem]] = []
     if trains:
         batches, buffer = select_batches(buffer, objective, round=ctx.round)
@@ -83,7 +73,6 @@ def credit(ctx: StageContext) -> None:
     # Where a use earns its outcome and no more, `credits` say it all.
     if config.scores_uses:
         ctx.write(UseReward, scored.uses)
-    effects = [] if config.suppress is None else _effects(ctx, episodes, credits, config.suppress)
     ctx.write(BufferItem, buffer)
     ctx.write(Sample, samples)
     shares = output_shares([row.verdict for row in (*distilled, *merged)])
@@ -93,9 +82,6 @@ def credit(ctx: StageContext) -> None:
         + _metrics(ctx, shares, output_alarms(shares))
         + (buffer_metrics(buffer, round=ctx.round, config=objective, trains=trains) if fills else [])
         + _metrics(ctx, scored.figures)
-        + judgment_metrics(judgments, round=ctx.round)
-        + effects
-        + _trial_metrics(ctx)
         + taught,
     )
 
@@ -114,7 +100,7 @@ def _actor_samples(ctx: StageContext, episodes: Sequence[Episode]) -> tuple[list
         return [], []
     generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
     samples = grpo_samples(episodes, generations, config.actor_objective, round=ctx.round)
-    stripped = _self_distilled(ctx, episodes, generations)
+    stripped = distilled_samples(ctx, episodes, generations)
     if stripped is None:
         return samples, []
     return [*samples, *stripped], _metrics(ctx, {"self_distilled": float(len(stripped))})
@@ -159,41 +145,32 @@ def _filled(
     written: Sequence[Distillation],
     episodes: Sequence[Episode],
     writers: Writers,
+    on: Sequence[Mechanism],
 ) -> list[BufferItem]:
     """The extractor's buffer with what the round's uses and outputs earned; `written` are the outputs."""
     bank = ctx.bank(NEW_BANK).table
     # A text that left the new bank may still be played where rounds overlap.
     banks = [bank, ctx.bank(COMING_BANK).table] if ctx.method.overlap else [bank]
-    previous, repeats, answers = ctx.rows(BufferItem, BEFORE), _repeats(ctx, bank), _answers(ctx, episodes)
+    previous, repeats = ctx.rows(BufferItem, BEFORE), _repeats(ctx, bank)
     trainable = {row.generation_id: row for row in written if row.reason_code != UNTRAINABLE}
     at_once = earned_when_written(trainable.values(), free_means(episodes), config_of(ctx.method).extractor_objective)
+    beside = [each for mechanism in on for each in mechanism.earned(ctx)]
     return fill_buffer(
         previous,
         [
             *(Output(name, origin) for name, origin in writers.origins.items()),
             *(Output(name, (row.round, row.kind), repeats.get(name, ())) for name, row in trainable.items()),
-            *(Output(each.generation_id, (ctx.round, "collect")) for each in answers),
+            # What earns something else was written while the round was played.
+            *(
+                Output(each.generation_id, (ctx.round, "collect"))
+                for each in beside
+                if each.generation_id not in trainable
+            ),
         ],
-        [*scored.earned, *at_once, *_tried(ctx), *answers],
+        [*scored.earned, *at_once, *beside],
         held_texts(banks, previous, repeats),
         round=ctx.round,
     )
-
-
-def _tried(ctx: StageContext) -> list[Earned]:
-    """What outputs earned by the trials of their texts: one use of several, or all that they earn."""
-    trial = config_of(ctx.method).trial
-    if trial is None or trial.reward == "uses":
-        return []
-    kind = SCORED if trial.reward == "trial" else USED
-    return [Earned(name, reward, kind) for name, reward in trial_rewards(ctx.rows(Trial, TRIAL)).items()]
-
-
-def _answers(ctx: StageContext, episodes: Sequence[Episode]) -> list[Earned]:
-    asking = ctx.method.rollout.search_and_ask
-    if asking is None or not asking.train_answers:
-        return []
-    return answer_rewards(ctx.rows(Question, "collect"), episodes, config_of(ctx.method).extractor_objective)
 
 
 def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[HeldText]]:
@@ -229,34 +206,6 @@ def held_texts(
         for table in held
         for place in zip(table["entry_id"].to_pylist(), table["generation_id"].to_pylist(), strict=True)
     }
-
-
-def _effects(
-    ctx: StageContext, episodes: Iterable[Episode], credits: Iterable[Credit], config: SuppressConfig
-) -> list[Metric]:
-    """Metrics of what texts have done in each family, with the round's uses; the estimates are written."""
-    families = {row.episode_id: row.family for row in episodes}
-    effects = text_effects(ctx.rows(TextEffect, BEFORE), credits, families, config)
-    ctx.write(TextEffect, effects)
-    return effect_metrics(effects, round=ctx.round)
-
-
-def _trial_metrics(ctx: StageContext) -> list[Metric]:
-    """Metrics of the round's trials; none where notes are not tried."""
-    if config_of(ctx.method).trial is None:
-        return []
-    return trial_metrics(ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL), round=ctx.round)
-
-
-def _self_distilled(
-    ctx: StageContext, episodes: Sequence[Episode], generations: Mapping[str, Generation]
-) -> list[Sample] | None:
-    """Samples of self-distillation; None in rounds where it is not due."""
-    config = config_of(ctx.method).self_distillation
-    if config is None or not config.due(ctx.round):
-        return None
-    contexts = {row.episode_id: row for row in ctx.rows(StrippedContext, "collect")}
-    return nll_samples(distilled_episodes(episodes, config), contexts, generations, config, round=ctx.round)
 
 
 def _metrics(ctx: StageContext, figures: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> list[Metric]:

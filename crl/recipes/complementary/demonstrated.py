@@ -18,27 +18,24 @@ from crl.extractor.distill import items_of
 from crl.extractor.outputs import Distilled
 from crl.protocols import Environment, Instructive, Lesson
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.demonstrations import (
+from crl.records import QUESTION, Episode, Turn
+from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.context import StageContext
+from crl.rounds.demonstrations import (
     WAVE,
     ScriptedRole,
     Watched,
     as_answer,
-    play_script,
+    demonstrate,
+    demonstration,
     shares,
     write_script,
 )
-from crl.records import QUESTION, Episode, Turn
-from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rounds.broken import games_of
-from crl.rounds.context import StageContext
-from crl.rounds.tasks import task_of
 from crl.rounds.waves import of_all, play, sampling_of, starts_of
 from crl.rounds.weights import weights_of
 
 
-def played_by_script(
-    ctx: StageContext, actor: ScriptedRole, episodes: int, *, by_oracle: bool, weights_digest: str
-) -> list[PlayedEpisode]:
+def played_by_script(ctx: StageContext, actor: ScriptedRole, episodes: int, *, by_oracle: bool) -> list[PlayedEpisode]:
     """Episodes of the oracle, or of random legal actions: what the actor imitates.
 
     Where the oracle knows no move, it is a random legal one: then only form is taught.
@@ -54,17 +51,8 @@ def played_by_script(
             legal = environment.actions[row]
             return as_answer(ctx.method, action or (str(random.choice(legal)) if legal else ""))
 
-        played += play_script(
-            ctx.method,
-            actor,
-            environment,
-            wave,
-            move,
-            stage=ctx.stage.name,
-            weights_digest=weights_digest,
-            progress=of_all(ctx, len(played), sum(map(len, waves))),
-        )
-    ctx.note_games(games_of(played))
+        progress = of_all(ctx, len(played), sum(map(len, waves)))
+        played += demonstrate(ctx, actor, environment, wave, move, progress)
     return played
 
 
@@ -79,35 +67,24 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
         for at in range(0, count, width):
             part = seeds[at : at + width]
             starts = starts_of(ctx, [(family.name, seed) for seed in part], played_here=True)
+            numbered = enumerate(zip(part, starts, strict=True), start=at)
             waves.append(
-                [
-                    EpisodeSlot(
-                        task=task_of(
-                            ctx,
-                            start,
-                            episode_id=f"{ctx.stage.name}-{family.name}-{at + offset:05d}",
-                            family=family.name,
-                            group=at + offset,
-                            environment_seed=seed,
-                        )
-                    )
-                    for offset, (seed, start) in enumerate(zip(part, starts, strict=True))
-                ]
+                [EpisodeSlot(demonstration(ctx, family, each, seed, start)) for each, (seed, start) in numbered]
             )
     return waves
 
 
 def written_by_template(
-    ctx: StageContext, extractor: ScriptedRole, episodes: int, *, weights_digest: str
+    ctx: StageContext, extractor: ScriptedRole, episodes: int
 ) -> tuple[list[PlayedEpisode], list[Distilled]]:
     """Episodes that the warm actor played, and templates about them: what the extractor imitates.
 
     The first half of a family's episodes is free and gets `add`; the second half is guided by what was written about
     the first, so that `update` and `return` occur where they belong.
     """
+    config, waves = config_of(ctx.method), _waves(ctx, episodes)
     actor = weights_of(ctx, "actor")
     policy = ctx.services.policy("actor", actor)
-    waves = _waves(ctx, episodes)
     played: list[PlayedEpisode] = []
     results: list[Distilled] = []
     notes: dict[str, list[str]] = defaultdict(list)
@@ -126,11 +103,11 @@ def written_by_template(
         items = items_of(
             [each.episode for each in finished],
             [turn for each in finished for turn in each.turns],
-            config_of(ctx.method).distill.model_copy(update={"episodes": "all"}),
+            config.distill.model_copy(update={"episodes": "all"}),
         )
         environment = ctx.environment(family)
         lessons = [lesson_about(environment, item.episode, item.turns) for item in items]
-        made = write_script(ctx.method, extractor, items, lessons, round=ctx.round, weights_digest=weights_digest)
+        made = write_script(ctx.method, extractor, items, lessons, config.distill, round=ctx.round)
         notes[family] += [text for each in made if each.operations and (text := each.operations[0].text)]
         results += made
         played += finished

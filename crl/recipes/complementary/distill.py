@@ -3,28 +3,35 @@
 Both have parts, as `collect` has: of distilling as many whole batches as hold the episodes of a wave, of merging as
 many task families as walk side by side in one batch. So the batches are the same whoever runs the parts. There is one
 part where texts are compared with all that were written before them (`duplicates: near`), or one walk goes through the
-bank.
+bank. A merge shows the extractor all entries, or those that resemble another of the same scope: a task family, or the
+whole bank (`merge.scope`).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from crl.bank.consolidate import Consolidation
-from crl.bank.duplicates import SimilarPairs
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from crl.bank.consolidate import Consolidated
+from crl.bank.duplicates import groups as duplicate_groups
+from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.extractor.distill import DistillItem, distill_wave, items_of
-from crl.extractor.merge import run_merge
+from crl.extractor.merge import WHOLE_BANK, run_merge, whole_bank, whole_families
 from crl.extractor.outputs import Distilled
-from crl.recipes.complementary.bank_access import with_cuts
-from crl.recipes.complementary.candidates import merge_candidates
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.proposal import disbelieved, rules_of
 from crl.recipes.complementary.resembling import Resembling
-from crl.records import Distillation, Episode, Generation, Operation, Resemblance, Turn
+from crl.records import BankEntry, Distillation, Episode, Generation, Operation, Resemblance, Turn
 from crl.rounds.context import StageContext
+from crl.rounds.proposal import distilled_proposal, with_cuts
+from crl.rounds.waves import wave_width
 from crl.rounds.weights import weights_of
 
 
@@ -73,8 +80,8 @@ def _width(method: Method) -> int:
     config = config_of(method)
     if config.bank.duplicates == "near":
         return sys.maxsize
-    batch, wave = config.distill.batch, method.rollout.wave_groups * method.rollout.group_size
-    return -(-wave // batch) * batch
+    batch = config.distill.batch
+    return -(-wave_width(method) // batch) * batch
 
 
 def merge_due(method: Method, round_number: int) -> bool:
@@ -98,13 +105,11 @@ def merge_part(ctx: StageContext, part: int) -> None:
     step shows the bank that comes of it.
     """
     config = config_of(ctx.method)
-    bank, distilled = ctx.bank(), ctx.rows(Operation, "distill")
-    resembling = _resembling(ctx, bank)
+    proposal = distilled_proposal(ctx, ctx.recipe.refused(ctx.rows))
+    resembling = Resembling(ctx, proposal.previous) if config.bank.duplicates == "near" else None
     if resembling is not None:
-        resembling.know(distilled, ctx.rows(Resemblance, "distill"))
-    alike = SimilarPairs() if resembling is None else resembling.alike
-    consolidation = Consolidation(bank, rules_of(ctx.method), alike, round=ctx.round)
-    consolidation.apply(distilled, disbelieved(ctx.method, ctx.round, ctx.rows, bank, distilled, alike))
+        resembling.know(proposal.operations, proposal.resemblances)
+    consolidation = proposal.preview(None if resembling is None else resembling.alike)
     candidates = merge_candidates(ctx, consolidation.result())
     groups = candidates.groups
     if count_merge_parts(ctx) > 1:
@@ -138,12 +143,76 @@ def merge_part(ctx: StageContext, part: int) -> None:
         ctx.write(Resemblance, resembling.rows)
 
 
-def _resembling(ctx: StageContext, bank: Snapshot) -> Resembling | None:
-    """Finds what new texts resemble, where near-duplicates are refused."""
-    return Resembling(ctx, bank) if config_of(ctx.method).bank.duplicates == "near" else None
-
-
 def _write(ctx: StageContext, results: Sequence[Distilled]) -> None:
     ctx.write(Distillation, [each.distillation for each in results])
     ctx.write(Operation, with_cuts(ctx, [operation for each in results for operation in each.operations]))
     ctx.write(Generation, [each.generation for each in results])
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Entries to be merged."""
+
+    groups: dict[str, list[list[BankEntry]]]
+    """By family, in the order of names, or in one walk; groups by the age of their oldest entry, entries likewise."""
+    texts: dict[str, str]
+    """Texts of these entries, by content digest."""
+
+
+def merge_candidates(ctx: StageContext, preview: Consolidated) -> Candidates:
+    """The candidates among the entries of a bank whose new texts are not stored yet."""
+    bank = preview.snapshot
+    if config_of(ctx.method).merge.candidates == "all":
+        walks = whole_bank if config_of(ctx.method).merge.scope == "bank" else whole_families
+        return Candidates(walks(bank.entries()), _texts(ctx, bank.table, preview))
+    root_N = _roots(ctx, bank, preview)
+    counts_N = np.bincount(root_N, minlength=len(bank))
+    shown_N = counts_N[root_N] > 1
+    shown = np.flatnonzero(shown_N)
+    grouped: dict[int, list[BankEntry]] = {}
+    for root, entry in zip(root_N[shown].tolist(), bank.taken(shown.tolist()), strict=True):
+        grouped.setdefault(root, []).append(entry)
+    # Rows are in order of age, so a group's root is its oldest entry.
+    groups: dict[str, list[list[BankEntry]]] = {}
+    for root in sorted(grouped):
+        walk = WHOLE_BANK if config_of(ctx.method).merge.scope == "bank" else grouped[root][0].family
+        groups.setdefault(walk, []).append(grouped[root])
+    texts = _texts(ctx, bank.table.take(pa.array(shown)), preview)
+    return Candidates({name: groups[name] for name in sorted(groups)}, texts)
+
+
+def _texts(ctx: StageContext, entries: pa.Table, preview: Consolidated) -> dict[str, str]:
+    return {**load_texts(ctx.run_path, entries.filter(_stored(entries))), **preview.new_texts}
+
+
+def _roots(ctx: StageContext, bank: Snapshot, preview: Consolidated) -> NDArray[np.int64]:
+    """The oldest row [N] of the group every row is in: rows of a scope that resemble each other, over others too."""
+    vectors_ND = _vectors(ctx, bank.table, preview)
+    if config_of(ctx.method).merge.scope == "bank":
+        return duplicate_groups(vectors_ND, config_of(ctx.method).merge.similarity)
+    root_N = np.arange(len(bank), dtype=np.int64)
+    families = bank.table["family"].combine_chunks().dictionary_encode()
+    codes_N = families.indices.to_numpy()
+    for code in range(len(families.dictionary)):
+        rows = np.flatnonzero(codes_N == code)
+        root_N[rows] = rows[duplicate_groups(vectors_ND[rows], config_of(ctx.method).merge.similarity)]
+    return root_N
+
+
+def _vectors(ctx: StageContext, entries: pa.Table, preview: Consolidated) -> NDArray[np.float32]:
+    """Embeddings [N, D] of the rows: those of texts that this round adds come from the embedder."""
+    embedder = ctx.services.embedder()
+    stored = _stored(entries)
+    stored_N = stored.to_numpy(zero_copy_only=False)
+    vectors_ND = np.empty((entries.num_rows, embedder.dimension), dtype=np.float32)
+    if stored_N.any():
+        vectors_ND[stored_N] = load_embeddings(ctx.run_path, entries.filter(stored))
+    new = entries["content_digest"].filter(pc.invert(stored)).to_pylist()
+    if new:
+        vectors_ND[~stored_N] = embedder.embed([preview.new_texts[digest] for digest in new])
+    return vectors_ND
+
+
+def _stored(entries: pa.Table) -> pa.Array:
+    """Which rows have their text in a file already."""
+    return pc.not_equal(entries["segment"], "").combine_chunks()

@@ -6,7 +6,7 @@ stage reads this one, so nothing that trains can see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,10 +15,8 @@ from crl.bank.segments import load_texts
 from crl.credit.buffer import oldest_wait, ripe_items
 from crl.protocols import Judge
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.credit import NEW_BANK
-from crl.recipes.complementary.judge import JUDGE
+from crl.recipes.complementary.mechanisms import Mechanism, Text
 from crl.records import (
-    TRIAL,
     BufferItem,
     Credit,
     Distillation,
@@ -27,14 +25,12 @@ from crl.records import (
     Operation,
     Row,
     Sample,
-    TextEffect,
-    Trial,
     Turn,
     rows_with,
 )
-from crl.rounds.context import StageContext
-from crl.rounds.figures import (
-    Figures,
+from crl.rounds.alarms import Figures, guidance_figures, output_figures, turn_figures, unreadable_figures
+from crl.rounds.context import NEW_BANK, StageContext
+from crl.rounds.health import (
     Note,
     age_figures,
     claim_share,
@@ -42,20 +38,20 @@ from crl.rounds.figures import (
     cut_alarm,
     cut_figures,
     group_figures,
+    mismatch_alarms_of,
     one_text_share,
     output_shares,
     play_figures,
     reading_figures,
     reward_figures,
+    tokens_of,
     truth_share,
     update_figures,
+    write_health,
     written_figures,
 )
-from crl.rounds.form import output_figures, turn_figures, unreadable_figures
-from crl.rounds.guidance import guidance_figures
-from crl.rounds.health import mismatch_alarms_of, tokens_of, write_health
 from crl.rounds.stage import BEFORE
-from crl.rounds.update import update_name
+from crl.rounds.weights import update_name
 
 OUTPUTS = ("distill", "merge")
 NOTES = ("add", "update", "merge")
@@ -65,7 +61,7 @@ _texts: dict[str, str] = {}
 """Texts of the bank by digest, from the last round this process looked at: most stay from round to round."""
 
 
-def health(ctx: StageContext) -> None:
+def health(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
     """Write the figures of the round, whether what the models wrote is in form, and whether the run has collapsed."""
     episodes = ctx.rows(Episode, "collect")
     config = config_of(ctx.method)
@@ -81,10 +77,8 @@ def health(ctx: StageContext) -> None:
         ],
         zip(said["output"].to_pylist(), said["action"].to_pylist(), strict=True),
     )
-    every = [*episodes, *(ctx.rows(Episode, TRIAL) if config.trial is not None else ())]
-    verdicts = (0, 0) if config.actor_critic is None else tokens_of(ctx.table(Generation, JUDGE))
-    figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in every) + verdicts[0])
-    figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in every) + verdicts[1])
+    figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
+    figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
     figures |= group_figures(episodes, subgroups=config.actor_objective.advantage == "subgroup")
     previous = ctx.figures(BEFORE)
     alarms: dict[str, str] = {}
@@ -94,8 +88,13 @@ def health(ctx: StageContext) -> None:
         guidance, misled = guidance_figures(episodes, previous)
         figures |= read | guidance
         alarms |= misled
-        figures |= _notes(ctx, episodes)
+        judges = Judges(ctx)
+        figures |= _notes(ctx, episodes, judges)
         figures |= _training(ctx, trained)
+        for mechanism in on:
+            more, alarmed = mechanism.figures(ctx, judges.right)
+            figures |= {name: figures.get(name, 0.0) + value for name, value in more.items()}
+            alarms |= alarmed
     for role in sorted(ctx.recipe.trains):
         figures |= update_figures(role, ctx.figures(update_name(role)))
     alarms |= cut_alarm(figures) | mismatch_alarms_of(ctx, figures)
@@ -110,9 +109,6 @@ def _outputs(ctx: StageContext) -> Figures:
         figures["share_without_note"] = sum(without) / len(without)
     written = pa.concat_tables([ctx.table(Generation, stage) for stage in OUTPUTS])
     figures |= output_figures(written["stop_reason"].to_pylist())
-    if ctx.method.rollout.search_and_ask is not None:
-        answers = rows_with(ctx.table(Generation, "collect"), "kind", ["ask"])
-        written = pa.concat_tables([written, answers])
     read, sampled = tokens_of(written)
     return {**figures, "extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}
 
@@ -123,55 +119,55 @@ def _read(ctx: StageContext) -> tuple[Figures, dict[str, str]]:
     return reading_figures(list(zip(table["turns"].to_pylist(), table["turns_shown"].to_pylist(), strict=True)))
 
 
-def _notes(ctx: StageContext, episodes: Iterable[Episode]) -> Figures:
-    judges = {
-        family.name: environment
-        for family in ctx.method.families
-        if isinstance(environment := ctx.environment(family.name), Judge)
-    }
-    truths: dict[tuple[str, str], float | None] = {}
+class Judges:
+    """The environments that know whether a text is true, by task family; each is asked once about each text."""
 
-    def judged(family: str, text: str) -> Note:
-        if family in judges and (family, text) not in truths:
-            truths[family, text] = judges[family].truth(text)
-        return Note(family, text, truths.get((family, text)))
+    def __init__(self, ctx: StageContext) -> None:
+        self._judges = {
+            family.name: environment
+            for family in ctx.method.families
+            if isinstance(environment := ctx.environment(family.name), Judge)
+        }
+        self._truths: dict[Text, float | None] = {}
 
-    distilled, merged = (_written(ctx, stage, judged) for stage in OUTPUTS)
+    @property
+    def families(self) -> list[str]:
+        """Those whose environment knows."""
+        return list(self._judges)
+
+    def note(self, family: str, text: str) -> Note:
+        """A text with its truth."""
+        if family in self._judges and (family, text) not in self._truths:
+            self._truths[family, text] = self._judges[family].truth(text)
+        return Note(family, text, self._truths.get((family, text)))
+
+    def right(self, name: str, texts: Sequence[Text]) -> Figures:
+        """The share of texts that are fully right, as the figure `name`; nothing where nobody knows of any."""
+        return truth_share(name, [self.note(*each) for each in texts], self._judges)
+
+
+def _notes(ctx: StageContext, episodes: Iterable[Episode], judges: Judges) -> Figures:
+    distilled, merged = (_written(ctx, stage, judges.note) for stage in OUTPUTS)
     written = [*distilled, *merged]
-    used = [judged(each.family, text) for each in episodes for text in each.experiences]
+    used = [judges.note(each.family, text) for each in episodes for text in each.experiences]
     bank = ctx.bank(NEW_BANK).table
-    held = _held(ctx, bank, judges, judged)
-    believed: dict[bool, list[Note]] = {True: [], False: []}
-    if config_of(ctx.method).trial is not None:
-        texts = {row.operation_id: row.text or "" for row in ctx.rows(Operation, "distill")}
-        for row in ctx.rows(Trial, TRIAL):
-            if row.difference is not None:
-                believed[row.admitted].append(judged(row.family, texts[row.operation_id]))
+    held = _held(ctx, bank, judges.families, judges.note)
     return {
         **written_figures(written),
         **cut_figures([cut for stage in OUTPUTS for cut in _new(ctx, stage)["embedder_cut"].to_pylist()]),
         **one_text_share(distilled),
-        **truth_share("notes_true_new", written, judges),
-        **claim_share("notes_claiming_new", written, judges),
-        **truth_share("notes_true", held, judges),
-        **claim_share("notes_claiming", held, judges),
-        **truth_share("notes_true_admitted", believed[True], judges),
-        **truth_share("notes_true_failed", believed[False], judges),
-        **truth_share("notes_true_suppressed", _suppressed(ctx, bank, judged), judges),
-        **truth_share("notes_true_used", used, judges),
+        **truth_share("notes_true_new", written, judges.families),
+        **claim_share("notes_claiming_new", written, judges.families),
+        **truth_share("notes_true", held, judges.families),
+        **claim_share("notes_claiming", held, judges.families),
+        **truth_share("notes_true_used", used, judges.families),
         **coverage(
-            [family.name for family in ctx.method.families], pc.unique(bank["family"]).to_pylist(), held, list(judges)
+            [family.name for family in ctx.method.families],
+            pc.unique(bank["family"]).to_pylist(),
+            held,
+            judges.families,
         ),
     }
-
-
-def _suppressed(ctx: StageContext, bank: pa.Table, judged: Callable[[str, str], Note]) -> list[Note]:
-    """Texts of the bank that are not retrieved for a family, once for each."""
-    if config_of(ctx.method).suppress is None:
-        return []
-    harmful = [row for row in ctx.rows(TextEffect, "credit") if row.suppressed]
-    texts = load_texts(ctx.run_path, rows_with(bank, "content_digest", {row.content_digest for row in harmful}))
-    return [judged(row.family, texts[row.content_digest]) for row in harmful if row.content_digest in texts]
 
 
 def _written(ctx: StageContext, stage: str, judged: Callable[[str, str], Note]) -> list[Note]:

@@ -8,27 +8,27 @@ are true or not, and what a careful player writes about each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from crl.extractor.distill import DistillItem
 from crl.extractor.outputs import Distilled
 from crl.protocols import Teacher, TeachingEnvironment
-from crl.recipes.complementary.demonstrations import (
+from crl.recipes.complementary.config import config_of
+from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.context import StageContext
+from crl.rounds.demonstrations import (
     WAVE,
     ScriptedRole,
     Watched,
     as_answer,
-    play_script,
+    demonstrate,
+    demonstration,
     shares,
     slot_with,
     write_script,
 )
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress
-from crl.rounds.broken import games_of
-from crl.rounds.context import StageContext
-from crl.rounds.tasks import task_of
 from crl.rounds.waves import of_all
 from crl.text.unicode import valid_text
 
@@ -38,7 +38,7 @@ _SKILLS = (0.3, 0.5, 0.8, 1.0)
 """Shares of good moves of the players that the extractor reads about."""
 
 
-def played_well(ctx: StageContext, actor: ScriptedRole, episodes: int, *, weights_digest: str) -> list[PlayedEpisode]:
+def played_well(ctx: StageContext, actor: ScriptedRole, episodes: int) -> list[PlayedEpisode]:
     """Practice games played as their rules want, under true notes or none: what the actor imitates."""
     played: list[PlayedEpisode] = []
     for _, practice, slots, _ in _waves(ctx, episodes, true_notes=1.0):
@@ -46,12 +46,12 @@ def played_well(ctx: StageContext, actor: ScriptedRole, episodes: int, *, weight
         def move(row: int, practice: Watched = practice) -> str:
             return as_answer(ctx.method, practice.oracle(row) or practice.actions[row][0])
 
-        played += _play(ctx, actor, practice, slots, move, weights_digest, of_all(ctx, len(played), episodes))
+        played += demonstrate(ctx, actor, practice, slots, move, of_all(ctx, len(played), episodes))
     return played
 
 
 def written_well(
-    ctx: StageContext, actor: ScriptedRole, extractor: ScriptedRole, episodes: int, *, weights_digest: str
+    ctx: StageContext, actor: ScriptedRole, extractor: ScriptedRole, episodes: int
 ) -> tuple[list[PlayedEpisode], list[Distilled]]:
     """Practice games of players of any skill, and what a careful player writes about them: what the extractor
     imitates."""
@@ -69,10 +69,11 @@ def written_well(
             good = practice.oracle(row) if random.random() < skills[row] else None
             return as_answer(ctx.method, good or str(random.choice(practice.actions[row])))
 
-        wave = _play(ctx, actor, practice, slots, move, weights_digest, of_all(ctx, len(played), episodes))
+        wave = demonstrate(ctx, actor, practice, slots, move, of_all(ctx, len(played), episodes))
         items = [DistillItem(each.episode, tuple(each.turns)) for each in wave]
         lessons = [teacher.lesson(item.episode, item.turns) for item in items]
-        results += write_script(ctx.method, extractor, items, lessons, round=ctx.round, weights_digest=weights_digest)
+        config = config_of(ctx.method).distill
+        results += write_script(ctx.method, extractor, items, lessons, config, round=ctx.round)
         played += wave
     return played, results
 
@@ -88,41 +89,12 @@ def _waves(
         practice = Watched(teacher)
         random = np.random.default_rng(ctx.seed(family.name))
         for at in range(0, count, WAVE):
-            seeds = [int(seed) for seed in random.integers(2**31, size=min(WAVE, count - at))]
-            starts = practice.reset_many([family.train_seeds.start + seed % family.train_seeds.count for seed in seeds])
+            drawn = random.integers(2**31, size=min(WAVE, count - at))
+            seeds = [family.train_seeds.start + int(value) % family.train_seeds.count for value in drawn]
+            starts = practice.reset_many(seeds)
             slots = []
             for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
-                task = task_of(
-                    ctx,
-                    start,
-                    episode_id=f"{ctx.stage.name}-{family.name}-{at + place:05d}",
-                    family=family.name,
-                    group=at + place,
-                    environment_seed=family.train_seeds.start + seed % family.train_seeds.count,
-                )
+                task = demonstration(ctx, family, at + place, seed, start)
                 note = teacher.hint(place, random, true=bool(random.random() < true_notes))
                 slots.append(slot_with(task, note and valid_text(note), f"practice-{at + place:05d}"))
             yield teacher, practice, slots, random
-
-
-def _play(
-    ctx: StageContext,
-    actor: ScriptedRole,
-    practice: Watched,
-    slots: Sequence[EpisodeSlot],
-    move: Callable[[int], str],
-    weights_digest: str,
-    progress: Progress,
-) -> list[PlayedEpisode]:
-    played = play_script(
-        ctx.method,
-        actor,
-        practice,
-        slots,
-        move,
-        stage=ctx.stage.name,
-        weights_digest=weights_digest,
-        progress=progress,
-    )
-    ctx.note_games(games_of(played))
-    return played

@@ -6,16 +6,13 @@ loaded. Later prompts may be longer; a trajectory is then shortened, and an epis
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from crl.config import Method, PromptConfig
-from crl.errors import BadInput, PromptTooLong
-from crl.protocols import Chat, Start
+from crl.errors import BadInput
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
-from crl.rounds.chats import chat_of, check_reads, check_writes
+from crl.rounds.ready import chat_of, check_actor_room, check_placeholders, check_prompt_sets
 from crl.run.manifest import key_of
 
 
@@ -59,24 +56,6 @@ def check_offline_bank(config: BankRecipeConfig, run_path: Path) -> None:
         )
 
 
-def check_placeholders(method: Method) -> None:
-    """Raise BadInput naming the prompt and the placeholder that nobody fills, or the experience in the wrong place."""
-    from crl.extractor import prompts as extractor_prompts
-    from crl.rollout import prompts as actor_prompts
-    from crl.rollout.critic import check_critic_prompt
-
-    def check(prompts: Mapping[str, PromptConfig]) -> None:
-        actor_prompts.check_prompts(prompts, method.rollout.placement)
-        extractor_prompts.check_prompts(prompts)
-        if "critic" in prompts:
-            check_critic_prompt(prompts["critic"])
-
-    check(method.prompts)
-    for family in _with_own_prompts(method):
-        with _told_of(family):
-            check(method.prompts_of(family))
-
-
 def check_room(method: Method) -> None:
     """Raise PromptTooLong where a prompt leaves no room for an answer."""
     from crl.extractor.prompts import check_room as check_extractor_room
@@ -85,7 +64,14 @@ def check_room(method: Method) -> None:
     config = config_of(method)
     actor = chat_of(method, ACTOR)
     extractor = chat_of(method, EXTRACTOR) if config.has_bank else None
-    check_actor_room(actor, method, readers={} if extractor is None else {EXTRACTOR: extractor})
+    start = config.warm_start
+    random = start is not None and start.actor_episodes > 0 and start.demonstrations == "random"
+    check_actor_room(
+        actor,
+        method,
+        readers={} if extractor is None else {EXTRACTOR: extractor},
+        listed=["method.recipe.warm_start.demonstrations"] if random else [],
+    )
 
     def check(prompts: Mapping[str, PromptConfig]) -> None:
         if config.actor_critic is not None:
@@ -93,94 +79,4 @@ def check_room(method: Method) -> None:
         if extractor is not None:
             check_extractor_room(extractor, method.role(EXTRACTOR), prompts)
 
-    check(method.prompts)
-    for family in _with_own_prompts(method):
-        with _told_of(family):
-            check(method.prompts_of(family))
-
-
-def _with_own_prompts(method: Method) -> list[str]:
-    """Names of the task families that have prompts of their own."""
-    return [family.name for family in method.families if family.prompts is not None]
-
-
-@contextmanager
-def _told_of(family: str) -> Iterator[None]:
-    """An error about the prompts of a family names it."""
-    try:
-        yield
-    except BadInput as error:
-        where = f"family {family}, {error.where}"
-        raise type(error)(error.found, expected=error.expected, where=where, next_step=error.next_step) from None
-
-
-def check_actor_room(
-    chat: Chat, method: Method, *, instructions: int | None = None, readers: Mapping[str, Chat] = MappingProxyType({})
-) -> None:
-    """Raise PromptTooLong where the first prompt of a family's first held-out task does not fit, BadInput where the
-    tokenizer loses some of it, or of an action.
-
-    Args:
-        chat: of the actor.
-        method: what is played.
-        instructions: also with a reflection of so many tokens in place of the system text.
-        readers: chats of other roles that read what environments show.
-    """
-    from crl.envs import make_environment
-    from crl.recipes.complementary.demonstrations import as_answer
-    from crl.rollout.actions import named_actions
-    from crl.rollout.environments import Readable
-    from crl.rollout.prompts import opened
-
-    role = method.role(ACTOR)
-    for family in method.families:
-        prompt, new = method.prompts_of(family.name)[ACTOR], method.sampling(ACTOR, family.name).max_new_tokens
-        allowed = role.context - new
-        place = f"family {family.name}, method.families[]" if ACTOR in (family.prompts or {}) else "method"
-        environment = make_environment(family)
-        try:
-            start = Readable(environment).reset_many([family.evaluation_seeds.start])[0]
-        finally:
-            environment.close()
-        _check_actions(method, family.name, start)
-        messages, token_ids = opened(chat, prompt, start, experience=None, placement=method.rollout.placement)
-        if start.error is None:
-            check_reads(chat, method, ACTOR, family.name, [message["content"] for message in messages])
-            answers = {action: as_answer(method, action) for action in named_actions(start.actions)}
-            check_writes(chat, method, ACTOR, family.name, answers)
-            for name, reader in readers.items():
-                check_reads(reader, method, name, family.name, [start.goal, start.observation])
-        prompts = [(len(token_ids), "", f"{place}.prompts.actor", "shorten the prompt or its examples")]
-        if instructions is not None:
-            _, token_ids = opened(chat, prompt, start, experience="", placement="instructions")
-            told = f" with a reflection of {instructions} in its system text"
-            where, advice = "roles.reflector.sampling.max_new_tokens", "lower it, lower recipe.reflect.max_characters"
-            prompts.append((len(token_ids) + instructions, told, f"method.{where}", advice))
-        for needed, told, where, advice in prompts:
-            if needed > allowed:
-                raise PromptTooLong(
-                    f"the first prompt of family {family.name} takes {needed} tokens{told}",
-                    expected=f"at most {allowed}: actor.context {role.context} less {new} new tokens",
-                    where=where,
-                    next_step=f"{advice}, or raise method.roles.actor.context",
-                )
-
-
-def _check_actions(method: Method, family: str, start: Start) -> None:
-    """Raise BadInput where a setting needs actions that can be listed and the environment lists none."""
-    if isinstance(start.actions, tuple):
-        return
-    warm_start = getattr(method.recipe, "warm_start", None)
-    asking = {
-        "method.roles.actor.sampling.constrain": method.sampling(ACTOR, family).constrain == "actions",
-        "method.recipe.warm_start.demonstrations": warm_start is not None
-        and warm_start.actor_episodes > 0
-        and warm_start.demonstrations == "random",
-    }
-    for where in (where for where, asked in asking.items() if asked):
-        raise BadInput(
-            f"the environment of family {family} lists no actions: it parses what the actor writes",
-            expected="an environment with enumerated actions",
-            where=where,
-            next_step="choose another value, or leave it out",
-        )
+    check_prompt_sets(method, check)

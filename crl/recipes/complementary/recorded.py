@@ -16,15 +16,13 @@ from crl.config.recorded import RecordedGame, start_digest
 from crl.errors import BadInput, CrlError, PromptTooLong, StageFailed
 from crl.protocols import Environment, Start
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.demonstrations import WAVE, ScriptedRole, Watched, as_answer, play_script
 from crl.records import Generation
 from crl.rollout.actions import parse_action
 from crl.rollout.environments import Readable
 from crl.rollout.live import PROMPT_TOO_LONG
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rounds.broken import games_of
 from crl.rounds.context import StageContext
-from crl.rounds.tasks import task_of
+from crl.rounds.demonstrations import WAVE, ScriptedRole, Watched, as_answer, demonstrate, demonstration
 from crl.rounds.waves import of_all
 
 _WHERE = "method.recipe.warm_start.recorded"
@@ -50,7 +48,7 @@ def check_recorded(method: Method, environments: dict[str, Environment]) -> None
             _require_start(BadInput, family, game, start)
 
 
-def played_again(ctx: StageContext, actor: ScriptedRole, *, weights_digest: str) -> list[PlayedEpisode]:
+def played_again(ctx: StageContext, actor: ScriptedRole) -> list[PlayedEpisode]:
     """Every recorded game as an episode. Raises StageFailed where one goes otherwise than it was recorded."""
     played: list[PlayedEpisode] = []
     total = len(recorded_games(ctx.method))
@@ -59,19 +57,8 @@ def played_again(ctx: StageContext, actor: ScriptedRole, *, weights_digest: str)
         starts = environment.reset_many([game.seed for game in games])
         for game, start in zip(games, starts, strict=True):
             _require_start(StageFailed, family, game, start)
-        slots = [
-            EpisodeSlot(
-                task_of(
-                    ctx,
-                    start,
-                    episode_id=f"{ctx.stage.name}-{family.name}-{len(played) + index:05d}",
-                    family=family.name,
-                    group=len(played) + index,
-                    environment_seed=game.seed,
-                )
-            )
-            for index, (game, start) in enumerate(zip(games, starts, strict=True))
-        ]
+        numbered = enumerate(zip(games, starts, strict=True), start=len(played))
+        slots = [EpisodeSlot(demonstration(ctx, family, each, game.seed, start)) for each, (game, start) in numbered]
         turns: Counter[int] = Counter()
 
         def say(
@@ -90,17 +77,7 @@ def played_again(ctx: StageContext, actor: ScriptedRole, *, weights_digest: str)
             means = parse_action(said, environment.shown[row], ctx.method.rollout.action_format)
             return said if action is None or means == action else as_answer(ctx.method, action)
 
-        finished = play_script(
-            ctx.method,
-            actor,
-            environment,
-            slots,
-            say,
-            stage=ctx.stage.name,
-            weights_digest=weights_digest,
-            progress=of_all(ctx, len(played), total),
-        )
-        ctx.note_games(games_of(finished))
+        finished = demonstrate(ctx, actor, environment, slots, say, of_all(ctx, len(played), total))
         for game, each in zip(games, finished, strict=True):
             if each.episode.error == PROMPT_TOO_LONG:
                 raise PromptTooLong(

@@ -14,23 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crl.bank.duplicates import SimilarPairs, resemblances
+from crl.bank.retrieve import Partition
 from crl.bank.segments import load_embeddings, text_digest
 from crl.bank.snapshot import Snapshot
-from crl.config import Method
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.partitions import Partition, partitions_of
 from crl.records import Operation, Resemblance, rows_with
 from crl.rounds.context import StageContext
-from crl.rounds.stage import RowsOf
-
-
-def recorded_resemblances(method: Method, rows: RowsOf) -> list[Resemblance]:
-    """What the round's texts resemble, as its stages wrote it; nothing where near-duplicates are not refused."""
-    return (
-        rows(Resemblance, "distill") + rows(Resemblance, "merge")
-        if method.recipe.bank_use().bank.duplicates == "near"
-        else []
-    )
+from crl.rounds.proposal import partitions_of
 
 
 class Resembling:

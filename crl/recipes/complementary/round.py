@@ -1,276 +1,156 @@
 """What a round of Complementary RL is made of, and a round of its ablations: every stage, what it reads and writes.
 
-What a stage reads of earlier rounds is of the round before: chains (the bank that is changed, the buffer, counters) and
-weights. Where rounds overlap, the first track (:data:`FIRST_TRACK`) reads what the second makes, bank and extractor, of
-two rounds before. The actor's update is on the first track: the next round plays with its weights. It then has a
-stage of its own for its samples (`advantages`), so that it does not wait for what the round writes into the bank.
+:func:`paper_stages` are those of the paper; :data:`MECHANISMS` are options, which add to them. What a stage reads of
+earlier rounds is of the round before: chains (the bank that is changed, the buffer, counters) and weights. Where rounds
+overlap, the first track (:func:`first_track`) reads what the second makes, bank and extractor, of two rounds before.
+The actor's update is on the first track: the next round plays with its weights. It then has a stage of its own for its
+samples (`advantages`), so that it does not wait for what the round writes into the bank.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from crl.config import Method
 from crl.credit.rules import rule_of
 from crl.learn.terms import objectives
-from crl.recipes.complementary import (
-    approve,
-    collect,
-    consolidate,
-    credit,
-    distill,
-    evaluate,
-    health,
-    initialize,
-    judge,
-    plan,
-    ready,
-    trial,
-    warm_start,
-)
-from crl.recipes.complementary.bank_access import EFFECTS
-from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of, declares_rewards
-from crl.recipes.complementary.credit import NEW_BANK
-from crl.recipes.complementary.proposal import SCORES
+from crl.recipes.complementary import collect, credit, distill, health, plan, ready, warm_start
+from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
+from crl.recipes.complementary.mechanisms import Mechanism, Sources, with_mechanisms
+from crl.recipes.complementary.mechanisms.actor_critic import ActorCritic
+from crl.recipes.complementary.mechanisms.raw_rewards import RawRewards
+from crl.recipes.complementary.mechanisms.search_and_ask import SearchAndAsk
+from crl.recipes.complementary.mechanisms.self_distillation import SelfDistillation
+from crl.recipes.complementary.mechanisms.suppression import Suppress
+from crl.recipes.complementary.mechanisms.trial import AdmissionByTrial
 from crl.records import (
-    TRIAL,
-    Approval,
-    BankChange,
-    BankEntry,
-    BankEvent,
-    BankSnapshot,
     BufferItem,
     Credit,
     Distillation,
     EntryScore,
     Episode,
-    Evaluation,
     Generation,
-    ImportedEntry,
-    Judgment,
     Metric,
     Operation,
-    Question,
-    RawReward,
     Resemblance,
     Retrieval,
     RetrievalCount,
     Sample,
-    StrippedContext,
-    SuccessRate,
-    Suppression,
     Task,
-    TextEffect,
-    Trial,
-    TrialResult,
     Turn,
     UseReward,
     Weights,
 )
-from crl.rounds.context import BANK
-from crl.rounds.stage import BEFORE, Read, Recipe, Stage, always
-from crl.rounds.update import update_name, update_stage
+from crl.rounds.context import BANK, NEW_BANK
+from crl.rounds.evaluate import base_evaluation_stage, evaluation_stage
+from crl.rounds.publish import bank_stages, initialize_stage
+from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, when
+from crl.rounds.weights import update_name, update_stage
 
-FIRST_TRACK = ("plan", judge.JUDGE, "collect", credit.ADVANTAGES)
-"""With the actor's update, where rounds overlap."""
-BANK_TABLES = (BankChange, BankSnapshot, BankEntry, BankEvent)
-"""What publishes a bank; the whole of it (`BankEntry`) not in every round."""
-
-T = TypeVar("T")
+OF_THE_BANK = frozenset({"distill", "merge", "approve", "consolidate"})
+"""Stages that a recipe without a bank leaves out."""
+MECHANISMS: tuple[type[Mechanism], ...] = (
+    AdmissionByTrial,
+    Suppress,
+    ActorCritic,
+    SelfDistillation,
+    RawRewards,
+    SearchAndAsk,
+)
 
 
 def build(method: Method) -> Recipe:
     """The recipe of a method: complementary, or one of its ablations."""
     config = config_of(method)
-    guided, lag = config.has_bank, config.lag(method)
-    asks = guided and method.rollout.search_and_ask is not None
-    splits = method.overlap and ACTOR in config.TRAINED
-    near, judges, tries = config.bank.duplicates == "near", config.actor_critic is not None, config.trial is not None
-    tried = when(tries, Read(TRIAL))
-    rule_keeps = rule_of(config.extractor_objective.credit).keeps
+    on: tuple[Mechanism, ...] = config.mechanisms(method)
+    at = _sources(method, config)
 
-    def effects(back: int) -> tuple[Read, ...]:
-        return when(config.suppress is not None, Read("credit", -back, EFFECTS))
+    def refused(rows: RowsOf) -> Mapping[str, str]:
+        return {name: reason for mechanism in on for name, reason in mechanism.refused(rows).items()}
 
-    start = config.warm_start
-    warm_actor = start is not None and start.actor_episodes > 0
-    warm_extractor = guided and start is not None and start.extractor_episodes > 0
-
-    def weights(role: str, back: int) -> Read:
-        # Without a bank there may be no extractor; `when` then leaves its reads out.
-        return Read(update_name(method.owner(role) if role in method.roles else role), -back, role)
-
-    def changes_bank(due: Callable[[Method, int], bool] = always) -> Callable[[Method, int], bool]:
-        if config.BANK_CHANGES_AFTER_WARM_UP:
-            return due
-        return lambda method, number: number <= config.warm_up_rounds and due(method, number)
-
-    def on_its_track(stage: Stage) -> Stage:
-        return dataclasses.replace(stage, second_track=method.overlap and stage.name not in first_track)
-
-    first_track = {*FIRST_TRACK, update_name(method.owner(ACTOR))}
-    played_bank, bank_before = Read("consolidate", -lag, BANK), Read("consolidate", -1, BANK)
-    proposal = (bank_before, Read("distill"), *tried, Read("merge"), Read("credit", -1, SCORES))
-    evaluates = Stage(
-        name="evaluate",
-        reads=(
-            weights(ACTOR, 0),
-            Read("consolidate", 0, BANK),
-            Read("plan"),
-            *when(asks, weights(EXTRACTOR, 0)),
-            *when(judges, Read(judge.JUDGE)),
-            *effects(0),
-        ),
-        writes=(Evaluation,),
-        role=ACTOR,
-        due=evaluate.due,
-        parts=evaluate.count_parts,
-        run_part=evaluate.evaluate_part,
-        second_track=method.overlap,
+    listed = with_mechanisms(paper_stages(method, at, on, refused), on, method, at)
+    first = first_track(listed, method)
+    stages = [dataclasses.replace(each, second_track=method.overlap and each.name not in first) for each in listed]
+    evaluates = next(each for each in stages if each.name == "evaluate")
+    actor_starts, extractor_starts = config.warm_starts()
+    return Recipe(
+        name=config.kind,
+        preparation=(initialize_stage, *_warm_starts(method, actor_starts, extractor_starts), evaluates),
+        stages=tuple(stages),
+        initial={
+            "consolidate": "initialize",
+            **{update_name(owner): "initialize" for owner in method.owners()},
+            **({update_name(method.owner(ACTOR)): "warm_start_actor"} if actor_starts else {}),
+            **({update_name(method.owner(EXTRACTOR)): "warm_start_extractor"} if extractor_starts else {}),
+        },
+        trains=frozenset(method.trained()),
+        objectives=objectives(config.actor_objective, config.extractor_objective),
+        check_ready=ready.check_ready,
+        refused=refused,
     )
-    preparation = [
-        Stage(name="initialize", run=initialize.initialize, writes=(Weights, *BANK_TABLES, ImportedEntry)),
-        *when(
-            warm_actor,
-            dataclasses.replace(
-                evaluates, name="evaluate_base", reads=(Read("initialize", 0, ACTOR),), due=evaluate.base_due
-            ),
-            Stage(
-                name="warm_start_actor",
-                run=warm_start.warm_start_actor,
-                reads=(Read("initialize", 0, ACTOR),),
-                writes=(Episode, Turn, Generation, Sample, Weights, Metric),
-                role=ACTOR,
-            ),
-        ),
-        *when(
-            warm_extractor,
-            Stage(
-                name="warm_start_extractor",
-                run=warm_start.warm_start_extractor,
-                reads=(
-                    Read("initialize", 0, EXTRACTOR),
-                    Read("warm_start_actor" if warm_actor else "initialize", 0, ACTOR),
-                ),
-                writes=(Episode, Turn, Generation, Distillation, Operation, Sample, Weights, Metric),
-                role=EXTRACTOR,
-            ),
-        ),
-        evaluates,
-    ]
-    stages = [
+
+
+def paper_stages(
+    method: Method, at: Sources, on: Sequence[Mechanism], refused: Callable[[RowsOf], Mapping[str, str]]
+) -> list[Stage]:
+    """A round of the paper, without options; stages call the hooks of those that are `on`."""
+    config = config_of(method)
+    splits, near = method.overlap and ACTOR in config.TRAINED, config.bank.duplicates == "near"
+    rule_keeps = rule_of(config.extractor_objective.credit).keeps
+    listed = [
         Stage(
             name="plan",
             run=plan.plan,
-            reads=(played_bank, Read("plan", -1, BEFORE), *effects(lag)),
-            writes=(Task, Retrieval, RetrievalCount, *when(config.suppress is not None, Suppression)),
-        ),
-        *when(
-            judges,
-            Stage(
-                name=judge.JUDGE,
-                reads=(
-                    Read("plan"),
-                    played_bank,
-                    weights(ACTOR, 1),
-                    Read(judge.JUDGE, -1, BEFORE),
-                    Read("collect", -1, judge.PLAYED_BEFORE),
-                ),
-                writes=(Judgment, Generation, SuccessRate),
-                role=ACTOR,
-                parts=judge.count_parts,
-                run_part=judge.judge_part,
-            ),
+            reads=(at.played, Read("plan", -1, BEFORE)),
+            writes=(Task, Retrieval, RetrievalCount),
         ),
         Stage(
             name="collect",
-            reads=(
-                Read("plan"),
-                played_bank,
-                weights(ACTOR, 1),
-                *when(asks, weights(EXTRACTOR, lag), *effects(lag)),
-                *when(judges, Read(judge.JUDGE)),
-            ),
-            writes=(
-                Episode,
-                Turn,
-                Generation,
-                *when(config.self_distillation is not None, StrippedContext),
-                *when(asks, Question),
-                *when(declares_rewards(method), RawReward),
-            ),
+            reads=(Read("plan"), at.played, at.weights(ACTOR, 1)),
+            writes=(Episode, Turn, Generation),
             role=ACTOR,
             parts=collect.count_parts,
-            run_part=collect.collect_part,
+            run_part=partial(collect.collect_part, on=on),
         ),
         *when(
             splits,
             Stage(name=credit.ADVANTAGES, run=credit.advantages, reads=(Read("collect"),), writes=(Sample, Metric)),
         ),
-        *when(
-            guided,
-            Stage(
-                name="distill",
-                parts=distill.count_distill_parts,
-                run_part=distill.distill_part,
-                reads=(Read("collect"), weights(EXTRACTOR, 1), *when(near, bank_before)),
-                writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
-                role=EXTRACTOR,
-                due=changes_bank(),
-            ),
-            *when(
-                tries,
-                Stage(
-                    name=TRIAL,
-                    parts=trial.count_parts,
-                    run_part=trial.trial_part,
-                    reads=(Read("collect"), Read("distill"), bank_before, weights(ACTOR, 1), Read(TRIAL, -1, BEFORE)),
-                    writes=(Trial, TrialResult, Episode, Turn, Generation),
-                    role=ACTOR,
-                    due=changes_bank(),
-                ),
-            ),
-            Stage(
-                name="merge",
-                parts=distill.count_merge_parts,
-                run_part=distill.merge_part,
-                reads=(bank_before, Read("distill"), *tried, weights(EXTRACTOR, 1)),
-                writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
-                role=EXTRACTOR,
-                due=changes_bank(distill.merge_due),
-            ),
-            Stage(
-                name="approve",
-                run=approve.approve,
-                reads=proposal,
-                writes=(Approval,),
-                due=changes_bank(approve.due),
-                waits_for=approve.choices,
-            ),
-            Stage(
-                name="consolidate", run=consolidate.consolidate, reads=(*proposal, Read("approve")), writes=BANK_TABLES
-            ),
+        Stage(
+            name="distill",
+            parts=distill.count_distill_parts,
+            run_part=distill.distill_part,
+            reads=(Read("collect"), at.weights(EXTRACTOR, 1), *when(near, at.before)),
+            writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
+            role=EXTRACTOR,
+            due=at.changes_bank,
         ),
         Stage(
+            name="merge",
+            parts=distill.count_merge_parts,
+            run_part=distill.merge_part,
+            reads=(at.before, Read("distill"), at.weights(EXTRACTOR, 1)),
+            writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
+            role=EXTRACTOR,
+            due=lambda method, number: at.changes_bank(method, number) and distill.merge_due(method, number),
+        ),
+        *bank_stages(refused=refused, due=at.changes_bank),
+        Stage(
             name="credit",
-            run=credit.credit,
+            run=partial(credit.credit, on=on),
             reads=(
-                Read("collect"),
-                Read("plan"),
-                Read("distill"),
-                *tried,
-                Read("merge"),
-                played_bank,
+                *map(Read, ("collect", "plan", "distill", "merge")),
+                at.played,
                 Read("consolidate", 0, NEW_BANK),
-                *when(method.overlap, Read("consolidate", 1 - lag, credit.COMING_BANK)),
+                *when(method.overlap, Read("consolidate", 1 - at.lag, credit.COMING_BANK)),
                 Read("credit", -1, BEFORE),
-                *when(judges, Read(judge.JUDGE)),
             ),
             writes=(
-                Credit, EntryScore, BufferItem, Sample, Metric, *when(config.scores_uses, UseReward),
-                *when(config.suppress is not None, TextEffect), *([rule_keeps] if rule_keeps else []),
+                *(Credit, EntryScore, BufferItem, Sample, Metric),
+                *when(config.scores_uses, UseReward),
+                *([rule_keeps] if rule_keeps else []),
             ),
         ),
         *(
@@ -279,39 +159,73 @@ def build(method: Method) -> Recipe:
         ),
         Stage(
             name="health",
-            run=health.health,
+            run=partial(health.health, on=on),
             reads=(
-                Read("collect"),
-                Read("distill"),
-                *tried,
-                Read("merge"),
-                played_bank,
+                *map(Read, ("collect", "distill", "merge", "credit")),
+                at.played,
                 Read("consolidate", 0, NEW_BANK),
-                Read("credit"),
                 *(Read(update_name(owner)) for owner in method.trained()),
-                *when(judges, Read(judge.JUDGE)),
                 Read("health", -1, BEFORE),
             ),
             writes=(Metric,),
         ),
-        evaluates,
-    ]  # fmt: skip
-    return Recipe(
-        name=config.kind,
-        preparation=tuple(preparation),
-        stages=tuple(on_its_track(stage) for stage in stages),
-        initial={
-            "consolidate": "initialize",
-            **{update_name(owner): "initialize" for owner in method.owners()},
-            **({update_name(method.owner(ACTOR)): "warm_start_actor"} if warm_actor else {}),
-            **({update_name(method.owner(EXTRACTOR)): "warm_start_extractor"} if warm_extractor else {}),
-        },
-        trains=frozenset(method.trained()),
-        objectives=objectives(config.actor_objective, config.extractor_objective),
-        check_ready=ready.check_ready,
+        evaluation_stage(method, Read("plan"), guides=collect.guided),
+    ]
+    return [each for each in listed if config.has_bank or each.name not in OF_THE_BANK]
+
+
+def first_track(stages: Iterable[Stage], method: Method) -> set[str]:
+    """Names of the stages that the next round waits for: the actor's update, collecting, and what both read of their
+    own round."""
+    listed = {stage.name: stage for stage in stages}
+    found, waiting = set[str](), [update_name(method.owner(ACTOR)), "collect"]
+    while waiting:
+        name = waiting.pop()
+        if name in listed and name not in found:
+            found.add(name)
+            waiting += [read.stage for read in listed[name].reads if read.offset == 0]
+    return found
+
+
+def _sources(method: Method, config: BankRecipeConfig) -> Sources:
+    lag = 2 if method.overlap else 1
+
+    def weights(role: str, back: int) -> Read:
+        # Without a bank there may be no extractor: stages that would read it are then left out.
+        return Read(update_name(method.owner(role) if role in method.roles else role), -back, role)
+
+    def changes_bank(method: Method, number: int) -> bool:
+        return config.BANK_CHANGES_AFTER_WARM_UP or number <= config.warm_up_rounds
+
+    return Sources(Read("consolidate", -lag, BANK), Read("consolidate", -1, BANK), weights, lag, changes_bank)
+
+
+def _warm_starts(method: Method, actor: bool, extractor: bool) -> tuple[Stage, ...]:
+    """The stages of a supervised start of these roles."""
+    played = (Episode, Turn, Generation)
+    return (
+        *when(
+            actor,
+            dataclasses.replace(base_evaluation_stage(method), second_track=method.overlap),
+            Stage(
+                name="warm_start_actor",
+                run=warm_start.warm_start_actor,
+                reads=(Read("initialize", 0, ACTOR),),
+                writes=(*played, Sample, Weights, Metric),
+                role=ACTOR,
+            ),
+        ),
+        *when(
+            extractor,
+            Stage(
+                name="warm_start_extractor",
+                run=warm_start.warm_start_extractor,
+                reads=(
+                    Read("initialize", 0, EXTRACTOR),
+                    Read("warm_start_actor" if actor else "initialize", 0, ACTOR),
+                ),
+                writes=(*played, Distillation, Operation, Sample, Weights, Metric),
+                role=EXTRACTOR,
+            ),
+        ),
     )
-
-
-def when(condition: bool, *items: T) -> tuple[T, ...]:
-    """The items, or none."""
-    return items if condition else ()

@@ -12,15 +12,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from crl.credit.uses import usable
-from crl.recipes.complementary.bank_access import with_cuts
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.demonstrated import played_by_script, written_by_template
-from crl.recipes.complementary.demonstrations import ScriptedRole, sample_of
 from crl.recipes.complementary.practice import played_well, written_well
 from crl.recipes.complementary.recorded import played_again, without_refused
-from crl.records import Distillation, Episode, Generation, Metric, Operation, Sample, Turn, Weights
-from crl.rollout.play import PlayedEpisode
+from crl.records import Distillation, Operation, Sample, Weights
 from crl.rounds.context import StageContext
+from crl.rounds.demonstrations import sample_of, scripted_role
+from crl.rounds.proposal import with_cuts
+from crl.rounds.waves import write_played
 from crl.rounds.weights import CHECKPOINT, new_weights, weights_of
 
 
@@ -33,18 +33,16 @@ def warm_start_actor(ctx: StageContext) -> None:
     start = config_of(ctx.method).warm_start
     assert start is not None
     before = weights_of(ctx, "actor")
-    actor = _voice(ctx, "actor", before)
-    digest = before.weights_digest
+    actor = scripted_role(ctx, "actor")
     if start.demonstrations == "practice":
-        played = played_well(ctx, actor, start.actor_episodes, weights_digest=digest)
+        played = played_well(ctx, actor, start.actor_episodes)
     elif start.demonstrations == "recorded":
-        played = played_again(ctx, actor, weights_digest=digest)
+        played = played_again(ctx, actor)
     else:
-        by_oracle = start.demonstrations == "oracle"
-        played = played_by_script(ctx, actor, start.actor_episodes, by_oracle=by_oracle, weights_digest=digest)
+        played = played_by_script(ctx, actor, start.actor_episodes, by_oracle=start.demonstrations == "oracle")
     ctx.require_games()  # before minutes of training on what is left
     won = [each for each in played if each.episode.success]
-    _write_episodes(ctx, played)
+    write_played(ctx, played)
     learned = won if start.demonstrations == "oracle" and won else [each for each in played if usable(each.episode)]
     recorded = start.demonstrations == "recorded"
     samples = [sample_of(without_refused(each) if recorded else each.generation) for each in learned]
@@ -56,31 +54,19 @@ def warm_start_extractor(ctx: StageContext) -> None:
     start = config_of(ctx.method).warm_start
     assert start is not None
     before = weights_of(ctx, "extractor")
-    extractor, digest = _voice(ctx, "extractor", before), before.weights_digest
+    extractor = scripted_role(ctx, "extractor")
     if start.demonstrations == "practice":
-        actor = _voice(ctx, "actor", weights_of(ctx, "actor"))
-        played, results = written_well(ctx, actor, extractor, start.extractor_episodes, weights_digest=digest)
+        played, results = written_well(ctx, scripted_role(ctx, "actor"), extractor, start.extractor_episodes)
     else:
-        played, results = written_by_template(ctx, extractor, start.extractor_episodes, weights_digest=digest)
+        played, results = written_by_template(ctx, extractor, start.extractor_episodes)
     ctx.require_games()
     outputs = [dataclasses.replace(each.generation, stage=ctx.stage.name) for each in results]
     sound = [row for row, each in zip(outputs, results, strict=True) if each.distillation.reason_code == "ok"]
-    _write_episodes(ctx, played, outputs)
+    write_played(ctx, played, outputs)
     ctx.write(Distillation, [each.distillation for each in results])
     ctx.write(Operation, with_cuts(ctx, [operation for each in results for operation in each.operations]))
     figures = {"demonstrations": len(results), "demonstrations_in_form": len(sound)}
     _train(ctx, "extractor", before, [sample_of(row) for row in sound], figures)
-
-
-def _voice(ctx: StageContext, role: str, weights: Weights) -> ScriptedRole:
-    policy = ctx.services.policy(role, weights)
-    return ScriptedRole(policy.chat, policy.context)
-
-
-def _write_episodes(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Sequence[Generation] = ()) -> None:
-    ctx.write(Episode, [each.episode for each in played])
-    ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [*(each.generation for each in played), *outputs])
 
 
 def _train(
@@ -104,10 +90,4 @@ def _train(
     )
     ctx.write(Sample, samples)
     ctx.write(Weights, [new_weights(ctx, before, updates=0)])
-    ctx.write(
-        Metric,
-        [
-            Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value), alarm=None)
-            for name, value in sorted({**metrics, **figures}.items())
-        ],
-    )
+    ctx.write_figures(dict(sorted({**metrics, **figures}.items())))

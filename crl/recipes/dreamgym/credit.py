@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from crl.credit.samples import record_of
+from crl.credit.samples import Sequenced, record_of, sequence_samples
 from crl.credit.uses import usable
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, config_of
@@ -18,7 +18,6 @@ from crl.recipes.dreamgym.curriculum import task_values
 from crl.recipes.dreamgym.rows import SYNTHETIC, DreamTask, TaskValue
 from crl.records import Episode, Generation, Metric, Sample, Task
 from crl.rounds.context import StageContext
-from crl.rounds.sequences import Sequenced, sequence_samples
 
 
 def credit(ctx: StageContext) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 
 from crl.config import FamilyConfig, Method
 from crl.protocols import Environment, Explains
-from crl.recipes.complementary.demonstrations import ScriptedRole, as_answer, play_script, shares
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.corpus import CORPUS
 from crl.recipes.dreamgym.rows import EXPLORED, Transition
@@ -20,8 +19,8 @@ from crl.recipes.dreamgym.store import split_of
 from crl.recipes.dreamgym.watching import Watched, real_transitions
 from crl.records import Episode, Generation, Task, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rounds.broken import games_of
 from crl.rounds.context import StageContext
+from crl.rounds.demonstrations import as_answer, demonstrate, scripted_role, shares
 from crl.rounds.stage import Recipe
 from crl.rounds.tasks import task_of
 from crl.rounds.waves import kept_environment, play, sampling_of, starts_of
@@ -135,17 +134,10 @@ def _by_actor(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot])
 
 def _by_chance(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot], part: int) -> list[PlayedEpisode]:
     """Random legal actions; where a page lists none, nothing."""
-    weights = weights_of(ctx, ACTOR)
-    policy = ctx.services.policy(ACTOR, weights)
     random = np.random.default_rng(ctx.seed("random", part))
 
     def move(row: int) -> str:
         legal = watched.shown(row)
         return as_answer(ctx.method, str(random.choice(legal)) if legal else "")
 
-    played = play_script(
-        ctx.method, ScriptedRole(policy.chat, policy.context), watched, slots, move, stage=ctx.stage.name,
-        weights_digest=weights.weights_digest,
-    )  # fmt: skip
-    ctx.note_games(games_of(played))
-    return played
+    return demonstrate(ctx, scripted_role(ctx, ACTOR), watched, slots, move)

@@ -19,12 +19,11 @@ from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.truth import FLOORED, UNSEEN
 from crl.recipes.dreamgym.validate import DRIFT, VALIDATE
 from crl.records import Episode, Generation, Turn, rows_with
+from crl.rounds.alarms import Figures, turn_figures
 from crl.rounds.context import StageContext
-from crl.rounds.figures import Figures, group_figures, play_figures, update_figures
-from crl.rounds.form import turn_figures
-from crl.rounds.health import mismatch_alarms_of, tokens_of, write_health
+from crl.rounds.health import group_figures, mismatch_alarms_of, play_figures, tokens_of, update_figures, write_health
 from crl.rounds.stage import BEFORE
-from crl.rounds.update import update_name
+from crl.rounds.weights import update_name
 
 REAL_STEPS, TOTAL = "real_steps", "real_steps_total"
 MOST_MALFORMED = 0.25

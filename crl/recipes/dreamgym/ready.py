@@ -9,12 +9,11 @@ from pathlib import Path
 from crl.config import Method
 from crl.errors import BadInput
 from crl.protocols import Graded
-from crl.recipes.complementary.ready import check_actor_room
 from crl.recipes.dreamgym.config import ACTOR, ANNOTATE, EXPERIENCE, PREDICT, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.prompts import check_prompt, check_room
 from crl.rollout.environments import Readable
 from crl.rollout.prompts import check_prompts
-from crl.rounds.chats import chat_of
+from crl.rounds.ready import chat_of, check_actor_room
 from crl.run.manifest import key_of
 
 ASKED = {PREDICT: EXPERIENCE, VARY: EXPERIENCE, ANNOTATE: TEACHER}

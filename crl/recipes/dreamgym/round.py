@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from crl.config import Method
 from crl.learn.terms import NLL, Objective
-from crl.recipes.complementary import evaluate
-from crl.recipes.complementary.initialize import base_weights
-from crl.recipes.complementary.round import when
 from crl.recipes.dreamgym import annotate, collect, corpus, credit, explore, health, plan, ready, store, validate
 from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.rows import (
@@ -25,8 +22,9 @@ from crl.recipes.dreamgym.rows import (
 )
 from crl.records import Episode, Generation, Metric, Sample, Task, Turn, Weights
 from crl.rounds.context import StageContext
-from crl.rounds.stage import BEFORE, Read, Recipe, Stage
-from crl.rounds.update import update_name, update_stage
+from crl.rounds.evaluate import evaluation_stage
+from crl.rounds.stage import BEFORE, Read, Recipe, Stage, when
+from crl.rounds.weights import base_weights, update_name, update_stage
 
 PLAYED = (Episode, Turn, Generation, Transition)
 
@@ -41,7 +39,7 @@ def build(method: Method) -> Recipe:
         return Read(update_name(method.owner(role) if role in method.roles else role), -back, role)
 
     pool = Read(store.GATHER, 0, store.POOL)
-    evaluates = evaluate.without_bank_stage(method)
+    evaluates = evaluation_stage(method)
     stages = (
         Stage(
             name=explore.EXPLORE,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from crl.recipes.dreamgym.config import FEWEST_UNSEEN, ValidateConfig
 from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.rows import ENDINGS, HELD_OUT, Prediction, Transition
-from crl.rounds.figures import Figures
+from crl.rounds.alarms import Figures
 
 FLOORED = ("observation_agreement", "reward_accuracy", "ending_accuracy")
 """Figures that have a floor."""

@@ -21,7 +21,7 @@ from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, seen, tran
 from crl.recipes.dreamgym.truth import alarms_of, truth_figures
 from crl.records import Generation, Metric
 from crl.rounds.context import StageContext
-from crl.rounds.forked import method_of_round
+from crl.rounds.stage import maker_of
 
 VALIDATE, DRIFT = "validate", "drift"
 
@@ -98,7 +98,7 @@ def require_truth(ctx: StageContext) -> None:
         )
     # Its own round's plan has applied these floors; of an inherited round they may have been others.
     floors = config_of(ctx.method).truth
-    if last < ctx.round and config_of(method_of_round(ctx.recipe, ctx.method, last)).truth == floors:
+    if last < ctx.round and config_of(maker_of(ctx.recipe, ctx.method, last)[1]).truth == floors:
         return
     metrics = {row.name: row.value for row in ctx.rows_at(Metric, last, VALIDATE)}
     alarms = alarms_of(metrics, floors)

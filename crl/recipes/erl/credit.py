@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from crl.config import Method
-from crl.credit.samples import record_of
+from crl.credit.samples import Sequenced, record_of, sequence_samples
 from crl.credit.uses import entry_scores, outcome, usable
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
@@ -32,7 +32,6 @@ from crl.records import (
     StrippedContext,
 )
 from crl.rounds.context import StageContext
-from crl.rounds.sequences import Sequenced, sequence_samples
 from crl.rounds.stage import BEFORE
 
 SUFFIX = "-internalized"

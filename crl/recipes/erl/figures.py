@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from crl.credit.uses import usable
 from crl.recipes.erl.rows import Reflection
 from crl.records import BankEvent, Episode
-from crl.rounds.figures import Figures, Note, one_text_share
+from crl.rounds.alarms import Figures
+from crl.rounds.health import Note, one_text_share
 
 Pairs = Sequence[tuple[Episode, Episode]]
 """Attempts with the attempt before each."""

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from crl.protocols import StopReason
-from crl.recipes.complementary.credit import NEW_BANK
 from crl.recipes.erl.attempts import attempt_id, attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.figures import attempt_figures, carried, memory_figures, reflection_figures
 from crl.recipes.erl.rows import Reflection
 from crl.records import BankEvent, Episode, Generation, Operation, Turn
-from crl.rounds.context import StageContext
-from crl.rounds.figures import (
+from crl.rounds.alarms import turn_figures
+from crl.rounds.context import NEW_BANK, StageContext
+from crl.rounds.health import (
     age_figures,
     cut_alarm,
     cut_figures,
     group_figures,
+    mismatch_alarms_of,
     play_figures,
     update_figures,
+    write_health,
 )
-from crl.rounds.form import turn_figures
-from crl.rounds.health import mismatch_alarms_of, write_health
-from crl.rounds.update import update_name
+from crl.rounds.weights import update_name
 
 MOST_MALFORMED = 0.5
 """Above this share of malformed reflections most further attempts go by the old instructions."""

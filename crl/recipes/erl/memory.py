@@ -16,14 +16,13 @@ from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
 from crl.protocols import Embedder
-from crl.recipes.complementary.bank_access import with_cuts
-from crl.recipes.complementary.proposal import SCORES
 from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, entry_id_of, reflect_stage
 from crl.recipes.erl.config import MemoryConfig, config_of
 from crl.recipes.erl.prompts import OK
 from crl.recipes.erl.rows import Reflection
 from crl.records import Distillation, EntryScore, Episode, Operation, Retrieval, RetrievalCount, rows_with
 from crl.rounds.context import BANK, StageContext
+from crl.rounds.proposal import SCORES, with_cuts
 
 
 def retrieved(ctx: StageContext, again: Sequence[Pending], revision: int) -> list[Retrieval]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from crl.config import Method
-from crl.recipes.complementary.ready import check_actor_room
 from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, config_of
 from crl.recipes.erl.prompts import check_reflect_prompt, check_reflect_room
 from crl.rollout.prompts import check_prompts
-from crl.rounds.chats import chat_of
+from crl.rounds.ready import chat_of, check_actor_room
 from crl.run.manifest import key_of
 
 

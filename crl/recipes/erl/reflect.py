@@ -19,8 +19,8 @@ from crl.recipes.erl.prompts import Attempt, parsed, reflect_messages
 from crl.recipes.erl.rows import Reflection
 from crl.records import Generation, Retrieval, Turn
 from crl.rollout.actions import actions_text
-from crl.rounds.chats import chat_of
 from crl.rounds.context import StageContext
+from crl.rounds.ready import chat_of
 from crl.rounds.waves import starts_of
 from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of

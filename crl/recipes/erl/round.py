@@ -11,22 +11,16 @@ from functools import partial
 
 from crl.config import Method
 from crl.learn.terms import NLL, Objective
-from crl.recipes.complementary import approve, consolidate, evaluate, initialize
-from crl.recipes.complementary.credit import NEW_BANK
-from crl.recipes.complementary.proposal import SCORES
-from crl.recipes.complementary.round import BANK_TABLES, when
 from crl.recipes.erl import attempts, credit, health, memory, plan, ready, reflect
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
 from crl.recipes.erl.rows import Reflection
 from crl.records import (
-    Approval,
     Credit,
     Distillation,
     EntryScore,
     Episode,
     Generation,
-    ImportedEntry,
     Metric,
     Operation,
     Retrieval,
@@ -34,11 +28,13 @@ from crl.records import (
     StrippedContext,
     Task,
     Turn,
-    Weights,
 )
-from crl.rounds.context import BANK
-from crl.rounds.stage import BEFORE, Read, Recipe, Stage
-from crl.rounds.update import update_name, update_stage
+from crl.rounds.context import BANK, NEW_BANK
+from crl.rounds.evaluate import evaluation_stage
+from crl.rounds.proposal import SCORES
+from crl.rounds.publish import bank_stages, initialize_stage
+from crl.rounds.stage import BEFORE, Read, Recipe, Stage, when
+from crl.rounds.weights import update_name, update_stage
 
 
 def build(method: Method) -> Recipe:
@@ -48,13 +44,12 @@ def build(method: Method) -> Recipe:
     def weights(role: str, back: int) -> Read:
         return Read(update_name(method.owner(role)), -back, role)
 
-    evaluates = evaluate.without_bank_stage(method)
+    evaluates = evaluation_stage(method)
     all_attempts = tuple(Read(attempt_stage(revision)) for revision in range(config.revisions + 1))
     reflections = tuple(
         Read(reflect_stage(revision)) for revision in range(1, config.revisions + 1) if config.reflect is not None
     )
     bank_before = Read("consolidate", -1, BANK)
-    proposal = (bank_before, Read("distill"), Read("merge"), Read("credit", -1, SCORES))
     stages = (
         Stage(name="plan", run=plan.plan, writes=(Task,)),
         Stage(
@@ -74,17 +69,7 @@ def build(method: Method) -> Recipe:
                 reads=(*reflections, *all_attempts),
                 writes=(Distillation, Operation),
             ),
-            Stage(
-                name="approve",
-                run=approve.approve,
-                reads=proposal,
-                writes=(Approval,),
-                due=approve.due,
-                waits_for=approve.choices,
-            ),
-            Stage(
-                name="consolidate", run=consolidate.consolidate, reads=(*proposal, Read("approve")), writes=BANK_TABLES
-            ),
+            *bank_stages(),
         ),
         Stage(
             name="credit",
@@ -113,7 +98,7 @@ def build(method: Method) -> Recipe:
     return Recipe(
         name=config.kind,
         preparation=(
-            Stage(name="initialize", run=initialize.initialize, writes=(Weights, *BANK_TABLES, ImportedEntry)),
+            initialize_stage,
             evaluates,
         ),
         stages=stages,

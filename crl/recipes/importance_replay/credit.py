@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crl.credit.advantages import stream_advantages
-from crl.credit.samples import record_of
+from crl.credit.samples import grpo_sample, record_of
 from crl.credit.uses import usable
 from crl.recipes.importance_replay.buffer import (
     ORDERS_A_ROUND,
@@ -34,7 +34,6 @@ from crl.recipes.importance_replay.network import matrix, network_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, ReplayEmbedding, ReplayItem
 from crl.records import Episode, Generation, Metric, Sample, Turn
 from crl.rounds.context import StageContext
-from crl.rounds.sequences import grpo_sample
 from crl.rounds.stage import BEFORE
 
 COLLECT = "collect"

@@ -10,11 +10,10 @@ from crl.recipes.importance_replay.measure import CREDIT, MEASURE
 from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE
 from crl.recipes.importance_replay.rows import HELD, Improvement, ReplayDraw, ReplayItem
 from crl.records import Episode, Turn
+from crl.rounds.alarms import Figures, turn_figures
 from crl.rounds.context import StageContext
-from crl.rounds.figures import Figures, age_figures, group_figures, play_figures, update_figures
-from crl.rounds.form import turn_figures
-from crl.rounds.health import mismatch_alarms_of, write_health
-from crl.rounds.update import update_name
+from crl.rounds.health import age_figures, group_figures, mismatch_alarms_of, play_figures, update_figures, write_health
+from crl.rounds.weights import update_name
 
 _CARRIED = ("replay_buffer", "replay_entered", "replay_evicted", "replay_without_advantage", "scores_refreshed")
 _LOSSES = ("extractor_loss", "coupling_loss", "draws_labeled")

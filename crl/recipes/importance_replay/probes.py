@@ -18,8 +18,8 @@ from crl.recipes.importance_replay.rows import PROBE
 from crl.records import Sample
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import StageContext
-from crl.rounds.single_plays import Place, tasks_at, waves_over
 from crl.rounds.stage import BEFORE
+from crl.rounds.tasks import Place, tasks_at, waves_over
 from crl.rounds.waves import play_with_actor, write_played
 from crl.rounds.weights import weights_of
 from crl.run.seeds import seed_for

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from crl.config import Method
 from crl.learn.terms import Objective
-from crl.recipes.complementary import evaluate, initialize
-from crl.recipes.complementary.round import BANK_TABLES, when
 from crl.recipes.importance_replay import collect, credit, health, measure, plan, probes, ready
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.network import NETWORK
@@ -22,15 +20,17 @@ from crl.recipes.importance_replay.rows import (
     ReplayEmbedding,
     ReplayItem,
 )
-from crl.records import Episode, Generation, ImportedEntry, Metric, Sample, Task, Turn, Weights
-from crl.rounds.stage import BEFORE, Read, Recipe, Stage
-from crl.rounds.update import update_name, update_stage
+from crl.records import Episode, Generation, Metric, Sample, Task, Turn
+from crl.rounds.evaluate import evaluation_stage
+from crl.rounds.publish import initialize_stage
+from crl.rounds.stage import BEFORE, Read, Recipe, Stage, when
+from crl.rounds.weights import update_name, update_stage
 
 
 def build(method: Method) -> Recipe:
     """The recipe of a method."""
     config, owner = config_of(method), method.owner(ACTOR)
-    evaluates = evaluate.without_bank_stage(method)
+    evaluates = evaluation_stage(method)
 
     def weights(back: int, name: str = ACTOR) -> Read:
         return Read(update_name(owner), -back, name)
@@ -67,7 +67,7 @@ def build(method: Method) -> Recipe:
     return Recipe(
         name=config.kind,
         preparation=(
-            Stage(name="initialize", run=initialize.initialize, writes=(Weights, *BANK_TABLES, ImportedEntry)),
+            initialize_stage,
             evaluates,
         ),
         stages=(

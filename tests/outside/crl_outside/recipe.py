@@ -20,9 +20,8 @@ from crl.rollout.play import PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.stage import Read, Recipe, Stage
 from crl.rounds.tasks import task_of
-from crl.rounds.update import update_name, update_stage
 from crl.rounds.waves import play, slots_of
-from crl.rounds.weights import weights_of
+from crl.rounds.weights import update_name, update_stage, weights_of
 from crl.run.seeds import number_of, seed_for
 from crl.text.outputs import prepared, room_for_prompt, sample_outputs, token_record
 

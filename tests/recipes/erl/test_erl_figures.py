@@ -11,8 +11,8 @@ from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.erl.figures import reflection_figures
 from crl.recipes.erl.rows import Reflection
 from crl.records import Metric
-from crl.rounds.collapse import ROUNDS, health_metrics
-from crl.rounds.figures import FEWEST_NOTES
+from crl.rounds.alarms import ROUNDS, health_metrics
+from crl.rounds.health import FEWEST_NOTES
 from tests.recipes.erl.erl_played import ErlServices, experiment
 from tests.unit.recipes.played import Played
 

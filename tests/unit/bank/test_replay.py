@@ -18,7 +18,6 @@ from crl.bank.snapshot import STORAGE, Snapshot
 from crl.config import Method
 from crl.config.load import load_experiment
 from crl.errors import RecordDamaged
-from crl.recipes.complementary.consolidate import publish
 from crl.records import (
     Approval,
     BankChange,
@@ -30,9 +29,9 @@ from crl.records import (
     schema_of,
     table_of,
 )
-from crl.rounds.banks import tables_of
 from crl.rounds.context import StageContext
-from crl.rounds.recipe import recipe_of
+from crl.rounds.publish import publish
+from crl.rounds.recipe import recipe_of, tables_of
 from tests.unit.bank.test_consolidate import entry
 
 FAMILIES = ["room", "lake"]

@@ -19,7 +19,7 @@ from crl.policies.embedders import LexicalEmbedder
 from crl.records import Credit, EntryScore, rows_of
 from crl.report.bank import entries_after
 from crl.report.why import why
-from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recorded_bank
 from crl.transfer.gather import gather
 from tests.record.test_import import begin
 from tests.unit.bank.test_consolidate import entry, held, operation, run

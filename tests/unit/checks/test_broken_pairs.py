@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 
 from crl.checks import check_tables
-from crl.credit.trials import TextKey, result_of
 from crl.errors import DataCheckFailed
+from crl.recipes.complementary.mechanisms.trial import TextKey, result_of
 from crl.records import Episode, TrialResult, table_of
 
 LAYOUTS = 3

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from crl.report.success import Rate, average, wilson
-from crl.rounds.evaluate_again import Choice, Evaluated
+from crl.rounds.evaluate import Choice, Evaluated
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import keep_evaluation
 from crl.run.manifest import Manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bdb
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -141,11 +142,12 @@ def test_what_a_stage_raises_reaches_the_debugger(path: Path, crl: Crl, monkeypa
 
 
 @pytest.mark.slow
-def test_every_stage_of_a_real_round_is_made_again_as_it_was(copied: Path, crl: Crl) -> None:
+def test_every_stage_of_a_real_round_is_made_again_as_it_was(unpruned: Path, tmp_path: Path, crl: Crl) -> None:
     """Models are loaded, environments played, weights trained in this process."""
-    before = {file: sha256_file(file) for file in copied.rglob("*") if file.is_file()}
+    path = shutil.copytree(unpruned, tmp_path / "real")
+    before = {file: sha256_file(file) for file in path.rglob("*") if file.is_file()}
     for number in (0, 2):
-        for name in RunDirectory.open(copied).complete_stages(number):
-            made = crl("stage", copied, str(number), name)
+        for name in RunDirectory.open(path).complete_stages(number):
+            made = crl("stage", path, str(number), name)
             assert made.code == 0 and ", equal" in made.out and "differs" not in made.out, (name, made.out, made.err)
-    assert {file: sha256_file(file) for file in copied.rglob("*") if file.is_file()} == before
+    assert {file: sha256_file(file) for file in path.rglob("*") if file.is_file()} == before

@@ -12,8 +12,9 @@ from crl.config import ENVIRONMENTS, FamilyReward
 from crl.config.load import load_experiment, parse_experiment
 from crl.errors import BadInput
 from crl.preflight.estimate import estimate
-from crl.recipes.complementary.partitions import capacities_of, partitions_of
-from crl.recipes.complementary.ready import check_placeholders, check_room
+from crl.recipes.complementary.ready import check_room
+from crl.rounds.proposal import capacities_of, partitions_of
+from crl.rounds.ready import check_placeholders
 from crl.rounds.waves import together
 
 CONF = Path(__file__).parents[3] / "conf"

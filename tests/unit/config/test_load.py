@@ -33,7 +33,7 @@ SHIPPED = sorted(found for path in CONF.rglob("*.yaml") if (found := path.relati
 
 @pytest.mark.parametrize("name", SHIPPED, ids=str)
 def test_every_experiment_that_ships_is_valid(name):
-    from crl.recipes.complementary.ready import check_placeholders
+    from crl.rounds.ready import check_placeholders
 
     kinds = {
         family["environment"]["kind"] for family in yaml.safe_load((CONF / name).read_text())["method"]["families"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from crl.config import ExtractorObjective
-from crl.credit.answers import answer_rewards
 from crl.credit.buffer import Earned, Output, buffer_metrics, fill_buffer
 from crl.credit.samples import select_batches
+from crl.recipes.complementary.mechanisms.search_and_ask import answer_rewards
 from crl.records import BufferItem, Episode, Question
 from tests.unit.credit.test_credit_rows import episode
 

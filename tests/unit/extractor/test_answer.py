@@ -14,8 +14,8 @@ from crl.extractor.answer import answer_all
 from crl.extractor.outputs import generation_id_of
 from crl.extractor.prompts import check_prompts
 from crl.protocols import Inquiry, Policy
-from crl.recipes.complementary.scripted import ScriptedPolicy
 from crl.rollout.prompts import check_prompts as check_actor_prompts
+from crl.rounds.demonstrations import ScriptedPolicy
 from tests.unit.rollout.fakes import CharacterChat
 
 ROOT = Path(__file__).parents[3]

@@ -15,8 +15,7 @@ from crl.config.load import load_experiment
 from crl.config.vocabulary import load_tokenizer
 from crl.errors import BadInput
 from crl.policies.chat import ChatFormat
-from crl.recipes.complementary.ready import check_actor_room
-from crl.rounds.chats import check_reads, check_writes
+from crl.rounds.ready import check_actor_room, check_reads, check_writes
 
 TINY = Path(__file__).parents[3] / "conf/tiny.yaml"
 CHATML = (

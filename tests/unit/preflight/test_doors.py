@@ -112,7 +112,7 @@ def evaluate(place: Path, kind: str) -> Callable[[], Any]:
 
 
 def evaluate_flow(place: Path, kind: str) -> Callable[[], Any]:
-    from crl.rounds.evaluate_again import Choice
+    from crl.rounds.evaluate import Choice
     from flows.evaluate import evaluate_round
 
     path = made(place, kind)
@@ -143,7 +143,7 @@ def test_what_cannot_work_here_is_refused_at_every_door(
 ) -> None:
     enter = door(tmp_path, kind)
     monkeypatch.setenv("CRL_RUNS", str(tmp_path / "runs"))
-    for module in ("train", "resume", "compare", "evaluate"):
+    for module in ("train", "compare", "evaluate"):
         monkeypatch.setattr(f"flows.{module}.label", lambda *words: None, raising=False)
         monkeypatch.setattr(f"flows.{module}.log_error", lambda error: None, raising=False)
         monkeypatch.setattr(f"flows.{module}.failed", raised, raising=False)

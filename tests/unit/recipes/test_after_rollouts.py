@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from crl.config import Experiment
-from crl.rounds.context import StageContext
-from crl.rounds.kept_rollouts import ALWAYS_AFTER, OF_UPDATES, rollout_stages, within
-from crl.rounds.memory import MemoryWriter
+from crl.rounds.context import MemoryWriter, StageContext
+from crl.rounds.fork import ALWAYS_AFTER, OF_UPDATES, rollout_stages, within
 from crl.rounds.recipe import recipe_in
 from tests.unit.recipes.branched import finished, services_of
 from tests.unit.recipes.played import CRITIC

@@ -17,8 +17,8 @@ from crl.report.markdown import rounds_markdown
 from crl.report.round_tables import notes
 from crl.report.summary import summarize
 from crl.report.views import query
-from crl.rounds.broken import BROKEN, Game, joined, note_games, require_games
-from crl.rounds.evaluate_again import evaluate_again
+from crl.rounds.evaluate import evaluate_again
+from crl.rounds.provenance import BROKEN, Game, joined, note_games, require_games
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
@@ -251,12 +251,12 @@ def counted(*games: tuple[str, str | None]) -> dict[str, Any]:
 
 def test_parts_add_up_whatever_their_order() -> None:
     one, other = counted(("a", "x"), ("a", None), ("b", "y")), counted(("a", "x"), ("a", "z"), ("c", None))
-    both = joined(one[BROKEN], other[BROKEN])
+    both = joined(one, other)[BROKEN]
     totals = {family: (each["games"], each["broken"]) for family, each in both.items()}
     assert totals == {"a": (4, 3), "b": (1, 1), "c": (1, 0)}
     assert [(kind["error"], kind["games"]) for kind in both["a"]["kinds"]] == [("x", 2), ("z", 1)]
     assert one == counted(("a", "x"), ("a", None), ("b", "y")), "what is joined stays as it was"
-    swapped = joined(other[BROKEN], one[BROKEN])
+    swapped = joined(other, one)[BROKEN]
     assert {name: each["broken"] for name, each in swapped.items()} == {"a": 3, "b": 1, "c": 0}
 
 

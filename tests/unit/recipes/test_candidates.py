@@ -8,8 +8,7 @@ import pytest
 
 from crl.policies.embedders import LexicalEmbedder
 from crl.records import Distillation, Generation, Operation, schema_of, table_of
-from crl.rounds.context import StageContext
-from crl.rounds.memory import MemoryWriter
+from crl.rounds.context import MemoryWriter, StageContext
 from tests.unit.extractor.conftest import ScriptedPolicy
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
 

@@ -17,8 +17,7 @@ from crl.recipes.complementary.credit import held_texts
 from crl.records import BankEvent, BufferItem, Metric, Operation, Retrieval, Sample, UseReward
 from crl.report.curves import bank_charts
 from crl.report.summary import summarize
-from crl.rounds import collapse
-from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recorded_bank
 from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
 
@@ -137,7 +136,7 @@ def test_notes_that_all_fail_are_no_backlog_in_warm_up_and_a_collapse_once_the_e
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal rewards train nothing, so no batch is ever selected: without a sign of it the run would go on for ever."""
-    monkeypatch.setattr(collapse, "ROUNDS", 2)
+    monkeypatch.setattr("crl.rounds.alarms.ROUNDS", 2)
     # A text that is repeated enters unscored: it waits for a use, and nobody waits for it.
     made = experiment(method__recipe__warm_up_rounds=3, method__recipe__bank__duplicates="reject")
     played = Played(tmp_path, made, 5, AllNotesFail(made))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from crl.recipes.complementary.bank_access import with_cuts
+from crl.rounds.proposal import with_cuts
 from tests.unit.bank.test_consolidate import operation
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from crl.config import SeedRange
 from crl.errors import BadInput
-from crl.rounds.evaluate_again import Choice, evaluate_again
+from crl.rounds.evaluate import Choice, evaluate_again
 from crl.rounds.recipe import recipe_of
 from tests.unit.report.scripted import experiment
 

@@ -14,9 +14,9 @@ from crl.bank.segments import load_texts
 from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
 from crl.protocols import Start, Step
-from crl.recipes.complementary.evaluate import RANDOM_PLAYS
 from crl.records import Evaluation, RetrievalCount
-from crl.rounds.reading import recorded_bank
+from crl.rounds.evaluate import RANDOM_PLAYS
+from crl.rounds.recipe import recorded_bank
 from tests.unit.recipes.played import Played, Policy, Services, experiment
 
 ROUNDS = 3

@@ -13,7 +13,7 @@ from crl.config.environments import FamilyBank
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput
 from crl.records import Evaluation
-from crl.rounds.evaluate_again import Choice, chosen_method, evaluate_again
+from crl.rounds.evaluate import Choice, chosen_method, evaluate_again
 from tests.unit.recipes.played import Played, experiment
 
 ROUND = 2

@@ -18,8 +18,7 @@ from crl.errors import BadInput
 from crl.recipes.erl.config import ErlConfig
 from crl.records import Generation, Sample, Weights, rows_of
 from crl.rounds.fork import fork
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_in
+from crl.rounds.recipe import recipe_in, recorded_bank
 from crl.run.directory import RunDirectory, manifests
 from crl.run.head import heads
 from crl.run.lease import Lease

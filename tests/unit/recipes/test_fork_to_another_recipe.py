@@ -12,7 +12,7 @@ from crl.cli.fork import changed_experiment
 from crl.config import Runtime
 from crl.recipes.erl.rows import Reflection
 from crl.records import BufferItem, Credit, EntryScore, Metric, Sample, rows_of
-from crl.rounds.collapse import counters
+from crl.rounds.alarms import counters
 from crl.rounds.fork import fork
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
@@ -69,7 +69,7 @@ def test_a_collapse_that_the_recipe_cannot_show_is_not_inherited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an extractor nobody writes a note, so no round could ever take the sign back."""
-    monkeypatch.setattr("crl.rounds.collapse.ROUNDS", 2)
+    monkeypatch.setattr("crl.rounds.alarms.ROUNDS", 2)
     monkeypatch.setattr("tests.unit.recipes.played.write", lambda read, generator: "RETURN")
     parent = finished(tmp_path, 2)
     told = {"without_notes_rounds": 2.0, "without_notes_since": 1.0, "collapsed": 1.0}

@@ -27,7 +27,7 @@ from crl.records import (
     Task,
     UseReward,
 )
-from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recorded_bank
 from tests.unit.recipes.played import CRITIC, VERDICTS, Played, experiment
 
 ROUNDS = 3

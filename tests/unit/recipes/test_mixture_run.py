@@ -35,8 +35,7 @@ from crl.records import (
 )
 from crl.report.round_tables import newest_tasks
 from crl.report.summary import summarize
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from tests.learning.harness import rows

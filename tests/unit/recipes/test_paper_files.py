@@ -9,7 +9,7 @@ import yaml
 
 from crl.config.load import load_experiment
 from crl.envs import check_environment
-from crl.recipes.complementary.ready import check_placeholders
+from crl.rounds.ready import check_placeholders
 from tests.unit.recipes.test_paper_method import PAPER
 
 TASKS = {

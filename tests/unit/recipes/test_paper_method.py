@@ -22,7 +22,6 @@ from crl.engine.services import EngineServices
 from crl.policies import resolve_model
 from crl.preflight import check_ready, checks
 from crl.protocols import Policy
-from crl.recipes.complementary.ready import check_placeholders
 from crl.records import (
     BankEvent,
     Distillation,
@@ -35,6 +34,7 @@ from crl.records import (
     Sample,
     Weights,
 )
+from crl.rounds.ready import check_placeholders
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease

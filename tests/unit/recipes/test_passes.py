@@ -9,7 +9,7 @@ import pytest
 
 from crl.config import OptimizerConfig, RoleConfig
 from crl.records import Weights
-from crl.rounds.update import over_passes
+from crl.rounds.weights import over_passes
 from tests.unit.recipes.played import Played, Services, Trainer, experiment
 
 FEW = {"method__families__0__evaluation_seeds__count": 2, "method__families__0__groups": 2}

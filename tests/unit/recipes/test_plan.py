@@ -8,8 +8,7 @@ import pytest
 
 from crl.envs import make_environment
 from crl.records import Retrieval, Task
-from crl.rounds.context import StageContext
-from crl.rounds.memory import MemoryWriter
+from crl.rounds.context import MemoryWriter, StageContext
 from tests.unit.report.scripted import Ask, ScriptedRun, Services, experiment
 
 

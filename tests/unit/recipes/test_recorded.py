@@ -16,11 +16,11 @@ from crl.config.load import load_experiment
 from crl.config.recorded import FORMAT, read_recorded
 from crl.envs import make_environment
 from crl.errors import BadInput, StageFailed
-from crl.recipes.complementary.demonstrations import ScriptedRole
 from crl.recipes.complementary.ready import check_demonstrations
 from crl.recipes.complementary.recorded import played_again, without_refused
 from crl.records import Episode, Metric, Sample, Turn, rows_of
 from crl.rounds.context import StageContext
+from crl.rounds.demonstrations import ScriptedRole
 from tests.unit.recipes.played import Services
 from tests.unit.rollout.fakes import END, CharacterChat
 
@@ -84,7 +84,7 @@ class Chat(CharacterChat):
 
 
 def again(made: Experiment) -> Sequence[Any]:
-    return played_again(context(made), ScriptedRole(cast(Any, Chat()), 100_000), weights_digest="w")
+    return played_again(context(made), ScriptedRole(cast(Any, Chat()), 100_000, "w"))
 
 
 def test_the_method_holds_what_was_said_and_older_ones_keep_their_digest(file: Path) -> None:

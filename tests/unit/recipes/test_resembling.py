@@ -13,7 +13,6 @@ from crl.audit.audit import problems_of
 from crl.bank.segments import text_digest
 from crl.errors import RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes.complementary.proposal import SCORES, proposal_of
 from crl.recipes.complementary.resembling import Resembling
 from crl.records import (
     BankEvent,
@@ -27,8 +26,8 @@ from crl.records import (
     table_of,
 )
 from crl.rounds.context import StageContext
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.proposal import SCORES, proposal_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.rounds.stage import Read
 from tests.unit.extractor.conftest import ScriptedPolicy
 from tests.unit.recipes.test_candidates import HOLE, ICE, add
@@ -155,7 +154,7 @@ def test_a_round_is_consolidated_from_its_rows_alone(run):
         return rows_of(row_type, reader.read(2, name, row_type)) if name != SCORES else []
 
     bank = recorded_bank(run.run, run.recipe, 1)
-    applied = proposal_of(run.method, 2, rows, lambda: bank).applied()
+    applied = proposal_of(run.method, 2, rows, lambda: bank, {}).applied()
     hole = bank.taken(bank.rows_of(bank.table["entry_id"].to_pylist()))[0].entry_id
     assert [(event.kind, event.reason, event.repeats) for event in applied.events] == [
         ("rejected", "near_duplicate", hole), ("add", None, None), ("add", None, None),

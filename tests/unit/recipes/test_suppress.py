@@ -24,7 +24,7 @@ from crl.records import (
     TextEffect,
     UseReward,
 )
-from crl.rounds.reading import recorded_bank
+from crl.rounds.recipe import recorded_bank
 from tests.unit.recipes.played import Played, experiment
 
 ROUNDS = 3
@@ -44,7 +44,7 @@ def test_effects_are_those_of_the_credits_of_all_rounds(masked: Played) -> None:
         for row in masked.rows(Credit, "credit", number):
             if row.guided_minus_free is not None:
                 values[family, row.content_digest].append(row.guided_minus_free)
-        effects = {(row.family, row.content_digest): row for row in masked.rows(TextEffect, "credit", number)}
+        effects = {(row.family, row.content_digest): row for row in masked.rows(TextEffect, "effects", number)}
         assert set(effects) == set(values)
         for key, effect in effects.items():
             assert (effect.count, effect.mean) == pytest.approx((len(values[key]), np.mean(values[key])))
@@ -55,7 +55,7 @@ def test_effects_are_those_of_the_credits_of_all_rounds(masked: Played) -> None:
 def test_what_is_suppressed_is_retrieved_no_more_and_stays_in_the_bank(masked: Played) -> None:
     seen = 0
     for number in range(2, ROUNDS + 1):
-        harmful = {row.content_digest for row in masked.rows(TextEffect, "credit", number - 1) if row.suppressed}
+        harmful = {row.content_digest for row in masked.rows(TextEffect, "effects", number - 1) if row.suppressed}
         bank = recorded_bank(masked.run, masked.recipe, number - 1)
         held = {row.entry_id for row in bank.entries() if row.content_digest in harmful}
         assert {row.entry_id for row in masked.rows(Suppression, "plan", number)} == held
@@ -68,14 +68,14 @@ def test_what_is_suppressed_is_retrieved_no_more_and_stays_in_the_bank(masked: P
 
 
 def test_evaluation_passes_it_over_as_well(masked: Played) -> None:
-    harmful = {row.content_digest for row in masked.rows(TextEffect, "credit", ROUNDS) if row.suppressed}
+    harmful = {row.content_digest for row in masked.rows(TextEffect, "effects", ROUNDS) if row.suppressed}
     bank = recorded_bank(masked.run, masked.recipe, ROUNDS)
     digest_of = {row.entry_id: row.content_digest for row in bank.entries()}
     shown = {digest_of[row.entry_id] for row in masked.rows(Evaluation, "evaluate", ROUNDS) if row.entry_id}
     assert shown and not shown & harmful and set(digest_of.values()) & harmful
     texts = load_texts(masked.run.path, bank.table)
     assert "win" in {texts[digest] for digest in shown}
-    figures = {row.name: row.value for row in masked.rows(Metric, "credit", ROUNDS)}
+    figures = {row.name: row.value for row in masked.rows(Metric, "effects", ROUNDS)}
     assert figures["texts_suppressed"] == len(harmful)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from crl.rounds.timing import joined, note_time
+from crl.rounds.provenance import joined, note_time
 
 
 def test_batches_add_up():

@@ -14,7 +14,7 @@ import pytest
 from crl.audit.audit import problems_of, trial_problems
 from crl.bank.segments import text_digest
 from crl.config import Experiment, Method, TrialConfig
-from crl.credit.trials import in_force
+from crl.recipes.complementary.mechanisms.trial import in_force
 from crl.records import (
     TRIAL,
     BankEvent,
@@ -33,8 +33,7 @@ from crl.records import (
 )
 from crl.report.views import query
 from crl.report.why import why
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
 from tests.unit.recipes.played import VERDICTS, Played, Policy, Services, Session, act, experiment, one_by_one
@@ -195,7 +194,7 @@ def test_results_are_kept_as_long_as_they_hold(tried: Played) -> None:
         assert set(kept.values()) <= {number, number - 1}
         texts = set(pairs_of(tried, number))
         assert {digest for digest, last in kept.items() if last == number} == texts
-    figures = {row.name: row.value for row in tried.rows(Metric, "credit", 1)}
+    figures = {row.name: row.value for row in tried.rows(Metric, "health", 1)}
     assert figures["trial_episodes"] == LAYOUTS * 6 and figures["trial_texts"] == 5
 
 

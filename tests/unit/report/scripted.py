@@ -30,8 +30,7 @@ from crl.records import (
     table_of,
 )
 from crl.rounds.context import StageContext
-from crl.rounds.reading import recorded_bank
-from crl.rounds.recipe import recipe_of
+from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.seeds import seed_for

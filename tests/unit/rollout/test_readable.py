@@ -12,9 +12,8 @@ from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
 from crl.records import Episode, Evaluation, Generation, Metric, Task, Turn
 from crl.rollout.actions import parse_action
 from crl.rollout.environments import Readable
-from crl.rounds.context import StageContext
-from crl.rounds.form import unreadable_figures
-from crl.rounds.memory import MemoryWriter
+from crl.rounds.alarms import unreadable_figures
+from crl.rounds.context import MemoryWriter, StageContext
 from crl.rounds.recipe import recipe_of
 from crl.rounds.tasks import task_of
 from crl.text.outputs import Prompt, sample_outputs

@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from crl.rounds.collapse import health_metrics
-from crl.rounds.form import form_alarms, output_figures, turn_figures
+from crl.rounds.alarms import form_alarms, health_metrics, output_figures, turn_figures
 from tests.unit.rounds.test_health_figures import episode
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crl.records import Episode
-from crl.rounds.guidance import LEAD, MISLEADS, SUM, VARIANCE, guidance_figures
+from crl.rounds.alarms import LEAD, MISLEADS, SUM, VARIANCE, guidance_figures
 from tests.unit.rounds.test_health_figures import episode, group
 
 

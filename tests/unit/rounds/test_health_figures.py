@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from crl.records import Episode
-from crl.rounds.collapse import health_metrics
-from crl.rounds.figures import (
+from crl.rounds.alarms import health_metrics
+from crl.rounds.health import (
     FEWEST_NOTES,
     Note,
     age_figures,

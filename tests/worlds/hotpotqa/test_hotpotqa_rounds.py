@@ -15,11 +15,11 @@ from crl.config import FamilyConfig, PromptConfig
 from crl.config.load import load_experiment
 from crl.extractor.parse import parse_output
 from crl.extractor.prompts import check_prompts as check_extractor_prompts
-from crl.recipes.complementary.ready import check_placeholders
 from crl.recipes.erl.prompts import check_reflect_prompt
 from crl.records import Episode, Evaluation, Turn
 from crl.rollout.actions import parse_action as action_in
 from crl.rollout.prompts import check_prompts
+from crl.rounds.ready import check_placeholders
 from crl.rounds.recipe import recipe_of
 from crl.worlds.hotpotqa import HotpotQAConfig
 from crl.worlds.hotpotqa.environment import FORM, parse_action

@@ -14,7 +14,7 @@ from crl.lab.study.results import StudyResult, summarize_study
 from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text, study_markdown, tables
 from crl.records import Metric
-from crl.rounds.collapse import health_metrics
+from crl.rounds.alarms import health_metrics
 
 SEEDS = [1, 2, 3, 4, 5]
 WITH = {"ours": [50, 61, 47, 58, 55], "static": [20, 25, 21, 19, 24]}

@@ -1,29 +1,48 @@
-"""An experiment that begins with the bank of another one: the import becomes the bank of round 0.
+"""Stages that publish a bank: `initialize` that of round 0, `consolidate` that of every later round.
 
-Every entry is new here: version 1, no use, no retrieval. What it was where it comes from is in `imported_entries`.
-Every vector is computed again. Those that the import says this embedder made are held against it: an import comes from
-anywhere, and a vector decides when its text is shown.
+An experiment may begin with the bank of another one: the import becomes the bank of round 0. Every entry is new here:
+version 1, no use, no retrieval. What it was where it comes from is in `imported_entries`. Every vector is computed
+again. Those that the import says this embedder made are held against it: an import comes from anywhere, and a vector
+decides when its text is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from crl.bank.changes import Change
+from crl.bank.changes import Change, applied, files_of, stored, summary_of
 from crl.bank.segments import load_embeddings, load_texts, new_segments, place
+from crl.bank.snapshot import Snapshot
+from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
 from crl.protocols import TextVectors
-from crl.recipes.complementary.consolidate import publish
-from crl.records import BankEntry, BankEvent, ImportedEntry, Weights, rows_of, schema_of
-from crl.rounds.context import StageContext
+from crl.records import (
+    Approval,
+    BankChange,
+    BankEntry,
+    BankEvent,
+    BankSnapshot,
+    ImportedEntry,
+    Weights,
+    rows_of,
+    schema_of,
+)
+from crl.rounds.approvals import approve_stage, refusals
+from crl.rounds.context import BANK, StageContext
+from crl.rounds.proposal import SCORES, proposal_of
+from crl.rounds.stage import Read, Refused, Stage, always, nothing_refused
+from crl.rounds.weights import base_weights
 from crl.run.directory import RunDirectory
-from crl.run.imports import BankImport, bank_import
+from crl.run.imports import BankImport, bank_import, load_import
 
 INITIALIZE = "initialize"
+BANK_TABLES = (BankChange, BankSnapshot, BankEntry, BankEvent)
+"""What publishes a bank; the whole of it (`BankEntry`) not in every round."""
 _TOLERANCE = 1e-3
 """Most that a number of a vector may differ: another machine rounds otherwise."""
 IMPORT_NOTE = "import"
@@ -164,3 +183,67 @@ class _Recorded:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Unit vectors [B, D] of the texts."""
         return np.stack([self._vectors[text] for text in texts])
+
+
+def consolidate(ctx: StageContext) -> None:
+    """Apply what the round proposes; operations that a person refused change nothing."""
+    proposal = proposal_of(ctx.method, ctx.round, ctx.rows, ctx.bank, ctx.recipe.refused(ctx.rows))
+    result = proposal.applied(refusals(ctx.rows(Approval, "approve")))
+    round_before, table_of = ctx.bank_tables()
+    known, summary = {}, None
+    if round_before is not None:
+        known, summary = files_of(result.new_texts, round_before, table_of), summary_of(round_before, table_of)
+    new = [text for digest, text in result.new_texts.items() if digest not in known]
+    segments = new_segments(new, ctx.services.embedder())
+    for relative, content in segments.files.items():
+        ctx.share(relative, content)
+    publish(ctx, proposal.previous.table, summary, place(result.changes, segments, known), result.events)
+    ctx.progress(len(proposal.operations), len(proposal.operations), bank=result.size)
+
+
+def bank_stages(
+    *reads: Read, refused: Refused = nothing_refused, due: Callable[[Method, int], bool] = always
+) -> tuple[Stage, Stage]:
+    """The stages `approve`, due in rounds that change the bank, and `consolidate`.
+
+    `reads` are those of what the recipe keeps out of its bank, `refused`.
+    """
+    proposal = (Read("consolidate", -1, BANK), Read("distill"), Read("merge"), Read("credit", -1, SCORES), *reads)
+    return (
+        approve_stage(proposal, refused, due),
+        Stage(name="consolidate", run=consolidate, reads=(*proposal, Read("approve")), writes=BANK_TABLES),
+    )
+
+
+def publish(
+    ctx: StageContext,
+    before: pa.Table,
+    summary: BankSnapshot | None,
+    changes: list[Change],
+    events: Iterable[BankEvent],
+) -> None:
+    """Write a bank as its changes to the rows `before`, which `summary` sums up, and whole where a base is due."""
+    storage = stored(summary, changes, round=ctx.round)
+    ctx.write_table(BankChange, storage.changes)
+    ctx.write(BankSnapshot, [storage.summary])
+    if storage.base:
+        ctx.write_table(BankEntry, Snapshot(ctx.round, applied(before, [storage.changes])).table)
+    ctx.write(BankEvent, events)
+
+
+def initialize(ctx: StageContext) -> None:
+    """Write a row per set of weights (the base model as it is) and the bank that round 1 reads: an empty one, or
+    what was imported (`crl bank import`).
+
+    The embedder is a role that is never trained: its row lets a run refuse another model under the same name. A recipe
+    without a bank has neither extractor nor embedder.
+    """
+    ctx.write(Weights, base_weights(ctx))
+    taken = load_import(ctx.run_path)
+    if taken is None:
+        publish(ctx, schema_of(BankEntry).empty_table(), None, [], [])
+    else:
+        begin_with(ctx, taken)
+
+
+initialize_stage = Stage(name=INITIALIZE, run=initialize, writes=(Weights, *BANK_TABLES, ImportedEntry))

@@ -1,8 +1,9 @@
 """Demonstrations: a script plays and a script writes, through rollout and extractor themselves, so that their token
 records are exact; what they said becomes the samples of a supervised start.
 
-The warm starts of a run (`demonstrated.py`, `practice.py`) and of the laboratory (`crl/lab/warm/`) share what is here
-and differ in what their scripts say. A script draws nothing: the sampling seeds that it is given are of no account.
+Ids, masks and chat glue of a warm start are made by the code that samples later, and cannot differ from it. The warm
+starts of a run and of the laboratory share what is here and differ in what their scripts say. A script draws nothing:
+the sampling seeds that it is given are of no account.
 """
 
 from __future__ import annotations
@@ -11,18 +12,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from crl.bank.segments import text_digest
-from crl.config import FamilyConfig, Method
+from crl.config import DistillConfig, FamilyConfig, Method, SamplingConfig
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
-from crl.protocols import Actions, Advisor, Chat, Environment, Lesson, Start, Step
-from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.scripted import Script, ScriptedPolicy
+from crl.protocols import (
+    Actions,
+    Advisor,
+    Answers,
+    Chat,
+    Environment,
+    Lesson,
+    Sampled,
+    Start,
+    Step,
+    StopReason,
+    WholeTurns,
+)
 from crl.records import Generation, Sample, Task
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import Readable
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
+from crl.rounds.context import StageContext
+from crl.rounds.provenance import games_of
+from crl.rounds.tasks import task_of
 from crl.rounds.waves import sampling_of
+from crl.rounds.weights import weights_of
 from crl.run.seeds import number_of, seed_for
 from crl.text.outputs import Messages, Prompt, sample_outputs, token_record
 from crl.text.unicode import valid_text
@@ -30,14 +45,17 @@ from crl.text.unicode import valid_text
 WAVE = 16
 """Most demonstrations of a run that are played side by side."""
 _SEED = seed_for(0)
+Script = Callable[[int], str]
+"""From the row of a session to what it says now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRole:
-    """Whom a script speaks for: the chat format of a model and its context in tokens."""
+    """Whom a script speaks for: the chat format of a model, its context in tokens, and the digest of its weights."""
 
     chat: Chat
     context: int
+    weights_digest: str = ""
 
     def saying(self, script: Script) -> ScriptedPolicy:
         """The policy that says what a script tells it."""
@@ -91,7 +109,6 @@ def play_script(
     move: Callable[[int], str],
     *,
     stage: str,
-    weights_digest: str = "",
     advisor: Advisor | None = None,
     progress: Progress | None = None,
 ) -> list[PlayedEpisode]:
@@ -103,11 +120,38 @@ def play_script(
         method=method,
         seed_of=lambda episode_id: _SEED,
         sampling=sampling_of(method, [slot.task.family for slot in slots]),
-        weights_digest=weights_digest,
+        weights_digest=actor.weights_digest,
         stage=stage,
         advisor=advisor,
         progress=progress,
     )
+
+
+def scripted_role(ctx: StageContext, role: str) -> ScriptedRole:
+    """A role for which a stage has a script, with the weights that the stage reads."""
+    weights = weights_of(ctx, role)
+    policy = ctx.services.policy(role, weights)
+    return ScriptedRole(policy.chat, policy.context, weights.weights_digest)
+
+
+def demonstration(ctx: StageContext, family: FamilyConfig, number: int, environment_seed: int, start: Start) -> Task:
+    """The task of a demonstration, which is the only one of its group."""
+    name = f"{ctx.stage.name}-{family.name}-{number:05d}"
+    return task_of(ctx, start, episode_id=name, family=family.name, group=number, environment_seed=environment_seed)
+
+
+def demonstrate(
+    ctx: StageContext,
+    actor: ScriptedRole,
+    environment: Environment,
+    slots: Sequence[EpisodeSlot],
+    move: Callable[[int], str],
+    progress: Progress | None = None,
+) -> list[PlayedEpisode]:
+    """Play a wave of a stage by a script; its games are counted."""
+    played = play_script(ctx.method, actor, environment, slots, move, stage=ctx.stage.name, progress=progress)
+    ctx.note_games(games_of(played))
+    return played
 
 
 def write_script(
@@ -115,12 +159,11 @@ def write_script(
     extractor: ScriptedRole,
     items: Sequence[DistillItem],
     lessons: Sequence[Lesson],
+    config: DistillConfig,
     *,
     round: int = 0,
-    weights_digest: str = "",
 ) -> list[Distilled]:
     """The extractor's outputs about episodes, each of which says the lesson beside it."""
-    config = config_of(method).distill
     written: list[Distilled] = []
     for item, lesson in zip(items, lessons, strict=True):
         said = valid_text(write_operations([ParsedOperation(lesson.kind, lesson.text)], config.format))
@@ -132,7 +175,7 @@ def write_script(
             own=method.own_prompts("distill"),
             config=config,
             seed_of=lambda distillation_id: _SEED,
-            weights_digest=weights_digest,
+            weights_digest=extractor.weights_digest,
             round=round,
         )
     return written
@@ -177,3 +220,39 @@ def sample_of(generation: Generation) -> Sample:
         loss_mask=generation.loss_mask,
         logprobs=generation.logprobs,
     )
+
+
+class ScriptedSession(WholeTurns):
+    """A session without a model: answers are encoded, log-probabilities are 0."""
+
+    def __init__(self, chat: Chat, prompts: Sequence[Sequence[int]], script: Script) -> None:
+        self._chat, self._script = chat, script
+        self._lengths = [len(prompt) for prompt in prompts]
+
+    def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        for row, ids in pieces.items():
+            self._lengths[row] += len(ids)
+
+    def sample(
+        self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
+    ) -> dict[int, Sampled]:
+        said = {row: self._chat.answer(self._script(row)) for row in rows}
+        for row, ids in said.items():
+            self._lengths[row] += len(ids)
+        return {row: Sampled(ids, [0.0] * len(ids), StopReason.end_of_turn) for row, ids in said.items()}
+
+    def drop(self, rows: Sequence[int]) -> None:
+        """Nothing is held."""
+
+    def length(self, row: int) -> int:
+        return self._lengths[row]
+
+
+class ScriptedPolicy:
+    """Opens scripted sessions with the chat format of a real policy."""
+
+    def __init__(self, chat: Chat, context: int, script: Script) -> None:
+        self.chat, self.context, self._script = chat, context, script
+
+    def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> ScriptedSession:
+        return ScriptedSession(self.chat, prompts, self._script)

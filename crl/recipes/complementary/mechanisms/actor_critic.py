@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from crl.config import ActorCriticConfig, Method
 from crl.credit.uses import shown_by_episode, usable
+from crl.errors import BadInput
 from crl.protocols import Policy
-from crl.recipes.complementary.bank_access import texts_of
-from crl.recipes.complementary.config import config_of
-from crl.records import Episode, Generation, Judgment, Metric, Retrieval, SuccessRate, Task
+from crl.recipes.complementary.config import ACTOR, config_of
+from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, Sources, TruthShare
+from crl.recipes.complementary.plan import texts_of
+from crl.records import Episode, Generation, Judgment, Retrieval, SuccessRate, Task
 from crl.rollout import critic
 from crl.rollout.play import EpisodeSlot
 from crl.rounds.context import StageContext
-from crl.rounds.figures import ALARM_SHARE
-from crl.rounds.stage import BEFORE
+from crl.rounds.health import ALARM_SHARE, tokens_of
+from crl.rounds.stage import BEFORE, Read, Stage
+from crl.rounds.waves import wave_width
 from crl.rounds.weights import weights_of
 
 JUDGE = "judge"
@@ -32,14 +36,53 @@ PLAYED_BEFORE = "played_before"
 """Name of the read of the episodes of the round before."""
 
 
+class ActorCritic(Mechanism):
+    """`recipe.actor_critic`."""
+
+    key = "recipe.actor_critic"
+    after_rollouts = False
+    config: ActorCriticConfig
+
+    def problems(self, method: Method) -> Iterator[BadInput]:
+        top_k = config_of(method).retrieval.top_k
+        if top_k > 1:
+            yield BadInput(
+                f"the actor judges one experience per episode (eq. 8), and top_k is {top_k}",
+                expected="top_k 1, or no actor_critic",
+                where="method.recipe.retrieval.top_k",
+                next_step="set it to 1, or leave actor_critic out",
+            )
+
+    def stages(self, method: Method, at: Sources) -> Sequence[Stage]:
+        before = (Read(JUDGE, -1, BEFORE), Read("collect", -1, PLAYED_BEFORE))
+        return (
+            Stage(
+                name=JUDGE,
+                reads=(Read("plan"), at.played, at.weights(ACTOR, 1), *before),
+                writes=(Judgment, Generation, SuccessRate),
+                role=ACTOR,
+                parts=count_parts,
+                run_part=judge_part,
+            ),
+        )
+
+    def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
+        return dict.fromkeys(("collect", "credit", "health", "evaluate"), Adds(reads=(Read(JUDGE),)))
+
+    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
+        read, sampled = tokens_of(ctx.table(Generation, JUDGE))
+        shares, alarms = verdict_figures(ctx.rows(Judgment, JUDGE))
+        return {**shares, "actor_tokens_read": float(read), "actor_tokens_sampled": float(sampled)}, alarms
+
+
 def count_parts(ctx: StageContext) -> int:
     """Parts of as many experiences as a wave has episodes; one where there is nothing to judge: the rates are kept."""
-    return max(1, -(-len(_chosen(ctx)) // _width(ctx)))
+    return max(1, -(-len(_chosen(ctx)) // wave_width(ctx.method)))
 
 
 def judge_part(ctx: StageContext, part: int) -> None:
     """Judge one part of the experiences that the round's plan chose."""
-    chosen = _chosen(ctx)[part * _width(ctx) : (part + 1) * _width(ctx)]
+    chosen = _chosen(ctx)[part * wave_width(ctx.method) : (part + 1) * wave_width(ctx.method)]
     rates = _updated(ctx.rows(SuccessRate, BEFORE), ctx.rows(Episode, PLAYED_BEFORE))
     texts = texts_of(ctx, ctx.bank(), {row.content_digest for _, row in chosen})
     weights = weights_of(ctx, "actor")
@@ -126,10 +169,6 @@ def _chosen(ctx: StageContext) -> list[tuple[Task, Retrieval]]:
     return [(task, chosen[task.episode_id][0]) for task in tasks if task.episode_id in chosen]
 
 
-def _width(ctx: StageContext) -> int:
-    return ctx.method.rollout.wave_groups * ctx.method.rollout.group_size
-
-
 def _updated(before: Iterable[SuccessRate], episodes: Iterable[Episode]) -> dict[str, SuccessRate]:
     """Cumulative rates by family, with the episodes of one more round."""
     rates = {row.family: row for row in before}
@@ -151,17 +190,16 @@ def _with_text(slot: EpisodeSlot, text: str | None) -> EpisodeSlot:
     return EpisodeSlot(task=slot.task) if text is None else dataclasses.replace(slot, experience=text)
 
 
-def judgment_metrics(judgments: Sequence[Judgment], *, round: int, stage: str = "credit") -> list[Metric]:
-    """Share of every verdict of a round; malformed and rejected ones alarm above `ALARM_SHARE`."""
+def verdict_figures(judgments: Sequence[Judgment]) -> FiguresAndAlarms:
+    """Share of every verdict of a round; malformed and rejected alarm above the bound of outputs."""
     if not judgments:
-        return []
+        return {}, {}
     counts = Counter(row.verdict for row in judgments)
+    shares = {verdict: counts[verdict] / len(judgments) for verdict in ("accept", "refine", "reject", "malformed")}
     consequences = {"malformed": "experiences are shown unjudged", "reject": "experiences hardly guide any more"}
-    rows = []
-    for verdict in ("accept", "refine", "reject", "malformed"):
-        share = counts[verdict] / len(judgments)
-        alarm = None
-        if verdict in consequences and share > ALARM_SHARE:
-            alarm = f"{share:.0%} of the verdicts are {verdict} (bound {ALARM_SHARE:.0%}): {consequences[verdict]}"
-        rows.append(Metric(round=round, stage=stage, name=f"verdict_{verdict}", value=share, alarm=alarm))
-    return rows
+    alarms = {
+        f"verdict_{verdict}": f"{shares[verdict]:.0%} of the verdicts are {verdict} (bound {ALARM_SHARE:.0%}): {told}"
+        for verdict, told in consequences.items()
+        if shares[verdict] > ALARM_SHARE
+    }
+    return {f"verdict_{verdict}": share for verdict, share in shares.items()}, alarms

@@ -1,5 +1,7 @@
-"""Games that broke: counted by task family while a stage plays, told in its log, kept in its manifest, and too many of
-them are an environment that is out of order.
+"""What a stage notes beside its rows, in the provenance of its manifest: games that broke, and how long its work took.
+
+Rows hold no clock times and no tracebacks, which differ from machine to machine. Broken games are counted by task
+family while a stage plays, told in its log, and too many of them are an environment that is out of order.
 
 The share is counted over the whole stage, however its games were spread over parts, and for each task family: one dead
 family of a mixture is found among many that live. A family is judged once :data:`FEWEST` of its games broke, as one
@@ -8,7 +10,8 @@ level that breaks costs all members of a group; where the games of the whole sta
 A game counts as broken where it has an error: the environment raised, died, was too slow, gave what cannot be played,
 or its first prompt did not fit. What an experience model cannot predict is not counted: that is a model at work.
 
-Tracebacks differ from machine to machine, so they are no rows: they are provenance, beside the digest.
+A timing is of one kind of work in one stage, such as `retrieval`: how many batches, items in them, seconds in all and
+of the longest batch. Timings of a stage's parts are added up. In SQL: the view `timings`.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ BROKEN = "broken"
 """Their place among the notes of a stage: by task family what was played and what broke."""
 FEWEST = 4
 """Broken games from which on a task family is judged alone."""
+_told: tuple[tuple[int, str], set[tuple[str, str, str | None]]] = ((-1, ""), set())
+"""Of the stage that this process is in: which kinds of break are in its log."""
+TIMINGS = "timings"
+"""Their place among the notes of a stage, by kind of work."""
 
 
 class Game(NamedTuple):
@@ -38,10 +45,6 @@ class Game(NamedTuple):
     seed: int
     error: str | None = None
     details: str | None = None
-
-
-_told: tuple[tuple[int, str], set[tuple[str, str, str | None]]] = ((-1, ""), set())
-"""Of the stage that this process is in: which kinds of break are in its log."""
 
 
 def note_games(notes: dict[str, Any], games: Iterable[Game], *, of: tuple[int, str]) -> None:
@@ -90,7 +93,7 @@ def games_from(starts: Sequence[Start], places: Sequence[tuple[str, int]]) -> li
     return [Game(*place, start.error, start.details) for start, place in zip(starts, places, strict=True)]
 
 
-def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _games_of_both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The counts of two parts of a stage as those of both."""
     found = {family: {**counted, "kinds": [dict(kind) for kind in counted["kinds"]]} for family, counted in one.items()}
     for family, counted in other.items():
@@ -141,3 +144,33 @@ def naming(family: str) -> Iterator[None]:
 
 def _kind_in(kinds: Sequence[dict[str, Any]], error: str, place: str | None) -> dict[str, Any] | None:
     return next((kind for kind in kinds if (kind["error"], kind["place"]) == (error, place)), None)
+
+
+def note_time(notes: dict[str, Any], work: str, *, items: int, seconds: float) -> None:
+    """Add one batch to the timings in a stage's notes; none without items."""
+    if not items:
+        return
+    batch = {"batches": 1, "items": items, "seconds": round(seconds, 6), "longest": round(seconds, 6)}
+    timings = notes.setdefault(TIMINGS, {})
+    timings[work] = _added(timings[work], batch) if work in timings else batch
+
+
+def joined(notes: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The notes of several parts of a stage as those of the stage: timings and games that broke are added up, else the
+    first is kept."""
+    timings = dict(notes.get(TIMINGS, {}))
+    for work, found in more.get(TIMINGS, {}).items():
+        timings[work] = _added(timings[work], found) if work in timings else found
+    games = _games_of_both(notes.get(BROKEN, {}), more.get(BROKEN, {}))
+    return {
+        **more, **notes, **({TIMINGS: timings} if timings else {}), **({BROKEN: games} if games else {})
+    }  # fmt: skip
+
+
+def _added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "batches": one["batches"] + other["batches"],
+        "items": one["items"] + other["items"],
+        "seconds": round(one["seconds"] + other["seconds"], 6),
+        "longest": max(one["longest"], other["longest"]),
+    }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from crl.rounds.collapse import ROUNDS, health_metrics
+from crl.rounds.alarms import ROUNDS, health_metrics
 
 BOTH = frozenset({"actor", "extractor"})
 SOUND = {

@@ -1,0 +1,119 @@
+"""Suppression (`recipe.suppress`): a text that does harm in a task family is not retrieved for it, and stays.
+
+Stage `effects` keeps what each text has done in each family, with the uses of the round. Whatever retrieves passes over
+the texts that it says are harmful: the plan, evaluation, and questions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from crl.bank.segments import load_texts
+from crl.config import Method, SuppressConfig
+from crl.errors import BadInput
+from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, Sources, TruthShare
+from crl.records import Credit, Episode, Metric, Suppression, TextEffect, rows_with
+from crl.rounds.context import NEW_BANK, StageContext
+from crl.rounds.stage import BEFORE, Read, Stage
+
+EFFECTS = "effects"
+_LEAST_COUNT = 1e-3
+"""Weight below which nothing is remembered of a text."""
+
+
+class Suppress(Mechanism):
+    """`recipe.suppress`."""
+
+    key = "recipe.suppress"
+    after_rollouts = False
+    config: SuppressConfig
+
+    def problems(self, method: Method) -> Iterator[BadInput]:
+        if config_of(method).always_guided(method):
+            yield BadInput(
+                "guided_share leaves no member of a group unguided, so no text has an effect to be judged by",
+                expected="a share that leaves some free, or no suppress",
+                where="method.recipe.suppress",
+                next_step="leave it out, or lower recipe.guided_share",
+            )
+
+    def stages(self, method: Method, at: Sources) -> Sequence[Stage]:
+        reads = (Read("credit"), Read("collect"), Read(EFFECTS, -1, BEFORE))
+        return (Stage(name=EFFECTS, run=self.measure, reads=reads, writes=(TextEffect, Metric)),)
+
+    def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
+        played, now = Adds(reads=(Read(EFFECTS, -at.lag),)), Adds(reads=(Read(EFFECTS),))
+        asks = {"collect": played} if method.rollout.search_and_ask is not None else {}
+        return {"plan": Adds(played.reads, writes=(Suppression,)), "evaluate": now, "health": now, **asks}
+
+    def measure(self, ctx: StageContext) -> None:
+        """Write what texts have done in each family, with the round's uses."""
+        families = {row.episode_id: row.family for row in ctx.rows(Episode, "collect")}
+        effects = text_effects(ctx.rows(TextEffect, BEFORE), ctx.rows(Credit, "credit"), families, self.config)
+        ctx.write(TextEffect, effects)
+        harmful = sum(row.suppressed for row in effects)
+        share = {"texts_suppressed_share": harmful / len(effects)} if effects else {}
+        ctx.write_figures({"texts_suppressed": float(harmful), **share})
+
+    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
+        """Whether the texts of the bank that are not retrieved are right, each once for every such family."""
+        harmful = [row for row in ctx.rows(TextEffect, EFFECTS) if row.suppressed]
+        held = rows_with(ctx.bank(NEW_BANK).table, "content_digest", {row.content_digest for row in harmful})
+        texts = load_texts(ctx.run_path, held)
+        found = [(row.family, texts[row.content_digest]) for row in harmful if row.content_digest in texts]
+        return truth("notes_true_suppressed", found), {}
+
+
+def masked(ctx: StageContext) -> dict[str, frozenset[str]]:
+    """Texts that are passed over, by family, as the round that the bank is of left them; none where all are found."""
+    return {} if config_of(ctx.method).suppress is None else suppressed_texts(ctx.rows(TextEffect, EFFECTS))
+
+
+def text_effects(
+    previous: Iterable[TextEffect], credits: Iterable[Credit], families: Mapping[str, str], config: SuppressConfig
+) -> list[TextEffect]:
+    """The estimates after a round, by family and text: the earlier ones, decayed, and the round's uses in their order.
+
+    `families` has the task family of every credited episode by its id. A use without unguided rollouts says nothing.
+    """
+    effects = {
+        (row.family, row.content_digest): replace(row, count=row.count * config.decay, spread=row.spread * config.decay)
+        for row in previous
+        if row.count * config.decay >= _LEAST_COUNT
+    }
+    for credit in credits:
+        if credit.guided_minus_free is None:
+            continue
+        key = families[credit.episode_id], credit.content_digest
+        old = effects.get(key) or TextEffect(
+            family=key[0], content_digest=key[1], count=0.0, mean=0.0, spread=0.0, suppressed=False
+        )
+        count, deviation = old.count + 1, credit.guided_minus_free - old.mean
+        mean = old.mean + deviation / count
+        effects[key] = replace(
+            old, count=count, mean=mean, spread=old.spread + deviation * (credit.guided_minus_free - mean)
+        )
+    return [replace(effects[key], suppressed=is_harmful(effects[key], config)) for key in sorted(effects)]
+
+
+def is_harmful(effect: TextEffect, config: SuppressConfig) -> bool:
+    """Whether an effect is surely below the bound: mean + sureness · sqrt(variance / count) < below.
+
+    The variance is (spread + 1) / count: one squared outcome is added, or a few equal uses would be sure of themselves.
+    """
+    if effect.count < config.uses:
+        return False
+    error = math.sqrt((effect.spread + 1.0) / effect.count / effect.count)
+    return effect.mean + config.sureness * error < config.below
+
+
+def suppressed_texts(effects: Iterable[TextEffect]) -> dict[str, frozenset[str]]:
+    """By task family, digests of the texts that are not retrieved for it."""
+    found: dict[str, set[str]] = {}
+    for row in effects:
+        if row.suppressed:
+            found.setdefault(row.family, set()).add(row.content_digest)
+    return {family: frozenset(texts) for family, texts in found.items()}

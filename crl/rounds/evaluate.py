@@ -1,0 +1,432 @@
+"""Stage `evaluate`: held-out seeds, with and without the bank. Read-only: no counter moves, nothing is trained.
+
+Each held-out task has one random stream, the same in every round and arm, so that differences between rounds and arms
+are not sampling noise of their own. Rewards are the environments' own, whatever convention a family trains with.
+`evaluate_base` is the same for the base model, before a warm start. In round 0 a uniformly random legal policy plays
+the tasks as well (arm `random`): success means little until it is known.
+
+A round may be evaluated again outside the record (:func:`evaluate_again`): some tasks, other held-out seeds, or a round
+that was not evaluated. The same stage runs against a writer that keeps its rows in memory; nothing of the run is
+changed. An episode is the same whatever else is played beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from crl.config import FamilyConfig, Method, SeedRange
+from crl.config.base import LAST_SEED
+from crl.config.environments import MOST_HELD_OUT
+from crl.errors import BadInput
+from crl.paths import short
+from crl.protocols import Advisor, Policy, Services, Step, StopReason
+from crl.records import FREE, GUIDED, Evaluation, Task, Turn
+from crl.rollout.actions import named_actions
+from crl.rollout.environments import Readable, broke, step_or_error
+from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.rounds.context import BANK, MemoryWriter, Reader, StageContext
+from crl.rounds.provenance import Game, naming
+from crl.rounds.stage import PUBLISHES, Read, Recipe, Stage, when
+from crl.rounds.tasks import tasks_at, waves_over
+from crl.rounds.waves import environment_of, play, sampling_of
+from crl.rounds.weights import update_name, weights_of
+from crl.run.seeds import seed_for
+
+WITH_BANK, WITHOUT_BANK, RANDOM = "with_bank", "without_bank", "random"
+RANDOM_PLAYS = 8
+"""Plays of every held-out task by the random policy, in round 0: what success means is seen against it."""
+_TOKENS_OF_A_TURN = 8
+"""Tokens that a turn takes of the actor's context at least: the marks of two messages, a word in each."""
+ARMS = {"with": WITH_BANK, "without": WITHOUT_BANK, "random": RANDOM}
+"""The arms of an evaluation by the word for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guided:
+    """How the tasks of a wave are played."""
+
+    slots: list[EpisodeSlot]
+    advisor: Advisor | None = None
+    """Who answers questions. They are no rows here and count nowhere."""
+    tokens: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By episode, tokens that the actor read and wrote before its first turn."""
+
+
+Guides = Callable[[StageContext, Sequence[Task], Policy, str], Guided]
+"""From held-out tasks, and the actor with the digest of its weights, to how they are played with the bank."""
+
+
+@dataclass(frozen=True)
+class _Wave:
+    """One part: an arm and consecutive held-out tasks, each a family and a seed; of one family unless waves mix."""
+
+    arm: str
+    tasks: tuple[tuple[str, int], ...]
+
+
+def due(method: Method, round_number: int) -> bool:
+    """After every `evaluation.every` rounds, and before round 1."""
+    every = method.evaluation.every
+    return every > 0 and round_number % every == 0
+
+
+def base_due(method: Method, round_number: int) -> bool:
+    """Before a warm start, wherever there is evaluation at all."""
+    return method.evaluation.every > 0
+
+
+def evaluation_stage(method: Method, *reads: Read, guides: Guides | None = None) -> Stage:
+    """The stage of a recipe. `guides` says how tasks are played with the bank, for which it needs `reads`; without it
+    an evaluation sees no bank, whether the recipe keeps one or not."""
+    return Stage(
+        name="evaluate",
+        reads=(
+            Read(update_name(method.owner("actor")), 0, "actor"),
+            *when(guides is not None, Read(PUBLISHES, 0, BANK)),
+            *reads,
+        ),
+        writes=(Evaluation,),
+        role="actor",
+        due=due,
+        parts=count_parts,
+        run_part=partial(evaluate_part, guides=guides),
+    )
+
+
+def base_evaluation_stage(method: Method) -> Stage:
+    """`evaluate_base`, of the base model."""
+    reads = (Read("initialize", 0, "actor"),)
+    return replace(evaluation_stage(method), name="evaluate_base", reads=reads, due=base_due)
+
+
+def count_parts(ctx: StageContext) -> int:
+    """Waves over arms and families."""
+    return len(_waves(ctx))
+
+
+def evaluate_part(ctx: StageContext, part: int, guides: Guides | None = None) -> None:
+    """Play one wave of one arm with this round's actor."""
+    wave = _waves(ctx)[part]
+    if wave.arm == RANDOM:
+        ctx.write(Evaluation, _random_plays(ctx, wave))
+        return
+    weights = weights_of(ctx, "actor")
+    tasks = tasks_at(
+        ctx,
+        wave.tasks,
+        name=lambda family, seed: f"e{ctx.round:04d}/{wave.arm}/{family}-s{seed}",
+        stream=GUIDED if wave.arm == WITH_BANK else FREE,
+    )
+    policy = ctx.services.policy("actor", weights)
+    with_bank = Guided([EpisodeSlot(task) for task in tasks])
+    if wave.arm == WITH_BANK and guides is not None:
+        with_bank = guides(ctx, tasks, policy, weights.weights_digest)
+    sampling = sampling_of(ctx.method, [family for family, _ in wave.tasks])
+    with ctx.timed(f"play {wave.arm}", len(tasks)):
+        played = play(
+            ctx,
+            policy,
+            with_bank.slots,
+            sampling=sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature}),
+            weights_digest=weights.weights_digest,
+            seed_of=lambda episode_id: seed_of_task(ctx.method, episode_id),
+            advisor=with_bank.advisor,
+        )
+    for each in played:
+        if each.episode.error is not None:  # it counts as lost; the manifest says that it was not played to an end
+            ctx.notes[f"error {each.episode.episode_id}"] = each.episode.error
+    ctx.write(Evaluation, [_row(ctx, wave.arm, each, with_bank.tokens) for each in played])
+
+
+def seed_of_task(method: Method, episode_id: str, *kind: str) -> np.random.SeedSequence:
+    """The random stream of a held-out task, for one kind of work: the same in every round and arm."""
+    return seed_for(method.seed, "evaluation", *kind, episode_id.split("/")[-1])
+
+
+def _waves(ctx: StageContext) -> list[_Wave]:
+    has_bank = any(read.name == BANK for read in ctx.stage.reads) and len(ctx.bank()) > 0
+    arms = [WITHOUT_BANK, *when(has_bank, WITH_BANK)]
+    if ctx.round == 0 and ctx.stage.name == "evaluate":
+        arms.append(RANDOM)
+    if ctx.arms is not None:
+        arms = [arm for arm in arms if arm in ctx.arms]
+    held_out = waves_over(ctx.method, partial(_held_out, ctx))
+    return [_Wave(arm, tuple(tasks)) for arm in arms for tasks in held_out]
+
+
+def _held_out(ctx: StageContext, family: FamilyConfig) -> range:
+    """Seeds of every held-out task of a family, none where it is not wanted."""
+    first, wanted = family.evaluation_seeds.start, ctx.families is None or family.name in ctx.families
+    return range(first, first + family.evaluation_seeds.count * wanted)
+
+
+def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
+    """The tasks of a wave as a uniformly random legal policy plays them, :data:`RANDOM_PLAYS` times each.
+
+    A task whose start names no action has nothing to draw among: it is left out, and the manifest says so. Where a
+    later state names none, the turn goes by without an action. Where no turn limit is known, an episode ends after as
+    many turns as the actor's context could hold: there the actor's own would have ended.
+    """
+    held = ctx.method.role("actor").context // _TOKENS_OF_A_TURN
+    limits = {family.name: held for family in ctx.method.families if family.in_round(ctx.round).turn_limit is None}
+    environment = Readable(
+        environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.longest_observation
+    )
+    rows = []
+    for play_number in range(RANDOM_PLAYS):
+        with naming(wave.tasks[0][0]):
+            starts = environment.reset_many([seed for _, seed in wave.tasks])
+        legal = {slot: listed for slot, start in enumerate(starts) if (listed := named_actions(start.actions))}
+        for slot, (family, _) in enumerate(wave.tasks):
+            if slot not in legal:
+                ctx.notes[f"{RANDOM} {family}"] = "left out: the environment names no action to draw"
+        streams = [
+            np.random.default_rng(seed_for(ctx.method.seed, "evaluation", RANDOM, f"{family}-s{seed}", play_number))
+            for family, seed in wave.tasks
+        ]
+        actions: list[list[str]] = [[] for _ in wave.tasks]
+        while legal:
+            chosen = {slot: str(streams[slot].choice(listed)) if listed else None for slot, listed in legal.items()}
+            begun = {slot: action for slot, action in chosen.items() if starts[slot].error is None}
+            steps = step_or_error(environment, begun)
+            unbegun = {slot: starts[slot] for slot in chosen if slot not in begun}
+            steps |= {slot: broke(start.error or "", start.details) for slot, start in unbegun.items()}
+            for slot, step in steps.items():
+                actions[slot].append(chosen[slot] or "")
+                if not step.done and len(actions[slot]) >= limits.get(wave.tasks[slot][0], np.inf):
+                    steps[slot] = step = replace(step, done=True, stop_reason=StopReason.turn_limit)
+                if step.done:
+                    rows.append(_random_row(ctx, wave.tasks[slot], play_number, actions[slot], step))
+                    ctx.note_games([Game(*wave.tasks[slot], step.error, step.details)])
+            legal = {slot: named_actions(step.actions) for slot, step in steps.items() if not step.done}
+    return rows
+
+
+def _random_row(
+    ctx: StageContext, task: tuple[str, int], play_number: int, actions: list[str], step: Step
+) -> Evaluation:
+    family, seed = task
+    success = step.success and step.error is None
+    reason = StopReason.error if step.error is not None else step.stop_reason
+    if reason is None:
+        reason = StopReason.success if success else StopReason.failure
+    return Evaluation(
+        evaluation_id=f"e{ctx.round:04d}/{RANDOM}/{family}-s{seed}/{play_number}",
+        round=ctx.round,
+        arm=RANDOM,
+        family=family,
+        environment_seed=seed,
+        guided=False,
+        entry_id=None,
+        success=success,
+        reward=step.reward if step.error is None else 0.0,
+        turns=len(actions),
+        invalid_actions=actions.count(""),
+        tokens_read=0,
+        tokens_sampled=0,
+        stop_reason=reason.value,
+        actions=actions,
+    )
+
+
+def _row(ctx: StageContext, arm: str, played: PlayedEpisode, tokens: Mapping[str, tuple[int, int]]) -> Evaluation:
+    episode = played.episode
+    read, sampled = tokens.get(episode.episode_id, (0, 0))
+    return Evaluation(
+        evaluation_id=episode.episode_id,
+        round=ctx.round,
+        arm=arm,
+        family=episode.family,
+        environment_seed=episode.environment_seed,
+        guided=episode.guided,
+        entry_id=episode.entry_id,
+        entry_ids=episode.entry_ids,
+        success=episode.success,
+        reward=played.raw_reward,
+        turns=episode.turns,
+        invalid_actions=episode.invalid_actions,
+        tokens_read=episode.tokens_read + read,
+        tokens_sampled=episode.tokens_sampled + sampled,
+        stop_reason=episode.stop_reason,
+        actions=[_action(turn) for turn in played.turns],
+    )
+
+
+def _action(turn: Turn) -> str:
+    """What a turn did; empty where that was nothing, as a question that was refused is."""
+    return (turn.action or "") if turn.valid else ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of an evaluation is played. Everything that is left out is as the experiment has it."""
+
+    tasks: tuple[str, ...] | None = None
+    """Names of task families."""
+    episodes: int | None = None
+    """Held-out seeds of each task, from the start of its split."""
+    seeds: SeedRange | None = None
+    """Other held-out seeds, for every task. Not together with `episodes`."""
+    arms: tuple[str, ...] | None = None
+    """Words of :data:`ARMS`."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What came of it."""
+
+    round: int
+    rows: list[Evaluation]
+    inputs: dict[str, str]
+    """Digests of the stages that were read, by `0007/update_actor`."""
+
+
+def chosen_method(method: Method, choice: Choice) -> Method:
+    """The method with the tasks and the held-out seeds of a choice. Raises BadInput for what cannot be chosen."""
+    _check_arms(choice.arms)
+    families = _families(method, choice.tasks)
+    if choice.seeds is not None and choice.episodes is not None:
+        raise BadInput("episodes and seeds are both given", expected="one of them: seeds say how many there are")
+    if choice.episodes is not None:
+        families = [_with_seeds(family, _first(family, choice.episodes)) for family in families]
+    if choice.seeds is not None:
+        for family in families:
+            _check_held_out(family, choice.seeds)
+        families = [_with_seeds(family, choice.seeds) for family in families]
+    return method.model_copy(update={"families": families})
+
+
+def evaluate_again(
+    reader: Reader,
+    method: Method,
+    recipe: Recipe,
+    round_number: int,
+    services: Services,
+    *,
+    choice: Choice | None = None,
+    progress: Callable[[dict[str, Any]], None] = lambda figures: None,
+    broken_episodes_limit: float = 0.9,
+) -> Evaluated:
+    """An evaluation of a round, with and without its bank, or what `choice` leaves of it.
+
+    Raises BadInput for a choice that cannot be (seeds that training knows, a task that is not there), where the round
+    has no evaluation stage to stand in for, or where none of the chosen arms can be played in it; EnvironmentBroken
+    where a larger share of its games broke than `broken_episodes_limit`.
+    """
+    choice = choice or Choice()
+    chosen = {family.name: family for family in chosen_method(method, choice).families}
+    # Families that are not played stay in the method: they say which part of the bank others search.
+    method = method.model_copy(update={"families": [chosen.get(each.name, each) for each in method.families]})
+    stages = recipe.preparation if round_number == 0 else recipe.stages
+    stage = next((each for each in stages if each.name == "evaluate"), None)
+    if stage is None or stage.parts is None or stage.run_part is None:
+        raise BadInput(f"recipe {recipe.name} has no evaluation", expected="a recipe with the stage evaluate")
+    writer = MemoryWriter()
+    arms = None if choice.arms is None else frozenset(ARMS[word] for word in choice.arms)
+    context = StageContext(
+        method=method,
+        recipe=recipe,
+        stage=stage,
+        round_number=round_number,
+        reader=reader,
+        writer=writer,
+        services=services,
+        progress=progress,
+        arms=arms,
+        families=frozenset(chosen),
+        broken_episodes_limit=broken_episodes_limit,
+    )
+    parts = stage.parts(context)
+    if not parts and arms is not None:
+        raise _no_arm(round_number, choice.arms or ())
+    for part in range(parts):
+        stage.run_part(context, part)
+    context.require_games()
+    # A recipe of another package may play every arm and family whatever was asked for.
+    rows = [row for row in writer.rows(Evaluation) if row.family in chosen and (arms is None or row.arm in arms)]
+    return Evaluated(round_number, rows, context.digests())
+
+
+def _check_arms(arms: Sequence[str] | None) -> None:
+    unknown = [word for word in arms or () if word not in ARMS]
+    if unknown:
+        raise BadInput(f"there is no arm {short(unknown[0])}", expected=f"some of {', '.join(ARMS)}")
+    if arms is not None and not arms:
+        raise BadInput("no arm is named", expected=f"some of {', '.join(ARMS)}")
+
+
+def _no_arm(round_number: int, arms: Sequence[str]) -> BadInput:
+    return BadInput(
+        f"round {round_number} has nothing to play of the arms {', '.join(arms)}",
+        expected="`with` in a round whose bank has entries; `without` in any; `random` in round 0",
+        next_step="name other arms, or another round",
+    )
+
+
+def _families(method: Method, tasks: Sequence[str] | None) -> list[FamilyConfig]:
+    if tasks is None:
+        return list(method.families)
+    known = [family.name for family in method.families]
+    unknown = [name for name in tasks if name not in known]
+    if unknown or not tasks:
+        raise BadInput(
+            f"the run has no task {', '.join(map(short, unknown))}" if unknown else "no task is named",
+            expected=f"some of {', '.join(known)}",
+        )
+    return [family for family in method.families if family.name in tasks]
+
+
+def _first(family: FamilyConfig, episodes: int) -> SeedRange:
+    """The first held-out seeds of a task: of its split, and of those after it where they are held out too."""
+    split, first = family.evaluation_seeds, family.environment.held_out_from
+    if not 1 <= episodes <= MOST_HELD_OUT:
+        raise BadInput(f"{episodes} episodes of each task", expected=f"a number from 1 to {MOST_HELD_OUT}")
+    wanted = SeedRange.model_construct(start=split.start, count=episodes)
+    if episodes <= split.count:
+        return wanted
+    if first is None:
+        raise BadInput(
+            f"{episodes} episodes of task {family.name}, whose split has {split.count} held-out seeds",
+            expected=f"at most {split.count}: environment.held_out_from is null, so nothing says that other seeds are "
+            "held out",
+            next_step="name other tasks, or seeds that you know to be held out",
+        )
+    held_out = family.fewest_held_out_seeds
+    most = LAST_SEED + 1 - split.start if held_out is None else held_out
+    if episodes > most:
+        raise BadInput(
+            f"{episodes} episodes of task {family.name}, whose environment has {most} held-out seeds from "
+            f"{split.start} on",
+            expected=f"at most {most}; its split has {split.count}",
+        )
+    return wanted
+
+
+def _check_held_out(family: FamilyConfig, seeds: SeedRange) -> None:
+    told = f"seeds {seeds.start} to {seeds.start + seeds.count - 1}"
+    if seeds.overlaps(family.train_seeds):
+        raise BadInput(
+            f"{told} overlap the training seeds of task {family.name}", expected="seeds that were never trained on"
+        )
+    first = family.environment.held_out_from
+    if first is not None and seeds.start < first:
+        raise BadInput(
+            f"{told} draw levels of training in task {family.name}",
+            expected=f"seeds from environment.held_out_from {first} on, which draw held-out levels",
+        )
+    most = _with_seeds(family, seeds).fewest_held_out_seeds
+    if most is not None and seeds.count > most:
+        raise BadInput(
+            f"{told} of task {family.name}, whose environment has {most} held-out seeds from {seeds.start} on: some "
+            "would be played twice, and counted as if they were others",
+            expected=f"at most {most} seeds from {seeds.start} on" if most else f"seeds from {first} on",
+        )
+
+
+def _with_seeds(family: FamilyConfig, seeds: SeedRange) -> FamilyConfig:
+    return family.model_copy(update={"evaluation_seeds": seeds})
