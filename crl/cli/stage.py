@@ -15,7 +15,6 @@ import typer
 from crl.cli.shared import RunArgument, say, shown
 from crl.errors import BadInput, DataCheckFailed
 from crl.paths import short
-from crl.records import Metric
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def _lines(run: RunDirectory, number: int, made: Made, files: Path, own: list[st
         yield from (f"  {_cut(line)}" for line in found[:_SHOWN])
         if len(found) > _SHOWN:
             yield f"  and {len(found) - _SHOWN} more"
-        if row_type is Metric:
+        if row_type.table == "metrics":
             yield from (f"  {row['name']} {row['value']:.6g}" for row in table.to_pylist())
         else:
             yield from (f"  {_cut(json.dumps(row, ensure_ascii=False))}" for row in table.slice(0, rows).to_pylist())
