@@ -25,7 +25,7 @@ from crl.config import Method
 from crl.policies.machine import replaced
 
 HEARTBEAT = "prefect.flow-run.heartbeat"
-_PAGE = 200
+PAGE = 200
 """Items asked for at once."""
 
 T = TypeVar("T")
@@ -89,15 +89,15 @@ def flow_runs(
     """Flow runs that meet the conditions (fields of `FlowRunFilter`), of the named flows or of all."""
     wanted = FlowRunFilter.model_validate(conditions)
     of = None if flows is None else FlowFilter.model_validate({"name": {"any_": list(flows)}})
-    return _all(
-        lambda offset: client.read_flow_runs(flow_filter=of, flow_run_filter=wanted, limit=_PAGE, offset=offset)
+    return all_pages(
+        lambda offset: client.read_flow_runs(flow_filter=of, flow_run_filter=wanted, limit=PAGE, offset=offset)
     )
 
 
 def task_runs(client: SyncPrefectClient, conditions: dict[str, Any]) -> list[TaskRun]:
     """Task runs that meet the conditions (fields of `TaskRunFilter`)."""
     wanted = TaskRunFilter.model_validate(conditions)
-    return _all(lambda offset: client.read_task_runs(task_run_filter=wanted, limit=_PAGE, offset=offset))
+    return all_pages(lambda offset: client.read_task_runs(task_run_filter=wanted, limit=PAGE, offset=offset))
 
 
 def has_beaten(client: SyncPrefectClient, run_id: UUID, since: datetime | None = None) -> bool:
@@ -108,10 +108,11 @@ def has_beaten(client: SyncPrefectClient, run_id: UUID, since: datetime | None =
     return bool(client.read_events(EventFilter.model_validate(conditions), limit=1).events)
 
 
-def _all(read: Callable[[int], Sequence[T]]) -> list[T]:
+def all_pages(read: Callable[[int], Sequence[T]]) -> list[T]:
+    """Whatever `read` gives from one offset after the other, :data:`PAGE` at once."""
     found: list[T] = []
     while True:
         page = read(len(found))
         found += page
-        if len(page) < _PAGE:
+        if len(page) < PAGE:
             return found

@@ -21,7 +21,6 @@ import flows  # noqa: F401  (first: it turns telemetry off)
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.responses import DeploymentResponse
 
 ROOT = Path(__file__).resolve().parents[1]
 TIDY = "tidy/tidy"
@@ -41,7 +40,6 @@ TEMPLATE: dict[str, Any] = {
     "job_configuration": {"stream_output": True},
     "variables": {"type": "object", "properties": {}, "additionalProperties": False},
 }
-_PAGE = 200
 
 
 def set_up(*, pages: str = PAGES) -> Iterator[str]:
@@ -173,12 +171,12 @@ def clear_job_variables(client: SyncPrefectClient) -> list[str]:
     from prefect.client.schemas.actions import DeploymentUpdate
     from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 
+    from flows.present import PAGE, all_pages
+
     if client.read_work_pool(POOL).type != TYPE:
         return []
     ours = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
-    found: list[DeploymentResponse] = []
-    while page := client.read_deployments(work_pool_filter=ours, limit=_PAGE, offset=len(found)):
-        found += page
+    found = all_pages(lambda offset: client.read_deployments(work_pool_filter=ours, limit=PAGE, offset=offset))
     cleared = [each for each in found if each.job_variables]
     for each in cleared:
         client.update_deployment(each.id, DeploymentUpdate(job_variables={}))

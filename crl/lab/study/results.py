@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 from pydantic import BaseModel
 
-from crl.lab.study.change import ChangeResult, summarize_change
+from crl.lab.study.change import ChangeResult, RunChange, summarize_change
 from crl.lab.study.config import Study
 from crl.lab.study.figures import GameCost, RunFigures, read_run
 from crl.lab.study.plan import PlannedRun
@@ -197,6 +197,10 @@ def summarize_study(study: Study, figures: RunsByArm, failed: Mapping[str, str] 
     """Means, intervals and differences. Pure: the same figures give the same result."""
     arms = [_arm(study, name, figures.get(name, {})) for name in study.arms]
     by_name = {arm.arm: arm for arm in arms}
+
+    def changes(name: str) -> dict[int, RunChange]:
+        return {seed: run.change for seed, run in figures.get(name, {}).items() if run.change is not None}
+
     differences = [
         difference
         for arm in arms
@@ -214,16 +218,11 @@ def summarize_study(study: Study, figures: RunsByArm, failed: Mapping[str, str] 
         differences=differences,
         scales=[_varied(study, name) for name in study.scales],
         budgets=equal_budgets(study, figures),
-        changes=[found for name in study.arms if (found := _change(study, name, figures.get(name, {}))) is not None],
-        unequal_starts=_unequal_starts(figures),
-        made_with=_made_with(figures),
+        changes=[found for name in study.arms if (found := summarize_change(name, changes(name), study.last))],
+        unequal_starts=sorted(_different(figures, lambda run: {name: [each] for name, each in run.starts.items()})),
+        made_with=_different(figures, lambda run: run.made_with),
         failed=dict(failed),
     )
-
-
-def _change(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ChangeResult | None:
-    changes = {seed: run.change for seed, run in runs.items() if run.change is not None}
-    return summarize_change(name, changes, study.last)
 
 
 def _varied(study: Study, name: str) -> Varied:
@@ -232,22 +231,13 @@ def _varied(study: Study, name: str) -> Varied:
     return Varied(title=scale.title, values=[f"{value:.12g}" for value in scale.values], arms=arms)
 
 
-def _unequal_starts(figures: RunsByArm) -> list[str]:
-    digests: dict[str, set[str]] = {}
-    for runs in figures.values():
-        for run in runs.values():
-            for model, digest in run.starts.items():
-                digests.setdefault(model, set()).add(digest)
-    return sorted(model for model, found in digests.items() if len(found) > 1)
-
-
-def _made_with(figures: RunsByArm) -> dict[str, list[str]]:
+def _different(figures: RunsByArm, of: Callable[[RunFigures], Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """What `of` says of each run, by name, where it is not the same for all."""
     found: dict[str, set[str]] = {}
-    for runs in figures.values():
-        for run in runs.values():
-            for name, versions in run.made_with.items():
-                found.setdefault(name, set()).update(versions)
-    return {name: sorted(versions) for name, versions in found.items() if len(versions) > 1}
+    for run in (run for runs in figures.values() for run in runs.values()):
+        for name, values in of(run).items():
+            found.setdefault(name, set()).update(values)
+    return {name: sorted(values) for name, values in found.items() if len(values) > 1}
 
 
 def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
