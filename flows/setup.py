@@ -121,27 +121,6 @@ def experiments() -> list[str]:
     return sorted(found)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print what was made; the exit code is that of the error, if any."""
-    from crl.cli.shared import say
-    from crl.errors import CrlError
-
-    parser = argparse.ArgumentParser(prog="python -m flows.setup", description=__doc__.splitlines()[0])
-    parser.add_argument("--pages", default=PAGES, help="address of the report pages, which notifications are sent to")
-    chosen = parser.parse_args(arguments)
-    try:
-        for line in set_up(pages=chosen.pages):
-            say(line)
-    except CrlError as error:
-        say(f"set-up: {error}", stderr=True)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def ensure_pool(client: SyncPrefectClient) -> str:
     """Make the pool, or bring the one that exists to our template; says which."""
     from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
@@ -181,3 +160,24 @@ def clear_job_variables(client: SyncPrefectClient) -> list[str]:
     for each in cleared:
         client.update_deployment(each.id, DeploymentUpdate(job_variables={}))
     return sorted(each.name for each in cleared)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print what was made; the exit code is that of the error, if any."""
+    from crl.cli.shared import say
+    from crl.errors import CrlError
+
+    parser = argparse.ArgumentParser(prog="python -m flows.setup", description=__doc__.splitlines()[0])
+    parser.add_argument("--pages", default=PAGES, help="address of the report pages, which notifications are sent to")
+    chosen = parser.parse_args(arguments)
+    try:
+        for line in set_up(pages=chosen.pages):
+            say(line)
+    except CrlError as error:
+        say(f"set-up: {error}", stderr=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

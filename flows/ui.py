@@ -355,30 +355,6 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line and run until the end."""
-    parser = argparse.ArgumentParser(prog="python -m flows.ui", description=__doc__.splitlines()[0])
-    parser.add_argument("--port", type=_port, default=PORT, help=f"port of Prefect's server and UI (default {PORT})")
-    parser.add_argument("--pages-port", type=_port, help="port of the report pages (default: the one after it)")
-    parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
-    chosen = parser.parse_args(arguments)
-    pages_port = chosen.pages_port or chosen.port + 1
-    if pages_port > LAST_PORT:
-        parser.error(f"no port comes after {chosen.port}: give the pages one with --pages-port (make ui PAGES_PORT=…)")
-    try:
-        return DevServer(chosen.port, pages_port, with_parent=chosen.with_parent, auth=_auth()).run()
-    except (CrlError, OSError) as error:
-        known = error if isinstance(error, CrlError) else disk_error(error)
-        if known is None:
-            raise
-        say(f"make ui: {known}", stderr=True)
-        return known.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def end_flow_runs(client_of: Callable[[], SyncPrefectClient]) -> list[str]:
     """SIGTERM to every flow run that this process's guardian looks after; returns their ids when they have ended.
 
@@ -419,3 +395,27 @@ def _flow_runs() -> dict[str, psutil.Process]:
             if identifier is not None and (parent is None or parent.environ().get(_FLOW_RUN) != identifier):
                 found[identifier] = process
     return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line and run until the end."""
+    parser = argparse.ArgumentParser(prog="python -m flows.ui", description=__doc__.splitlines()[0])
+    parser.add_argument("--port", type=_port, default=PORT, help=f"port of Prefect's server and UI (default {PORT})")
+    parser.add_argument("--pages-port", type=_port, help="port of the report pages (default: the one after it)")
+    parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
+    chosen = parser.parse_args(arguments)
+    pages_port = chosen.pages_port or chosen.port + 1
+    if pages_port > LAST_PORT:
+        parser.error(f"no port comes after {chosen.port}: give the pages one with --pages-port (make ui PAGES_PORT=…)")
+    try:
+        return DevServer(chosen.port, pages_port, with_parent=chosen.with_parent, auth=_auth()).run()
+    except (CrlError, OSError) as error:
+        known = error if isinstance(error, CrlError) else disk_error(error)
+        if known is None:
+            raise
+        say(f"make ui: {known}", stderr=True)
+        return known.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
