@@ -3,7 +3,7 @@
     python -m benchmarks.splits > docs/splits.md
     python -m benchmarks.splits --csv > data/splits.csv
 
-Both are read from `conf/` of the checkout and from the config classes of the built-in environments; tests keep them
+Both are read from `conf/` of the checkout and from the config classes of the environments; tests keep them
 current. A split that changes makes earlier evaluations incomparable: say so in the commit.
 """
 
@@ -97,7 +97,7 @@ def page() -> str:
     fields = FamilyConfig.model_fields
     train, held_out = (_span(fields[name].default) for name in ("train_seeds", "evaluation_seeds"))
     lines = [_HEAD, _ENVIRONMENTS.format(train=train, held_out=held_out)]
-    for kind in ENVIRONMENTS.built_in():
+    for kind in ENVIRONMENTS.names():
         lines.append(f"| `{kind}` | {_held_out(ENVIRONMENTS.load(kind))} |\n")
     lines.append(_EXPERIMENTS)
     for row in rows():

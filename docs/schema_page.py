@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.config.load import load_experiment
+from crl.config.method import RECIPES
 from crl.records import ROW_TYPES, BankEntry, Row
 from crl.report.view_sql import STAGE_COLUMNS, columns_of
 from crl.rounds.recipe import recipe_of
@@ -22,8 +23,7 @@ has 17 questions with their SQL.
 
 Rows of most views are in the Parquet file of that name of the stage that wrote them (named at each view, for the
 recipe `complementary` with every mechanism switched on; [method.md](method.md#a-round-stage-by-stage) says what each stage does), in
-`rounds/<round>/<stage>/<view>.parquet`. The [tables of other recipes](#tables-of-other-recipes) come last; what they are
-for is on the recipes' pages: [erl.md](erl.md), [importance_replay.md](importance_replay.md), [dreamgym.md](dreamgym.md).
+`rounds/<round>/<stage>/<view>.parquet`. The [tables of other recipes](#tables-of-other-recipes) come last.
 Put together from these are
 
 | view | rows |
@@ -69,7 +69,7 @@ How long one kind of work took in one stage. Rows hold no clock times, so this c
 _OTHER_TABLES = """
 ## Tables of other recipes
 
-Each is there only in runs of the recipe that writes it.
+Each is there only in runs of the recipe that writes it; what it is for is on the recipe's page.
 """
 SUCCESS_COLUMNS = (
     ("round", "BIGINT", "round played in"),
@@ -135,23 +135,17 @@ _EVERY_MECHANISM = {
 """Added to the paper's experiment, which has the others, so that every stage and table occurs."""
 _OVERLAPPED = {"method.overlap": True, "method.recipe.extractor_objective.credit": "running_usefulness"}
 """Added to the quickstart: then the actor's samples have a stage of their own, and another rule keeps rows."""
-_OTHERS: dict[str, dict[str, Any]] = {
-    "erl": {},
-    "importance_replay": {},
-    "dreamgym": {"method.recipe.fit.reasoning": "teacher", "method.roles.teacher": {}},
-}
-"""Recipes that bring tables of their own, by their experiment: what is added to it, so that every table occurs."""
+_CONF = Path(__file__).parents[1] / "conf"
 
 
 def recipes() -> list[Recipe]:
     """The recipe `complementary` as it is with a warm start and overlap, and with every other mechanism."""
     # The quickstart has a warm start.
-    return [_recipe("quickstart", _OVERLAPPED), _recipe("paper/minihack_room", _EVERY_MECHANISM)]
+    return [_recipe("quickstart", _OVERLAPPED), _recipe("paper/sokoban", _EVERY_MECHANISM)]
 
 
 def _recipe(experiment: str, changes: dict[str, Any]) -> Recipe:
-    path = Path(__file__).parents[1] / "conf" / f"{experiment}.yaml"
-    return recipe_of(load_experiment(path, changes).method)
+    return recipe_of(load_experiment(_CONF / f"{experiment}.yaml", changes).method)
 
 
 def _written_by(recipes: Sequence[Recipe]) -> dict[str, str]:
@@ -188,11 +182,12 @@ def page() -> str:
     parts.append(_TIMINGS)
     parts.append(_table(list(TIMING_COLUMNS)))
     parts.append(_OTHER_TABLES)
-    for experiment, changes in _OTHERS.items():
-        recipe = _recipe(experiment, changes)
+    others = [kind for kind in RECIPES.names() if kind not in RECIPES.built_in()]
+    for kind in (kind for kind in others if (_CONF / f"{kind}.yaml").is_file()):
+        recipe = _recipe(kind, dict(RECIPES.load(kind).TABLES))
         written = _written_by([recipe])
         for row_type in recipe.row_types:
-            parts.append(_section(row_type, f"{written[row_type.table]} of the recipe `{recipe.name}`"))
+            parts.append(_section(row_type, f"{written[row_type.table]} of the recipe [`{kind}`]({kind}.md)"))
     return "".join(parts)
 
 

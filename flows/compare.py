@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from prefect import Task, flow, task
+from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
@@ -31,6 +31,7 @@ from flows.present import label
 from flows.schedule import deployable
 from tasks.artifacts import PAGES, publish
 from tasks.failures import failed, log_error, placed
+from tasks.stage import is_transient
 
 TABLE, LINK = "study", "study-page"
 """Kinds of a study's artifacts."""
@@ -85,17 +86,6 @@ def _compare(
     return {"files": [str(path) for path in written]}
 
 
-def _is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether another try of a run may help: the error's class says so."""
-    try:
-        state.result()
-    except CrlError as error:
-        return error.transient
-    except BaseException:
-        return False
-    return False
-
-
 def _run(missing: Sequence[PlannedRun], jobs: int) -> dict[str, CrlError]:
     """Every run as a task, `jobs` at a time; returns the errors of those that failed, by run name."""
     children = Children()
@@ -104,7 +94,7 @@ def _run(missing: Sequence[PlannedRun], jobs: int) -> dict[str, CrlError]:
     # The record decides what is complete; Prefect's caches must not.
     @task(
         name="study run", task_run_name="{arm}-s{seed}", cache_policy=NO_CACHE, persist_result=False,
-        retries=1, retry_condition_fn=_is_transient,
+        retries=1, retry_condition_fn=is_transient,
     )  # fmt: skip
     def study_run(arm: str, seed: int) -> str | State[Any]:
         run = by_place[arm, seed]

@@ -48,7 +48,7 @@ from flows.shards import spread_over_tasks
 from flows.tidy import end_earlier_attempts, watch_the_others
 from tasks.artifacts import finish_page, publish_failure, publish_round
 from tasks.failures import failed, log_error
-from tasks.stage import run_stage
+from tasks.stage import stage_task
 
 already_checked: ContextVar[bool] = ContextVar("already_checked", default=False)
 """Whether the caller has held the experiment against this machine: that takes seconds."""
@@ -138,6 +138,7 @@ def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
 def run_round(run_path: str, number: int) -> State[Any] | None:
     """Every stage of a round, in the order of the recipe. Complete stages are skipped by the record."""
     driver = driver_for(run_path)
+    run_stage = stage_task(driver.runtime)
     try:
         with driver.round(number) as stages:
             for stage in stages:

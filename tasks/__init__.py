@@ -1,4 +1,4 @@
-"""Prefect tasks: thin. They log and publish; what a stage does, and its retries, are in `crl`."""
+"""Prefect tasks: thin. They retry, log and publish; what a stage does is in `crl`."""
 
 from tasks.failures import escape_logs
 

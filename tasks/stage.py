@@ -1,7 +1,6 @@
-"""The Prefect task that runs one stage: log lines, progress, artifacts of data-check breaches.
+"""The Prefect task that runs one stage: retries of transient failures, log lines, artifacts of data-check breaches.
 
-What it takes and returns is small: paths, names, a digest. Rows stay in the run directory. It has no retries of its
-own: the driver retries (`Driver.run_stage`), and the log of the task says so.
+What it takes and returns is small: paths, names, a digest. Rows stay in the run directory.
 
 A stage that takes longer than a moment has a progress bar in the UI. It is made only once a stage has run for
 :data:`AFTER_SECONDS`, is changed at most every :data:`EVERY_SECONDS`, and is full once the stage is committed. A thread
@@ -19,15 +18,17 @@ from contextvars import copy_context
 from typing import Any, cast
 from uuid import UUID
 
-from prefect import task
+from prefect import Task, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
+from prefect.tasks import exponential_backoff
 
 from crl.cli.progress import progress_text
+from crl.config import Runtime
 from crl.engine.driver import Driver, driver_for
-from crl.engine.events import Event, LogLine, Progress, RetryScheduled, StageDone, StageSkipped
+from crl.engine.events import Event, LogLine, Progress, StageDone, StageSkipped
 from crl.errors import CrlError, DataCheckFailed
 from tasks.artifacts import publish_breach
 from tasks.failures import failed, log_error, placed
@@ -39,6 +40,27 @@ EVERY_SECONDS = 5.0
 """Least time between two requests."""
 _LAST_SECONDS = 2.0
 """Longest wait for the last request: the stage is committed, and the next one need not wait for a server."""
+
+
+def stage_task(runtime: Runtime) -> Task[..., Any]:
+    """The task with the retries of an experiment: the rule of `Driver.run_stage`, kept by Prefect, which shows it."""
+    return run_stage.with_options(
+        retries=runtime.retries,
+        retry_delay_seconds=exponential_backoff(runtime.retry_delay_seconds),
+        retry_jitter_factor=0.5,
+        retry_condition_fn=is_transient,
+    )
+
+
+def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether trying again may help: the error's class says so. Anything that is not our own error is not retried."""
+    try:
+        state.result()
+    except CrlError as error:
+        return error.transient
+    except BaseException:
+        return False
+    return False
 
 
 # The record decides what is complete; Prefect's caches must not.
@@ -53,7 +75,7 @@ def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | 
     unsubscribe = driver.subscribe(_logging(round_number, stage))
     try:
         with shown_progress(driver, round_number, stage):
-            outcome = driver.run_stage(round_number, stage)
+            outcome = driver.run_stage(round_number, stage, retries=0)
     except CrlError as error:
         placed(error, f"round {round_number}, {stage}")
         if isinstance(error, DataCheckFailed):
@@ -88,7 +110,7 @@ def _logging(round_number: int, stage: str) -> Callable[[Event], None]:
 
     def write(event: Event) -> None:
         nonlocal last
-        if not isinstance(event, LogLine | Progress | RetryScheduled | StageDone | StageSkipped) or (
+        if not isinstance(event, LogLine | Progress | StageDone | StageSkipped) or (
             (event.round, event.stage) != (round_number, stage)
         ):
             return  # where rounds overlap, another stage runs beside this one
@@ -98,9 +120,6 @@ def _logging(round_number: int, stage: str) -> Callable[[Event], None]:
             case Progress() if time.monotonic() - last >= PROGRESS_LOG_SECONDS:
                 last = time.monotonic()
                 logger.info(progress_line(stage, event.done, event.total, event.figures))
-            case RetryScheduled():
-                delay, attempt = event.delay_seconds, event.attempt
-                logger.warning("%s: tried again in %.1f s (attempt %d): %s", stage, delay, attempt, event.reason)
             case StageDone():
                 rows = ", ".join(f"{count} {table}" for table, count in event.rows.items())
                 logger.info("%s: done in %.1f s, digest %s; %s", stage, event.seconds, event.digest[:12], rows)

@@ -1,8 +1,25 @@
-"""Small real runs of the recipes besides Complementary RL: conf/<recipe>_tiny.yaml, two rounds."""
+"""Small real runs of the recipes besides Complementary RL: conf/<recipe>_tiny.yaml, two rounds.
+
+These recipes are guests: tests that speak of several recipes play those that are there.
+"""
 
 from __future__ import annotations
 
-OTHERS = ("erl", "dreamgym", "importance_replay")
+import pytest
+
+from crl.config import ENVIRONMENTS
+from crl.config.method import RECIPES
+
+HERE = {*RECIPES.names(), *ENVIRONMENTS.names()}
+OTHERS = tuple(kind for kind in ("erl", "dreamgym", "importance_replay") if kind in HERE)
+
+
+def requires(*kinds: str) -> pytest.MarkDecorator:
+    """The mark of a case that plays these recipes or environments, beside cases of the core."""
+    missing = sorted({*kinds} - HERE)
+    return pytest.mark.skipif(bool(missing), reason=f"not here: {', '.join(missing)}")
+
+
 ROUNDS = 2
 """Rounds of the finished runs that tests share."""
 

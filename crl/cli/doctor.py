@@ -97,7 +97,6 @@ def installation() -> Iterator[Finding]:
     yield Finding("C compiler", compiler or "none", compiler is not None, "install one: apt install build-essential")
     yield from _machine()
     yield from _models()
-    yield _minihack()
 
 
 def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
@@ -254,18 +253,6 @@ def _models() -> Iterator[Finding]:
         yield _checked(f"model {name}", partial(check_model, name), found)
     for name in EMBEDDERS:
         yield _checked(f"embedder {name}", partial(check_embedder, name))
-
-
-def _minihack() -> Finding:
-    version = _version("minihack")
-    if version is None:
-        return Finding(
-            "minihack", "not installed", False, "pip install -c constraints.txt -e '.[envs]'", required=False
-        )
-    if importlib.util.find_spec("pkg_resources") is None:
-        found = f"{version}, but pkg_resources is missing"
-        return Finding("minihack", found, False, "pip install 'setuptools<81'", required=False)
-    return Finding("minihack", version)
 
 
 def _version(name: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -151,7 +151,7 @@ def _environment(data: dict[str, Any]) -> EnvironmentConfig:
             expected="settings of the environment, with --set KEY=VALUE",
             next_step="docs/config.md describes the settings of every environment",
         ) from None
-    return cast("EnvironmentConfig", made)
+    return made
 
 
 def _require_importable(name: str) -> None:

@@ -8,7 +8,7 @@ the same have the same digest.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -98,8 +98,15 @@ HeldOutFrom = Annotated[
 class EnvironmentConfig(Model):
     """What the config of every environment has. Subclass it with a default for `kind`, own fields and :meth:`make`."""
 
+    PACKAGES: ClassVar[tuple[str, ...]] = ()
+    """Packages of others that it plays with: the record keeps their versions."""
+
     kind: str = Field(description="Name of the environment, or module:Class of its config.")
     held_out_from: HeldOutFrom = None
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raise BadInput where a package that it needs cannot be imported, whatever its settings will be."""
 
     @property
     def hidden_rule(self) -> bool:
@@ -142,24 +149,14 @@ ENVIRONMENTS = Registry(
     "environment",
     EnvironmentConfig,
     {
-        "alfworld": "crl.worlds.alfworld:AlfworldConfig",
-        "minihack": "crl.worlds.minihack.environment:MiniHackConfig",
         "frozenlake": "crl.envs.frozenlake:FrozenLakeConfig",
         "masked_lake": "crl.envs.masked_lake:MaskedLakeConfig",
         "realms": "crl.envs.realms:RealmsConfig",
         "shrines": "crl.envs.shrines:ShrinesConfig",
         "sokoban": "crl.envs.sokoban:SokobanConfig",
-        "swe": "crl.worlds.swe:SweConfig",
-        "webshop": "crl.worlds.webshop:WebShopConfig",
-        "hotpotqa": "crl.worlds.hotpotqa:HotpotQAConfig",
-        "gymnasium": "crl.worlds.bridges.gymnasium:GymnasiumConfig",
-        "minigrid": "crl.worlds.bridges.minigrid:MiniGridConfig",
-        "reasoning_gym": "crl.worlds.bridges.reasoning_gym:ReasoningGymConfig",
-        "textarena": "crl.worlds.bridges.textarena:TextArenaConfig",
-        "textworld": "crl.worlds.bridges.textworld:TextWorldConfig",
     },
 )
-"""The environments that an experiment may name."""
+"""The environments that an experiment may name; guests and other packages add theirs in `crl.environments`."""
 
 
 MOST_HELD_OUT = 100_000

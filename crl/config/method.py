@@ -69,6 +69,10 @@ class RecipeConfig(Model):
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset()
     """Keys of the method (`recipe.merge`; `*` stands for one name) that nothing reads until a round's episodes are
     over: a fork that keeps recorded rollouts may change them."""
+    REPORT: ClassVar[str | None] = None
+    """`module:name` of what it adds to the report of its runs (`crl.report.sections.Section`); None: nothing."""
+    TABLES: ClassVar[Mapping[str, Any]] = {}
+    """Settings with which `conf/<kind>.yaml` writes every table that it brings, for `docs/schema.md`."""
     OVERLAPS: ClassVar[bool] = False
     """Whether it builds rounds of two tracks where `method.overlap` asks for it."""
 
@@ -127,12 +131,9 @@ RECIPES = Registry(
         "static_online": "crl.recipes.complementary.config:StaticOnlineConfig",
         "experience_only": "crl.recipes.complementary.config:ExperienceOnlyConfig",
         "offline_bank": "crl.recipes.complementary.config:OfflineBankConfig",
-        "erl": "crl.recipes.erl.config:ErlConfig",
-        "importance_replay": "crl.recipes.importance_replay.config:ImportanceReplayConfig",
-        "dreamgym": "crl.recipes.dreamgym.config:DreamGymConfig",
     },
 )
-"""Recipes by kind; other packages add theirs in the entry-point group `crl.recipes`."""
+"""Recipes by kind; guests and other packages add theirs in the entry-point group `crl.recipes`."""
 
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]

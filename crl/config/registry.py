@@ -9,11 +9,13 @@ A class is imported when it is first named, so this file knows names only.
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Mapping
 from difflib import get_close_matches
-from importlib.metadata import entry_points
-from typing import Any
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic.json_schema import JsonSchemaValue
@@ -31,10 +33,13 @@ _BY_NAME = {
 }
 
 
-class Registry:
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class Registry(Generic[Config]):
     """The config classes of one sort: subclasses of a base model with a field `kind`."""
 
-    def __init__(self, sort: str, base: type[BaseModel], built_in: Mapping[str, str]) -> None:
+    def __init__(self, sort: str, base: type[Config], built_in: Mapping[str, str]) -> None:
         """
         Args:
             sort: what they configure (`environment`); the entry-point group is `crl.<sort>s`.
@@ -42,18 +47,18 @@ class Registry:
             built_in: `module:Class` by kind.
         """
         self.sort, self.base, self.group = sort, base, f"crl.{sort}s"
-        self._built_in, self._loaded = dict(built_in), dict[str, type[BaseModel]]()
+        self._built_in, self._loaded = dict(built_in), dict[str, type[Config]]()
 
     def names(self) -> list[str]:
         """Every registered kind, the built-in ones first."""
-        others = {point.name for point in entry_points(group=self.group)} - self._built_in.keys()
+        others = points_of(self.group).names - self._built_in.keys()
         return [*self._built_in, *sorted(others)]
 
     def built_in(self) -> list[str]:
         """The kinds that come with the library."""
         return list(self._built_in)
 
-    def load(self, kind: str) -> type[BaseModel]:
+    def load(self, kind: str) -> type[Config]:
         """The config class of a kind. Raises BadInput for an unknown kind, and for one that cannot be imported."""
         if kind not in self._loaded:
             target = self._target(kind)
@@ -79,15 +84,15 @@ class Registry:
             return self._built_in[kind]
         if ":" in kind:
             return kind
-        points = entry_points(group=self.group, name=kind)
-        if points:
-            return next(iter(points)).value
+        for point in points_of(self.group).select(name=kind):
+            return point.value
         known = self.names()
         close = get_close_matches(kind, known, n=1)
         raise BadInput(
             f"there is no {self.sort} {kind!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
             expected=f"one of {', '.join(known)}, or module:Class",
-            next_step=f"correct the kind, or install the package that registers it (entry-point group {self.group})",
+            next_step=f"correct the kind, or install the package that registers it under {self.group}; after an update "
+            "of the sources of crl: make setup",
         )
 
     def validate(self, value: Any) -> Any:
@@ -105,7 +110,8 @@ class Registry:
         try:
             return self.load(kind).model_validate(value)
         except BadInput as error:
-            raise ValueError(f"{error.found}; expected {error.expected}") from error
+            told = f"{error.found}; expected {error.expected}"
+            raise ValueError(f"{told} ({error.next_step})" if error.next_step else told) from error
         except ValidationError as error:
             placed = [
                 InitErrorDetails(
@@ -137,6 +143,16 @@ class Registry:
             field.setdefault("description", self.base.model_fields["kind"].description)
             members.append(member)
         return {"anyOf": [*members, _BY_NAME]}
+
+
+def points_of(group: str) -> EntryPoints:
+    """The entry points of a group. Every installed package has a file of them: they are read once per search path."""
+    return _points(group, tuple(sys.path))
+
+
+@cache
+def _points(group: str, path: tuple[str, ...]) -> EntryPoints:
+    return entry_points(group=group)
 
 
 def load_object(target: str) -> Any:

@@ -173,17 +173,19 @@ class Driver:
 
     # -- running ---------------------------------------------------------------------------------------------------
 
-    def run_stage(self, round_number: int, stage_name: str) -> StageOutcome:
-        """Run a stage, or skip it where it is complete. This is the one place where a stage's failure is retried.
+    def run_stage(self, round_number: int, stage_name: str, *, retries: int | None = None) -> StageOutcome:
+        """Run a stage, or skip it where it is complete, and retry it where it fails.
 
         A failure whose class says that it is transient (`crl/errors.py`; `failures.py` gives every exception of a
-        stage its class) is tried again, at most `runtime.retries` times, after delays that double from
-        `runtime.retry_delay_seconds` and are spread. All others are raised at once, as those of `crl.errors`. So it is
-        with Prefect and without, and with any part runner: parts that are complete do not run again. While another
-        attempt owns the run, or another round has failed, nothing is tried again.
+        stage its class) is tried again, at most `retries` times (None: `runtime.retries`), after delays that double
+        from `runtime.retry_delay_seconds` and are spread. All others are raised at once, as those of `crl.errors`. With
+        any part runner, parts that are complete do not run again. While another attempt owns the run, or another round
+        has failed, nothing is tried again. Under Prefect the task of the stage is what is retried, by the same rule
+        (`tasks/stage.py`, which asks for 0 here), so that its pages show it.
         """
         stage = self.recipe.stage(self.run.method, round_number, stage_name)
-        place, retries = (round_number, stage_name), 0
+        place, tried = (round_number, stage_name), 0
+        retries = self.runtime.retries if retries is None else retries
         while True:
             if self._overlapping is not None:
                 (self._overlapping.enter_second_track if stage.second_track else self._overlapping.check)(round_number)
@@ -202,11 +204,11 @@ class Driver:
                     self._lease.check()
                 if not isinstance(error, Cancelled):
                     self._failed(place, error)
-                if not isinstance(error, CrlError) or not error.transient or retries == self.runtime.retries:
+                if not isinstance(error, CrlError) or not error.transient or tried == retries:
                     raise
                 # Jitter keeps several runs on one machine from failing together again.
-                delay = self.runtime.retry_delay_seconds * 2**retries * random.uniform(1.0, 1.5)
-                retries += 1
+                delay = self.runtime.retry_delay_seconds * 2**tried * random.uniform(1.0, 1.5)
+                tried += 1
                 self._emit(RetryScheduled(*place, self._attempts[place] + 1, delay, error.found))
                 self._no_pause.wait(delay)
             else:

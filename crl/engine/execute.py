@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from crl.config import Method
 from crl.engine.jobs import StageOutcome
 from crl.engine.parts import PartProgress
 from crl.errors import DataCheckFailed, EnvironmentBroken
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 _NOTES = "notes"
 """Where the manifest of a part keeps what its stage wants in the manifest beside the digest."""
-_PACKAGES = ("torch", "transformers", "deepspeed", "peft", "trl", "numpy", "pyarrow", "minihack", "nle")
+_PACKAGES = ("torch", "transformers", "deepspeed", "peft", "trl", "numpy", "pyarrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def execute_stage(
             method_digest=run.method_digest,
             seed=stage_seed_words(run.method.seed, round_number, stage_name),
             provenance={
-                **_provenance(attempt, seconds),
+                **_provenance(run.method, attempt, seconds),
                 "checks": checked,
                 **context.notes,
             },
@@ -143,7 +144,7 @@ def execute_part(
             inputs=sorted(context.inputs),
             method_digest=run.method_digest,
             seed=stage_seed_words(run.method.seed, round_number, stage_name),
-            provenance={**_provenance(attempt, seconds), _NOTES: context.notes},
+            provenance={**_provenance(run.method, attempt, seconds), _NOTES: context.notes},
         )
     rows = {row_type.table: table.num_rows for row_type, table in tables.items()}
     return StageOutcome(round_number, stage_name, digest="", seconds=seconds, rows=rows)
@@ -257,14 +258,14 @@ def _outcome(run: RunDirectory, round_number: int, stage_name: str, *, seconds: 
     return StageOutcome(round_number, stage_name, manifest.digest, seconds, rows, skipped)
 
 
-def _provenance(attempt: Attempt, seconds: float) -> dict[str, Any]:
+def _provenance(method: Method, attempt: Attempt, seconds: float) -> dict[str, Any]:
     """What is beside the digest: where, with what, how often tried. The writer adds times, host and process."""
     return {
         "machine": platform.platform(),
         "seconds": round(seconds, 3),
         "attempt": attempt.number,
         "command": attempt.command or " ".join(sys.argv),
-        "versions": _versions(),
+        "versions": _versions(_played_with(method)),
         **_precision(),
     }
 
@@ -278,10 +279,15 @@ def _precision() -> dict[str, bool]:
     return {"bfloat16": computes_bfloat16()}
 
 
+def _played_with(method: Method) -> tuple[str, ...]:
+    """The packages of others that its environments play with."""
+    return tuple(dict.fromkeys(name for family in method.families for name in family.environment.PACKAGES))
+
+
 @cache
-def _versions() -> dict[str, str]:
+def _versions(further: tuple[str, ...]) -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for package in ("complementary-rl", *_PACKAGES):
+    for package in ("complementary-rl", *_PACKAGES, *further):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""Text environments behind the batched `Environment` protocol: MiniHack, FrozenLake, Sokoban, shrines and the realms of
-the laboratory in one file each; ALFWorld, HotpotQA, WebShop and bridges to other packages' environments in folders.
-Each holds the environment and its config, which `crl.config.ENVIRONMENTS` names.
+"""Text environments behind the batched `Environment` protocol: FrozenLake, Sokoban, shrines and the realms of the
+laboratory in one file each, which holds the environment and its config; `crl.config.ENVIRONMENTS` names them. Others
+are guests (`crl/worlds`) or come from other packages.
 
 :func:`make_environment` builds the environment of a task family, :func:`check_environment` refuses what cannot work
 before any work starts. An environment is imported when it is asked for: importing this package stays cheap. Nothing

@@ -8,7 +8,6 @@ from typing import Any
 
 from crl.config import ENVIRONMENTS
 from crl.errors import BadInput, CrlError
-from crl.worlds.bridges.packages import BridgeConfig
 
 _NEEDS_SETTINGS = "needs settings: "
 
@@ -55,8 +54,7 @@ def _listed(kind: str) -> Listed:
     required = [name for name, field in found.model_fields.items() if field.is_required()]
     try:
         if required:
-            if issubclass(found, BridgeConfig):
-                found.check_installed()
+            found.check_installed()
             return Listed(kind, about, _NEEDS_SETTINGS + ", ".join(required))
         with closing(found(kind=kind).make()):
             return Listed(kind, about, None)

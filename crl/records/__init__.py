@@ -24,6 +24,7 @@ from crl.records.play import (
     FREE,
     GUIDED,
     QUESTION,
+    SYNTHETIC,
     Episode,
     Evaluation,
     Generation,
@@ -47,11 +48,10 @@ ROW_TYPES: tuple[type[Row], ...] = (
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
 __all__ = [
-    "FREE", "GUIDED", "QUESTION", "RECORD_FORMAT", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "TRIAL", "Approval",
+    "FREE", "GUIDED", "QUESTION", "RECORD_FORMAT", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "SYNTHETIC", "TRIAL", "Approval",
     "BankChange", "BankEntry", "BankEvent", "BankSnapshot", "BankText", "BufferItem", "CandidateUtility", "Credit",
-    "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation", "Generation",
-    "ImportedEntry", "Judgment", "Metric", "Operation", "Question", "RawReward", "Resemblance", "Retrieval",
-    "RetrievalCount", "Row", "Rules", "Sample", "StrippedContext", "SuccessRate", "Suppression", "Task",
-    "TextEffect", "Trial", "TrialResult", "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of",
-    "table_of", "vectors_of",
+    "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry",
+    "Judgment", "Metric", "Operation", "Question", "RawReward", "Resemblance", "Retrieval", "RetrievalCount", "Row",
+    "Rules", "Sample", "StrippedContext", "SuccessRate", "Suppression", "Task", "TextEffect", "Trial", "TrialResult",
+    "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of",
 ]  # fmt: skip

@@ -12,11 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from crl.report.attempts import ATTEMPTS
 from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart, over_steps
-from crl.report.dreams import DREAMS
-from crl.report.replayed import REPLAYED
 from crl.report.round_tables import newest_evaluated, newest_tasks
+from crl.report.sections import Observed, sections_of
 from crl.report.success import NONE, Rate, average, wilson
 from crl.report.summary import RoundSummary, random_policy
 
@@ -27,8 +25,6 @@ OUTCOMES = (("add", 0), ("update", 2), ("merge", 3), ("drop", 1), ("return", 4),
 """What becomes of what the extractor asks for, with a color each; a malformed output asks for nothing."""
 AGES = ((0, "this round"), (1, "1–3"), (4, "4–15"), (16, "16–63"), (64, "64+"))
 """Classes of age in rounds: smallest age, name."""
-Observed = tuple[str, bool, tuple[tuple[str, str, int], ...]]
-"""A chart of figures of the stage `health`: title, whether shares are drawn, its lines as (name, figure, color)."""
 HEALTH: tuple[Observed, ...] = (
     ("kinds of extractor outputs", True, (
         ("add", "share_add", 0), ("update", "share_update", 2), ("return", "share_return", 4),
@@ -161,7 +157,8 @@ def bank_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
 
 
 def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
-    """What the extractor writes and whether it is right, what the updates learn from, clipped tokens, the buffer."""
+    """Those of the recipe; what the extractor writes and whether it is right, what the updates learn from, clipped
+    tokens, the buffer."""
     malformed = round_line(
         "malformed", 6, summaries, lambda each: each.malformed / each.outputs if each.outputs else None
     )
@@ -169,10 +166,11 @@ def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
         round_line(f"{role}", color, summaries, lambda each, role=role: each.clipped.get(role))  # type: ignore[misc]
         for color, role in enumerate(dict.fromkeys(role for each in summaries for role in each.clipped))
     ]
+    of_recipe = [chart for section in sections_of(summaries) for chart in section.charts]
     buffered = (("trained now", 0), ("waiting", _THIRD), ("dropped", 6))
     return [
         line_chart("malformed extractor outputs", [malformed], top=1.0, share=True),
-        *observed((*ATTEMPTS, *DREAMS, *REPLAYED, *HEALTH), summaries),
+        *observed((*of_recipe, *HEALTH), summaries),
         line_chart("tokens the objective clipped", clipped, share=True),
         round_bars("outputs in the training buffer", buffered, summaries, lambda each: (
             each.buffer_trained, each.buffer or 0, each.buffer_dropped

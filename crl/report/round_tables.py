@@ -11,18 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crl.report.attempts import attempt_rows
 from crl.report.cells import NOTHING, count, percent
-from crl.report.dreams import dream_rows, truth_rows
-from crl.report.replayed import replay_rows
+from crl.report.sections import Rows, sections_of
 from crl.report.success import NONE, Average, Rate, average
 from crl.report.summary import RoundSummary, random_policy
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-Rows = list[dict[str, str]]
-"""Cells by column."""
 AVERAGE = "average"
 """Name of the last row. A task of this name would only be listed above it."""
 MOST = 40
@@ -72,14 +68,9 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
 
 
 def recipe_tables(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:
-    """By title: attempts, where some are tried again; replay; the experience model, if any, and its truth."""
-    tables = {
-        "attempts and reflections": attempt_rows(summaries),
-        "replay and probes": replay_rows(summaries),
-        "experience model": dream_rows(summaries),
-        "experience model on held-out steps": truth_rows(summaries),
-    }
-    return {title: rows for title, rows in tables.items() if rows}
+    """By title, those that the recipe adds."""
+    tables = (table for section in sections_of(summaries) for table in section.tables.items())
+    return {title: rows for title, rows_of in tables if (rows := rows_of(summaries))}
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:

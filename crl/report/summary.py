@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crl.errors import BadInput
+from crl.errors import BadInput, CrlError
 from crl.report.data_docs import StageChecks, checks_of
 from crl.report.diff import BankDiff, bank_diff
 from crl.report.success import NONE, ArmResult, Rate
@@ -68,6 +68,8 @@ class RoundSummary:
     round: int
     label: str
     """The round number; `0 base` is the models before the warm start."""
+    recipe: str = ""
+    """Kind of the recipe that made it; empty where the run's method cannot be read."""
     guided: Rate = NONE
     free: Rate = NONE
     synthetic: Rate = NONE
@@ -134,12 +136,23 @@ def summarize(run_path: Path, rounds: Sequence[int] | None = None) -> list[Round
     with reading(run_path, rounds, views=_VIEWS) as connection:
         numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
         figures, base = _figures(connection)
-    found = []
+    found, recipe = list[RoundSummary](), _recipes(run_path)
     for number in numbers:
         if any(isinstance(figure, Rate) and figure.episodes for figure in base[number].values()):
-            found.append(RoundSummary(number, f"{number} base", **base[number]))
-        found.append(RoundSummary(number, str(number), **figures[number]))
+            found.append(RoundSummary(number, f"{number} base", recipe(number), **base[number]))
+        found.append(RoundSummary(number, str(number), recipe(number), **figures[number]))
     return found
+
+
+def _recipes(run_path: Path) -> Callable[[int], str]:
+    """The kind of recipe of each round: of a fork's first rounds that of the run that made them."""
+    try:
+        run = RunDirectory.open(run_path)
+        ancestors = run.lineage.ancestors
+    except CrlError:  # a run whose method cannot be read has figures all the same
+        return lambda number: ""
+    made = [(each.round, str(each.method["recipe"]["kind"])) for each in ancestors]
+    return lambda number: next((kind for last, kind in made if number <= last), run.method.recipe.kind)
 
 
 Figures = defaultdict[int, dict[str, Any]]

@@ -15,7 +15,17 @@ from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
-from crl.records import ROW_TYPES, Approval, BankChange, BankEntry, BankSnapshot, BankText, Row, schema_of
+from crl.records import (
+    ROW_TYPES,
+    SYNTHETIC,
+    Approval,
+    BankChange,
+    BankEntry,
+    BankSnapshot,
+    BankText,
+    Row,
+    schema_of,
+)
 from crl.report.success import Z
 from crl.report.view_files import MANIFEST, Source
 
@@ -205,7 +215,7 @@ SELECT
     avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
     avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
 FROM (
-    SELECT round, stage, CASE WHEN stream = 'synthetic' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS arm,
+    SELECT round, stage, CASE WHEN stream = '{synthetic}' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS arm,
         family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
     FROM episodes WHERE stage = 'collect'
     UNION ALL BY NAME
@@ -214,8 +224,8 @@ FROM (
 )
 GROUP BY round, stage, arm{by} ORDER BY round, stage, arm{by}
 """
-SUCCESS_BY_ARM = _SUCCESS.format(family="", by="")
-SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family")
+SUCCESS_BY_ARM = _SUCCESS.format(family="", by="", synthetic=SYNTHETIC)
+SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family", synthetic=SYNTHETIC)
 _SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * games * games))"
 _END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"
 SCALARS = {

@@ -55,7 +55,7 @@ def load(run_path: Path) -> tuple[str, Method]:
                 f"run {name!r} cannot be read here: {missing.found}",
                 expected="the packages that the run was made with",
                 where=str(run_path / EXPERIMENT),
-                next_step="install the package that brings it, or put its folder on PYTHONPATH",
+                next_step=missing.next_step,
             ) from error
         raise RecordDamaged(
             f"{EXPERIMENT} does not hold a method that this version can read: {error.error_count()} errors, first "

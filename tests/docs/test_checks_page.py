@@ -19,6 +19,7 @@ from crl.records import ROW_TYPES
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.lease import Lease
+from tests.recipe_runs import requires
 from tests.unit.report.builder import build_run
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,13 @@ def test_the_commands_that_list_and_show(monkeypatch: pytest.MonkeyPatch, capsys
     assert suite["name"] == "episodes" and {each["type"] for each in suite["expectations"]} > {
         "unexpected_rows_expectation", "expect_column_values_to_be_between",
     }  # fmt: skip
+
+
+@requires("erl")
+def test_the_command_that_lists_the_rules_of_a_recipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(suites, "brought", {})
     (fourth,) = re.findall(r"`crl (checks list --experiment [^`]+)`", PAGE)
     monkeypatch.chdir(ROOT)
     crl(*fourth.split())

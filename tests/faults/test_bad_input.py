@@ -59,10 +59,10 @@ REFUSALS = {
     "a mistyped key": (["method.rollout.group_sise=4"], ["unknown key", "did you mean 'group_size'"]),
     "an unknown section": (["methods.seed=1"], ["methods", "unknown key", "did you mean 'method'"]),
     "an unknown kind of environment": (
-        ["method.families.0.environment={kind: chess}"], ["chess", "minihack", "frozenlake"]
+        ["method.families.0.environment={kind: chess}"], ["chess", "shrines", "frozenlake"]
     ),
     "an unregistered environment": (
-        ["method.families.0.environment={kind: minihack, id: MiniHack-Nowhere-v0}"], ["MiniHack-Nowhere-v0", "lake"]
+        ["method.families.0.environment={kind: nowhere:Config}"], ["nowhere:Config", "cannot be imported", "lake"]
     ),
     "an unknown model": (["method.roles.actor.model=gpt"], ["'gpt'", "tiny", "method.roles.actor.model"]),
     "an unknown model of the extractor": (

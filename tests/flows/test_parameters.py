@@ -48,7 +48,7 @@ def fields() -> dict[str, Any]:
 
 def test_the_form_offers_the_files_of_conf_another_file_or_the_fields(schema: dict[str, Any]) -> None:
     offered, another, inline = schema["properties"]["experiment"]["anyOf"]
-    assert {"conf/quickstart.yaml", "conf/tiny.yaml", "conf/paper/minihack_room.yaml"} <= set(offered["enum"])
+    assert {"conf/quickstart.yaml", "conf/tiny.yaml", "conf/paper/sokoban.yaml"} <= set(offered["enum"])
     assert not [name for name in offered["enum"] if "prompts" in name or "deepspeed" in name]
     assert all((ROOT / name).is_file() for name in offered["enum"])
     assert (another["type"], another["title"]) == ("string", "Another file")

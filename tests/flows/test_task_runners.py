@@ -78,6 +78,7 @@ def test_a_killed_part_alone_runs_again_and_the_digests_are_those_of_one_shard(f
         parts = [[run for run in runs if run.name == f"spread {part} of {PARTS}"] for part in range(1, PARTS + 1)]
         assert [len(runs) for runs in parts] == tried, "the stage was tried again with the part that was missing"
         assert all(sum(run.state.is_completed() for run in runs) == 1 for runs in parts)
+        assert [run.run_count for run in runs if run.name == "spread"] == [2 if number == 1 else 1]
         assert len(runs) == 4 + sum(tried)
         said = parts[1][0].id
         wait_until(partial(said_in, said, "an error line"), "the part's log has the lines of its engine")

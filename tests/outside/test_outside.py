@@ -107,6 +107,11 @@ def test_its_rows_are_checked_and_open_to_sql(site: Path, whole: Path) -> None:
     assert checks["reviews"]["passed"] and checks["reviews"]["rules"] > 4
 
 
+def test_its_section_is_in_the_report_of_its_runs(site: Path, whole: Path) -> None:
+    said = crl(site, whole.parent, "status", whole.name)
+    assert "reviews" in said and "seconds of reviewing" in said
+
+
 @pytest.mark.slow
 def test_killed_in_the_middle_it_resumes_to_the_same_digests(site: Path, whole: Path, tmp_path: Path) -> None:
     begun = subprocess.Popen(

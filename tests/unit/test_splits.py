@@ -65,7 +65,7 @@ def test_the_page_lists_every_split_and_every_environment():
             f"{row['train_first']}–{row['train_last']} | {row['held_out_first']}–{row['held_out_last']} | {episodes} |"
         )
         assert start + seeds in lines
-    for kind in ("minihack", "frozenlake", "realms", "shrines"):
+    for kind in ("sokoban", "frozenlake", "realms", "shrines"):
         assert f"| `{kind}` | by content | 1000000 |" in lines
 
 

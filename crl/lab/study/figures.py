@@ -15,11 +15,7 @@ from pydantic import BaseModel
 
 from crl.lab.study.change import RunChange, read_change
 from crl.protocols import StopReason
-from crl.recipes.dreamgym.explore import EXPLORE, explorer
-from crl.recipes.dreamgym.rows import SYNTHETIC
-from crl.recipes.erl.prompts import OK
-from crl.recipes.erl.rows import Reflection
-from crl.records import Distillation, Episode, Evaluation, Generation, Metric, Row, Weights, rows_of
+from crl.records import SYNTHETIC, Distillation, Episode, Evaluation, Generation, Metric, Row, Weights, rows_of
 from crl.report.success import Rate
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.rounds.provenance import TIMINGS
@@ -28,6 +24,8 @@ from crl.run.directory import RunDirectory
 
 EVALUATE, COLLECT, HEALTH, INITIALIZE = "evaluate", "collect", "health", "initialize"
 """Stages that tables are read of."""
+EXPLORE, REFLECTIONS = "explore", "reflections"
+"""A stage of DreamGym and a table of ERL: these recipes may not be there, and are imported for their own runs only."""
 NOT_SAMPLED = "fit"
 """Kind of token records that a program wrote: what DreamGym's model is fitted to."""
 NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
@@ -225,14 +223,21 @@ def _rows(run: RunDirectory, number: int, stage: str, row_type: type[Row]) -> in
 
 
 def _tokens(run: RunDirectory, number: int, stage: str) -> int:
-    # Random play is recorded in the words of an actor, and nobody sampled it.
-    scripted = stage == EXPLORE and explorer(recipe_in(run), run.method_of(number, stage), number) == "random"
-    if scripted or not _rows(run, number, stage, Generation):
+    if _scripted(run, number, stage) or not _rows(run, number, stage, Generation):
         return 0
     table = run.read(number, stage, Generation)
     sampled = table.filter(pc.not_equal(table["kind"], NOT_SAMPLED))
     drawn: int | None = pc.sum(pc.list_flatten(sampled["loss_mask"])).as_py()
     return drawn or 0
+
+
+def _scripted(run: RunDirectory, number: int, stage: str) -> bool:
+    """Whether a stage of DreamGym played at random: recorded in the words of an actor, and nobody sampled it."""
+    if stage != EXPLORE:
+        return False
+    from crl.recipes.dreamgym.explore import explorer
+
+    return explorer(recipe_in(run), run.method_of(number, stage), number) == "random"
 
 
 def _real_steps(run: RunDirectory, number: int, stage: str) -> int:
@@ -252,13 +257,21 @@ def _outputs(run: RunDirectory, numbers: list[int]) -> tuple[int, int, int | Non
     verdicts, reflections = Counter[str](), Counter[str]()
     for number in numbers:
         for stage in run.complete_stages(number) if number > 0 else []:
-            if _rows(run, number, stage, Reflection):
-                reflections.update(run.read(number, stage, Reflection)["reason_code"].to_pylist())
+            if REFLECTIONS in run.manifest(number, stage).rows():
+                reflections.update(_reasons(run, number, stage))
             elif stage in ("distill", "merge"):
                 verdicts.update(run.read(number, stage, Distillation)["verdict"].to_pylist())
     if reflections:
-        return reflections.total(), reflections.total() - reflections[OK], None
+        return reflections.total(), reflections.total() - reflections["ok"], None
     return verdicts.total(), verdicts["malformed"], verdicts["return"]
+
+
+def _reasons(run: RunDirectory, number: int, stage: str) -> list[str]:
+    """The reason codes of a stage's reflections."""
+    from crl.recipes.erl.rows import Reflection
+
+    found: list[str] = run.read(number, stage, Reflection)["reason_code"].to_pylist()
+    return found
 
 
 def _health(run: RunDirectory, number: int) -> dict[str, Metric]:

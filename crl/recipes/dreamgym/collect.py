@@ -13,11 +13,11 @@ from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.environment import DreamEnvironment, Rules
 from crl.recipes.dreamgym.explore import transitions_of, watched_wave
 from crl.recipes.dreamgym.predicting import ExperienceModel
-from crl.recipes.dreamgym.rows import FAILURE, REAL, SYNTHETIC, TURN_LIMIT, PoolItem, Prediction, Transition
+from crl.recipes.dreamgym.rows import FAILURE, REAL, TURN_LIMIT, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of
 from crl.recipes.dreamgym.store import transitions_of as rows_of_items
 from crl.recipes.dreamgym.watching import Watched
-from crl.records import Episode, Generation, Task, Turn
+from crl.records import SYNTHETIC, Episode, Generation, Task, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
 from crl.rounds.context import StageContext
 from crl.rounds.waves import play, sampling_of, starts_of, together

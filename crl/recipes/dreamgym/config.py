@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -118,6 +118,8 @@ class DreamGymConfig(RecipeConfig):
 
     kind: Literal["dreamgym"] = "dreamgym"
     BUILDER: ClassVar[str] = "crl.recipes.dreamgym.round:build"
+    REPORT: ClassVar[str | None] = "crl.recipes.dreamgym.report:SECTION"
+    TABLES: ClassVar[Mapping[str, Any]] = {"method.recipe.fit.reasoning": "teacher", "method.roles.teacher": {}}
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset({"recipe.objective"})
 
     explore: ExploreConfig = Field(ExploreConfig(), description="Real episodes for the experience model.")

@@ -15,8 +15,8 @@ from crl.credit.uses import usable
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.curriculum import task_values
-from crl.recipes.dreamgym.rows import SYNTHETIC, DreamTask, TaskValue
-from crl.records import Episode, Generation, Metric, Sample, Task
+from crl.recipes.dreamgym.rows import DreamTask, TaskValue
+from crl.records import SYNTHETIC, Episode, Generation, Metric, Sample, Task
 from crl.rounds.context import StageContext
 
 

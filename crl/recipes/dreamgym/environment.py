@@ -17,9 +17,9 @@ from crl.protocols import Actions, Start, Step, StopReason
 from crl.recipes.dreamgym.form import Predicted, one_line
 from crl.recipes.dreamgym.predicting import Answered, Asked, ExperienceModel, prediction_row
 from crl.recipes.dreamgym.prompts import Situation
-from crl.recipes.dreamgym.rows import CONTINUES, NEITHER, SUCCESS, SYNTHETIC, TURN_LIMIT, Prediction, Transition
+from crl.recipes.dreamgym.rows import CONTINUES, NEITHER, SUCCESS, TURN_LIMIT, Prediction, Transition
 from crl.recipes.dreamgym.watching import history_of
-from crl.records import Generation, Task
+from crl.records import SYNTHETIC, Generation, Task
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import broke
 

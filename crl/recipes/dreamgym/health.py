@@ -14,11 +14,11 @@ from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, config_of
 from crl.recipes.dreamgym.explore import EXPLORE, explorer
 from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.plan import DRAWN
-from crl.recipes.dreamgym.rows import ENDINGS, REAL, SYNTHETIC, DreamTask, PoolItem, Prediction
+from crl.recipes.dreamgym.rows import ENDINGS, REAL, DreamTask, PoolItem, Prediction
 from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.truth import FLOORED, UNSEEN
 from crl.recipes.dreamgym.validate import DRIFT, VALIDATE
-from crl.records import Episode, Generation, Turn, rows_with
+from crl.records import SYNTHETIC, Episode, Generation, Turn, rows_with
 from crl.rounds.alarms import Figures, turn_figures
 from crl.rounds.context import StageContext
 from crl.rounds.health import group_figures, mismatch_alarms_of, play_figures, tokens_of, update_figures, write_health

@@ -20,9 +20,9 @@ from crl.recipes.dreamgym.config import VARY, CurriculumConfig, config_of
 from crl.recipes.dreamgym.curriculum import aimed_at, capability, most_varying, nearest
 from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.predicting import ExperienceModel
-from crl.recipes.dreamgym.rows import REAL, SYNTHETIC, DreamTask, TaskValue
+from crl.recipes.dreamgym.rows import REAL, DreamTask, TaskValue
 from crl.recipes.dreamgym.validate import require_truth
-from crl.records import Generation, Metric, Task
+from crl.records import SYNTHETIC, Generation, Metric, Task
 from crl.rollout.environments import Readable
 from crl.rounds.context import StageContext
 from crl.rounds.tasks import drawn_tasks

@@ -6,11 +6,12 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records import Row, Rules
+from crl.records import SYNTHETIC, Row, Rules
 from crl.records.base import FLOATS
 
-REAL, SYNTHETIC, EXPLORED = "real", "synthetic", "explored"
-"""Streams: episodes of a batch in the real environment, in the experience model, and those that are played for it."""
+REAL, EXPLORED = "real", "explored"
+"""Streams: episodes of a batch in the real environment, and those that are played for the experience model. Those in
+that model are `crl.records.SYNTHETIC`."""
 FIT, HELD_OUT, NEITHER = "fit", "held_out", "none"
 """Real transitions that fits may use, and those that none does; predicted ones are neither."""
 CONTINUES, SUCCESS, FAILURE, TURN_LIMIT = OUTCOMES = ("continues", "success", "failure", "turn_limit")

@@ -16,8 +16,8 @@ from crl.config import Method
 from crl.protocols import Embedder
 from crl.recipes.dreamgym.config import StoreConfig, config_of
 from crl.recipes.dreamgym.prompts import Situation, situation_of
-from crl.recipes.dreamgym.rows import FIT, HELD_OUT, REAL, SYNTHETIC, PoolItem, Transition, TransitionVector
-from crl.records import Metric, rows_of, rows_with
+from crl.recipes.dreamgym.rows import FIT, HELD_OUT, REAL, PoolItem, Transition, TransitionVector
+from crl.records import SYNTHETIC, Metric, rows_of, rows_with
 from crl.rounds.context import StageContext
 
 GATHER = "gather"

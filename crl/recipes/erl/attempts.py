@@ -1,4 +1,4 @@
-"""Stages `collect` and `retry`: first attempts, and attempts after one that earned less than the gate.
+"""Stages `plan`, `collect` and `retry`: first attempts, and attempts after one that earned less than the gate.
 
 A further attempt begins anew, in the same level, with its own random stream. The reflection replaces the
 instructions, and nothing of the attempt before is in its context; where the reflection is malformed the instructions
@@ -14,10 +14,11 @@ from typing import NamedTuple
 from crl.bank.segments import text_digest
 from crl.credit.uses import usable
 from crl.recipes.erl.config import ACTOR, config_of
-from crl.recipes.erl.rows import SECOND, Reflection
+from crl.recipes.erl.rows import FIRST, SECOND, Reflection
 from crl.records import Episode, StrippedContext, Task
 from crl.rollout.play import EpisodeSlot, stripped_context, waves_of
 from crl.rounds.context import StageContext
+from crl.rounds.tasks import drawn_tasks
 from crl.rounds.waves import play_with_actor, together, write_played
 from crl.rounds.weights import weights_of
 
@@ -49,6 +50,11 @@ class Pending(NamedTuple):
 
     task: Task
     before: Episode
+
+
+def plan(ctx: StageContext) -> None:
+    """Draw the tasks of the round, a group of first attempts at each. Nothing guides a first attempt."""
+    ctx.write(Task, drawn_tasks(ctx, lambda size: [FIRST] * size))
 
 
 def waves(ctx: StageContext) -> list[list[Task]]:

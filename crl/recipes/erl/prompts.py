@@ -13,14 +13,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from crl.config import PromptConfig, RoleConfig
+from crl.config import Method, PromptConfig, RoleConfig
 from crl.errors import BadInput, PromptTooLong
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat
-from crl.recipes.erl.config import REFLECT, ReflectConfig
+from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, ReflectConfig, config_of
 from crl.records import Episode, Turn
 from crl.rollout.play import feedback_of
+from crl.rollout.prompts import check_prompts
+from crl.rounds.ready import chat_of, check_actor_room
+from crl.run.manifest import key_of
 from crl.text.answers import after_thoughts, text_flaw
 from crl.text.outputs import Messages, Output, check, messages_of, placeholders
 from crl.text.outputs import numbered as one_below_another
@@ -123,3 +127,26 @@ def check_reflect_room(chat: Chat, role: RoleConfig, prompt: PromptConfig) -> No
             where=f"prompts.{REFLECT}",
             next_step="shorten the prompt, or raise method.roles.reflector.context",
         )
+
+
+def check_ready(method: Method, run_path: Path) -> None:
+    """Raise BadInput or PromptTooLong where prompts do not fit what they are for, or the models."""
+    config = config_of(method)
+    for family in method.families:
+        prompts = method.prompts_of(family.name)
+        check_prompts(prompts, method.rollout.placement)
+        if config.reflect is not None:
+            check_reflect_prompt(prompts[REFLECT], memory=config.has_memory)
+    # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
+    if run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
+        return
+    actor = chat_of(method, ACTOR)
+    if config.reflect is None:
+        check_actor_room(actor, method)
+        return
+    role = method.role(REFLECTOR)
+    # A token is a character at least, but for rare ones.
+    longest, reflector = min(role.sampling.max_new_tokens, config.reflect.max_characters), chat_of(method, REFLECTOR)
+    check_actor_room(actor, method, instructions=longest, readers={REFLECTOR: reflector})
+    for family in method.families:
+        check_reflect_room(reflector, role, method.prompts_of(family.name)[REFLECT])

@@ -11,7 +11,7 @@ from functools import partial
 
 from crl.config import Method
 from crl.learn.terms import NLL, Objective
-from crl.recipes.erl import attempts, credit, health, memory, plan, ready, reflect
+from crl.recipes.erl import attempts, credit, health, memory, prompts, reflect
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
 from crl.recipes.erl.rows import Reflection
@@ -51,7 +51,7 @@ def build(method: Method) -> Recipe:
     )
     bank_before = Read("consolidate", -1, BANK)
     stages = (
-        Stage(name="plan", run=plan.plan, writes=(Task,)),
+        Stage(name="plan", run=attempts.plan, writes=(Task,)),
         Stage(
             name="collect",
             reads=(Read("plan"), weights(ACTOR, 1)),
@@ -109,7 +109,7 @@ def build(method: Method) -> Recipe:
             "nll": NLL,
         },
         row_types=(Reflection,),
-        check_ready=ready.check_ready,
+        check_ready=prompts.check_ready,
     )
 
 

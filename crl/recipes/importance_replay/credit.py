@@ -29,8 +29,7 @@ from crl.recipes.importance_replay.buffer import (
     to_refresh,
 )
 from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceReplayConfig, config_of
-from crl.recipes.importance_replay.features import features_of, text_of
-from crl.recipes.importance_replay.network import matrix, network_of
+from crl.recipes.importance_replay.network import features_of, matrix, network_of, text_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, ReplayEmbedding, ReplayItem
 from crl.records import Episode, Generation, Metric, Sample, Turn
 from crl.rounds.context import StageContext

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.credit import COLLECT
 from crl.recipes.importance_replay.measure import CREDIT, MEASURE
-from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE
+from crl.recipes.importance_replay.play import AFTER_UPDATE, BEFORE_UPDATE
 from crl.recipes.importance_replay.rows import HELD, Improvement, ReplayDraw, ReplayItem
 from crl.records import Episode, Turn
 from crl.rounds.alarms import Figures, turn_figures

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from crl.credit.uses import usable
 from crl.recipes.importance_replay.config import ACTOR, ReplayProbeConfig, config_of
 from crl.recipes.importance_replay.network import matrix, network_of, rows_of_network, settings_of
-from crl.recipes.importance_replay.probes import AFTER_UPDATE, BEFORE_UPDATE, probe_id
+from crl.recipes.importance_replay.play import AFTER_UPDATE, BEFORE_UPDATE, probe_id
 from crl.recipes.importance_replay.rows import (
     IMPROVED,
     LABELS,

@@ -6,9 +6,11 @@ playing nor evaluation reads a probe.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from crl.config import Method
 from crl.learn.terms import Objective
-from crl.recipes.importance_replay import collect, credit, health, measure, plan, probes, ready
+from crl.recipes.importance_replay import credit, health, measure, play
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.network import NETWORK
 from crl.recipes.importance_replay.rows import (
@@ -21,10 +23,13 @@ from crl.recipes.importance_replay.rows import (
     ReplayItem,
 )
 from crl.records import Episode, Generation, Metric, Sample, Task, Turn
+from crl.rollout.prompts import check_prompts
 from crl.rounds.evaluate import evaluation_stage
 from crl.rounds.publish import initialize_stage
+from crl.rounds.ready import chat_of, check_actor_room
 from crl.rounds.stage import BEFORE, Read, Recipe, Stage, when
 from crl.rounds.weights import update_name, update_stage
+from crl.run.manifest import key_of
 
 
 def build(method: Method) -> Recipe:
@@ -41,22 +46,22 @@ def build(method: Method) -> Recipe:
             reads=reads,
             writes=(Episode, Turn, Generation),
             role=ACTOR,
-            parts=probes.count_parts,
-            run_part=probes.probe_part,
+            parts=play.count_probes,
+            run_part=play.probe_part,
         )
 
     measured = when(
         config.learns,
-        probe(probes.BEFORE_UPDATE, Read("credit"), weights(1)),
+        probe(play.BEFORE_UPDATE, Read("credit"), weights(1)),
         update_stage(owner),
-        probe(probes.AFTER_UPDATE, weights(0), weights(1, BEFORE)),
+        probe(play.AFTER_UPDATE, weights(0), weights(1, BEFORE)),
         Stage(
             name=measure.MEASURE,
             run=measure.measure,
             reads=(
                 Read("credit"),
-                Read(probes.BEFORE_UPDATE),
-                Read(probes.AFTER_UPDATE),
+                Read(play.BEFORE_UPDATE),
+                Read(play.AFTER_UPDATE),
                 weights(1),
                 weights(0, measure.AFTER),
                 Read(measure.MEASURE, -1, BEFORE),
@@ -71,14 +76,14 @@ def build(method: Method) -> Recipe:
             evaluates,
         ),
         stages=(
-            Stage(name="plan", run=plan.plan, writes=(Task,)),
+            Stage(name="plan", run=play.plan, writes=(Task,)),
             Stage(
                 name="collect",
                 reads=(Read("plan"), weights(1)),
                 writes=(Episode, Turn, Generation),
                 role=ACTOR,
-                parts=collect.count_parts,
-                run_part=collect.collect_part,
+                parts=play.count_waves,
+                run_part=play.collect_part,
             ),
             Stage(
                 name="credit",
@@ -92,7 +97,7 @@ def build(method: Method) -> Recipe:
                 run=health.health,
                 reads=(
                     *map(Read, ("collect", "credit", update_name(owner))),
-                    *map(Read, when(config.learns, probes.BEFORE_UPDATE, probes.AFTER_UPDATE, measure.MEASURE)),
+                    *map(Read, when(config.learns, play.BEFORE_UPDATE, play.AFTER_UPDATE, measure.MEASURE)),
                     Read("health", -1, BEFORE),
                 ),
                 writes=(Metric,),
@@ -105,5 +110,15 @@ def build(method: Method) -> Recipe:
             "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0)
         },
         row_types=ROWS if config.replays else (),
-        check_ready=ready.check_ready,
+        check_ready=check_ready,
     )
+
+
+def check_ready(method: Method, run_path: Path) -> None:
+    """Raise BadInput or PromptTooLong where prompts do not fit what they are for, or the model."""
+    for family in method.families:
+        check_prompts(method.prompts_of(family.name), method.rollout.placement)
+    # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
+    if not run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
+        actor = chat_of(method, ACTOR)
+        check_actor_room(actor, method)

@@ -5,10 +5,9 @@
 | `environment` | the config and a wave of episodes |
 | `tasks` | the six task families; which game a seed plays |
 | `files` | where the game files are, and what a missing or damaged one means |
-| `wording` | `put X in/on Y` or `move X to Y` |
 | `conditions`, `pddl` | the rules and the first state, as a game file writes them |
 | `facts`, `rules` | a state, and what can be done in it |
-| `grammar`, `speech`, `names` | what is said |
+| `grammar`, `speech` | what is said; `put X in/on Y` or `move X to Y` |
 | `game` | a game and its states, put together of all that |
 | `oracle` | a player that sees the whole state |
 | `lessons` | what a game teaches, in sentences that are true of it |

@@ -23,8 +23,8 @@ from crl.worlds.alfworld.files import games_of, load
 from crl.worlds.alfworld.game import Game, State
 from crl.worlds.alfworld.lessons import lesson_of
 from crl.worlds.alfworld.oracle import next_command
+from crl.worlds.alfworld.speech import Wording
 from crl.worlds.alfworld.tasks import TASKS, Games, Task
-from crl.worlds.alfworld.wording import Wording
 
 _CACHED = 256
 """Compiled games that an environment keeps: a group shares its game, and rounds come back to it."""

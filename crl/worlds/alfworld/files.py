@@ -21,7 +21,7 @@ from crl.worlds.alfworld.conditions import Unsupported
 from crl.worlds.alfworld.game import Game
 from crl.worlds.alfworld.grammar import Grammar, Saying, alternatives_of, read_rules, symbols_of
 from crl.worlds.alfworld.pddl import read_domain, read_problem
-from crl.worlds.alfworld.wording import Wording, worded
+from crl.worlds.alfworld.speech import Wording, worded
 
 RELEASE = "json_2.1.1"
 GAME = "game.tw-pddl"

@@ -14,10 +14,9 @@ from functools import cached_property
 from crl.worlds.alfworld.conditions import Unsupported
 from crl.worlds.alfworld.facts import Arguments, Facts, Query
 from crl.worlds.alfworld.grammar import Each, Grammar, Rule, Saying, Symbols, Thing, symbols_of
-from crl.worlds.alfworld.names import names_of
 from crl.worlds.alfworld.pddl import Domain, Problem
 from crl.worlds.alfworld.rules import query_of, rules_of
-from crl.worlds.alfworld.speech import LISTS, Speaker
+from crl.worlds.alfworld.speech import LISTS, Speaker, names_of
 
 _TASK = "Your task is to:"
 NOTHING = "Nothing happens."

@@ -1,9 +1,11 @@
-"""What is said: the text of a grammar's symbols in a state."""
+"""What is said: the text of a grammar's symbols in a state, what things are called, and the two wordings there are."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
+from typing import Any, Literal
 
 from crl.worlds.alfworld.conditions import Unsupported
 from crl.worlds.alfworld.facts import Facts, Query
@@ -77,3 +79,80 @@ def _ordered(given: Given, facts: Facts, values: Mapping[str, str]) -> list[dict
 def _query(given: Given, known: Collection[str]) -> Query:
     types = {name: kind for name, kind in given.types if name not in known}
     return Query(given.atoms, types=types, known=known, distinct=True)
+
+
+_CODED = (("_bar_", "|"), ("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ","))
+
+
+def names_of(ids: Iterable[str]) -> dict[str, str]:
+    """The name of every id: `Cabinet_bar__minus_00_dot_51…` is `cabinet 3`.
+
+    Things of one class are numbered from 1 against the order of their ids, as the `alfworld` package does it: the last
+    id of a class is its number 1. A basin has an id that ends with the name of its sink or bathtub's basin, and is a
+    class of its own. An id without a position has no number, and a blank after its name.
+    """
+    ordered = sorted(ids)
+    classes = {each: _class(each) for each in ordered}
+    left = Counter(name for name in classes.values() if name is not None)
+    names: dict[str, str] = {}
+    for each in ordered:
+        name = classes[each]
+        if name is None:
+            names[each] = f"{_decoded(each)} "
+            continue
+        names[each] = f"{name} {left[name]}"
+        left[name] -= 1
+    return names
+
+
+def _class(each: str) -> str | None:
+    name, bar, _ = each.partition("_bar_")
+    if not bar:
+        return None
+    return f"{name}basin" if "basin" in each else name
+
+
+def _decoded(each: str) -> str:
+    for code, sign in _CODED:
+        each = each.replace(code, sign)
+    return each
+
+
+Wording = Literal["put", "move", "file"]
+
+_ARRIVE = "You arrive at {%s.name}. #examineReceptacle.feedback#"
+_TEMPLATES: Mapping[str, str] = {"put": "put {o} in/on {r}", "move": "move {o} to {r}"}
+_RULES: Mapping[str, Mapping[str, str]] = {
+    "put": {
+        "PutObject.feedback": "You put the {o.name} in/on the {r.name}.",
+        "GotoLocation.feedback": _ARRIVE % "lend",
+    },
+    "move": {"PutObject.feedback": "You move the {o.name} to the {r.name}.", "GotoLocation.feedback": _ARRIVE % "r"},
+}
+_HELP: Mapping[str, str] = {"put": "put (object) in/on (receptacle):", "move": "move (object) to (receptacle):"}
+
+
+def worded(
+    rules: Mapping[str, Any], actions: Mapping[str, tuple[str, str]], wording: Wording
+) -> tuple[dict[str, Any], dict[str, tuple[str, str]]]:
+    """Rules and actions of a grammar (:func:`crl.worlds.alfworld.grammar.read_rules`) in a wording: how putting
+    something down is called, and what is said on arrival.
+
+    Data of release 2.1.1 says `put apple 1 in/on fridge 1` and `You arrive at loc 3.`; since `alfworld` 0.4 the grammar
+    says `move apple 1 to fridge 1` and `You arrive at fridge 1.` Which one a file has, depends on the release that
+    wrote it. The paper's evaluation, like most others, has the older one.
+    """
+    rules, actions = dict(rules), dict(actions)
+    if wording == "file":
+        return rules, actions
+    if "putobject" in actions:
+        actions["putobject"] = (_TEMPLATES[wording], actions["putobject"][1])
+    for name, text in _RULES[wording].items():
+        if name in rules:
+            rules[name] = [{"rhs": text}]
+    other = _HELP["move" if wording == "put" else "put"]
+    if "help.feedback" in rules:
+        rules["help.feedback"] = [
+            {**each, "rhs": each["rhs"].replace(other, _HELP[wording])} for each in rules["help.feedback"]
+        ]
+    return rules, actions

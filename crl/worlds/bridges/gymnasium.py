@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator
@@ -21,8 +21,7 @@ from pydantic import ConfigDict, Field, model_validator
 from crl.errors import BadInput
 from crl.protocols import Actions, FreeText
 from crl.worlds.bridges.packages import WHERE, Argument, BridgeConfig, Real, Whole, check_known, package
-from crl.worlds.bridges.streams import GlobalStreams, Untouched
-from crl.worlds.bridges.wave import Episode, Outcome, Wave, seed_of
+from crl.worlds.bridges.wave import Episode, GlobalStreams, Outcome, Untouched, Wave, seed_of
 
 _GOAL_FIELDS = ("mission", "goal", "task", "instruction")
 _PROBES = 16
@@ -36,6 +35,8 @@ class GymnasiumConfig(BridgeConfig):
     """A registered Gymnasium id whose observations are text."""
 
     model_config = ConfigDict(title="Gymnasium")
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("gymnasium",)
 
     kind: Literal["gymnasium"] = "gymnasium"
     id: str = Field(description="Registered id, or module:id: the module is imported first.")

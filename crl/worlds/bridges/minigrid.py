@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -44,6 +44,8 @@ class MiniGridConfig(BridgeConfig):
     """A registered MiniGrid or BabyAI id, its view in words."""
 
     model_config = ConfigDict(title="MiniGrid")
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("minigrid",)
 
     kind: Literal["minigrid"] = "minigrid"
     id: str = Field("BabyAI-GoToObj-v0", description="Registered id: MiniGrid-… or BabyAI-….")

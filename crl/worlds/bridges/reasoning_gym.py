@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -23,8 +23,7 @@ from crl.envs.levels import Levels
 from crl.errors import BadInput
 from crl.protocols import Actions, FreeText
 from crl.worlds.bridges.packages import WHERE, Argument, BridgeConfig, Real, Whole, check_known, package
-from crl.worlds.bridges.streams import GlobalStreams
-from crl.worlds.bridges.wave import Episode, LeveledWave, Outcome, seed_of
+from crl.worlds.bridges.wave import Episode, GlobalStreams, LeveledWave, Outcome, seed_of
 
 Parameter = Argument | list[str] | list[Whole] | list[Real] | dict[str, Any]
 """What a dataset's parameter may be."""
@@ -41,6 +40,8 @@ class ReasoningGymConfig(BridgeConfig):
     """A dataset of reasoning-gym: one question, one answer, the package's own scorer."""
 
     model_config = ConfigDict(title="reasoning-gym")
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("reasoning-gym",)
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str = Field(description="Name of the dataset, such as chain_sum.")

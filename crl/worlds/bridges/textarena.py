@@ -14,15 +14,14 @@ import contextlib
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.errors import BadInput
 from crl.protocols import Actions, FreeText
 from crl.worlds.bridges.packages import WHERE, Argument, BridgeConfig, check_known, package
-from crl.worlds.bridges.streams import GlobalStreams
-from crl.worlds.bridges.wave import Episode, Outcome, Wave, seed_of
+from crl.worlds.bridges.wave import Episode, GlobalStreams, Outcome, Wave, seed_of
 
 _NLTK_DATA: Mapping[str, tuple[str, str]] = {
     "words": ("words", "corpora/words"),
@@ -36,6 +35,8 @@ class TextArenaConfig(BridgeConfig):
     """A single-player game of TextArena."""
 
     model_config = ConfigDict(title="TextArena")
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("textarena",)
 
     kind: Literal["textarena"] = "textarena"
     id: str = Field("GuessTheNumber-v0", description="Registered id of a single-player game, such as Mastermind-v0.")

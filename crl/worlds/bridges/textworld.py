@@ -19,7 +19,7 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -48,6 +48,8 @@ class TextWorldConfig(BridgeConfig):
     """TextWorld games: `.z8` files, with their `.json`."""
 
     model_config = ConfigDict(title="TextWorld")
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("textworld",)
 
     kind: Literal["textworld"] = "textworld"
     games: str = Field(description="Path or pattern of the game files, such as games/*.z8.")

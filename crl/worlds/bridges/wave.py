@@ -7,9 +7,11 @@ where its actions have names.
 
 from __future__ import annotations
 
+import random
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,6 @@ import numpy as np
 from crl.envs.endings import ENDINGS, check_running
 from crl.faults import Fault, attempt, close
 from crl.protocols import Actions, FreeText, Start, Step, StopReason
-from crl.worlds.bridges.streams import GlobalStreams
 
 _FULL_LIST = 12
 """With more actions than so many an invalid one is not answered with all of them: the prompt has named them."""
@@ -198,3 +199,48 @@ class LeveledWave(Wave):
     def content(self, slot: int) -> str:
         """What of a slot's level a player could know by heart."""
         return self._slots[slot].episode.content
+
+
+_IN_PLACE = threading.RLock()
+
+
+class GlobalStreams:
+    """Python's and NumPy's global generators as one episode sees them, for packages that draw from them.
+
+    Its states are in place while its game runs and taken back after: what a game draws depends on its seed alone, never
+    on the games beside it.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """`seed` is a number from 0 on."""
+        self._python: Any = random.Random(seed).getstate()
+        self._numpy: Any = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed))).get_state()
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The episode's own states while the block runs; then those of before. Other episodes wait."""
+        with _IN_PLACE:
+            python, numpy = random.getstate(), np.random.get_state()
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)
+            try:
+                yield
+            finally:
+                self._python, self._numpy = random.getstate(), np.random.get_state()
+                random.setstate(python)
+                np.random.set_state(numpy)
+
+
+class Untouched:
+    """Whether the global generators were drawn from since this was made."""
+
+    def __init__(self) -> None:
+        self._before = _states()
+
+    def __bool__(self) -> bool:
+        return self._before == _states()
+
+
+def _states() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state()
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest

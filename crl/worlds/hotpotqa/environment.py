@@ -14,10 +14,8 @@ from crl.envs.endings import ENDINGS, check_running
 from crl.protocols import FreeText, Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 from crl.worlds.hotpotqa.files import DISTRACTOR, FULLWIKI, TRAIN
-from crl.worlds.hotpotqa.lessons import lesson_of
-from crl.worlds.hotpotqa.oracle import next_action
-from crl.worlds.hotpotqa.questions import Paragraph, Question
-from crl.worlds.hotpotqa.score import LEAST_F1, Score, normalized, reward_of, score_of
+from crl.worlds.hotpotqa.oracle import lesson_of, next_action
+from crl.worlds.hotpotqa.questions import LEAST_F1, Paragraph, Question, Score, normalized, reward_of, score_of
 from crl.worlds.hotpotqa.search import Search, Way
 from crl.worlds.hotpotqa.sides import Sides, own_sides, sides_of
 

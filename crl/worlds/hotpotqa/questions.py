@@ -1,4 +1,4 @@
-"""Questions and their paragraphs, from records of every form in which HotpotQA is handed around.
+"""What an answer is worth, and questions with their paragraphs, from records of every form that HotpotQA is given in.
 
 | form | a record's `context` | its `supporting_facts` |
 |---|---|---|
@@ -11,6 +11,9 @@ The id is `_id` or `id`; a record without one has its place in the file. `type` 
 
 from __future__ import annotations
 
+import re
+import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,3 +127,48 @@ def _are_texts(value: Any) -> bool:
 
 def _line(text: str) -> str:
     return " ".join(valid_text(text).split())
+
+
+LEAST_F1 = 0.3
+"""F1 below this earns nothing."""
+_WHOLE = frozenset({"yes", "no", "noanswer"})
+"""Answers that are right or wrong, and share no words with others."""
+_PUNCTUATION = frozenset(string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What an answer scores, as HotpotQA's own scorer has it: `hotpot_evaluate_v1.py` of github.com/hotpotqa/hotpot
+    (normalize_answer, exact_match_score, f1_score), written anew."""
+
+    exact: bool
+    f1: float
+    """0 to 1."""
+
+
+def normalized(text: str) -> str:
+    """A text without case, ASCII punctuation, the words a, an and the, and more than one blank between words."""
+    bare = "".join(character for character in text.lower() if character not in _PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def score_of(answer: str, gold: str) -> Score:
+    """Exact match and F1 over words of an answer. Yes, no and noanswer have an F1 with their equals only."""
+    given, wanted = normalized(answer), normalized(gold)
+    exact = given == wanted
+    if not exact and (given in _WHOLE or wanted in _WHOLE):
+        return Score(False, 0.0)
+    words, right = given.split(), wanted.split()
+    common = sum((Counter(words) & Counter(right)).values())
+    if not common:
+        return Score(exact, 0.0)
+    precision, recall = common / len(words), common / len(right)
+    return Score(exact, 2 * precision * recall / (precision + recall))
+
+
+def reward_of(score: Score, least_f1: float = LEAST_F1) -> float:
+    """1 for an exact match, F1 from `least_f1` on, else 0: the reward of Experiential RL (arXiv 2602.13949)."""
+    if score.exact:
+        return 1.0
+    return score.f1 if score.f1 >= least_f1 else 0.0

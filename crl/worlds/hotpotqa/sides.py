@@ -10,10 +10,8 @@ from pathlib import Path
 
 from crl.envs.levels import is_held_out
 from crl.errors import BadInput
-from crl.worlds.hotpotqa.files import find, paragraphs_of, read
-from crl.worlds.hotpotqa.own import own_questions
-from crl.worlds.hotpotqa.questions import Paragraph, Question
-from crl.worlds.hotpotqa.score import normalized
+from crl.worlds.hotpotqa.files import find, own_questions, paragraphs_of, read
+from crl.worlds.hotpotqa.questions import Paragraph, Question, normalized
 from crl.worlds.hotpotqa.search import Search, Way, search_over
 
 _CACHED = 4096

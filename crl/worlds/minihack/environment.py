@@ -3,9 +3,8 @@
 NLE instances are kept in a pool by slot, because making one costs ten times a reset. An episode is deterministic in
 its seed: both NetHack generators are seeded without reseeding, effects of the wall clock (moon phase, Friday the 13th)
 are fixed, and Python's global generator, from which some tasks pick a level, is seeded around each reset. What the
-agent reads is built in `screen`, its goal in `goals`, the end of a game in `ending`, its action
-names in `actions`; the demonstrator is `oracle`. Which level a seed means, held out or not, is said by
-`levels`, over layouts that `level` draws.
+agent reads is built in `screen`, the end of a game in `ending`, its action names in `actions`; the demonstrator is
+`oracle`. Which level a seed means, held out or not, is said by `levels`, over layouts that `level` draws.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -31,7 +30,6 @@ from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 from crl.worlds.minihack.actions import USES_ITEMS, action_names, answers
 from crl.worlds.minihack.ending import KeysWithoutEnd, LastScreen
-from crl.worlds.minihack.goals import goal_of
 from crl.worlds.minihack.lessons import lesson_of
 from crl.worlds.minihack.level import NethackLevel, Surveyor
 from crl.worlds.minihack.oracle import Walker
@@ -51,6 +49,8 @@ class MiniHackConfig(EnvironmentConfig):
     """A registered MiniHack task."""
 
     model_config = ConfigDict(title="MiniHack")
+
+    PACKAGES: ClassVar[tuple[str, ...]] = ("minihack", "nle")
 
     kind: Literal["minihack"] = "minihack"
     id: str = Field("MiniHack-Room-Ultimate-5x5-v0", description="Registered MiniHack id.")
@@ -360,3 +360,48 @@ def _press(slot: _Slot, action: int) -> tuple[bool, bool]:
 def _screen(env: Any) -> Screen:
     # NLE returns only the observation keys that a task asked for; the instance holds all of them.
     return read_screen(dict(zip(env._observation_keys, env.last_observation, strict=True)))
+
+
+_STAIRS = "Reach the stairs down (>)."
+_GOALS: tuple[tuple[str, str], ...] = (
+    ("KeyRoom", "Pick up the key (`pick up` where it is), `apply` it next to the closed door, then reach the stairs "
+                "down (>)."),
+    ("River", "Push boulders (`), by walking into them, into the river until you can cross it, then reach the stairs "
+              "down (>)."),
+    ("CorridorBattle", "Survive the monsters and reach the stairs down (>)."),
+    ("ExploreMaze", "Eat the apples on the way and reach the stairs down (>)."),
+    ("Memento", "The message at the start tells which way is right: free the grid bug and kill it, never step "
+                "on the squeaky board."),
+    ("Boxoban", "Push every boulder (`) onto a fountain ({)."),
+    (r"Sokoban\d[ab]", "Fill every pit (^) by pushing a boulder (`) into it, then reach the stairs down (>)."),
+    ("Eat", "Eat the apple."),
+    ("Pray", "Pray on the altar."),
+    ("Sink", "Quaff from the sink."),
+    ("Wield", "Wield the dagger."),
+    ("Wear", "Wear the robe."),
+    ("PutOn", "Put on the amulet."),
+    ("Zap", "Zap the wand."),
+    ("Read", "Read the scroll."),
+    ("ClosedDoor", "Open the door and reach the stairs down (>)."),
+    ("LockedDoor", "Kick the locked door open and reach the stairs down (>)."),
+    ("WoD-Easy", "Kill the minotaur with the wand of death."),
+    ("WoD", "Kill the minotaur with the wand of death and reach the stairs down (>)."),
+    ("Levitate", "Float in the air: pick up what lies in the room, and wear, put on or quaff it."),
+    ("Freeze-Lava", "Freeze a way across and reach the stairs down (>)."),
+    ("Freeze", "Let a bolt of cold bounce off a wall: pick up the wand and `zap` it, or the horn and `apply` it."),
+    ("LavaCross", "Get over the lava unharmed and reach the stairs down (>)."),
+)  # fmt: skip
+_SYMBOLS = " On the map @ is you, . is floor, < is the stairs up, where you began, blank is unknown."
+
+
+def goal_of(task_id: str) -> str:
+    """What a task asks for, in words; constant for an id, so that all rows of a wave share it.
+
+    A task is won on the stairs down, unless its class rewards something else (a message, a kill, something eaten): then
+    the goal says that, and names no stairs, which such a level may not have.
+    """
+    rest = task_id.removeprefix("MiniHack-")
+    for pattern, text in _GOALS:
+        if re.match(pattern + r"(-|$)", rest):
+            return text + _SYMBOLS
+    return _STAIRS + _SYMBOLS

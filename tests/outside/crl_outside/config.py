@@ -15,6 +15,7 @@ class ReviewedConfig(RecipeConfig):
 
     kind: str = "reviewed"
     BUILDER: ClassVar[str] = "crl_outside.recipe:build"
+    REPORT: ClassVar[str | None] = "crl_outside.report:SECTION"
 
     actor_objective: ActorObjective = Field(ActorObjective(), description="GRPO of the actor.")
     review_scale: float = Field(0.5, gt=0, le=10, description="Factor of the reviewer's objective.")

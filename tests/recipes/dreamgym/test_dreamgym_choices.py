@@ -108,7 +108,7 @@ def test_below_its_floor_nothing_is_played_in_the_model_and_the_record_says_why(
     assert "validate" in run.complete_stages(1) and "plan" not in run.complete_stages(1)
     alarms = run.read(1, "validate", Metric).to_pylist()
     assert [row["name"] for row in alarms if row["alarm"]] == ["observation_agreement"]
-    from crl.report.dreams import truth_rows
+    from crl.recipes.dreamgym.report import truth_rows
     from crl.report.summary import summarize
 
     [shown] = truth_rows(summarize(path))

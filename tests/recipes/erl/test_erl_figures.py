@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes.erl.figures import reflection_figures
+from crl.recipes.erl.health import reflection_figures
 from crl.recipes.erl.rows import Reflection
 from crl.records import Metric
 from crl.rounds.alarms import ROUNDS, health_metrics

@@ -14,8 +14,8 @@ from crl.audit.verify import record_of
 from crl.bank.segments import load_texts
 from crl.config.load import load_experiment
 from crl.errors import BadInput
-from crl.recipes.erl.figures import attempt_figures
-from crl.recipes.erl.ready import check_ready
+from crl.recipes.erl.health import attempt_figures
+from crl.recipes.erl.prompts import check_ready
 from crl.recipes.erl.rows import Reflection
 from crl.records import (
     BankChange,

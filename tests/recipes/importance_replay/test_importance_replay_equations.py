@@ -20,8 +20,8 @@ from crl.recipes.importance_replay.buffer import (
     to_refresh,
 )
 from crl.recipes.importance_replay.config import ReplayProbeConfig
-from crl.recipes.importance_replay.features import compressed, features_of
 from crl.recipes.importance_replay.measure import improvements, labeled
+from crl.recipes.importance_replay.network import compressed, features_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, Improvement, ProbePair, ReplayDraw, ReplayItem
 
 
@@ -145,7 +145,7 @@ def losses_by_hand(scores: list[float], labels: list[float], draws: list[int]) -
 def test_both_losses_and_their_gradient_are_those_of_the_definition(seed: int) -> None:
     import torch
 
-    from crl.learn.worth import worth_losses
+    from crl.recipes.importance_replay.worth import worth_losses
 
     rng = np.random.default_rng(seed)
     logits, draws = rng.normal(size=12) * 2, rng.integers(1, 5, 12)
@@ -163,7 +163,7 @@ def test_both_losses_and_their_gradient_are_those_of_the_definition(seed: int) -
 
 
 def network(seed: int = 0, *, features: int = 4, hidden: int = 8, rate: float = 1e-2) -> Any:
-    from crl.learn.worth import ExtractorNetwork, WorthSettings, first_tensors
+    from crl.recipes.importance_replay.worth import ExtractorNetwork, WorthSettings, first_tensors
 
     tensors = first_tensors(features, hidden, np.random.SeedSequence(seed))
     return ExtractorNetwork(tensors, WorthSettings(rate, 0.5, 0.1))
@@ -180,7 +180,7 @@ def test_the_network_begins_neutral_and_its_losses_with_it() -> None:
 
 
 def test_a_network_that_went_through_rows_goes_on_as_one_that_did_not() -> None:
-    from crl.learn.worth import ExtractorNetwork, WorthSettings
+    from crl.recipes.importance_replay.worth import ExtractorNetwork, WorthSettings
 
     rng = np.random.default_rng(4)
     features, labels = rng.normal(size=(20, 4)).astype(np.float32), (rng.random(20) < 0.5).astype(np.float32)

@@ -17,6 +17,7 @@ from crl.config.load import load_experiment
 from crl.errors import BadInput
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.importance_replay.config import ImportanceReplayConfig
+from crl.recipes.importance_replay.report import SECTION, replay_rows
 from crl.recipes.importance_replay.rows import (
     ExtractorTensor,
     Improvement,
@@ -26,7 +27,6 @@ from crl.recipes.importance_replay.rows import (
     ReplayItem,
 )
 from crl.records import Episode, Evaluation, Generation, Metric, Sample, Task, Turn, Weights
-from crl.report.replayed import REPLAYED, replay_rows
 from crl.report.summary import summarize
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
@@ -251,7 +251,7 @@ def test_the_network_learns_from_labeled_rounds_and_rests_in_others(run: Played)
     assert "extractor_loss" not in figures(run, TIE) and figures(run, TIE)["draws_labeled"] == 0
     told = {row["round"]: row for row in replay_rows(summarize(run.run.path))}[str(IMPROVED)]
     assert [told[name] for name in ("actor loss", "cross-entropy", "coupling")] == ["0.25", "0.693", "0.5"]
-    drawn = {figure for _, _, lines in REPLAYED for _, figure, _ in lines}
+    drawn = {figure for _, _, lines in SECTION.charts for _, figure, _ in lines}
     assert {"actor_loss", "extractor_loss", "coupling_loss"} <= drawn, "table and charts: each apart"
     # The window: the draws of both labeled rounds.
     examples = [len(run.rows(ReplayDraw, "credit", number)) for number in (IMPROVED, WORSE)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import pytest
 import yaml
@@ -15,11 +16,22 @@ from crl.checks.own import check_own_suites
 from crl.config.load import load_experiment
 from crl.errors import BadInput, DataCheckFailed
 from crl.preflight import checks
-from crl.recipes.erl.rows import Reflection
-from crl.records import table_of
+from crl.records import Row, Rules, table_of
 from tests.unit.checks import example_rows as examples
 
 ROOT = Path(__file__).parents[3]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Dance(Row):
+    """A row that a recipe brings."""
+
+    table: ClassVar[str] = "dances"
+    turns: Annotated[int, "how often"]
+
+    rules: ClassVar[Rules] = Rules(key=("turns",))
+
+
 FEW_TURNS = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "turns", "max_value": 1}}
 
 
@@ -96,9 +108,9 @@ def test_what_no_stage_could_be_held_against_is_refused(table: str, config: dict
 
 
 def test_a_table_that_a_recipe_brings_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(suites.brought, "reflections", Reflection)
-    with pytest.raises(BadInput, match="'reflections' takes no suite of your own"):
-        check_own_suites({"reflections": suite(FEW_TURNS)})
+    monkeypatch.setitem(suites.brought, "dances", Dance)
+    with pytest.raises(BadInput, match="'dances' takes no suite of your own"):
+        check_own_suites({"dances": suite(FEW_TURNS)})
 
 
 def test_a_broken_rule_of_a_user_names_rule_column_and_rows() -> None:

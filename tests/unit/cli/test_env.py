@@ -17,6 +17,7 @@ from crl.config.recorded import FORMAT, read_recorded
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput
 from crl.protocols import FreeText, Tool, ToolCalls
+from tests.recipe_runs import requires
 from tests.unit.cli.conftest import Crl
 
 
@@ -53,7 +54,13 @@ def test_one_that_cannot_be_played_says_why(crl: Crl, monkeypatch: pytest.Monkey
     assert "there is no environment 'not_there'" in shown.out
 
 
-@pytest.mark.parametrize(("kind", "setting"), [("reasoning_gym", "dataset"), ("textworld", "games")])
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [
+        pytest.param("reasoning_gym", "dataset", marks=requires("reasoning_gym")),
+        pytest.param("textworld", "games", marks=requires("textworld")),
+    ],
+)
 def test_a_package_that_is_missing_is_named_before_settings_are(
     crl: Crl, monkeypatch: pytest.MonkeyPatch, kind: str, setting: str
 ) -> None:

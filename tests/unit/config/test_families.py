@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from crl.config import ENVIRONMENTS, FamilyReward
-from crl.config.load import load_experiment, parse_experiment
+from crl.config import FamilyReward
+from crl.config.load import parse_experiment
 from crl.errors import BadInput
 from crl.preflight.estimate import estimate
 from crl.recipes.complementary.ready import check_room
@@ -166,27 +166,3 @@ def test_the_estimate_counts_every_family_by_its_own_sizes():
     endless = {"environment": {"kind": ENDLESS}}
     limited = two({**endless, "max_turns": 5}).method.families[1]
     assert (limited.turn_limit, two(endless).method.families[1].turn_limit) == (5, None)
-
-
-@pytest.mark.parametrize("name", ["mixture3", "mixture6"])
-def test_the_papers_mixtures(name):
-    path = CONF / "paper" / f"{name}.yaml"
-    listed = yaml.safe_load(path.read_text())["method"]["families"]
-    kinds = [family["environment"]["kind"] for family in listed]
-    assert (
-        sorted(kinds)
-        == {
-            "mixture3": ["alfworld", "minihack", "webshop"],
-            "mixture6": ["alfworld", "minihack", "minihack", "minihack", "sokoban", "webshop"],
-        }[name]
-    )
-    if missing := set(kinds) - {*ENVIRONMENTS.names()}:
-        pytest.skip(f"no environment is registered as {', '.join(sorted(missing))}")
-    method = load_experiment(path).method
-    assert sum(family.groups * method.group_size(family) for family in method.families) == 128 * len(listed)
-    assert {family.turn_limit for family in method.families} == {30, 40}
-    for family in method.families:
-        new = method.sampling("actor", family.name).max_new_tokens
-        assert new == (2048 if family.environment.kind == "alfworld" else 4096)
-    room = load_experiment(CONF / "paper/minihack_room.yaml").method
-    assert method.recipe == room.recipe and method.roles == room.roles and method.prompts == room.prompts

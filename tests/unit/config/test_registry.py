@@ -33,7 +33,7 @@ def registered(monkeypatch):
 
     def register(**points):
         listed = EntryPoints(EntryPoint(name, value, "crl.environments") for name, value in points.items())
-        monkeypatch.setattr(registry, "entry_points", lambda **selected: listed.select(**selected))
+        monkeypatch.setattr(registry, "points_of", lambda group: listed.select(group=group))
         monkeypatch.setattr(ENVIRONMENTS, "_loaded", {})
         monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, sys.modules[PondConfig.__module__]))
 
@@ -69,6 +69,7 @@ def test_what_cannot_be_had_is_named_with_what_can(registered):
     assert "there is no environment 'frozenlak'; did you mean 'frozenlake'?" in said
     assert f"{', '.join(ENVIRONMENTS.built_in())}, broken, number, pond, or module:Class" in said
     assert f"names no kind of environment: one of {ENVIRONMENTS.built_in()[0]}" in refused({"depth": 1})
+    assert "make setup" in refused("alfworld"), "the installation may be older than the sources"
     assert "cannot be imported: ModuleNotFoundError" in refused("broken")
     assert "a subclass of crl.config.environments.EnvironmentConfig" in refused("number")
 

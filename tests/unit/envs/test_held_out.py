@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,11 +18,9 @@ from crl.envs.shrines import ShrinesConfig
 from crl.envs.sokoban import SokobanConfig
 from crl.errors import BadInput
 from crl.protocols import Leveled
-from crl.worlds.minihack.environment import MiniHackConfig
 from tests.marks import sampled
 
 FROM = 1_000_000
-ROOM = "MiniHack-Room-Ultimate-5x5-v0"
 CASES = [
     # Small maps, so that a level comes again and again.
     (FrozenLakeConfig(size_min=3, size_max=3, frozen_probability=0.9), 3000),
@@ -37,16 +33,8 @@ CASES = [
     (ShrinesConfig(practice=True, things=24, shown=5), 1000),
     (SokobanConfig(size_min=5, size_max=5, boxes=1), 800),
     (SokobanConfig(), 400),
-    (MiniHackConfig(id=ROOM), 30),
 ]
-MORE = [  # the same code over other levels
-    pytest.param(MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0"), 40, marks=pytest.mark.slow),
-    pytest.param(MiniHackConfig(id="MiniHack-MazeWalk-9x9-v0"), 40, marks=pytest.mark.slow),
-    pytest.param(MiniHackConfig(id="MiniHack-River-Narrow-v0"), 40, marks=pytest.mark.slow),
-]
-EVERY = pytest.mark.parametrize(
-    ("config", "levels"), [*CASES, *MORE], ids=lambda each: getattr(each, "id", getattr(each, "kind", each))
-)
+EVERY = pytest.mark.parametrize(("config", "levels"), CASES, ids=lambda each: getattr(each, "kind", each))
 
 
 def contents(environment, seeds, width=100):
@@ -63,8 +51,6 @@ def made():
     opened = []
 
     def make(config):
-        if config.kind == "minihack":
-            pytest.importorskip("minihack", reason="minihack is not installed")
         opened.append(config.make())
         return opened[-1]
 
@@ -73,49 +59,42 @@ def made():
         environment.close()
 
 
-# Files, published tasks or packages of others; what is held out of them is proved beside their other tests.
-ELSEWHERE = {
-    "alfworld", "hotpotqa", "swe", "webshop", "gymnasium", "minigrid", "textarena", "reasoning_gym", "textworld",
-}  # fmt: skip
-
-
-def test_every_registered_environment_is_proved_here():
-    assert {config.kind for config, _ in CASES} | ELSEWHERE == set(ENVIRONMENTS.names())
+def test_every_environment_of_the_core_is_proved_here():
+    """What guests hold out is proved beside their other tests."""
+    assert {config.kind for config, _ in CASES} == set(ENVIRONMENTS.built_in())
 
 
 @EVERY
 def test_no_level_is_both_trained_and_held_out(made, config, levels):
-    environment = made(config)
+    check_sides(made(config), levels)
+
+
+def check_sides(environment, levels, *, shows_all=True):
+    """No level of an environment is on both sides."""
     assert isinstance(environment, Leveled)
     sides = contents(environment, range(levels)), contents(environment, range(FROM, FROM + min(levels, 128)))
     trained, held_out = ({content for content, _ in side} for side in sides)
     assert len(trained) > 20 and len(held_out) > 8, "there is something to hold apart"
     assert not trained & held_out
     assert all(map(is_held_out, held_out)) and not any(map(is_held_out, trained))
-    if config.kind != "minihack":  # where the first observation shows all of the level, it says the same
-        assert not {seen for _, seen in sides[0]} & {seen for _, seen in sides[1]}
+    seen, unseen = ({observation for _, observation in side} for side in sides)
+    assert not shows_all or not seen & unseen, "the first observation shows all of the level"
 
 
 @pytest.mark.slow
 @EVERY
 def test_equal_seeds_are_equal_levels_in_whatever_order_they_are_asked_for(made, config, levels):
+    check_order(made, config)
+
+
+def check_order(made, config):
+    """Two environments of a config draw equal levels for equal seeds."""
     seeds = [*range(20), *range(FROM, FROM + 20), FROM + BLOCK + 3]
     first, second = made(config), made(config)
     forward = dict(zip(seeds, contents(first, seeds), strict=True))
     backward = dict(zip(seeds[::-1], contents(second, seeds[::-1]), strict=True))
     assert forward == backward
     assert contents(first, seeds) == [forward[seed] for seed in seeds], "and again from what is kept"
-
-
-def test_equal_seeds_are_equal_levels_in_another_process(made):
-    program = (
-        "from crl.worlds.minihack.environment import MiniHackConfig\n"
-        "from tests.unit.envs.test_held_out import FROM, ROOM, contents\n"
-        "print(contents(MiniHackConfig(id=ROOM).make(), [3, 4, FROM + 1, FROM + 2]))"
-    )
-    here = contents(made(MiniHackConfig(id=ROOM)), [3, 4, FROM + 1, FROM + 2])
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == str(here)
 
 
 # -- what a held-out level is worth ------------------------------------------------------------------------------------
@@ -130,43 +109,6 @@ def test_held_out_maps_need_three_moves_and_those_of_training_any_number():
     assert min(longer) == 5
     ways = [layouts(RealmsConfig(held_out_moves=4)).of(FROM + seed).moves for seed in range(100)]
     assert min(ways) == 4 and max(ways) <= 6
-
-
-@pytest.mark.slow
-def test_held_out_rooms_need_three_moves_and_64_of_them_are_64_layouts(made):
-    """The moves as somebody counts them who sees the content: those of a king, from @ to >."""
-    environment = made(MiniHackConfig(id=ROOM))
-    rooms = [content for content, _ in contents(environment, range(FROM, FROM + BLOCK))]
-    assert len(set(rooms)) == BLOCK
-    cells = [{symbol: divmod(room.replace("\n", "").index(symbol), 5) for symbol in "@>"} for room in rooms]
-    moves = [max(abs(at["@"][0] - at[">"][0]), abs(at["@"][1] - at[">"][1])) for at in cells]
-    assert min(moves) == 3 and max(moves) == 4
-    trained = [content for content, _ in contents(environment, range(100))]
-    assert any(re_near(content) for content in trained), "training meets the short ones too"
-
-
-def re_near(room: str) -> bool:
-    return "@>" in room or ">@" in room
-
-
-def test_the_oracle_finds_the_stairs_of_a_level_where_its_content_says(made):
-    """Of what was seen in a game that was walked to its end, every floor cell and the way fit the layout."""
-    environment = made(MiniHackConfig(id="MiniHack-Room-Dark-5x5-v0", max_turns=40))
-    seeds = [*range(10), *range(FROM, FROM + 10)]
-    environment.reset_many(seeds)
-    walked = 0
-    for slot in range(len(seeds)):
-        room = environment.content(slot).split("\n")
-        start = next((r, row.index("@")) for r, row in enumerate(room) if "@" in row)
-        row, column = environment._slots[slot].screen.row, environment._slots[slot].screen.column
-        while (move := environment.oracle(slot)) is not None:
-            step = environment.step_many({slot: move})[slot]
-        assert step.success
-        end = environment._slots[slot].screen
-        found = start[0] + end.row - row, start[1] + end.column - column
-        assert room[found[0]][found[1]] == ">"
-        walked += 1
-    assert walked == len(seeds)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -186,19 +128,6 @@ def test_settings_without_such_levels_are_refused(config, found):
     assert f"seed {FROM}" in str(caught.value) and "held_out_moves" in str(caught.value)
 
 
-@pytest.mark.slow
-def test_a_task_with_one_level_is_refused_unless_it_says_so(made):
-    one = MiniHackConfig(id="MiniHack-Room-5x5-v0")
-    made(one)
-    with pytest.raises(BadInput, match="draws made 1 different level\n") as caught:
-        check_environment(one)
-    assert "held_out_from: null" in str(caught.value)
-    single = one.model_copy(update={"held_out_from": None})
-    check_environment(single)
-    environment = made(single)
-    assert len(set(contents(environment, [0, 5, FROM]))) == 1
-
-
 @pytest.mark.parametrize(
     ("train", "evaluation", "told"),
     [
@@ -207,11 +136,11 @@ def test_a_task_with_one_level_is_refused_unless_it_says_so(made):
     ],
 )
 def test_seed_ranges_must_lie_on_their_sides(train, evaluation, told):
-    for environment in (FrozenLakeConfig(), RealmsConfig(), ShrinesConfig(), MiniHackConfig()):
+    for environment in (FrozenLakeConfig(), RealmsConfig(), ShrinesConfig()):
         with pytest.raises(ValueError, match=told):
             FamilyConfig(name="a", environment=environment, train_seeds=train, evaluation_seeds=evaluation)
     FamilyConfig(
-        name="a", environment=MiniHackConfig(held_out_from=None), train_seeds=train, evaluation_seeds=evaluation
+        name="a", environment=FrozenLakeConfig(held_out_from=None), train_seeds=train, evaluation_seeds=evaluation
     )
 
 
@@ -252,8 +181,11 @@ def test_draws_that_make_no_level_are_counted_and_passed_over():
             Levels(draws, held_out_from=first, fewest_moves=1, draws=9, where="here").of(5)
 
 
-@pytest.mark.parametrize("config", [MiniHackConfig, FrozenLakeConfig])
-def test_held_out_levels_may_not_need_more_moves_than_a_game_has_turns(config):
+def test_held_out_levels_may_not_need_more_moves_than_a_game_has_turns():
+    check_moves(FrozenLakeConfig)
+
+
+def check_moves(config):
     """Every held-out game would be lost, and nothing would say why."""
     with pytest.raises(ValueError, match="held_out_moves 3 is more than max_turns 2"):
         config(max_turns=2)

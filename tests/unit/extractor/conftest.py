@@ -66,7 +66,7 @@ class ScriptedPolicy:
 def make_method(form="lines", chunk=3, context=100_000, merge=None, **distill):
     return Method.model_validate(
         {
-            "families": [{"name": "room", "environment": {"kind": "minihack"}}],
+            "families": [{"name": "room", "environment": {"kind": "frozenlake"}}],
             "roles": {"actor": {}, "extractor": {"context": context, "sampling": {"max_new_tokens": 10}}},
             "recipe": {
                 "kind": "complementary",

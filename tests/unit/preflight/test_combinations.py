@@ -13,6 +13,7 @@ from crl.errors import BadInput
 from crl.preflight import check_ready
 from crl.recipes.complementary.config import BankRecipeConfig, config_of
 from crl.recipes.complementary.ready import check_offline_bank
+from tests.recipe_runs import OTHERS
 
 ROOT = Path(__file__).parents[3]
 CRITIC = {"system": "s", "first": "{goal} {observation} {experience} {success_rate}"}
@@ -85,7 +86,7 @@ def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, chan
     assert caught.value.expected and caught.value.next_step
 
 
-@pytest.mark.parametrize("name", ["erl_tiny", "dreamgym_tiny", "importance_replay_tiny"])
+@pytest.mark.parametrize("name", [f"{recipe}_tiny" for recipe in OTHERS])
 def test_a_correction_beside_several_passes_is_refused_in_every_recipe(name: str) -> None:
     path, correction = ROOT / f"conf/{name}.yaml", {"method.recipe.objective.correction": {}}
     assert load_experiment(path, correction).method.recipe.objective.correction is not None
@@ -94,7 +95,7 @@ def test_a_correction_beside_several_passes_is_refused_in_every_recipe(name: str
     assert caught.value.where == "method.recipe.objective.correction"
 
 
-@pytest.mark.parametrize("name", ["erl_tiny", "dreamgym_tiny", "importance_replay_tiny"])
+@pytest.mark.parametrize("name", [f"{recipe}_tiny" for recipe in OTHERS])
 def test_answers_in_which_no_action_would_be_found_are_refused_in_every_recipe(name: str) -> None:
     """Their actors say a legal action and nothing else."""
     with pytest.raises(BadInput, match="no answer would have thoughts and tags") as caught:

@@ -8,17 +8,27 @@ from pathlib import Path
 import pytest
 
 from crl.cli.needs import Need, needs
-from crl.config import Experiment, LoraConfig, Runtime
+from crl.config import EnvironmentConfig, Experiment, LoraConfig, Runtime
 from crl.config.load import load_experiment
 from crl.errors import BadInput, NotEnoughDisk
 from crl.preflight import check_ready
 from crl.preflight.estimate import _bytes_in, check_disk, estimate, gigabytes, still_to_write
 from crl.preflight.shapes import SHAPES, ModelShape, shape_of
 from crl.run.manifest import MANIFEST, Digested, Manifest
+from tests.recipe_runs import requires
 from tests.unit.engine.harness import make_experiment
 
 ROOT = Path(__file__).parents[3]
 TINY = SHAPES["tiny"]
+
+
+class NowhereConfig(EnvironmentConfig):
+    """An environment that cannot be played here."""
+
+    kind: str = "nowhere"
+
+    def make(self) -> object:
+        raise BadInput("there is no place Nowhere-v0")
 
 
 def changed(experiment: Experiment, recipe: str | None = None, **method: object) -> Experiment:
@@ -82,8 +92,8 @@ def test_roles_that_are_not_trained_keep_no_checkpoints() -> None:
     ("role", "experiment", "key"),
     [
         ("extractor", "conf/tiny.yaml", "method.recipe.distill.batch"),
-        ("reflector", "conf/erl.yaml", "method.recipe.reflect.batch"),
-        ("experience", "conf/dreamgym.yaml", "method.recipe.predict.batch"),
+        pytest.param("reflector", "conf/erl.yaml", "method.recipe.reflect.batch", marks=requires("erl")),
+        pytest.param("experience", "conf/dreamgym.yaml", "method.recipe.predict.batch", marks=requires("dreamgym")),
     ],
 )
 def test_a_role_that_writes_one_turn_samples_what_its_recipe_batches(role: str, experiment: str, key: str) -> None:
@@ -256,11 +266,11 @@ def test_everything_that_cannot_run_is_refused_with_its_place(tmp_path: Path) ->
     check_ready(experiment, tmp_path / "run", 1)
     unknown_model = experiment.method.role("actor").model_copy(update={"model": "tinny"}).model_dump()
     family = experiment.method.families[0].model_dump()
-    family["environment"] = {"kind": "minihack", "id": "MiniHack-Nowhere-v0"}
+    family["environment"] = {"kind": f"{__name__}:NowhereConfig"}
     cases = [
         ("tinny", changed(experiment, actor=unknown_model)),
         ("nosuch", changed(experiment, retrieval={"embedder": "nosuch"})),
-        ("MiniHack-Nowhere-v0", changed(experiment, families=[family])),
+        ("Nowhere-v0", changed(experiment, families=[family])),
     ]
     for name, each in cases:
         with pytest.raises(BadInput) as caught:

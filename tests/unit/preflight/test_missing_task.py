@@ -14,7 +14,6 @@ from crl.config.load import load_experiment, parse_experiment
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput
 from crl.preflight import check_ready
-from crl.worlds.hotpotqa import HotpotQAConfig
 
 CONF = Path(__file__).parents[3] / "conf"
 
@@ -46,6 +45,14 @@ def test_an_environment_that_nobody_registered_is_named_with_its_family():
         parse_experiment(data, base=CONF, where="x")
 
 
+class Questions(FrozenLakeConfig):
+    """An environment with a list of held-out tasks."""
+
+    @property
+    def held_out_levels(self) -> int | None:
+        return 25
+
+
 @pytest.mark.parametrize(
     ("skipped", "count", "refused"),
     [(0, 25, None), (0, 26, "count to 25"), (5, 20, None), (5, 21, "count to 20"), (25, 1, "start to")],
@@ -53,7 +60,7 @@ def test_an_environment_that_nobody_registered_is_named_with_its_family():
 def test_more_held_out_seeds_than_tasks_are_refused(tmp_path, skipped, count, refused):
     """Played twice, a task counts twice, and the interval of a success rate is narrower than what is known."""
     loaded = load_experiment(CONF / "tiny.yaml")
-    questions = HotpotQAConfig(questions="own")
+    questions = Questions()
     seeds = SeedRange(start=questions.held_out_from + skipped, count=count)
     change = {"name": "questions", "environment": questions, "evaluation_seeds": seeds}
     family = loaded.method.families[0].model_copy(update=change)

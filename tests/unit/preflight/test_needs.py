@@ -22,6 +22,7 @@ from crl.preflight.memory import activations, checkpoint_bytes, head_memory, sam
 from crl.preflight.shapes import SHAPES, ModelShape, shape_of
 from tests import tiny_run
 from tests.marks import sampled
+from tests.recipe_runs import requires
 
 SCALE = tiny_run.ROOT / "conf/scale/qwen-7b.yaml"
 SHAPE = ModelShape(vocabulary=1000, hidden=64, layers=3, key_value=32, intermediate=160, query=128)
@@ -111,6 +112,7 @@ def test_zero_divides_what_its_stage_says(
     assert made.optimizer - update_memory(SHAPE, plain, 8).optimizer == 8 * count // (ranks if stage else 1)
 
 
+@requires("erl")
 @pytest.mark.parametrize(("kl", "lora", "copies"), [(0.001, None, 1), (0.0, None, 0), (0.001, {"rank": 2}, 0)])
 def test_a_penalty_for_leaving_the_base_model_holds_a_second_one_beside_full_weights(
     kl: float, lora: dict[str, int] | None, copies: int
@@ -194,20 +196,22 @@ def test_the_head_is_counted_where_tokens_are_trained() -> None:
 def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model that is nowhere on this machine: 7.6 billion parameters, adapters of rank 16, one GPU."""
     monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)
-    needed = estimate(load_experiment(SCALE))
+    experiment = load_experiment(SCALE)
+    needed = estimate(experiment)
     parameters, adapters = 7_615_283_200, 28 * 16 * (4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18_944))
     actor, update = needed.sampling["actor"], needed.updates["actor"]
     assert actor.weights == 2 * parameters and update.weights == 4 * parameters
     assert actor.cache == 32 * 4096 * 28 * 2 * 512 * 2  # rows, tokens, layers, keys and values, width, bytes
-    assert needed.written_bytes == 12 * adapters == checkpoint_bytes(SHAPES["Qwen/Qwen2.5-7B-Instruct"], ROLE_7B)
+    assert (
+        needed.written_bytes
+        == 12 * adapters
+        == checkpoint_bytes(SHAPES["Qwen/Qwen2.5-7B-Instruct"], experiment.method.role("actor"))
+    )
     assert needed.disk_bytes(5) == 3 * 12 * adapters + 5 * 18 * 64 * (4096 + 4096)
     # Both roles play with copies of their own, beside the trainer that the last round left.
     held = 2 * actor.weights + update.kept
     assert held < (needed.memory_bytes or 0) < held + actor.loading + actor.cache + actor.working + 2 * 2**30
     assert needed.device_bytes < 80e9, "it is meant for one GPU of 80 GB"
-
-
-ROLE_7B = load_experiment(SCALE).method.role("actor")
 
 
 @pytest.mark.slow

@@ -7,18 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from crl.config import Experiment, Method
+from crl.config.registry import load_object
 from crl.engine.execute import Attempt, execute_stage
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes
 from crl.run.journal import Journal
 from crl.run.lease import Lease
-from tests.recipes.dreamgym.dreamgym_played import DreamServices
-from tests.recipes.dreamgym.dreamgym_played import experiment as dream_experiment
-from tests.recipes.erl.erl_played import ErlServices
-from tests.recipes.erl.erl_played import experiment as erl_experiment
-from tests.recipes.importance_replay.replay_played import ReplayServices
-from tests.recipes.importance_replay.replay_played import experiment as replay_experiment
 from tests.unit.recipes.played import Services, Trainer, experiment
 
 FEW = {
@@ -27,6 +22,17 @@ FEW = {
     "method__evaluation__every": 2,
 }
 MERGES = {"method__recipe__merge__every": 2}
+PLAYED = {
+    "erl": ("tests.recipes.erl.erl_played:ErlServices", "tests.recipes.erl.erl_played:experiment"),
+    "dreamgym": (
+        "tests.recipes.dreamgym.dreamgym_played:DreamServices", "tests.recipes.dreamgym.dreamgym_played:experiment",
+    ),
+    "importance_replay": (
+        "tests.recipes.importance_replay.replay_played:ReplayServices",
+        "tests.recipes.importance_replay.replay_played:experiment",
+    ),
+}  # fmt: skip
+"""Services and experiment of the recipes that are guests; imported where one of them is played."""
 
 
 class SteppingTrainer(Trainer):
@@ -51,8 +57,14 @@ def stepping(services: Services) -> Services:
 
 
 def services_of(made: Experiment) -> Services:
-    others = {"erl": ErlServices, "dreamgym": DreamServices, "importance_replay": ReplayServices}
-    return stepping(others.get(made.method.recipe.kind, Services)(made))
+    services, _ = PLAYED.get(made.method.recipe.kind, (f"{__name__}:Services", ""))
+    return stepping(load_object(services)(made))
+
+
+def guest(recipe: str, **changes: Any) -> Experiment:
+    """The experiment of a recipe that is a guest."""
+    made: Experiment = load_object(PLAYED[recipe][1])(**changes)
+    return made
 
 
 def begun(root: Path, made: Experiment) -> RunDirectory:
@@ -84,11 +96,12 @@ def finished(root: Path, rounds: int, kind: str = "complementary", **changes: An
     """A run of so many rounds; `kind` is a recipe, `overlap`, or a weighting of replay."""
     match kind:
         case "erl":
-            made = erl_experiment(**{**FEW, **changes})
+            made = guest(kind, **{**FEW, **changes})
         case "dreamgym":
-            made = dream_experiment(**changes)
+            made = guest(kind, **changes)
         case "uniform" | "learned":
-            made = replay_experiment(**{"method__evaluation__every": 2, "method__recipe__weighting": kind, **changes})
+            weighting = {"method__evaluation__every": 2, "method__recipe__weighting": kind}
+            made = guest("importance_replay", **{**weighting, **changes})
         case "overlap":
             made = experiment(**{**FEW, **MERGES, "method__overlap": True, **changes})
         case _:

@@ -11,6 +11,7 @@ from crl.config import Experiment
 from crl.rounds.context import MemoryWriter, StageContext
 from crl.rounds.fork import ALWAYS_AFTER, OF_UPDATES, rollout_stages, within
 from crl.rounds.recipe import recipe_in
+from tests.recipe_runs import requires
 from tests.unit.recipes.branched import finished, services_of
 from tests.unit.recipes.played import CRITIC
 from tests.unit.recipes.tracing import settings_read
@@ -21,10 +22,10 @@ from tests.unit.recipes.tracing import settings_read
     [
         ("complementary", {"method__recipe__self_distillation": {}, "method__recipe__bank__duplicates": "near",
                            "method__recipe__actor_critic": {}, "method__prompts__critic": CRITIC}),
-        ("erl", {}),
-        ("dreamgym", {"method__recipe__mix": 0.5}),
-        ("uniform", {}),
-        ("learned", {}),
+        pytest.param("erl", {}, marks=requires("erl")),
+        pytest.param("dreamgym", {"method__recipe__mix": 0.5}, marks=requires("dreamgym")),
+        pytest.param("uniform", {}, marks=requires("importance_replay")),
+        pytest.param("learned", {}, marks=requires("importance_replay")),
     ],
 )  # fmt: skip
 def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from crl.config.load import load_experiment
 from crl.errors import BadInput
 from crl.policies import resolve_model
 from crl.preflight import check_ready
+from tests.recipe_runs import requires
 from tests.windowed import write_windowed
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -18,7 +19,12 @@ CONF = Path(__file__).parents[3] / "conf"
 
 @pytest.mark.parametrize(
     ("experiment", "role"),
-    [("tiny", "actor"), ("tiny", "extractor"), ("erl_tiny", "actor"), ("dreamgym_tiny", "experience")],
+    [
+        ("tiny", "actor"),
+        ("tiny", "extractor"),
+        pytest.param("erl_tiny", "actor", marks=requires("erl")),
+        pytest.param("dreamgym_tiny", "experience", marks=requires("dreamgym")),
+    ],
 )
 def test_a_model_with_a_window_is_refused_at_once(experiment: str, role: str, tmp_path: Path) -> None:
     path = shutil.copytree(resolve_model("tiny").path, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""The prompts of the grids and of MiniHack: every example is in form and sound, and none gives a masked rule away."""
+"""The prompts of the grids: every example is in form and sound, and none gives a masked rule away."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ from crl.envs.sokoban_levels import best_action
 from crl.extractor.parse import parse_output
 from crl.extractor.prompts import check_prompts as check_extractor_prompts
 from crl.rollout.actions import parse_action
-from crl.rollout.prompts import actor_messages, check_prompts, following_text
-from crl.worlds.minihack.environment import MiniHackConfig
+from crl.rollout.prompts import actor_messages, check_prompts
 from tests.unit.envs.test_sokoban import read_room
-from tests.worlds.minihack.test_minihack import MOVES
 
 FOLDER = Path(__file__).parents[3] / "conf/prompts"
 GRID = ("up", "down", "left", "right")
 OFFERED = {
     "sokoban": GRID,
     "frozenlake": GRID,
-    "minihack": MOVES,
-    "minihack_tasks": (*MOVES, "pick up", "apply"),
 }
 
 
@@ -36,11 +32,15 @@ def prompts(name):
 
 @pytest.mark.parametrize("name", OFFERED)
 def test_every_example_is_an_answer_in_form(name):
+    check_examples(name, OFFERED[name])
+
+
+def check_examples(name, offered):
     found = prompts(name)
     check_prompts(found)
     check_extractor_prompts(found)
     answers = [exchange.assistant for exchange in found["actor"].examples]
-    assert [parse_action(answer, OFFERED[name], "word") for answer in answers] == answers
+    assert [parse_action(answer, offered, "word") for answer in answers] == answers
     assert len(set(answers)) >= 4, "no answer is shown more often than others"
     for exchange in found["distill"].examples:
         guided = "Advice used: none" not in exchange.user
@@ -72,18 +72,3 @@ def test_a_masked_game_is_told_nothing_but_the_names_of_its_actions(config):
     assert not any(word in told for word in ("hole", "box", "wall", "target", "push", "safe", "reach", "frozen"))
     symbols = set(start.observation.split())
     assert not any(symbols & set(exchange.user.removesuffix("\nMove?").split()) for exchange in found.examples)
-
-
-def test_the_actions_of_a_key_room_are_listed_and_described():
-    found = prompts("minihack_tasks")["actor"]
-    pytest.importorskip("minihack", reason="minihack is not installed")
-    environment = MiniHackConfig(id="MiniHack-KeyRoom-Dark-S5-v0", max_turns=30).make()
-    start = environment.reset_many([0])[0]
-    environment.close()
-    messages = actor_messages(
-        found, goal=start.goal, observation=start.observation, actions=start.actions, experience="x", placement="user"
-    )
-    assert "Actions: " + ", ".join(start.actions) + "." in messages[0]["content"]
-    assert "`pick up`" in messages[0]["content"] and "`apply`" in messages[0]["content"]
-    shown = following_text(found, goal=start.goal, observation="map", actions=start.actions, feedback="")
-    assert shown == "map\nAction?", "later turns are short"

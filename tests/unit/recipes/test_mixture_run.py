@@ -39,12 +39,13 @@ from crl.rounds.recipe import recipe_of, recorded_bank
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from tests.learning.harness import rows
+from tests.recipe_runs import HERE
 from tests.unit.recipes.test_asking_run import Script
 
 # Where MiniHack is not installed a small lake stands in: six tasks all the same.
 ROOM = (
     "{kind: minihack, id: MiniHack-Room-Random-5x5-v0, max_turns: 2, held_out_moves: 1}"
-    if find_spec("minihack")
+    if "minihack" in HERE and find_spec("minihack")
     else "{kind: frozenlake, size_min: 4, size_max: 4, max_turns: 2, held_out_moves: 1}"
 )
 EXPERIMENT = f"""

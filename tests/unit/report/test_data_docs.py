@@ -14,7 +14,6 @@ from crl.checks import suites
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.errors import BadInput, DataCheckFailed
-from crl.recipes.erl.rows import Reflection
 from crl.records import schema_of
 from crl.report.data_docs import INDEX, write_data_docs
 from crl.report.page import write_report
@@ -25,6 +24,7 @@ from crl.run.cache import faults
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.refused import keep_refused, refused
+from tests.recipe_runs import requires
 from tests.unit.checks import example_rows as examples
 
 TINY = Path(__file__).parents[3] / "conf" / "tiny.yaml"
@@ -112,7 +112,10 @@ def test_what_was_refused_is_forgotten_once_the_stage_is_committed(
     assert refused(run.path) == {}
 
 
+@requires("erl")
 def test_tables_that_a_recipe_brings_are_in_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from crl.recipes.erl.rows import Reflection
+
     run = RunDirectory.create_or_open(load_experiment(TINY.with_name("erl_tiny.yaml")), tmp_path)
     recipe_in(run)
     stage = Stage("collect", run=lambda ctx: ctx.write(Reflection, []), writes=(Reflection,))

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from crl.envs.side_by_side import SideBySide
-from crl.protocols import Actions, Start, Step
+from crl.protocols import Actions, FreeText, Start, Step, Tool, ToolCalls
 from crl.rollout.kept_steps import KeptSteps
 from crl.run.journal import JsonLines
-from crl.worlds.swe.calls import FORM, TOOLS
 from tests.processes import wait_until
 from tests.unit.rollout.fakes import Corridor
 
 NAMES = ["one", "three"]
+FORM = FreeText("one call:\n<function=run>\n</function>")
+TOOLS = ToolCalls((Tool("run", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}}),))
 
 
 class Counted(Corridor):

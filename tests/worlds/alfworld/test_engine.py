@@ -8,8 +8,8 @@ from crl.worlds.alfworld.conditions import Unsupported, alternatives
 from crl.worlds.alfworld.files import load
 from crl.worlds.alfworld.game import NOTHING
 from crl.worlds.alfworld.grammar import symbols_of
-from crl.worlds.alfworld.names import names_of
 from crl.worlds.alfworld.pddl import parse, read_domain, read_problem
+from crl.worlds.alfworld.speech import names_of
 from tests.worlds.alfworld.world import game_texts, write_game
 
 PICK = "pick_and_place_simple"

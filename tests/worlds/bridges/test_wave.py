@@ -12,8 +12,7 @@ from crl.config.environments import ENVIRONMENTS
 from crl.errors import BadInput
 from crl.protocols import FreeText, Leveled, StopReason
 from crl.worlds.bridges.packages import package
-from crl.worlds.bridges.streams import GlobalStreams, Untouched
-from crl.worlds.bridges.wave import Episode, LeveledWave, Outcome, Wave, seed_of
+from crl.worlds.bridges.wave import Episode, GlobalStreams, LeveledWave, Outcome, Untouched, Wave, seed_of
 
 
 class Counting(Episode):

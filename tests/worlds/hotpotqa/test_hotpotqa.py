@@ -15,7 +15,7 @@ from crl.errors import BadInput
 from crl.protocols import FreeText, Instructive, Leveled, StopReason
 from crl.worlds.hotpotqa import HotpotQAConfig
 from crl.worlds.hotpotqa.environment import HotpotQAEnvironment, parse_action
-from crl.worlds.hotpotqa.lessons import lesson_of
+from crl.worlds.hotpotqa.oracle import lesson_of
 from crl.worlds.hotpotqa.questions import Paragraph
 from crl.worlds.hotpotqa.search import MeaningSearch, WordSearch
 from tests.worlds.hotpotqa.hotpotqa_files import record, write

@@ -8,10 +8,8 @@ import pytest
 
 from crl.errors import BadInput
 from crl.worlds.hotpotqa import HotpotQAConfig
-from crl.worlds.hotpotqa.files import paragraphs_of
-from crl.worlds.hotpotqa.own import FOLDER, OWN_PARAGRAPHS, own_questions
-from crl.worlds.hotpotqa.questions import Question
-from crl.worlds.hotpotqa.score import normalized
+from crl.worlds.hotpotqa.files import FOLDER, OWN_PARAGRAPHS, own_questions, paragraphs_of
+from crl.worlds.hotpotqa.questions import Question, normalized
 
 SIDES = ("train", "held_out")
 EVERY = [(side, question) for side in SIDES for question in own_questions(side)]
@@ -75,7 +73,7 @@ def test_the_oracle_answers_all_in_the_turns_there_are(settings: dict[str, str])
 
 def test_a_missing_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     own_questions.cache_clear()
-    monkeypatch.setattr("crl.worlds.hotpotqa.own.FOLDER", FOLDER.with_name("no such"))
+    monkeypatch.setattr("crl.worlds.hotpotqa.files.FOLDER", FOLDER.with_name("no such"))
     with pytest.raises(BadInput, match="questions of this project cannot be read") as caught:
         own_questions("train")
     assert "pip install -e ." in str(caught.value)

@@ -23,8 +23,7 @@ from crl.rounds.ready import check_placeholders
 from crl.rounds.recipe import recipe_of
 from crl.worlds.hotpotqa import HotpotQAConfig
 from crl.worlds.hotpotqa.environment import FORM, parse_action
-from crl.worlds.hotpotqa.files import paragraphs_of
-from crl.worlds.hotpotqa.own import own_questions
+from crl.worlds.hotpotqa.files import own_questions, paragraphs_of
 from tests.learning.harness import rows, train
 from tests.recipes.erl.erl_played import ErlServices, experiment
 from tests.unit.recipes.played import Played, Policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crl.worlds.hotpotqa.score import Score, normalized, reward_of, score_of
+from crl.worlds.hotpotqa.questions import Score, normalized, reward_of, score_of
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import pytest
 from crl.envs import check_environment
 from crl.errors import BadInput
 from crl.protocols import StopReason
-from crl.worlds.minihack.environment import MiniHackConfig
-from crl.worlds.minihack.goals import goal_of
+from crl.worlds.minihack.environment import MiniHackConfig, goal_of
 
 pytest.importorskip("minihack", reason="minihack is not installed")
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from crl.envs import minihack
 from crl.errors import BadInput
-from crl.worlds.minihack.environment import MiniHackConfig
-from crl.worlds.minihack.goals import goal_of
+from crl.worlds.minihack import environment as minihack
+from crl.worlds.minihack.environment import MiniHackConfig, goal_of
 from tests.worlds.minihack.test_minihack import MOVES, play, random_play
 
 pytest.importorskip("minihack", reason="minihack is not installed")

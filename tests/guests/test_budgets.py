@@ -17,7 +17,8 @@ from crl.lab.study.table import interval_text, study_markdown, tables
 from crl.recipes.dreamgym.rows import Transition
 from crl.recipes.erl.rows import Reflection
 from crl.records import Distillation, Episode, Generation
-from tests.unit.recipes import dreamgym_played, erl_played
+from tests.recipes.dreamgym import dreamgym_played
+from tests.recipes.erl import erl_played
 
 STUDY = Study.model_validate({
     "name": "s", "base": Path("b.yaml"), "rounds": 4, "seeds": [1, 2], "compare_with": "plain",

@@ -2,7 +2,7 @@
 
 Shapes: N samples, F features. One hidden layer; its output layer begins at zero, so that every score is exactly 0.5
 before the first step. Everything runs in float32 on one thread of the CPU: equal rows give equal bits. Weights and the
-state of Adam come from rows and go to rows (`crl/recipes/importance_replay/rows.py`); no file is written here.
+state of Adam come from rows and go to rows (`rows.py`); no file is written here.
 """
 
 from __future__ import annotations

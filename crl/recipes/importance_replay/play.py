@@ -1,4 +1,5 @@
-"""Stages `probe_before` and `probe_after`: held-out training tasks with the weights before an update and after it.
+"""What a round plays: stages `plan` and `collect`, and as `probe_before` and `probe_after` held-out training tasks with
+the weights before an update and after it.
 
 Common random numbers: a round's tasks are drawn anew from those that only probes play, and an episode before and its
 twin after have the same level and the same random stream. Nothing is played where the update has nothing to train or
@@ -15,16 +16,35 @@ import pyarrow.compute as pc
 from crl.config import Method
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.rows import PROBE
-from crl.records import Sample
-from crl.rollout.play import EpisodeSlot, PlayedEpisode
+from crl.records import FREE, Sample, Task
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
-from crl.rounds.tasks import Place, tasks_at, waves_over
-from crl.rounds.waves import play_with_actor, write_played
+from crl.rounds.tasks import Place, drawn_tasks, tasks_at, waves_over
+from crl.rounds.waves import play_with_actor, together, write_played
 from crl.rounds.weights import weights_of
 from crl.run.seeds import seed_for
 
 BEFORE_UPDATE, AFTER_UPDATE = "probe_before", "probe_after"
+
+
+def plan(ctx: StageContext) -> None:
+    """Draw the tasks of the round: a group of free episodes at each, none that is set apart for probes."""
+    ctx.write(Task, drawn_tasks(ctx, lambda size: [FREE] * size, config_of(ctx.method).training_seeds))
+
+
+def count_waves(ctx: StageContext) -> int:
+    """Waves of the round."""
+    return len(_planned(ctx))
+
+
+def collect_part(ctx: StageContext, part: int) -> None:
+    """Play one wave with the actor of the round before."""
+    write_played(ctx, play_with_actor(ctx, [EpisodeSlot(task) for task in _planned(ctx)[part]]))
+
+
+def _planned(ctx: StageContext) -> list[list[Task]]:
+    return waves_of(ctx.rows(Task, "plan"), ctx.method.rollout.wave_groups, together(ctx.method))
 
 
 def probe_id(round_number: int, stage: str, family: str, environment_seed: int) -> str:
@@ -43,7 +63,7 @@ def probed(method: Method, round_number: int) -> dict[str, list[int]]:
     return found
 
 
-def count_parts(ctx: StageContext) -> int:
+def count_probes(ctx: StageContext) -> int:
     """Waves of the probes; one that is empty where nothing is to be measured."""
     return max(1, len(_waves(ctx)))
 

@@ -24,7 +24,7 @@ from crl.protocols import Chat
 from crl.recipes.dreamgym.form import read
 from crl.records import Generation
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[2]
 SEED = re.compile(r"-(\d{7})")
 CLAIM = re.compile(r"take ([A-H]) then ([A-H])")
 

@@ -1,7 +1,6 @@
 """Importance-weighted replay, round by round: the buffer, what is drawn of it, and what probes say of the updates.
 
-The figures are those of the stage `health` (`crl/recipes/importance_replay/health.py`); a run of another recipe has
-none of them.
+The figures are those of the stage `health` (`health.py`).
 """
 
 from __future__ import annotations
@@ -9,25 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crl.report.cells import count, plain, signed
+from crl.report.sections import Section
 from crl.report.summary import RoundSummary
-
-REPLAYED = (
-    ("worth of the samples", True, (
-        ("mean", "score_mean", 0), ("largest", "score_max", 2), ("least", "score_min", 1),
-    )),
-    ("probes: reward after an update less before", False, (("mean", "probe_gain", 0),)),
-    ("losses of replay", False, (
-        ("actor", "actor_loss", 2), ("cross-entropy", "extractor_loss", 0), ("coupling", "coupling_loss", 1),
-    )),
-    ("age of what is replayed, in rounds", False, (
-        ("mean", "replay_age_mean", 0), ("oldest", "replay_age_max", 2),
-    )),
-)  # fmt: skip
-"""Charts: title, whether shares are drawn, their lines as (name, figure, color)."""
 
 
 def replay_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
-    """One row per round with a replay buffer; none for a run of another recipe."""
+    """One row per round with a replay buffer."""
     return [
         {
             "round": each.label,
@@ -44,3 +30,20 @@ def replay_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
         for each in summaries
         if "replay_buffer" in each.health
     ]
+
+
+SECTION = Section(
+    charts=(
+        ("worth of the samples", True, (
+            ("mean", "score_mean", 0), ("largest", "score_max", 2), ("least", "score_min", 1),
+        )),
+        ("probes: reward after an update less before", False, (("mean", "probe_gain", 0),)),
+        ("losses of replay", False, (
+            ("actor", "actor_loss", 2), ("cross-entropy", "extractor_loss", 0), ("coupling", "coupling_loss", 1),
+        )),
+        ("age of what is replayed, in rounds", False, (
+            ("mean", "replay_age_mean", 0), ("oldest", "replay_age_max", 2),
+        )),
+    ),
+    tables={"replay and probes": replay_rows},
+)  # fmt: skip

@@ -13,7 +13,7 @@ from crl.config import FamilyConfig
 from crl.config.load import load_experiment
 from crl.worlds.bridges.reasoning_gym import UNUSABLE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/bridges.md").read_text(encoding="utf-8")
 FAMILIES = dict(re.findall(r'^```yaml title="(\w+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))
 KINDS = ("gymnasium", "minigrid", "textarena", "reasoning_gym", "textworld")

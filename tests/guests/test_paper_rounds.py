@@ -17,8 +17,8 @@ from crl.rounds.recipe import recipe_of
 from tests.learning.harness import rows, train
 from tests.unit.extractor.test_thinking import write_thinking
 from tests.unit.policies.test_model_embedder import write_embedder
-from tests.unit.recipes.test_paper_method import CUT, PAPER, SMALL
 from tests.worlds.alfworld.world import make_data
+from tests.worlds.minihack.test_paper_method import CUT, PAPER, SMALL
 from tests.worlds.webshop.webshop_files import record, write
 
 pytestmark = pytest.mark.slow

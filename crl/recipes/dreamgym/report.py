@@ -1,6 +1,6 @@
 """DreamGym, round by round: how true the experience model is, what was played in it, and what real steps were spent.
 
-The figures are those of the stage `health` (`crl/recipes/dreamgym/health.py`); a run of another recipe has none.
+The figures are those of the stage `health` (`health.py`).
 """
 
 from __future__ import annotations
@@ -8,26 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crl.report.cells import count, percent, signed
+from crl.report.sections import Section
 from crl.report.summary import RoundSummary
 
-DREAMS = (
-    ("held-out steps that the experience model predicts", True, (
-        ("next observation", "observation_agreement", 1), ("outcome and reward", "reward_accuracy", 0),
-        ("outcome of last steps", "ending_accuracy", 2),
-    )),
-    ("unseen held-out steps that the experience model predicts", True, (
-        ("next observation", "unseen_observation_agreement", 1), ("outcome and reward", "unseen_reward_accuracy", 0),
-        ("outcome of last steps", "unseen_ending_accuracy", 2),
-    )),
-    ("synthetic share of the actor's batch", True, (
-        ("of what is trained", "synthetic_share", 1), ("bound", "synthetic_bound", 2),
-    )),
-    ("training episodes that succeed", True, (
-        ("in the experience model", "success_synthetic", 1), ("in the real environment", "success_real", 0),
-    )),
-    ("real environment steps", False, (("so far", "real_steps_total", 0), ("of the round", "real_steps", 1))),
-)  # fmt: skip
-"""Charts: title, whether shares are drawn, their lines as (name, figure, color)."""
 TRUTH = (
     ("seen", "seen_share"),
     ("next state", "observation_agreement"), ("reward", "reward_accuracy"), ("ending", "ending_accuracy"),
@@ -38,7 +21,7 @@ TRUTH = (
 
 
 def dream_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
-    """One row per round that counts real steps; none for a run of another recipe."""
+    """One row per round that counts real steps."""
     return [
         {
             "round": each.label,
@@ -69,3 +52,25 @@ def truth_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
 
 def _alarmed(summary: RoundSummary) -> bool:
     return any(alarm.startswith("validate: ") for alarm in summary.alarms)
+
+
+SECTION = Section(
+    charts=(
+        ("held-out steps that the experience model predicts", True, (
+            ("next observation", "observation_agreement", 1), ("outcome and reward", "reward_accuracy", 0),
+            ("outcome of last steps", "ending_accuracy", 2),
+        )),
+        ("unseen held-out steps that the experience model predicts", True, (
+            ("next observation", "unseen_observation_agreement", 1),
+            ("outcome and reward", "unseen_reward_accuracy", 0), ("outcome of last steps", "unseen_ending_accuracy", 2),
+        )),
+        ("synthetic share of the actor's batch", True, (
+            ("of what is trained", "synthetic_share", 1), ("bound", "synthetic_bound", 2),
+        )),
+        ("training episodes that succeed", True, (
+            ("in the experience model", "success_synthetic", 1), ("in the real environment", "success_real", 0),
+        )),
+        ("real environment steps", False, (("so far", "real_steps_total", 0), ("of the round", "real_steps", 1))),
+    ),
+    tables={"experience model": dream_rows, "experience model on held-out steps": truth_rows},
+)  # fmt: skip

@@ -10,7 +10,7 @@ import yaml
 from crl.config.load import load_experiment
 from crl.envs import check_environment
 from crl.rounds.ready import check_placeholders
-from tests.unit.recipes.test_paper_method import PAPER
+from tests.worlds.minihack.test_paper_method import PAPER
 
 TASKS = {
     "minihack_maze": ("minihack", "MiniHack-MazeWalk-9x9-v0"),
@@ -64,3 +64,25 @@ def test_the_shop_and_the_household_differ_from_the_room_as_the_paper_says() -> 
 def test_the_shop_shows_no_attributes_as_the_benchmarks_text_environment(name: str) -> None:
     families = {family["name"]: family for family in read(name)["method"]["families"]}
     assert families["webshop"]["environment"]["attributes_page"] is False
+
+
+@pytest.mark.parametrize("name", ["mixture3", "mixture6"])
+def test_the_papers_mixtures(name: str) -> None:
+    path = PAPER.with_name(f"{name}.yaml")
+    listed = yaml.safe_load(path.read_text())["method"]["families"]
+    kinds = [family["environment"]["kind"] for family in listed]
+    assert (
+        sorted(kinds)
+        == {
+            "mixture3": ["alfworld", "minihack", "webshop"],
+            "mixture6": ["alfworld", "minihack", "minihack", "minihack", "sokoban", "webshop"],
+        }[name]
+    )
+    method = load_experiment(path).method
+    assert sum(family.groups * method.group_size(family) for family in method.families) == 128 * len(listed)
+    assert {family.turn_limit for family in method.families} == {30, 40}
+    for family in method.families:
+        new = method.sampling("actor", family.name).max_new_tokens
+        assert new == (2048 if family.environment.kind == "alfworld" else 4096)
+    room = load_experiment(PAPER).method
+    assert method.recipe == room.recipe and method.roles == room.roles and method.prompts == room.prompts

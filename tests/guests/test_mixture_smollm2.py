@@ -14,7 +14,7 @@ from crl.records import Episode, Turn
 from crl.rounds.recipe import recipe_of
 from tests.learning.harness import rows, train
 
-CONF = Path(__file__).parents[3] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 ROUNDS = 2
 CUT: dict[str, Any] = {
     "method.families.0.group_size": 4,

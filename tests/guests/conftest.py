@@ -1,0 +1,5 @@
+"""Fixtures of other folders that tests of several guests use."""
+
+from tests.unit.lab.warm.conftest import chat, method
+
+__all__ = ["chat", "method"]
