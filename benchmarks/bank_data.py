@@ -120,7 +120,7 @@ def _load(directory: Path) -> RealData:
 def _embed(texts: list[str]) -> NDArray[np.float32]:
     from sentence_transformers import SentenceTransformer
 
-    from crl.policies.embedder_sources import resolve_embedder
+    from crl.policies.embedders import resolve_embedder
 
     source = resolve_embedder("minilm")
     assert source is not None

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment_systems.alfworld_reference import MISSING, Reference, interpreter
-from crl.worlds.alfworld.files import games_of, load
+from crl.worlds.alfworld.files import TASKS, games_of, load
 from crl.worlds.alfworld.game import State
-from crl.worlds.alfworld.tasks import TASKS
 
 
 @dataclass(frozen=True)

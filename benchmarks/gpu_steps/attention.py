@@ -67,7 +67,7 @@ class Work:
 
 def project(work: Work, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """By the names that updates use; where they have others by now, this form is left out."""
-    from crl.learn.packing import Tree
+    from crl.learn.batches import Tree
     from crl.learn.tree_attention import Paths, tree_attention
 
     paths = Paths.of(Tree([], [], work.paths, work.segments), query.device)

@@ -243,7 +243,7 @@ def _gpu() -> tuple[str, bool, str]:
 
 def _models() -> Iterator[Finding]:
     from crl.paths import models_directory
-    from crl.policies.embedder_sources import EMBEDDERS, check_embedder
+    from crl.policies.embedders import EMBEDDERS, check_embedder
     from crl.policies.sources import BUILT_IN, check_model
 
     prepared = sorted(path.parent.name for path in models_directory().glob("*/config.json"))

@@ -65,15 +65,21 @@ class RolloutConfig(Model):
     search_and_ask: SearchAndAskConfig | None = Field(None, description="Guided episodes may ask; none: they may not.")
 
 
-class RetrievalConfig(Model):
-    """Eq. 6 and its choices."""
-
-    embedder: str = Field(
-        "minilm",
+EmbedderName = Annotated[
+    str,
+    Field(
         min_length=1,
         description="minilm (all-MiniLM-L6-v2), lexical (hashed bag of words), or a sentence-transformers model: a "
         "directory or a Hugging Face id.",
-    )
+    ),
+]
+"""The field of a config."""
+
+
+class RetrievalConfig(Model):
+    """Eq. 6 and its choices."""
+
+    embedder: EmbedderName = "minilm"
     query_instruction: str | None = Field(
         None,
         max_length=4000,

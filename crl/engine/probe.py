@@ -35,7 +35,8 @@ from transformers.utils import logging
 from crl.config import LoraConfig, SamplingConfig
 from crl.config.models import check_attention, noting, pretrained
 from crl.config.vocabulary import absent_of, rows_of_model
-from crl.errors import BadInput, CrlError, StageFailed
+from crl.engine.services import parameters
+from crl.errors import CrlError, StageFailed
 from crl.learn.batches import collate
 from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import ScoredModel, inputs_of, load_trainable
@@ -162,7 +163,7 @@ class _Probe:
 
     def _find_room(self) -> bool:
         """Choose precision and device: float32, on a GPU where it has room. False where none has."""
-        count = _elements(self._path)
+        count = parameters(self._path)
         if count < _SMALL:
             torch.set_num_threads(1)
         whole = self._question.trained and self._question.lora is None
@@ -398,23 +399,6 @@ def _one_model(load: Callable[[], Any]) -> Iterator[Any]:
     finally:
         del model
         gc.collect()
-
-
-def _elements(path: Path) -> int:
-    """Numbers in a model's files of weights, by their headers. Raises BadInput where one cannot be read."""
-    from safetensors import SafetensorError, safe_open
-
-    count = 0
-    for file in path.glob("*.safetensors"):
-        try:
-            with safe_open(file, "numpy") as weights:
-                names = weights.keys()
-                count += sum(int(np.prod(weights.get_slice(name).get_shape())) for name in names)
-        except (OSError, SafetensorError) as error:
-            raise BadInput(
-                f"its file {file.name} cannot be read: {error}", expected="a whole file of weights"
-            ) from None
-    return count
 
 
 def main() -> None:

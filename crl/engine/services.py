@@ -150,7 +150,7 @@ class EngineServices:
     def model_digest(self, role: str) -> str:
         """SHA-256 over the files of a role's base model, or of the embedder; a name without files is its own digest."""
         if role == "embedder":
-            from crl.policies.embedder_sources import embedder_digest
+            from crl.policies.embedders import embedder_digest
 
             return embedder_digest(self._embedder_use().name)
         return self._source(self._method.role(role).model).digest
@@ -166,7 +166,7 @@ class EngineServices:
             self._check_embedder()
             if use.name != "lexical":
                 self._prepare_torch()
-            from crl.policies import load_embedder
+            from crl.policies.embedders import load_embedder
 
             self._embedder = load_embedder(use.name, use.query_instruction)
         return self._embedder
@@ -309,7 +309,7 @@ class EngineServices:
         """Whether the models of the recipe's roles are so small that nothing has to make room for anything."""
         from crl.policies.machine import all_stay, gpu_count
 
-        size = 4 * sum(_parameters(path) for path in {self.model_path(role) for role in self._method.owners()})
+        size = 4 * sum(parameters(path) for path in {self.model_path(role) for role in self._method.owners()})
         return all_stay(self._method, size, on_gpu=gpu_count() > 0)
 
     def _drop_trainers(self, roles: Sequence[str]) -> None:
@@ -322,14 +322,21 @@ class EngineServices:
 
 
 @functools.cache
-def _parameters(model: Path) -> int:
-    from safetensors import safe_open
+def parameters(model: Path) -> int:
+    """Numbers in a model's files of weights, by their headers. Raises BadInput where one cannot be read."""
+    from safetensors import SafetensorError, safe_open
 
-    found = 0
-    for path in model.glob("*.safetensors"):
-        with safe_open(path, "numpy") as weights:
-            found += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
-    return found
+    count = 0
+    for file in model.glob("*.safetensors"):
+        try:
+            with safe_open(file, "numpy") as weights:
+                names = weights.keys()
+                count += sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
+        except (OSError, SafetensorError) as error:
+            raise BadInput(
+                f"its file {file.name} cannot be read: {error}", expected="a whole file of weights"
+            ) from None
+    return count
 
 
 @contextmanager

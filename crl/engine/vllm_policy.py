@@ -29,7 +29,7 @@ from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
 from crl.policies.language_model import end_ids, generation_config, load_model, untie
 from crl.policies.machine import cpu_computes_bfloat16
-from crl.policies.scoring import sequence_logprobs
+from crl.policies.sampling import sequence_logprobs
 from crl.policies.served import GENERATE, ServedSession
 from crl.policies.serving import Client
 from crl.run.files import disk_error
@@ -272,12 +272,8 @@ def _scored(client: Client, ids: Sequence[int]) -> NDArray[np.float32]:
         "token_ids": list(ids),
         "sampling_params": {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
     }
-    try:
-        told = client.post(GENERATE, request)["prompt_logprobs"]
+    answer = client.post(GENERATE, request)
+    with client.reading("a score that is none"):
+        told = answer["prompt_logprobs"]
         found = [0.0, *(float(each[str(index)]["logprob"]) for index, each in zip(ids[1:], told[1:], strict=True))]
-    except (KeyError, TypeError, ValueError) as error:
-        raise EngineDied(
-            f"{client.name} gave a score that is none ({type(error).__name__}: {error})",
-            where=client.address,
-        ) from None
     return np.array(found, dtype=np.float32)

@@ -116,13 +116,8 @@ def wrong_logprobs(client: Client, where: str) -> BadInput | None:
     for index in (0, 1):  # without the restriction one of the two may be as good as certain, not both
         sampling = {"temperature": 1.0, "max_tokens": 1, "logprobs": 0, "allowed_token_ids": [index]}
         found = client.post(GENERATE, {"token_ids": [0], "sampling_params": {**sampling, "detokenize": False}})
-        try:
+        with client.reading("an answer without log-probabilities"):
             told.append(float(found["choices"][0]["logprobs"]["content"][0]["logprob"]))
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise EngineDied(
-                f"{client.name} gave an answer without log-probabilities ({type(error).__name__}: {error})",
-                where=client.address,
-            ) from None
     if all(abs(each) < _CERTAIN for each in told):
         return None
     return BadInput(

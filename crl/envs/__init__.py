@@ -26,7 +26,7 @@ def make_environment(family: FamilyConfig) -> Environment:
     environment = _stepped(family)
     if family.max_turns is None:
         return environment
-    from crl.envs.turn_limit import TurnLimit
+    from crl.envs.slots import TurnLimit
 
     return TurnLimit(environment, family.max_turns)
 

@@ -20,8 +20,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.base import unset
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.endings import ENDINGS, check_running
 from crl.envs.levels import FewestMoves, Levels, check_winnable
+from crl.envs.slots import Slots, refusal, stepped, with_ending
 from crl.protocols import Start, Step, StopReason
 
 ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -188,18 +188,18 @@ def _met(slot: _Slot, before: Cell) -> str:
     return GOAL if slot.cell == slot.lake.goal else HOLE if slot.cell in slot.lake.holes else SAFE
 
 
-class FrozenLakeEnvironment:
+class FrozenLakeEnvironment(Slots[_Slot]):
     """A wave of FrozenLake episodes (protocol `Environment`). Reward is 1 on the goal, else 0.
 
     A hole ends the episode as a failure, `max_turns` at the turn limit. An illegal action spends a turn.
     """
 
     def __init__(self, config: FrozenLakeConfig) -> None:
+        super().__init__()
         self.config = config
         self._symbols = _MASKED if config.masked else _PLAIN
         self._goal = _MASKED_GOAL if config.masked else _PLAIN_GOAL
         self._lakes = lakes(config)
-        self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
@@ -209,13 +209,7 @@ class FrozenLakeEnvironment:
     def _text(self, slot: _Slot) -> str:
         return lake_text(slot.lake, slot.cell, self._symbols)
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        slot.turns += 1
         before, legal = slot.cell, action in ACTIONS
         if action is not None and legal:
             slot.cell = slot.lake.moved(slot.cell, action)
@@ -226,14 +220,10 @@ class FrozenLakeEnvironment:
             reason = StopReason.failure
         elif slot.turns >= self.config.max_turns:
             reason = StopReason.turn_limit
-        slot.done = reason is not None
         slot.met = _met(slot, before) if legal else None
         slot.why = self._told(slot, before, action, reason) if action is not None and legal else None
-        success = reason is StopReason.success
-        feedback = "" if legal else "That names no possible action. Possible: " + ", ".join(ACTIONS) + "."
-        observation = "\n".join([self._text(slot), *([ENDINGS[reason]] if reason else [])])
-        actions = () if slot.done else tuple(ACTIONS)
-        return Step(observation, actions, legal, feedback, slot.done, success, float(success), reason)
+        feedback = "" if legal else refusal(ACTIONS)
+        return stepped(slot, reason, with_ending(self._text(slot), reason), tuple(ACTIONS), feedback, legal=legal)
 
     def _told(self, slot: _Slot, before: Cell, action: str, reason: StopReason | None) -> str:
         agent = self._symbols["agent"]
@@ -274,7 +264,3 @@ class FrozenLakeEnvironment:
     def cell(self, slot: int) -> Cell:
         """Where the agent of a slot stands."""
         return self._slots[slot].cell
-
-    def close(self) -> None:
-        """Nothing is held."""
-        self._slots = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -17,13 +17,11 @@ from typing import Any
 from pydantic import Field
 
 from crl.config.environments import EnvironmentConfig
-from crl.envs.endings import check_running
-from crl.envs.levels import Levels
+from crl.envs.levels import Drawn, Levels
+from crl.envs.slots import NO_ACTION, Slots, refusal, stepped
 from crl.protocols import Actions, Environment, Start, Step, StopReason
 
 _DRAWS = 10_000
-NO_ACTION = "That names no possible action."
-"""Feedback on an answer that names nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +87,12 @@ class _Slot:
     done: bool = False
 
 
-class Games:
+class Games(Slots[_Slot]):
     """A wave of episodes of a game (protocol `Environment`)."""
 
     def __init__(self, game: Game) -> None:
+        super().__init__()
         self.game = game
-        self._slots: list[_Slot] = []
 
     def _begin(self, seed: int) -> Any:
         return self.game.begin(random.Random(f"{seed}"))
@@ -105,51 +103,29 @@ class Games:
         self._slots = [_Slot(self._begin(seed)) for seed in seeds]
         return [Start(game.goal(slot.state), game.look(slot.state), game.actions(slot.state)) for slot in self._slots]
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
         game, state = self.game, slot.state
-        slot.turns += 1
         possible = game.actions(state)
         if action is None or (isinstance(possible, tuple) and action not in possible):
-            listed = " Possible: " + ", ".join(possible) + "." if isinstance(possible, tuple) else ""
-            move = Move(NO_ACTION + listed, legal=False)
+            move = Move(refusal(possible) if isinstance(possible, tuple) else NO_ACTION, legal=False)
         else:
             move = game.act(state, action)
-        over = move.over or move.success
-        at_limit = not over and slot.turns >= game.max_turns
-        slot.done = over or at_limit
-        reason = StopReason.turn_limit if at_limit else StopReason.failure if over and not move.success else None
+        reason = None
+        if move.over or move.success:
+            reason = StopReason.success if move.success else StopReason.failure
+        elif slot.turns >= game.max_turns:
+            reason = StopReason.turn_limit
         if move.reward is not None:
             slot.reward = move.reward
         elif move.legal:
             slot.reward = float(move.success)
-        actions = () if slot.done else game.actions(state)
-        return Step(
-            game.look(state), actions, move.legal, move.feedback, slot.done, move.success, slot.reward,
-            StopReason.success if move.success else reason,
-        )  # fmt: skip
+        actions = game.actions(state) if reason is None else ()
+        return stepped(slot, reason, game.look(state), actions, move.feedback, legal=move.legal, reward=slot.reward)
 
     def oracle(self, slot: int) -> str | None:
         """The action that the game would take; None when the episode is done."""
         found = self._slots[slot]
         return None if found.done else self.game.solve(found.state)
-
-    def close(self) -> None:
-        """Nothing is held."""
-        self._slots = []
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """A state that a seed drew (protocol `Level`)."""
-
-    state: Any
-    content: str
-    moves: int | None = None
 
 
 class LeveledGames(Games):
@@ -168,10 +144,10 @@ class LeveledGames(Games):
         )
         self._contents: list[str] = []
 
-    def _draws(self, seed: int) -> Iterator[_Drawn]:
+    def _draws(self, seed: int) -> Iterator[Drawn]:
         for attempt in count():
             state = self.game.begin(random.Random(f"{seed}/{attempt}"))
-            yield _Drawn(state, self.game.content(state))
+            yield Drawn(state, self.game.content(state))
 
     def _begin(self, seed: int) -> Any:
         return copy.deepcopy(self._levels.of(seed).state)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -136,7 +137,7 @@ class Isolated:
         self._connection: Connection | None = None
         self.pid = 0
         for name in self._begin():
-            setattr(self, name, self._remote(name))
+            setattr(self, name, partial(self.call, name))
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start one episode per seed, in a new process where the last one is gone."""
@@ -166,22 +167,16 @@ class Isolated:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """What a method of the instance returns, or `module:function` called there with its config."""
-        return self._call(self._limit, name, arguments)
-
-    def _remote(self, name: str) -> Any:
-        return lambda *arguments: self.call(name, *arguments)
+        if self._connection is None:
+            raise EnvironmentLost("environment_died", "the process of the environment is gone")
+        with contextlib.suppress(OSError):  # where nobody reads any more, there is no answer either
+            self._connection.send_bytes(pickle.dumps((name, arguments)))
+        return self._answer(self._limit, f"`{name.rpartition(':')[2]}` was called")
 
     def _begin(self) -> list[str]:
         self._connection, self.pid = self._server.fork(), 0
         self.pid = self._answer(START_SECONDS, "it was asked for")
         return list(self._answer(START_SECONDS, "it was made"))
-
-    def _call(self, limit: float | None, name: str, arguments: tuple[Any, ...]) -> Any:
-        if self._connection is None:
-            raise EnvironmentLost("environment_died", "the process of the environment is gone")
-        with contextlib.suppress(OSError):  # where nobody reads any more, there is no answer either
-            self._connection.send_bytes(pickle.dumps((name, arguments)))
-        return self._answer(limit, f"`{name.rpartition(':')[2]}` was called")
 
     def _answer(self, limit: float | None, when: str) -> Any:
         assert self._connection is not None

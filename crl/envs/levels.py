@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Annotated, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -51,6 +52,16 @@ class Level(Protocol):
     @property
     def moves(self) -> int | None:
         """Moves that the shortest way takes, or a lower bound of them; None where nobody can tell."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A level with its content alone (protocol `Level`): nobody can tell how many moves it takes."""
+
+    state: Any
+    """What its game is made from."""
+    content: str
+    moves: int | None = None
 
 
 L = TypeVar("L", bound=Level)

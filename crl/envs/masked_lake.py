@@ -61,7 +61,7 @@ class MaskedLakeConfig(EnvironmentConfig):
         return MaskedLakeEnvironment(self)
 
 
-class MaskedLakeEnvironment:
+class MaskedLakeEnvironment(FrozenLakeEnvironment):
     """A wave of episodes of one lake (protocols `Environment`, `Judge`, `Leveled`, `Explains`, `Graded`).
 
     Reward is 1 on the goal, else 0. A hole ends the episode as a failure, `max_turns` at the turn limit. A move into
@@ -69,53 +69,46 @@ class MaskedLakeEnvironment:
     """
 
     def __init__(self, config: MaskedLakeConfig) -> None:
-        self.config = config
-        self._goal, self._hole = config.meaning
-        self._lakes = FrozenLakeEnvironment(
+        super().__init__(
             FrozenLakeConfig(
                 size_min=config.side, size_max=config.side, frozen_probability=config.frozen_probability, masked=True,
                 max_turns=config.max_turns, held_out_from=config.held_out_from, held_out_moves=config.held_out_moves,
             )
         )  # fmt: skip
+        self._name, self._side = f"r{config.realm}", config.side
+        self._goal_symbol, self._hole_symbol = config.meaning
         self._words = {
             frozenlake.BORDER: WALL,
             frozenlake.SAFE: EMPTY,
-            frozenlake.GOAL: f"{self._goal} {GOAL}",
-            frozenlake.HOLE: f"{self._hole} {DEADLY}",
+            frozenlake.GOAL: f"{self._goal_symbol} {GOAL}",
+            frozenlake.HOLE: f"{self._hole_symbol} {DEADLY}",
         }
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
-        self._lakes.reset_many(seeds)
-        return [Start(f"r{self.config.realm}", self._map(slot), tuple(ACTIONS)) for slot in range(len(seeds))]
+        super().reset_many(seeds)
+        return [Start(self._name, self._map(slot), tuple(ACTIONS)) for slot in range(len(seeds))]
 
     def _map(self, slot: int) -> str:
         """Every symbol with its cell, in the order of cells, and where the agent stands: as realms write it."""
-        lake = self._lakes.lake(slot)
-        symbols = {self._number(cell): self._hole for cell in lake.holes} | {self._number(lake.goal): self._goal}
+        lake = self.lake(slot)
+        symbols = {self._number(cell): self._hole_symbol for cell in lake.holes}
+        symbols[self._number(lake.goal)] = self._goal_symbol
         listed = [placed(symbol, cell) for cell, symbol in sorted(symbols.items())]
         return " ".join([*listed, f"at {self._place(slot)}"])
 
     def _number(self, cell: Cell) -> int:
-        return cell[0] * self.config.side + cell[1]
+        return cell[0] * self._side + cell[1]
 
     def _place(self, slot: int) -> str:
-        return f"p{self._number(self._lakes.cell(slot))}"
+        return f"p{self._number(self.cell(slot))}"
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
         return {
             slot: replace(step, observation=self._place(slot), feedback="" if step.legal else FEEDBACK)
-            for slot, step in self._lakes.step_many(actions).items()
+            for slot, step in super().step_many(actions).items()
         }
-
-    def oracle(self, slot: int) -> str | None:
-        """First action of a shortest safe path; None when the episode is done."""
-        return self._lakes.oracle(slot)
-
-    def content(self, slot: int) -> str:
-        """The map of a slot in plain symbols."""
-        return self._lakes.content(slot)
 
     def truth(self, text: str) -> float | None:
         """How much of a text's claim about this lake is right: 1 where it sends to the goal first, 0.5 where it does
@@ -126,19 +119,11 @@ class MaskedLakeEnvironment:
         claim = claimed(text)
         if claim is None:
             return None
-        if claim[0] == self._goal:
+        if claim[0] == self._goal_symbol:
             return 1.0
-        return 0.5 if claim[1] == self._goal and claim[0] != self._hole else 0.0
+        return 0.5 if claim[1] == self._goal_symbol and claim[0] != self._hole_symbol else 0.0
 
     def why(self, slot: int) -> str | None:
         """What the last move met, by the hidden rule: for models of the environment, never for players."""
-        met = self._lakes.met(slot)
+        met = self.met(slot)
         return None if met is None else self._words[met]
-
-    def difficulty(self, slot: int) -> float:
-        """Moves of the shortest safe way from the start, as a share of the turn limit."""
-        return self._lakes.difficulty(slot)
-
-    def close(self) -> None:
-        """Nothing is held."""
-        self._lakes.close()

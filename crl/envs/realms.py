@@ -30,8 +30,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.base import LAST_SEED
 from crl.config.environments import EnvironmentConfig
-from crl.envs.endings import check_running
 from crl.envs.levels import FewestMoves, Levels
+from crl.envs.slots import Slots, stepped
 from crl.protocols import Start, Step, StopReason
 
 ACTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
@@ -238,7 +238,7 @@ class _Slot:
     why: str | None = None
 
 
-class RealmsEnvironment:
+class RealmsEnvironment(Slots[_Slot]):
     """A wave of episodes of one realm (protocols `Environment`, `Judge`, `Explains`, `Graded`). Reward is 1 on the goal
     with the key, else 0.
 
@@ -247,20 +247,15 @@ class RealmsEnvironment:
     """
 
     def __init__(self, config: RealmsConfig) -> None:
+        super().__init__()
         self.config = config
         self._layouts = layouts(config)
-        self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
         drawn = [self._layouts.of(seed) for seed in seeds]
         self._slots = [_Slot(layout, layout.start) for layout in drawn]
         return [Start(f"r{layout.realm}", layout.text(), tuple(ACTIONS)) for layout in drawn]
-
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
 
     def oracle(self, slot: int) -> str | None:
         """First move of a shortest safe way, ties in the order of :data:`ACTIONS`; None when the episode is done."""
@@ -323,23 +318,14 @@ class RealmsEnvironment:
         """Moves of the shortest way, as a share of the turn limit."""
         return self._slots[slot].layout.moves / self.config.max_turns
 
-    def close(self) -> None:
-        """Nothing is held."""
-        self._slots = []
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        slot.turns += 1
         slot.why = None
         legal = action in ACTIONS
         reason = self._move(slot, action) if action is not None and legal else None
         if reason is None and slot.turns >= self.config.max_turns:
             reason = StopReason.turn_limit
-        slot.done = reason is not None
-        success = reason is StopReason.success
         observation = f"{'k' if slot.has_key else 'p'}{slot.cell}"
-        actions = () if slot.done else tuple(ACTIONS)
-        feedback = "" if legal else FEEDBACK
-        return Step(observation, actions, legal, feedback, slot.done, success, float(success), reason)
+        return stepped(slot, reason, observation, tuple(ACTIONS), "" if legal else FEEDBACK, legal=legal)
 
     def _move(self, slot: _Slot, action: str) -> StopReason | None:
         layout = slot.layout

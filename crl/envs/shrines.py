@@ -3,7 +3,7 @@
 A few things are laid before a shrine. It opens when some are offered in the right order; a wrong offering ends the
 game. Which things, and in which order, is the shrine's rule: hidden, the same in all its games, drawn from the world's
 seed. A game shows what was taken and what was refused, so each one finds out a little, and an experience that is passed
-on (`shrine_notes.py`) saves the next player from finding it out again.
+on saves the next player from finding it out again.
 
 What is held out, by construction (no list is kept):
 
@@ -11,12 +11,19 @@ What is held out, by construction (no list is kept):
   only such sets, smaller ones never do, at every shrine and in every world;
 - rules: of all ordered choices of things a quarter is reserved for worlds, by hash; practice draws the others,
   and practices at shrines of other names, so that a warm start teaches how to play and no answer.
+
+A note says a beginning of the rule, or what is refused after it, or both:
+
+    Offer the red shrine the bell, then the cup.
+    Offer the red shrine the bell, then the cup. It refuses the coin third.
+    The red shrine refuses the stone first.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,9 +32,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.base import LAST_SEED
 from crl.config.environments import EnvironmentConfig
-from crl.envs.endings import check_running
 from crl.envs.levels import Levels
-from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
+from crl.envs.slots import Slots, stepped
 from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
@@ -50,6 +56,15 @@ THINGS = (
 _ATTEMPTS = 10_000
 _TRUE, _FULL, _REFUSED = 0.8, 0.45, 0.5
 """Shares of demonstrated hints: those that say anything; of these, the whole rule; of the others, a refusal alone."""
+ORDINALS = ("first", "second", "third", "fourth", "fifth")
+_THINGS = r"\w+(?: and the \w+)*"
+_REFUSES = rf"refuses the (?P<%s>{_THINGS}) (?P<%s>{'|'.join(ORDINALS)})\."
+_NOTE = re.compile(
+    r"Offer the \w+ shrine the (?P<taken>\w+(?:, then the \w+)*)\."
+    rf"(?: It {_REFUSES % ('next', 'next_place')})?"
+    rf"|The \w+ shrine {_REFUSES % ('first', 'first_place')}",
+    re.IGNORECASE,
+)
 
 
 class ShrinesConfig(EnvironmentConfig):
@@ -156,16 +171,16 @@ class _Slot:
     done: bool = False
 
 
-class ShrinesEnvironment:
+class ShrinesEnvironment(Slots[_Slot]):
     """A wave of games at one shrine (protocols `Environment`, `Judge`, `Teacher`). Reward is 1 when it opens, else 0.
 
     A refused offering ends the game as a failure, `max_turns` at the turn limit. An action is the name of a thing.
     """
 
     def __init__(self, config: ShrinesConfig) -> None:
+        super().__init__()
         self.config = config
         self._games = games(config)
-        self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
@@ -180,13 +195,7 @@ class ShrinesEnvironment:
             for game in drawn
         ]
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        slot.turns += 1
         legal = action in slot.left
         told, reason = _lying(slot.left), None
         if action is not None and legal:
@@ -201,11 +210,8 @@ class ShrinesEnvironment:
                 told = f"The shrine refuses the {action} and stays shut."
         if reason is None and slot.turns >= self.config.max_turns:
             reason, told = StopReason.turn_limit, f"{told} No turns are left."
-        slot.done = reason is not None
-        success = reason is StopReason.success
         feedback = "" if legal else "That names nothing that lies here."
-        actions = () if slot.done else tuple(slot.left)
-        return Step(told, actions, legal, feedback, slot.done, success, float(success), reason)
+        return stepped(slot, reason, told, tuple(slot.left), feedback, legal=legal)
 
     def oracle(self, slot: int) -> str | None:
         """The next thing of the rule; None when the episode is done."""
@@ -256,10 +262,6 @@ class ShrinesEnvironment:
         """What a careful player would write after a game, from what it showed and the note that guided it."""
         return lesson_of(episode, turns)
 
-    def close(self) -> None:
-        """Nothing is held."""
-        self._slots = []
-
 
 def _lying(things: Sequence[str]) -> str:
     return f"Here are: {', '.join(things)}."
@@ -277,3 +279,69 @@ def _drawn_rule(config: ShrinesConfig, name: str, generator: np.random.Generator
         where=f"environment shrines, {config.things} things, {config.steps} steps",
         next_step="raise things",
     )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a note says of a shrine: `taken` is a beginning of its rule, `refused` is not taken after it."""
+
+    taken: tuple[str, ...]
+    refused: tuple[str, ...] = ()
+
+    def share_right(self, rule: Sequence[str]) -> float:
+        """Share of the things named that are right about a rule."""
+        right = [thing == at for thing, at in zip(self.taken, rule, strict=False)]
+        right += [False] * (len(self.taken) - len(right))
+        following = rule[len(self.taken)] if len(self.taken) < len(rule) else None
+        right += [thing != following for thing in self.refused]
+        return sum(right) / len(right)
+
+
+def write_claim(name: str, claim: Claim) -> str | None:
+    """The note that makes a claim about a shrine; None where it claims nothing."""
+    refused = " and the ".join(claim.refused)
+    ordinal = ORDINALS[len(claim.taken)] if len(claim.taken) < len(ORDINALS) else "next"
+    if claim.taken:
+        text = f"Offer the {name} shrine the {', then the '.join(claim.taken)}."
+        return f"{text} It refuses the {refused} {ordinal}." if refused else text
+    return f"The {name} shrine refuses the {refused} {ordinal}." if refused else None
+
+
+def read_claim(text: str) -> Claim | None:
+    """The claim of a note; None where any of it is something else, which nobody could check."""
+    found = _NOTE.fullmatch(text.strip())
+    if found is None:
+        return None
+    taken = tuple(found["taken"].lower().split(", then the ")) if found["taken"] else ()
+    refused, place = found["next"] or found["first"], found["next_place"] or found["first_place"]
+    if refused and ORDINALS.index(place.lower()) != len(taken):
+        return None
+    return Claim(taken, tuple(refused.lower().split(" and the ")) if refused else ())
+
+
+def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
+    """What a game teaches beyond the note that guided it: a new note, a better one, or nothing."""
+    offered = [turn.action for turn in turns if turn.valid and turn.action]
+    lost = episode.stop_reason == "failure"
+    taken, refused = tuple(offered[:-1] if lost else offered), tuple(offered[-1:] if lost else ())
+    name = _name(episode)
+    told = write_claim(name, Claim(taken, refused))
+    if told is None:  # nothing was offered
+        return Lesson("return")
+    if not episode.guided:
+        return Lesson("add", told)
+    note = read_claim(episode.experience or "") or Claim(())
+    if episode.success:
+        return Lesson("return") if note.taken == taken else Lesson("update", told)
+    if taken == note.taken[: len(taken)] and len(taken) < len(note.taken):
+        # Lost on the way that the note points out: the note is wrong if it was followed, else nothing is new.
+        return Lesson("update", told) if refused == note.taken[len(taken) : len(taken) + 1] else Lesson("return")
+    if taken == note.taken and (not refused or refused[0] in note.refused):
+        return Lesson("return")
+    return Lesson("update", told)
+
+
+def _name(episode: Episode) -> str:
+    """The shrine's name, from the goal: `Open the red shrine: …`."""
+    found = re.search(r"\bthe (\w+) shrine\b", episode.goal)
+    return found.group(1) if found else "last"

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from crl.config import DistillConfig, PromptConfig, RoleConfig
-from crl.errors import BadInput, PromptTooLong
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat, Inquiry
 from crl.records import Episode, Turn
-from crl.text.outputs import Messages, check, messages_of, numbered, placeholders
+from crl.text import outputs
+from crl.text.outputs import Messages, messages_of, numbered
 
 DISTILL_NAMES = ("goal", "trajectory", "outcome", "experience", "max_operations", "max_characters")
 MERGE_NAMES = ("family", "entries", "max_characters")
@@ -35,33 +35,17 @@ def check_prompts(prompts: Prompts) -> None:
     """Raise BadInput, naming the prompt and its part, for a placeholder the extractor does not fill, and for a prompt
     `ask` that shows no question or no experience."""
     for name, prompt, allowed in _prompts(prompts):
-        for part, template in (("system", prompt.system), ("first", prompt.first)):
-            check(template, allowed, where=f"prompts: {name}.{part}")
-    if "ask" in prompts:
-        ask = prompts["ask"]
-        shown = placeholders(ask.system) | placeholders(ask.first)
-        missing = [name for name in ("question", "experience") if name not in shown]
-        if missing:
-            raise BadInput(
-                f"the prompt that answers questions does not show {' or '.join('{' + name + '}' for name in missing)}",
-                expected="{question} and {experience}",
-                where="prompts: ask.first",
-                next_step="add the placeholder where its text should be",
-            )
+        needed = ("question", "experience") if name == "ask" else ()
+        outputs.check_prompt(prompt, allowed, what=f"the {name} prompt", where=f"prompts: {name}", needed=needed)
 
 
 def check_room(chat: Chat, role: RoleConfig, prompts: Prompts) -> None:
     """Raise PromptTooLong where a prompt fits no output behind it even with nothing filled in."""
-    room = role.context - role.sampling.max_new_tokens
     for name, prompt, names in _prompts(prompts):
-        needed = len(chat.opening(messages_of(prompt, dict.fromkeys(names, ""))))
-        if needed >= room:
-            raise PromptTooLong(
-                f"the {name} prompt takes {needed} tokens before anything is filled in",
-                expected=f"fewer than {room}: the context less {role.sampling.max_new_tokens} new tokens",
-                where=f"prompts: {name}",
-                next_step="shorten the prompt, or raise method.roles.extractor.context",
-            )
+        outputs.check_room(
+            chat, prompt, names, what=f"the {name} prompt", where=f"prompts: {name}", role="extractor",
+            context=role.context, new=role.sampling.max_new_tokens,
+        )  # fmt: skip
 
 
 def distill_messages(

@@ -23,11 +23,10 @@ from crl.config import RoleConfig
 from crl.config.models import check_attention
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
-from crl.learn.batches import check_sample, collate, has_gradient, trained_tokens
+from crl.learn.batches import check_sample, collate, cut, has_gradient, trained_tokens
 from crl.learn.mismatch import mismatch
 from crl.learn.objectives import Statistics
 from crl.learn.optimizers import Moved, learning_rate, make_optimizer
-from crl.learn.packing import cut
 from crl.learn.process_group import import_deepspeed, join
 from crl.learn.scoring import Reference, ScoredModel, deterministic, inputs_of, load_trainable
 from crl.learn.terms import Objective

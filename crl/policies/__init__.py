@@ -16,9 +16,9 @@ from crl.policies.sources import ModelSource, check_model, name_accelerator, res
 if TYPE_CHECKING:
     from crl.config import RoleConfig
     from crl.config.engines import ServerConfig
-    from crl.protocols import Chat, Embedder, LoadedPolicy
+    from crl.protocols import Chat, LoadedPolicy
 
-__all__ = ["ModelSource", "check_model", "load_chat", "load_embedder", "load_policy", "resolve_model"]
+__all__ = ["ModelSource", "check_model", "load_chat", "load_policy", "resolve_model"]
 
 
 def load_policy(
@@ -40,13 +40,6 @@ def load_policy(
         role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, **served
     )
     return policy
-
-
-def load_embedder(name: str, query_instruction: str | None = None) -> Embedder:
-    """See :func:`crl.policies.embedders.load_embedder`."""
-    from crl.policies import embedders
-
-    return embedders.load_embedder(name, query_instruction)
 
 
 def load_chat(

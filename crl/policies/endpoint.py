@@ -18,7 +18,7 @@ import numpy as np
 from crl.config import RoleConfig, SamplingConfig
 from crl.config.engines import ServerConfig
 from crl.config.roles import ENDPOINT
-from crl.errors import BadInput, EngineDied, PromptTooLong
+from crl.errors import BadInput, PromptTooLong
 from crl.paths import quoted
 from crl.policies.served import SentWhole
 from crl.policies.serving import Client, key_of
@@ -65,12 +65,12 @@ class EndpointPolicy:
         _check(f"the role with the model {role.model}", "runtime.servers.<role>", server)
         assert server.address is not None
         self.chat, self.context = EndpointChat(), role.context
-        self._model, self._limit, self._leave_out = role.model.removeprefix(ENDPOINT), limit, leave_out
-        self._client = Client(f"the endpoint of {role.model}", server, server.address, tries=_TRIES)
+        self.model, self.limit, self.leave_out = role.model.removeprefix(ENDPOINT), limit, leave_out
+        self.client = Client(f"the endpoint of {role.model}", server, server.address, tries=_TRIES)
 
     def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> EndpointSession:
         """Start one row per prompt. Nothing is sent yet."""
-        return EndpointSession(self._client, self._model, self._limit, self._leave_out, self.context, prompts, seeds)
+        return EndpointSession(self, prompts, seeds)
 
     def take_weights(self, directory: Path) -> bool:
         """There are none to take."""
@@ -78,33 +78,24 @@ class EndpointPolicy:
 
     def close(self) -> None:
         """Close its connections."""
-        self._client.close()
+        self.client.close()
 
 
 class EndpointSession(SentWhole):
     """Rows of messages (protocol `Session`)."""
 
-    def __init__(
-        self,
-        client: Client,
-        model: str,
-        limit: str,
-        leave_out: Collection[str],
-        context: int,
-        prompts: Sequence[Sequence[int]],
-        seeds: Sequence[int],
-    ) -> None:
-        self._model, self._limit, self._leave_out, self._context = model, limit, leave_out, context
-        super().__init__(client, prompts)
+    def __init__(self, policy: EndpointPolicy, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
+        self._policy = policy
+        super().__init__(policy.client, prompts)
         self._seeds = [np.random.SeedSequence(seed) for seed in seeds]
         self._turns = [0] * len(seeds)
 
     def _turn(self, row: int, sampling: SamplingConfig, answers: Answers | None) -> Callable[[], Sampled]:
         assert answers is None, "refused in the config"
-        if self.length(row) >= self._context:
+        if self.length(row) >= self._policy.context:
             raise PromptTooLong(
                 f"row {row} has {self.length(row)} characters",
-                expected=f"fewer than {self._context}, the context of the role",
+                expected=f"fewer than {self._policy.context}, the context of the role",
                 where="a running session",
                 next_step="raise the role's context: behind an endpoint it counts characters",
             )
@@ -114,25 +105,19 @@ class EndpointSession(SentWhole):
         seed = np.random.SeedSequence(self._seeds[row].entropy, spawn_key=(self._turns[row],))
         self._turns[row] += 1
         request: dict[str, Any] = {
-            "model": self._model,
+            "model": self._policy.model,
             "messages": [{**each, "content": valid_text(each["content"])} for each in messages_of(self._ids[row])],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": int(seed.generate_state(1)[0] >> 1),  # 31 bits: some endpoints take no more
-            self._limit: sampling.max_new_tokens,
+            self._policy.limit: sampling.max_new_tokens,
         }
-        sent = {name: value for name, value in request.items() if name not in self._leave_out}
+        sent = {name: value for name, value in request.items() if name not in self._policy.leave_out}
         found = self._client.post("/chat/completions", sent)
-        try:
+        with self._client.reading("an answer that is none", "one choice with a message"):
             [choice] = found["choices"]
             text = str(choice["message"]["content"] or "")
             cut = choice["finish_reason"] == "length"
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineDied(
-                f"{self._client.name} gave an answer that is none ({type(error).__name__}: {error})",
-                expected="one choice with a message",
-                where=self._client.address,
-            ) from None
         ids = [ord(character) for character in text] if cut else EndpointChat().answer(text)
         return Sampled(ids, [0.0] * len(ids), StopReason.length if cut else StopReason.end_of_turn)
 

@@ -6,12 +6,13 @@ core. Everything derives from the arguments: equal words, sizes and seed write e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from tokenizers import Tokenizer
 
 PAD, END, GO = "<pad>", "<end>", "<go>"
 """Control tokens: padding, the end of an assistant's turn, and what precedes one."""
@@ -50,43 +51,65 @@ def write_miniature(
         parts: words that begin as the sum of other words, for those made of several things (a symbol and its cell):
             what they have in common need not be learned word by word.
     """
-    import torch
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys([UNKNOWN, *words]))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     # A word that begins a line is a word of its own: outputs in lines keep their lines, and a new line costs no token.
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n?\S+"), behavior="removed", invert=True)
+
+    def compose(model: Any) -> None:
+        for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
+            _compose(embedding.weight, vocabulary, parts or {})
+
+    write_llama(
+        directory, backend, _TEMPLATE, pad=PAD, end=END, others=[GO], positions=positions, seed=seed, prepare=compose,
+        hidden_size=width, intermediate_size=width * 8 // 3, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+def write_llama(
+    directory: Path,
+    backend: Tokenizer,
+    template: str,
+    *,
+    pad: str,
+    end: str,
+    others: list[str],
+    positions: int,
+    seed: int,
+    prepare: Callable[[Any], None] = lambda model: None,
+    **sizes: Any,
+) -> None:
+    """Write a Llama of these sizes with random weights, its tokenizer and its chat template, as transformers do.
+
+    `pad`, `end` and `others` are the control tokens; `prepare` changes the weights, with the same random numbers.
+    """
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=PAD,
-        eos_token=END,
-        additional_special_tokens=[GO],
-        model_max_length=positions,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = _TEMPLATE
+        tokenizer_object=backend, pad_token=pad, eos_token=end, additional_special_tokens=others,
+        model_max_length=positions, clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    tokenizer.chat_template = template
+    ends = {
+        name: tokenizer.convert_tokens_to_ids(text) for name, text in (("eos_token_id", end), ("pad_token_id", pad))
+    }
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=width * 8 // 3,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
         max_position_embeddings=positions,
-        tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=tokenizer.convert_tokens_to_ids(END),
-        pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
         dtype="float32",
+        **ends,
+        **sizes,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).float()
-        for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
-            _compose(embedding.weight, vocabulary, parts or {})
-    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
+        prepare(model)
+    model.generation_config = GenerationConfig(**ends)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 

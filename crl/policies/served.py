@@ -220,18 +220,12 @@ class ServedSession(SentWhole):
 
     def _answer(self, found: Any) -> tuple[list[int], list[float]]:
         """The ids and log-probabilities of an answer, if it is one and of these weights."""
-        try:
+        with self._client.reading("an answer that is none", "token ids, and a log-probability for each"):
             [choice] = found["choices"]
             ids = [int(index) for index in choice["token_ids"]]
             content = choice["logprobs"]["content"]
             logprobs = [float(each["logprob"]) for each in content]
             versions = {str(span["version"]) for span in choice["weight_versions"] or []}
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineDied(
-                f"{self._client.name} gave an answer that is none ({type(error).__name__}: {error})",
-                expected="token ids, and a log-probability for each",
-                where=self._client.address,
-            ) from None
         if not ids or ids != [each["token_id"] for each in content]:
             raise EngineDied(
                 f"{self._client.name} answered with {len(ids)} ids and log-probabilities of others",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -100,6 +101,16 @@ class Client:
         Raises EngineDied where the server is gone, hangs or stays busy; BadInput where it refuses the request.
         """
         return self._send("POST", path, {"json": body, **options})
+
+    @contextmanager
+    def reading(self, what: str, expected: str | None = None) -> Iterator[None]:
+        """Inside, an answer that has another form than the one that is read raises EngineDied: it is `what`."""
+        try:
+            yield
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise EngineDied(
+                f"{self.name} gave {what} ({type(error).__name__}: {error})", expected=expected, where=self.address
+            ) from None
 
     def healthy(self) -> bool:
         """Whether the server says that it is ready."""

@@ -23,8 +23,7 @@ from crl.config import SamplingConfig
 from crl.errors import PromptTooLong
 from crl.policies.cache import Pass, Piece, RowCache, pass_logits
 from crl.policies.machine import PASS_TOKENS
-from crl.policies.padded_pass import PaddedPass
-from crl.policies.pass_graph import PassGraphs
+from crl.policies.pass_graph import PaddedPass, PassGraphs
 from crl.policies.sampling import draw, draw_among
 from crl.policies.turn import OwnPace, StopStrings, Turn
 from crl.protocols import Answers, Sampled

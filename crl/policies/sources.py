@@ -166,17 +166,16 @@ def is_path(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~")) or path.is_dir()
 
 
-def _check_directory(path: Path, name: str) -> None:
-    problem = None
+def lacking(path: Path, *patterns: str) -> str | None:
+    """What a directory lacks of files of these patterns, in words; None: nothing."""
     if not path.is_dir():
-        problem = "there is no such directory"
-    elif not (path / "config.json").is_file():
-        problem = "it has no config.json"
-    elif not any(path.glob("*.safetensors")):
-        problem = "it has no *.safetensors"
-    elif not (path / "tokenizer.json").is_file():
-        problem = "it has no tokenizer.json"
-    if problem:
+        return "there is no such directory"
+    missing = (each for each in patterns if not any(path.glob(each)))
+    return next((f"it has no {each.removeprefix('**/')}" for each in missing), None)
+
+
+def _check_directory(path: Path, name: str) -> None:
+    if problem := lacking(path, "config.json", "*.safetensors", "tokenizer.json"):
         raise BadInput(
             f"{name!r} cannot be used as a model: {problem}.",
             expected="a transformers checkpoint: config.json, *.safetensors, tokenizer.json and its companions",

@@ -11,8 +11,10 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crl.policies.miniature import write_llama
+
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
 
 VOCABULARY = 512
 """Largest vocabulary, special tokens and the 256 bytes included."""
@@ -36,31 +38,11 @@ _WORDS = (
 
 def write_tiny(directory: Path) -> None:
     """Write model, tokenizer and chat template into an existing directory, in transformers' layout."""
-    import torch
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-
-    tokenizer = _tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=176,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=True,
-        initializer_range=0.08,
-        bos_token_id=None,
-        eos_token_id=tokenizer.convert_tokens_to_ids(_END),
-        pad_token_id=tokenizer.convert_tokens_to_ids(_PAD),
-        dtype="float32",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        model = LlamaForCausalLM(config).float()
-    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    write_llama(
+        directory, _tokenizer(), _TEMPLATE, pad=_PAD, end=_END, others=[_SYSTEM, _USER, _ASSISTANT],
+        positions=MAX_POSITIONS, seed=SEED, hidden_size=64, intermediate_size=176, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, initializer_range=0.08,
+    )  # fmt: skip
 
 
 def _corpus() -> list[str]:
@@ -82,9 +64,8 @@ def _corpus() -> list[str]:
     return lines
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer() -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -97,13 +78,4 @@ def _tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     backend.train_from_iterator(_corpus(), trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=_PAD,
-        eos_token=_END,
-        additional_special_tokens=[_SYSTEM, _USER, _ASSISTANT],
-        model_max_length=MAX_POSITIONS,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = _TEMPLATE
-    return tokenizer
+    return backend

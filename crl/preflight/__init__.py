@@ -29,7 +29,7 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int, *, say: Say
     `say` is called with a line for a person where models are compared, which takes time.
     """
     possible_path(run_path, "the run directory", where="runtime.runs, --runs or CRL_RUNS")
-    from crl.policies.embedder_sources import resolve_embedder
+    from crl.policies.embedders import resolve_embedder
     from crl.preflight.estimate import check_disk
     from crl.preflight.numbers import model_checks
     from crl.preflight.probe import Comparison
@@ -120,7 +120,7 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     from crl.bank.index import check_faiss
     from crl.checks.own import check_own_suites
     from crl.envs import check_environment
-    from crl.policies.embedder_sources import check_embedder
+    from crl.policies.embedders import check_embedder
     from crl.policies.sources import check_model, warm_checkpoint
     from crl.preflight.numbers import model_checks
     from crl.preflight.servers import server_checks

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crl.config import Experiment, Method
-from crl.policies.embedder_sources import EMBEDDERS
+from crl.policies.embedders import EMBEDDERS
 from crl.policies.machine import all_stay, computed, gpu_count
 from crl.preflight.memory import (
     FLOAT32,

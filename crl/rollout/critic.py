@@ -18,12 +18,12 @@ from typing import Any, Literal
 import numpy as np
 
 from crl.config import ActorCriticConfig, DistillConfig, PromptConfig, RoleConfig
-from crl.errors import BadInput, PromptTooLong
+from crl.errors import BadInput
 from crl.protocols import Chat, Policy
 from crl.records import Generation, Judgment, Retrieval, Task
 from crl.run.seeds import number_of
 from crl.text.answers import after_thoughts, json_part, text_flaw
-from crl.text.outputs import check, messages_of, prepared, room_for_prompt, sample_outputs, token_record
+from crl.text.outputs import check, check_room, messages_of, prepared, room_for_prompt, sample_outputs, token_record
 
 Form = Literal["json", "lines"]
 
@@ -163,15 +163,10 @@ def check_critic_prompt(prompt: PromptConfig) -> None:
 
 def check_critic_room(chat: Chat, context: int, prompt: PromptConfig, critic: ActorCriticConfig) -> None:
     """Raise PromptTooLong where the critic's prompt leaves no room for a verdict even with nothing filled in."""
-    room = context - critic.max_new_tokens
-    needed = len(chat.opening(messages_of(prompt, dict.fromkeys(NAMES, ""))))
-    if needed >= room:
-        raise PromptTooLong(
-            f"the critic's prompt takes {needed} tokens before anything is filled in",
-            expected=f"fewer than {room}: the context less {critic.max_new_tokens} new tokens",
-            where="method.prompts.critic",
-            next_step="shorten the prompt, or raise method.roles.actor.context",
-        )
+    check_room(
+        chat, prompt, NAMES, what="the critic's prompt", where="method.prompts.critic", role="actor", context=context,
+        new=critic.max_new_tokens,
+    )  # fmt: skip
 
 
 def judge(

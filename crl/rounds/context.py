@@ -176,7 +176,7 @@ class StageContext:
             table = table_of(row_type, [with_texts(row, valid_text) for row in listed])
         self._writer.write(row_type, table)
 
-    def write_figures(self, figures: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> None:
+    def write_figures(self, figures: Mapping[str, float], alarms: Mapping[str, str | None] | None = None) -> None:
         """Write figures as the metrics of the stage; `alarms` say by name what is wrong with one."""
         rows = [
             Metric(

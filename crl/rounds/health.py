@@ -154,6 +154,14 @@ def play_figures(episodes: Sequence[Episode]) -> Figures:
     return figures
 
 
+def token_figures(name: str, episodes: Sequence[Episode]) -> Figures:
+    """Tokens that playing these episodes read and sampled."""
+    return {
+        f"{name}_tokens_read": float(sum(row.tokens_read for row in episodes)),
+        f"{name}_tokens_sampled": float(sum(row.tokens_sampled for row in episodes)),
+    }
+
+
 def group_figures(episodes: Sequence[Episode], *, subgroups: bool) -> Figures:
     """Share of groups whose rewards are all equal, so that every advantage of theirs is 0 (eq. 5).
 

@@ -14,7 +14,7 @@ from crl.records import Episode, Generation, Retrieval, Task, Turn
 from crl.rollout.environments import MixedEnvironment, Readable
 from crl.rollout.kept_steps import KeptSteps
 from crl.rollout.live import Guide
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave, waves_of
 from crl.rounds.context import StageContext
 from crl.rounds.provenance import games_from, games_of, naming
 from crl.rounds.weights import weights_of
@@ -95,14 +95,18 @@ def play_with_actor(
     slots: Sequence[EpisodeSlot],
     *,
     seed_of: Callable[[str], np.random.SeedSequence] | None = None,
+    environment: Environment | None = None,
     advisor: Advisor | None = None,
+    predicted: bool = False,
+    work: str = "play",
 ) -> list[PlayedEpisode]:
-    """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play."""
+    """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play. `work` is
+    what its time is noted as; the others as in :func:`play`."""
     if not slots:
         return []
     weights = weights_of(ctx, "actor")
     policy = ctx.services.policy("actor", weights)
-    with ctx.timed("play", len(slots)):
+    with ctx.timed(work, len(slots)):
         return play(
             ctx,
             policy,
@@ -110,8 +114,25 @@ def play_with_actor(
             sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
             weights_digest=weights.weights_digest,
             seed_of=seed_of,
+            environment=environment,
             advisor=advisor,
+            predicted=predicted,
         )
+
+
+def planned_waves(ctx: StageContext) -> list[list[Task]]:
+    """The tasks of the stage `plan` in waves of whole groups, of one family or of those that share waves."""
+    return waves_of(ctx.rows(Task, "plan"), ctx.method.rollout.wave_groups, together(ctx.method))
+
+
+def count_waves(ctx: StageContext) -> int:
+    """Waves of the round: the parts of a stage that plays them."""
+    return len(planned_waves(ctx))
+
+
+def collect_wave(ctx: StageContext, part: int) -> None:
+    """Play one planned wave with the actor of the round before, guided by nothing."""
+    write_played(ctx, play_with_actor(ctx, [EpisodeSlot(task) for task in planned_waves(ctx)[part]]))
 
 
 def write_played(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Sequence[Generation] = ()) -> None:

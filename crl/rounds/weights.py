@@ -14,10 +14,11 @@ from pathlib import Path
 
 from crl.errors import RecordDamaged
 from crl.paths import quoted
-from crl.records import Metric, Sample, Weights
+from crl.records import Generation, Metric, Sample, Weights
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE, Read, Stage
 from crl.run.files import sha256_once
+from crl.text.outputs import Output, token_record
 
 CHECKPOINT = "checkpoint"
 """Directory of the weights inside the stage that wrote them."""
@@ -38,6 +39,20 @@ def weights_of(ctx: StageContext, role: str, *, read: str | None = None) -> Weig
         expected="one row of table weights",
         where=str(ctx.run_path),
         next_step=f"run `crl verify {quoted(ctx.run_path)}`",
+    )
+
+
+def recorded(ctx: StageContext, output: Output, role: str, kind: str, weights: Weights) -> Generation:
+    """The token record of an output that a role wrote in this stage, with these weights."""
+    return token_record(
+        output,
+        generation_id=f"g-{output.prompt.name}",
+        round=ctx.round,
+        stage=ctx.stage.name,
+        role=role,
+        kind=kind,
+        weights_digest=weights.weights_digest,
+        temperature=ctx.method.role(role).sampling.temperature,
     )
 
 

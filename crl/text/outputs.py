@@ -17,8 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from crl.config import PromptConfig, RoleConfig, SamplingConfig
-from crl.errors import BadInput
-from crl.protocols import Policy, Sampled, StopReason
+from crl.errors import BadInput, PromptTooLong
+from crl.protocols import Chat, Policy, Sampled, StopReason
 from crl.records import Generation
 from crl.text.unicode import valid_text
 
@@ -55,6 +55,48 @@ def check(template: str, allowed: Collection[str], where: str | None = None) -> 
             expected=", ".join("{" + name + "}" for name in sorted(allowed)) or "no placeholder",
             where=where or repr(template[:80]),
             next_step="correct the name in the prompt file",
+        )
+
+
+def check_prompt(
+    prompt: PromptConfig, allowed: Collection[str], *, what: str, where: str, needed: Sequence[str] = ()
+) -> None:
+    """Raise BadInput for a placeholder that nobody fills, and for a prompt that does not show what is `needed`. `what`
+    names the prompt, `where` its setting."""
+    for part, template in (("system", prompt.system), ("first", prompt.first)):
+        check(template, allowed, f"{where}.{part}")
+    shown = placeholders(prompt.system) | placeholders(prompt.first)
+    missing = ["{" + name + "}" for name in needed if name not in shown]
+    if missing:
+        raise BadInput(
+            f"{what} does not show {' or '.join(missing)}",
+            expected=" and ".join("{" + name + "}" for name in needed),
+            where=f"{where}.first",
+            next_step="add the placeholder where its text should be",
+        )
+
+
+def check_room(
+    chat: Chat,
+    prompt: PromptConfig,
+    names: Collection[str],
+    *,
+    what: str,
+    where: str,
+    role: str,
+    context: int,
+    new: int,
+) -> None:
+    """Raise PromptTooLong where a prompt leaves no room for `new` tokens in the context of a role even with nothing
+    filled in."""
+    room = context - new
+    needed = len(chat.opening(messages_of(prompt, dict.fromkeys(names, ""))))
+    if needed >= room:
+        raise PromptTooLong(
+            f"{what} takes {needed} tokens before anything is filled in",
+            expected=f"fewer than {room}: the context less {new} new tokens",
+            where=where,
+            next_step=f"shorten the prompt, or raise method.roles.{role}.context",
         )
 
 

@@ -18,8 +18,7 @@ from crl.bank.segments import text_digest
 from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted
-from crl.policies import load_embedder
-from crl.policies.embedder_sources import embedder_digest
+from crl.policies.embedders import embedder_digest, load_embedder
 from crl.records import vectors_of
 from crl.rounds.proposal import capacities_of
 from crl.rounds.publish import check_vectors

@@ -7,11 +7,13 @@ the error: it knows whose file it is, and where to get it again.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from crl.errors import BadInput
+from crl.paths import possible_path
 
 Refuse = Callable[[str, str, str], BadInput]
 _PIECE = 1 << 22
@@ -23,6 +25,16 @@ def shown(value: Any) -> str:
     """A value for a message, cut where it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def data_folder(directory: str | None, variable: str, default: str, whose: str) -> tuple[Path, str]:
+    """Where files are looked for, and what says so: the config's `directory`, the variable, or the default."""
+    name, source = default, f"the default {default}"
+    if directory is not None:
+        name, source = directory, "environment.directory"
+    elif os.environ.get(variable):
+        name, source = os.environ[variable], f"${variable}"
+    return possible_path(name, f"the directory of {whose}", where=source, home=True), source
 
 
 def table(path: Path, refuse: Refuse, *, of: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from crl.learn.terms import objectives
 from crl.learn.trainer import Trainer
 from crl.policies import resolve_model
 from crl.policies.language_model import load_model
-from crl.policies.scoring import sequence_logprobs
+from crl.policies.sampling import sequence_logprobs
 from crl.records import Sample
 from tests.architectures import kinds, parameters, write_small
 

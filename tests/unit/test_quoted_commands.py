@@ -37,7 +37,7 @@ OURS = {
     # SWE's oracle writes commands for the sandbox.
     "parts[0]",
 }  # fmt: skip
-PLACES = {"name": {"crl/cli/train.py", "crl/worlds/webshop/official.py"}, "value": {"crl/cli/train.py"}}
+PLACES = {"name": {"crl/cli/train.py", "crl/worlds/webshop/catalog.py"}, "value": {"crl/cli/train.py"}}
 """Where such a general word of `OURS` is one of our own."""
 SHELL = [
     "$(touch ran)", "`touch ran`", "a;touch ran", "it's", "a b", "a&touch ran", 'say "x"', "a\nb", "*", "~", "#x",

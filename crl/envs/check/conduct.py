@@ -10,8 +10,7 @@ from random import Random
 from typing import Any, Literal
 
 from crl.config import EnvironmentConfig
-from crl.envs.check.policies import ILLEGAL, draw_action
-from crl.envs.check.walks import Walk, Walks, walked, wrong_actions
+from crl.envs.check.walks import ILLEGAL, Walks, draw_action, walked, wrong_actions
 from crl.protocols import Environment, FreeText, Leveled, Start, Step
 
 _DIGITS = re.compile(r"\d+")
@@ -32,13 +31,13 @@ def walk_here(
     config: EnvironmentConfig, seeds: Sequence[int], batch: int, turns: int, together: bool, stream: int | None
 ) -> Walks:
     """Walks with a new instance."""
-    with closing(_made(config)) as environment:
+    with closing(config.make()) as environment:
         return walked(environment, seeds, batch=batch, turns=turns, together=together, stream=stream)
 
 
 def starting(config: EnvironmentConfig, seeds: Sequence[int]) -> list[Finding]:
     """Whether it starts, with what it has to say."""
-    with closing(_made(config)) as environment:
+    with closing(config.make()) as environment:
         starts: Sequence[Any] = environment.reset_many(seeds)
     if len(starts) != len(seeds):
         return [Finding("start", "failed", f"{len(seeds)} seeds gave {len(starts)} starts")]
@@ -55,7 +54,7 @@ def starting(config: EnvironmentConfig, seeds: Sequence[int]) -> list[Finding]:
 
 def copies(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[Finding]:
     """Whether two instances in one process leave each other alone."""
-    with closing(_made(config)) as first, closing(_made(config)) as second:
+    with closing(config.make()) as first, closing(config.make()) as second:
         for one, other in zip(seeds, reversed(seeds), strict=True):
             alone = walked(first, [one], batch=1, turns=turns).walks[0]
             disturbed = walked(_Disturbed(first, second, other), [one], batch=1, turns=turns).walks[0]
@@ -93,7 +92,7 @@ class _Disturbed:
 
 def illegal_actions(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[Finding]:
     """What answers do that no environment may stumble over: a turn is spent, and the state stays."""
-    with closing(_made(config)) as environment:
+    with closing(config.make()) as environment:
         refused: list[str] = []
         for what, action in ILLEGAL.items():
             try:
@@ -160,7 +159,7 @@ def _later(environment: Environment, seed: int, shown: Start | Step) -> list[str
 
 def after_the_end(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[Finding]:
     """Whether a step after the end of an episode raises."""
-    with closing(_made(config)) as environment:
+    with closing(config.make()) as environment:
         for seed in seeds:
             walk = walked(environment, [seed], batch=1, turns=turns).walks[0]
             if not walk.done:
@@ -177,7 +176,7 @@ def after_the_end(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -
 
 def oracle(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[Finding]:
     """Whether its oracle's actions are legal, and what share of episodes it solves."""
-    with closing(_made(config)) as environment:
+    with closing(config.make()) as environment:
         starts = environment.reset_many(seeds)
         live = dict(enumerate(starts))
         solved, silent, steps = 0, 0, 0
@@ -205,7 +204,7 @@ def oracle(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[
 def held_out(config: EnvironmentConfig, training: Sequence[int], held: Sequence[int]) -> list[Finding]:
     """Whether training and held-out seeds share no level, by what the environment says of their content."""
     check = "held out"
-    with closing(_made(config)) as environment:
+    with closing(config.make()) as environment:
         if not isinstance(environment, Leveled):
             said = "the environment does not say what its levels hold (`content`)"
             return [Finding(check, "note", said)]
@@ -229,11 +228,3 @@ def _contents(environment: Leveled, seeds: Sequence[int]) -> dict[str, int]:
         for slot, seed in enumerate(part):
             found.setdefault(environment.content(slot), seed)
     return found
-
-
-def _made(config: EnvironmentConfig) -> Environment:
-    environment: Environment = config.make()
-    return environment
-
-
-__all__ = ["Finding", "Walk", "after_the_end", "copies", "held_out", "illegal_actions", "oracle", "starting"]

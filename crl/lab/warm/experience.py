@@ -20,9 +20,9 @@ from crl.lab.warm.extractor import carrying_out
 from crl.protocols import Chat
 from crl.recipes.dreamgym.config import EXPERIENCE
 from crl.recipes.dreamgym.corpus import demonstrated
+from crl.recipes.dreamgym.explore import Watched, real_transitions
 from crl.recipes.dreamgym.prompts import answer_of
 from crl.recipes.dreamgym.rows import NEITHER, Transition
-from crl.recipes.dreamgym.watching import Watched, real_transitions
 from crl.records import Generation
 from crl.rounds.demonstrations import ScriptedRole, play_script
 from crl.run.seeds import seed_for

@@ -14,20 +14,14 @@ from crl.recipes.complementary.mechanisms.actor_critic import as_judged, judged_
 from crl.recipes.complementary.mechanisms.search_and_ask import advisor_of
 from crl.recipes.complementary.plan import open_retriever, retrieve_all, texts_of
 from crl.records import Retrieval, RetrievalCount, Task
-from crl.rollout.play import waves_of
 from crl.rounds.context import StageContext
 from crl.rounds.evaluate import Guided, seed_of_task
-from crl.rounds.waves import play_with_actor, slots_of, together, write_played
-
-
-def count_parts(ctx: StageContext) -> int:
-    """Waves of the round."""
-    return len(_waves(ctx))
+from crl.rounds.waves import planned_waves, play_with_actor, slots_of, write_played
 
 
 def collect_part(ctx: StageContext, part: int, on: Sequence[Mechanism] = ()) -> None:
     """Play one wave with the actor of the round before."""
-    tasks = _waves(ctx)[part]
+    tasks = planned_waves(ctx)[part]
     wanted = {task.episode_id for task in tasks}
     chosen = shown_by_episode(row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted)
     digests = {row.content_digest for rows in chosen.values() for row in rows}
@@ -60,8 +54,3 @@ def guided(ctx: StageContext, tasks: Sequence[Task], policy: Policy, weights_dig
     )
     advisor = advisor_of(ctx, bank, seed_of=lambda question_id: seed_of_task(ctx.method, question_id, "ask"))
     return Guided(slots, advisor, tokens)
-
-
-def _waves(ctx: StageContext) -> list[list[Task]]:
-    rollout = ctx.method.rollout
-    return waves_of(ctx.rows(Task, "plan"), rollout.wave_groups, together(ctx.method))

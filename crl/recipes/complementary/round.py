@@ -47,6 +47,7 @@ from crl.rounds.context import BANK, NEW_BANK
 from crl.rounds.evaluate import base_evaluation_stage, evaluation_stage
 from crl.rounds.publish import bank_stages, initialize_stage
 from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, when
+from crl.rounds.waves import count_waves
 from crl.rounds.weights import update_name, update_stage
 
 OF_THE_BANK = frozenset({"distill", "merge", "approve", "consolidate"})
@@ -111,7 +112,7 @@ def paper_stages(
             reads=(Read("plan"), at.played, at.weights(ACTOR, 1)),
             writes=(Episode, Turn, Generation),
             role=ACTOR,
-            parts=collect.count_parts,
+            parts=count_waves,
             run_part=partial(collect.collect_part, on=on),
         ),
         *when(

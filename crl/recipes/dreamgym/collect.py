@@ -16,12 +16,10 @@ from crl.recipes.dreamgym.predicting import ExperienceModel
 from crl.recipes.dreamgym.rows import FAILURE, REAL, TURN_LIMIT, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of
 from crl.recipes.dreamgym.store import transitions_of as rows_of_items
-from crl.recipes.dreamgym.watching import Watched
 from crl.records import SYNTHETIC, Episode, Generation, Task, Turn
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
+from crl.rollout.play import EpisodeSlot, waves_of
 from crl.rounds.context import StageContext
-from crl.rounds.waves import play, sampling_of, starts_of, together
-from crl.rounds.weights import weights_of
+from crl.rounds.waves import play_with_actor, starts_of, together
 
 COLLECT, PLAN = "collect", "plan"
 
@@ -46,11 +44,11 @@ def collect_part(ctx: StageContext, part: int) -> None:
     slots = [EpisodeSlot(task) for task in tasks]
     if tasks[0].stream == SYNTHETIC:
         dream = dream_of(ctx, tasks)
-        played = _played(ctx, slots, dream)
+        played = play_with_actor(ctx, slots, environment=dream, predicted=True, work=f"play {SYNTHETIC}")
         transitions, predictions, records = dream.rows()
     else:
         watched = watched_wave(ctx, slots)
-        played = _played(ctx, slots, watched)
+        played = play_with_actor(ctx, slots, environment=watched, work=f"play {REAL}")
         transitions = transitions_of(ctx, tasks, watched, ACTOR)
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
@@ -88,20 +86,3 @@ def rules_of(ctx: StageContext, family: str) -> Rules:
     limited, failed = ([row.reward for row in rows if row.outcome == outcome] for outcome in (TURN_LIMIT, FAILURE))
     failure = min(limited or failed or [0.0])
     return Rules(limit if limit is not None else longest, (min(rewards), max(rewards)), failure)
-
-
-def _played(
-    ctx: StageContext, slots: Sequence[EpisodeSlot], environment: DreamEnvironment | Watched
-) -> list[PlayedEpisode]:
-    weights = weights_of(ctx, ACTOR)
-    policy = ctx.services.policy(ACTOR, weights)
-    with ctx.timed(f"play {slots[0].task.stream}", len(slots)):
-        return play(
-            ctx,
-            policy,
-            slots,
-            sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
-            weights_digest=weights.weights_digest,
-            environment=environment,
-            predicted=isinstance(environment, DreamEnvironment),
-        )

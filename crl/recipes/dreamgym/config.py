@@ -11,6 +11,7 @@ from pydantic import Field
 
 from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, SeedRange
 from crl.config.base import MOST_ROUNDS
+from crl.config.mechanisms import EmbedderName
 from crl.errors import BadInput
 from crl.rounds.impossible import refused, unbounded, unread_settings, whole_reference
 
@@ -59,12 +60,7 @@ class StoreConfig(Model):
     held_out: int = Field(1000, ge=1, le=1_000_000, description="Capacity of the pool that no fit sees.")
     search: Literal["real", "both"] = Field("real", description="Pools that a prediction is shown transitions of.")
     top_k: int = Field(3, ge=0, le=16, description="Similar transitions that a prediction is shown; 0: none.")
-    embedder: str = Field(
-        "minilm",
-        min_length=1,
-        description="minilm (all-MiniLM-L6-v2), lexical (hashed bag of words), or a sentence-transformers model: a "
-        "directory or a Hugging Face id.",
-    )
+    embedder: EmbedderName = "minilm"
 
 
 class PredictConfig(Model):

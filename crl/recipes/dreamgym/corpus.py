@@ -1,9 +1,13 @@
-"""Stage `corpus`: the samples of a fit. Next-token loss on the reasoning and on what is predicted after it.
+"""Stage `corpus`: the samples of a fit. Next-token loss on the reasoning and on what is predicted after it. Before it,
+stage `annotate`: a teacher says why real transitions are as they are; the experience model learns to say it first.
 
 Of a transition with prompt x, reasoning R and next observation and outcome s' the loss is
 −log P(R | x) − log P(s' | x, R): one sequence, in which every token of the output is trained and none of the prompt.
 A prompt shows similar transitions as a prediction will be shown them: none of its own episode, whose next step begins
 with the answer.
+
+A teacher is asked about the transitions of a fit that nobody was asked about yet: what came into the real pool since
+the fit before, and in a fork what came in while there was no teacher.
 """
 
 from __future__ import annotations
@@ -14,20 +18,24 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from crl.config import Method
+from crl.credit.samples import sample_of
 from crl.protocols import Chat
-from crl.recipes.dreamgym.config import EXPERIENCE, PREDICT, config_of
-from crl.recipes.dreamgym.prompts import answer_of, predict_messages, situation_of
+from crl.recipes.dreamgym.config import ANNOTATE, EXPERIENCE, PREDICT, TEACHER, config_of
+from crl.recipes.dreamgym.form import OK, one_line, predicted_part
+from crl.recipes.dreamgym.predicting import said
+from crl.recipes.dreamgym.prompts import answer_of, fitted, situation_of, step_of
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, transitions_of
-from crl.records import Generation, Metric, Sample
+from crl.records import Generation, Sample
 from crl.rounds.context import StageContext
-from crl.rounds.weights import weights_of
+from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
-from crl.text.outputs import Messages, prompt_text
+from crl.text.outputs import messages_of, prepared, prompt_text, room_for_prompt, sample_outputs
 
 CORPUS = "corpus"
 TRANSITIONS, TOO_LONG = "transitions", "transitions_too_long"
 """Figures of a fit: how many it was given, and how many of them it could not learn."""
+ANNOTATE_STAGE = "annotate"
 
 
 def due(method: Method, round_number: int) -> bool:
@@ -60,14 +68,7 @@ def corpus(ctx: StageContext) -> None:
     explained = sum(bool(reasoning_of(row, config.reasoning, taught)) for row in rows)
     figures["transitions_explained"] = explained
     told = "no transition fits the context of the role experience" if rows and not records else None
-    ctx.write(
-        Metric,
-        [
-            Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value),
-                   alarm=told if name == TOO_LONG else None)
-            for name, value in figures.items()
-        ],
-    )  # fmt: skip
+    ctx.write_figures(figures, {TOO_LONG: told})
 
 
 def reasoning_of(row: Transition, source: str, taught: Mapping[str, str | None]) -> str | None:
@@ -78,21 +79,15 @@ def reasoning_of(row: Transition, source: str, taught: Mapping[str, str | None])
 
 
 def demonstrated(
-    chat: Chat, method: Method, row: Transition, neighbors: Sequence[Transition], text: str, context: int
+    chat: Chat, method: Method, row: Transition, neighbors: list[Transition], text: str, context: int
 ) -> Generation | None:
     """The token record of an output that says `text` about a transition, in a prompt with as many neighbors as fit, the
     nearest ones; None where it does not fit the context."""
-    template = method.prompts_of(row.family)[PREDICT]
-    answer = chat.answer(text)
-    for shown in range(len(neighbors), -1, -1):
-        messages = predict_messages(template, situation_of(row), neighbors[:shown])
-        prompt = list(chat.opening(messages))
-        if len(prompt) + len(answer) <= context:
-            return _record(row, messages, prompt, list(answer), text)
-    return None
-
-
-def _record(row: Transition, messages: Messages, prompt: list[int], answer: list[int], text: str) -> Generation:
+    answer = list(chat.answer(text))
+    room = context - len(answer)
+    messages, prompt, _ = fitted(chat, method.prompts_of(row.family)[PREDICT], situation_of(row), neighbors, room)
+    if len(prompt) > room:
+        return None
     return Generation(
         generation_id=f"fit-{row.transition_id}",
         round=row.round,
@@ -122,24 +117,11 @@ def batches(records: Sequence[Generation], epochs: int, batch: int, *, round: in
         steps = len({sample.step for sample in samples})
         for place, index in enumerate(generator.permutation(len(records))):
             record = records[int(index)]
-            samples.append(
-                Sample(
-                    sample_id=f"r{round:04d}-{EXPERIENCE}-{record.generation_id}-e{epoch}",
-                    round=round,
-                    role=EXPERIENCE,
-                    objective="nll",
-                    source=f"{round:04d}/{CORPUS}",
-                    generation_id=record.generation_id,
-                    reward=0.0,
-                    advantage=1.0,
-                    weight=1.0,
-                    temperature=record.temperature,
-                    token_ids=record.token_ids,
-                    loss_mask=record.loss_mask,
-                    logprobs=record.logprobs,
-                    step=steps + place // batch,
-                )
-            )
+            sample = sample_of(
+                record, round=round, role=EXPERIENCE, objective="nll", reward=0.0, advantage=1.0, weight=1.0,
+                step=steps + place // batch,
+            )  # fmt: skip
+            samples.append(dataclasses.replace(sample, sample_id=f"{sample.sample_id}-e{epoch}"))
     return samples
 
 
@@ -157,6 +139,49 @@ def _neighbors(ctx: StageContext, rows: Sequence[Transition]) -> dict[str, list[
 def _annotations(ctx: StageContext, items: Sequence[PoolItem]) -> list[Annotation]:
     if config_of(ctx.method).fit.reasoning != "teacher":
         return []
-    from crl.recipes.dreamgym.annotate import annotations_of
-
     return annotations_of(ctx, items, before=ctx.round + 1)
+
+
+def annotate(ctx: StageContext) -> None:
+    """One output per transition of the fit that has none yet."""
+    config, role = config_of(ctx.method), ctx.method.role(TEACHER)
+    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.fit.most)
+    known = {row.transition_id for row in annotations_of(ctx, items, before=ctx.round)}
+    rows = transitions_of(ctx, [item for item in items if item.transition_id not in known])
+    weights = weights_of(ctx, TEACHER)
+    policy = ctx.services.policy(TEACHER, weights)
+    room, asked = room_for_prompt(policy, role), []
+    for row in rows:
+        prompt = ctx.method.prompts_of(row.family)[ANNOTATE]
+        outcome = predicted_part(step_of(row), row.actions)
+        values = {"goal": row.goal, "observation": row.observation, "action": row.action, "outcome": outcome}
+        name = f"a-{row.transition_id}"
+        asked.append(prepared(policy, name, messages_of(prompt, values), room, seed=number_of(ctx.seed(name))))
+    outputs = sample_outputs(policy, asked, role.sampling, batch=config.predict.batch)
+    found: list[Annotation] = []
+    records: list[Generation] = []
+    for row, output in zip(rows, outputs, strict=True):
+        reason_code, text = said(output)
+        line = one_line(text or "")
+        if reason_code == OK and not line:
+            reason_code = "empty_text"
+        record = recorded(ctx, output, TEACHER, ANNOTATE, weights)
+        records.append(record)
+        found.append(
+            Annotation(
+                transition_id=row.transition_id, round=ctx.round, reason_code=reason_code,
+                text=line if reason_code == OK else None, generation_id=record.generation_id,
+            )
+        )  # fmt: skip
+    ctx.write(Annotation, found)
+    ctx.write(Generation, records)
+
+
+def annotations_of(ctx: StageContext, items: Sequence[PoolItem], *, before: int) -> list[Annotation]:
+    """What a teacher said of items of the pool in the rounds before one, where it was asked."""
+    wanted = {item.transition_id for item in items}
+    first = min((item.entered for item in items), default=before)
+    rounds = range(first, before)
+    asked = [each for each in rounds if ctx.recipe.resolve(ctx.method, each, ANNOTATE_STAGE, 0) is not None]
+    rows = [row for number in asked for row in ctx.rows_at(Annotation, number, ANNOTATE_STAGE)]
+    return [row for row in rows if row.transition_id in wanted]

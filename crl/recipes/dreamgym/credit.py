@@ -14,9 +14,9 @@ from crl.credit.samples import Sequenced, record_of, sequence_samples
 from crl.credit.uses import usable
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, config_of
-from crl.recipes.dreamgym.curriculum import task_values
+from crl.recipes.dreamgym.plan import task_values
 from crl.recipes.dreamgym.rows import DreamTask, TaskValue
-from crl.records import SYNTHETIC, Episode, Generation, Metric, Sample, Task
+from crl.records import SYNTHETIC, Episode, Generation, Sample, Task
 from crl.rounds.context import StageContext
 
 
@@ -46,14 +46,7 @@ def credit(ctx: StageContext) -> None:
     if trained:
         figures["synthetic_share"] = synthetic_share(trained)
     told = f"{errored} of {len(episodes)} episodes broke and train nothing"
-    alarms = {"episodes_errored": told if errored else None}
-    ctx.write(
-        Metric,
-        [
-            Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=float(value), alarm=alarms.get(name))
-            for name, value in figures.items()
-        ],
-    )
+    ctx.write_figures(figures, {"episodes_errored": told if errored else None})
 
 
 def synthetic_share(episodes: Sequence[Episode]) -> float:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 from crl.errors import CrlError, StageFailed
 from crl.protocols import Actions, Start, Step, StopReason
-from crl.recipes.dreamgym.form import Predicted, one_line
+from crl.recipes.dreamgym.explore import history_of
+from crl.recipes.dreamgym.form import Predicted
 from crl.recipes.dreamgym.predicting import Answered, Asked, ExperienceModel, prediction_row
-from crl.recipes.dreamgym.prompts import Situation
+from crl.recipes.dreamgym.prompts import Situation, transition_of
 from crl.recipes.dreamgym.rows import CONTINUES, NEITHER, SUCCESS, TURN_LIMIT, Prediction, Transition
-from crl.recipes.dreamgym.watching import history_of
-from crl.records import SYNTHETIC, Generation, Task
+from crl.records import Generation, Task
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import broke
 
@@ -208,30 +208,8 @@ class DreamEnvironment:
         )
 
     def _row(self, state: _Slot, answered: Answered, predicted: Predicted) -> Transition:
-        task, situation = state.task, answered.asked.situation
-        reasoning = one_line(predicted.reasoning or "") or None
-        return Transition(
-            transition_id=f"t-{task.episode_id}-{situation.turn}",
-            round=task.round,
-            source=SYNTHETIC,
-            split=NEITHER,
-            policy="actor",
-            family=task.family,
-            environment_seed=task.environment_seed,
-            episode_id=task.episode_id,
-            turn=situation.turn,
-            goal=task.goal,
-            history=list(situation.history),
-            observation=situation.observation,
-            action=situation.action,
-            actions=list(answered.asked.actions),
-            reasoning=reasoning,
-            reasoning_source="none" if reasoning is None else "model",
-            next_observation=predicted.observation,
-            next_actions=list(predicted.actions),
-            feedback=predicted.feedback,
-            legal=predicted.legal,
-            outcome=predicted.outcome,
-            reward=predicted.reward,
-            prediction_id=f"p-{answered.asked.name}",
-        )
+        asked = answered.asked
+        return transition_of(
+            state.task, asked.situation, asked.actions, predicted, split=NEITHER, policy="actor",
+            prediction_id=f"p-{asked.name}",
+        )  # fmt: skip

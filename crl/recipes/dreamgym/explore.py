@@ -2,36 +2,132 @@
 
 The first ones are played at random or by the actor, later ones by the actor of the round before: its states are those
 that the model will be asked about. A share of them is played on the training seeds that no fit sees. Parts are waves.
+An environment is watched while it is played (:class:`Watched`), and the rows of what it did are real transitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from crl.config import FamilyConfig, Method
-from crl.protocols import Environment, Explains
+from crl.protocols import Environment, Explains, Start, Step, StopReason
 from crl.recipes.dreamgym.config import ACTOR, config_of
 from crl.recipes.dreamgym.corpus import CORPUS
-from crl.recipes.dreamgym.rows import EXPLORED, Transition
+from crl.recipes.dreamgym.form import Predicted
+from crl.recipes.dreamgym.prompts import Situation, transition_of
+from crl.recipes.dreamgym.rows import CONTINUES, EXPLORED, FAILURE, SUCCESS, TURN_LIMIT, Transition
 from crl.recipes.dreamgym.store import split_of
-from crl.recipes.dreamgym.watching import Watched, real_transitions
-from crl.records import Episode, Generation, Task, Turn
+from crl.records import Task
+from crl.rollout.actions import named_actions
+from crl.rollout.environments import Readable
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.demonstrations import as_answer, demonstrate, scripted_role, shares
 from crl.rounds.stage import Recipe
 from crl.rounds.tasks import task_of
-from crl.rounds.waves import kept_environment, play, sampling_of, starts_of
+from crl.rounds.waves import kept_environment, play_with_actor, starts_of, write_played
 from crl.rounds.weights import weights_of
 
 EXPLORE = "explore"
 
 
-def due(method: Method, round_number: int) -> bool:
-    """Before every fit."""
-    return config_of(method).fits(round_number)
+@dataclass(slots=True)
+class Seen:
+    """What a slot showed so far."""
+
+    start: Start
+    steps: list[tuple[str | None, Step, str | None]] = field(default_factory=list)
+    """Action, what the environment answered, and why, where it explains itself."""
+
+
+class Watched:
+    """A wave of another environment (protocol `Environment`) that remembers what every slot did."""
+
+    def __init__(self, environment: Environment, longest: int | None = None) -> None:
+        """`longest`: most characters that are shown at one time (:class:`Readable`)."""
+        self._environment = Readable(environment, longest)
+        self._explains = environment if isinstance(environment, Explains) else None
+        self.seen: list[Seen] = []
+
+    @property
+    def steps_together(self) -> bool:
+        """Whether the environment is given all slots in one call."""
+        return self._environment.steps_together
+
+    @property
+    def steps_apart(self) -> bool:
+        """Whether slots may be stepped in several threads."""
+        return self._environment.steps_apart
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """Start one episode per seed."""
+        starts = self._environment.reset_many(seeds)
+        self.seen = [Seen(start) for start in starts]
+        return starts
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given."""
+        steps = self._environment.step_many(actions)
+        for slot, step in steps.items():
+            why = self._explains.why(slot) if self._explains is not None and step.error is None else None
+            self.seen[slot].steps.append((actions[slot], step, why))
+        return steps
+
+    def ended(self, slots: Sequence[int]) -> None:
+        """Hand on which episodes are over, whoever ended them."""
+        self._environment.ended(slots)
+
+    def shown(self, slot: int) -> tuple[str, ...]:
+        """What can be done now in a slot, by name; none where actions are text."""
+        seen = self.seen[slot]
+        return named_actions(seen.steps[-1][1].actions if seen.steps else seen.start.actions)
+
+    def oracle(self, slot: int) -> str | None:
+        """A good next action."""
+        return self._environment.oracle(slot)
+
+    def close(self) -> None:
+        """Nothing: the environment belongs to who lent it."""
+
+
+def real_transitions(task: Task, seen: Seen, *, split: str, policy: str, history: int) -> list[Transition]:
+    """The steps of an episode as rows: without those whose action named nothing, or in which the environment broke.
+
+    `history` is the number of earlier turns that each has with it. A wrong name of an action is answered by a rule
+    (`environment.py`), so the experience model need not learn what follows it.
+    """
+    found: list[Transition] = []
+    shown: list[tuple[str, str]] = []
+    observation, actions = seen.start.observation, seen.start.actions
+    for turn, (action, step, why) in enumerate(seen.steps):
+        names = named_actions(actions)
+        if step.error is None and step.observation.strip() and action is not None and (not names or action in names):
+            followed = Predicted(
+                step.observation, named_actions(step.actions), outcome_of(step), step.reward if step.done else 0.0,
+                step.feedback, step.legal, why,
+            )  # fmt: skip
+            situation = Situation(task.goal, history_of(shown, history), observation, action, turn)
+            found.append(transition_of(task, situation, names, followed, split=split, policy=policy))
+        shown.append((observation, action or ""))
+        observation, actions = step.observation, step.actions
+    return found
+
+
+def history_of(shown: Sequence[tuple[str, str]], turns: int) -> list[str]:
+    """The last turns as they are shown: observation, action, observation, …"""
+    return [text for each in shown[len(shown) - turns if turns < len(shown) else 0 :] for text in each] if turns else []
+
+
+def outcome_of(step: Step) -> str:
+    """How a step leaves its episode."""
+    if not step.done:
+        return CONTINUES
+    if step.success:
+        return SUCCESS
+    return TURN_LIMIT if step.stop_reason is StopReason.turn_limit else FAILURE
 
 
 def fitted_before(recipe: Recipe, method: Method, round_number: int) -> bool:
@@ -80,11 +176,12 @@ def explore_part(ctx: StageContext, part: int) -> None:
     tasks = _tasks(ctx, family, numbered)
     slots = [EpisodeSlot(task) for task in tasks]
     watched, policy = watched_wave(ctx, slots), explorer(ctx.recipe, ctx.method, ctx.round)
-    with ctx.timed("play", len(slots)):
-        played = _by_chance(ctx, watched, slots, part) if policy == "random" else _by_actor(ctx, watched, slots)
-    ctx.write(Episode, [each.episode for each in played])
-    ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [each.generation for each in played])
+    if policy == "random":
+        with ctx.timed("play", len(slots)):
+            played = _by_chance(ctx, watched, slots, part)
+    else:
+        played = play_with_actor(ctx, slots, environment=watched)
+    write_played(ctx, played)
     ctx.write(Transition, transitions_of(ctx, tasks, watched, policy))
 
 
@@ -118,18 +215,6 @@ def _tasks(ctx: StageContext, family: FamilyConfig, numbered: Sequence[tuple[int
         )
         for (group, seed), start in zip(numbered, starts, strict=True)
     ]  # fmt: skip
-
-
-def _by_actor(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot]) -> list[PlayedEpisode]:
-    weights = weights_of(ctx, ACTOR)
-    return play(
-        ctx,
-        ctx.services.policy(ACTOR, weights),
-        slots,
-        sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
-        weights_digest=weights.weights_digest,
-        environment=watched,
-    )
 
 
 def _by_chance(ctx: StageContext, watched: Watched, slots: Sequence[EpisodeSlot], part: int) -> list[PlayedEpisode]:

@@ -8,20 +8,27 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from crl.credit.uses import usable
-from crl.recipes.dreamgym.annotate import ANNOTATE_STAGE
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, EXPERIENCE, TEACHER, config_of
+from crl.recipes.dreamgym.corpus import ANNOTATE_STAGE
 from crl.recipes.dreamgym.explore import EXPLORE, explorer
 from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.plan import DRAWN
 from crl.recipes.dreamgym.rows import ENDINGS, REAL, DreamTask, PoolItem, Prediction
 from crl.recipes.dreamgym.store import POOL
-from crl.recipes.dreamgym.truth import FLOORED, UNSEEN
-from crl.recipes.dreamgym.validate import DRIFT, VALIDATE
+from crl.recipes.dreamgym.validate import DRIFT, FLOORED, UNSEEN, VALIDATE
 from crl.records import SYNTHETIC, Episode, Generation, Turn, rows_with
 from crl.rounds.alarms import Figures, turn_figures
 from crl.rounds.context import StageContext
-from crl.rounds.health import group_figures, mismatch_alarms_of, play_figures, tokens_of, update_figures, write_health
+from crl.rounds.health import (
+    group_figures,
+    mismatch_alarms_of,
+    play_figures,
+    token_figures,
+    tokens_of,
+    update_figures,
+    write_health,
+)
 from crl.rounds.stage import BEFORE
 from crl.rounds.weights import update_name
 
@@ -53,8 +60,7 @@ def health(ctx: StageContext) -> None:
         REAL_STEPS: float(steps),
         TOTAL: before.get(TOTAL, 0.0) + steps,
         "synthetic_steps": float(sum(row.turns for row in of_stream[SYNTHETIC])),
-        "actor_tokens_read": float(sum(row.tokens_read for row in acted)),
-        "actor_tokens_sampled": float(sum(row.tokens_sampled for row in acted)),
+        **token_figures(ACTOR, acted),
         **_tokens(ctx, EXPERIENCE, (DRIFT, VALIDATE, PLAN, COLLECT)),
         **(_tokens(ctx, TEACHER, (ANNOTATE_STAGE,)) if TEACHER in config_of(ctx.method).roles() else {}),
         **_of(ctx.figures("credit"), SHARES),

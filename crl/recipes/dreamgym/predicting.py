@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from crl.protocols import Policy
 from crl.recipes.dreamgym.config import EXPERIENCE, PREDICT, config_of
 from crl.recipes.dreamgym.form import OK, Predicted, read
-from crl.recipes.dreamgym.prompts import Situation, predict_messages
+from crl.recipes.dreamgym.prompts import Situation, fitted
 from crl.recipes.dreamgym.rows import Prediction, Transition
 from crl.records import Generation
 from crl.rounds.context import StageContext
-from crl.rounds.weights import weights_of
+from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
 from crl.text.answers import after_thoughts
-from crl.text.outputs import Messages, Output, Prompt, room_for_prompt, sample_outputs, token_record
+from crl.text.outputs import Messages, Output, Prompt, prepared, room_for_prompt, sample_outputs
 
 PROMPT_TOO_LONG = "prompt_too_long"
 
@@ -60,15 +60,15 @@ class ExperienceModel:
 
     def predict(self, asked: Sequence[Asked]) -> list[Answered]:
         """One prediction per step, in their order; all of them are sampled as one batch."""
-        fitted = [self._fitted(each) for each in asked]
-        outputs = self._sampled([prompt for prompt, _ in fitted])
+        prompts = [self._fitted(each) for each in asked]
+        outputs = self._sampled([prompt for prompt, _ in prompts])
         answered = []
-        for each, (_, shown), output in zip(asked, fitted, outputs, strict=True):
+        for each, (_, shown), output in zip(asked, prompts, outputs, strict=True):
             reason_code, text = said(output)
             predicted = None
             if text is not None:
                 reason_code, predicted = read(text, each.actions, each.rewards)
-            record = self._recorded(output, "predict")
+            record = recorded(self._ctx, output, EXPERIENCE, "predict", self._weights)
             answered.append(Answered(each, shown, reason_code, predicted, record))
         return answered
 
@@ -77,39 +77,22 @@ class ExperienceModel:
     ) -> list[tuple[str, str | None, Generation]]:
         """(reason code, text, token record) of one output per (id, messages)."""
         prompts = [self._prompt(f"{name}-{each}", each_messages) for each, each_messages in messages]
-        return [(*said(output), self._recorded(output, kind)) for output in self._sampled(prompts)]
+        outputs = self._sampled(prompts)
+        return [(*said(output), recorded(self._ctx, output, EXPERIENCE, kind, self._weights)) for output in outputs]
 
     def _fitted(self, asked: Asked) -> tuple[Prompt, list[Transition]]:
         """The prompt with as many neighbors as fit, the nearest ones."""
-        template = self._ctx.method.prompts_of(asked.family)[PREDICT]
-        for shown in range(len(asked.neighbors), -1, -1):
-            neighbors = asked.neighbors[:shown]
-            prompt = self._prompt(f"p-{asked.name}", predict_messages(template, asked.situation, neighbors))
-            if prompt.token_ids is not None or not shown:
-                return prompt, neighbors
-        raise AssertionError("the prompt without neighbors was returned")
+        template, chat = self._ctx.method.prompts_of(asked.family)[PREDICT], self._policy.chat
+        messages, _, neighbors = fitted(chat, template, asked.situation, asked.neighbors, self._room)
+        return self._prompt(f"p-{asked.name}", messages), neighbors
 
     def _prompt(self, name: str, messages: Messages) -> Prompt:
-        token_ids = list(self._policy.chat.opening(messages))
-        fits = len(token_ids) <= self._room
-        return Prompt(name, messages, token_ids if fits else None, number_of(self._ctx.seed(name)))
+        return prepared(self._policy, name, messages, self._room, seed=number_of(self._ctx.seed(name)))
 
     def _sampled(self, prompts: Sequence[Prompt]) -> list[Output]:
         batch = config_of(self._ctx.method).predict.batch
         with self._ctx.timed("predict", len(prompts)):
             return sample_outputs(self._policy, prompts, self._role.sampling, batch=batch)
-
-    def _recorded(self, output: Output, kind: str) -> Generation:
-        return token_record(
-            output,
-            generation_id=f"g-{output.prompt.name}",
-            round=self._ctx.round,
-            stage=self._ctx.stage.name,
-            role=EXPERIENCE,
-            kind=kind,
-            weights_digest=self._weights.weights_digest,
-            temperature=self._role.sampling.temperature,
-        )
 
 
 def said(output: Output) -> tuple[str, str | None]:

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crl.config import PromptConfig, RoleConfig
-from crl.errors import BadInput, PromptTooLong
 from crl.protocols import Chat
 from crl.recipes.dreamgym.config import ANNOTATE, PREDICT, VARY
-from crl.recipes.dreamgym.form import Predicted, predicted_part, written
-from crl.recipes.dreamgym.rows import Transition
-from crl.text.outputs import Messages, check, messages_of, placeholders
+from crl.recipes.dreamgym.form import Predicted, one_line, predicted_part, written
+from crl.recipes.dreamgym.rows import REAL, Transition
+from crl.records import SYNTHETIC, Task
+from crl.text import outputs
+from crl.text.outputs import Messages, messages_of
 
 NAMES = {
     PREDICT: ("goal", "neighbors", "history", "observation", "action", "turn"),
@@ -66,6 +67,46 @@ def step_of(row: Transition, *, reasoning: str | None = None) -> Predicted:
     )
 
 
+def transition_of(
+    task: Task,
+    situation: Situation,
+    actions: Sequence[str],
+    followed: Predicted,
+    *,
+    split: str,
+    policy: str,
+    prediction_id: str | None = None,
+) -> Transition:
+    """The row of a step: a real one, or one that a prediction made. `actions` are those that were possible."""
+    reasoning = one_line(followed.reasoning or "") or None
+    said_by = "environment" if prediction_id is None else "model"
+    return Transition(
+        transition_id=f"t-{task.episode_id}-{situation.turn}",
+        round=task.round,
+        source=REAL if prediction_id is None else SYNTHETIC,
+        split=split,
+        policy=policy,
+        family=task.family,
+        environment_seed=task.environment_seed,
+        episode_id=task.episode_id,
+        turn=situation.turn,
+        goal=task.goal,
+        history=list(situation.history),
+        observation=situation.observation,
+        action=situation.action,
+        actions=list(actions),
+        reasoning=reasoning,
+        reasoning_source="none" if reasoning is None else said_by,
+        next_observation=followed.observation,
+        next_actions=list(followed.actions),
+        feedback=followed.feedback,
+        legal=followed.legal,
+        outcome=followed.outcome,
+        reward=followed.reward,
+        prediction_id=prediction_id,
+    )
+
+
 def predict_messages(prompt: PromptConfig, situation: Situation, neighbors: Sequence[Transition]) -> Messages:
     """The prompt for one step."""
     turns = [f"{seen}\nAction: {done}" for seen, done in zip(*[iter(situation.history)] * 2, strict=True)]
@@ -82,6 +123,19 @@ def predict_messages(prompt: PromptConfig, situation: Situation, neighbors: Sequ
     )
 
 
+def fitted(
+    chat: Chat, prompt: PromptConfig, situation: Situation, neighbors: list[Transition], room: int
+) -> tuple[Messages, list[int], list[Transition]]:
+    """The prompt for one step with as many neighbors as fit into `room` tokens, the nearest ones; without any it may be
+    too long all the same."""
+    while True:
+        messages = predict_messages(prompt, situation, neighbors)
+        token_ids = list(chat.opening(messages))
+        if len(token_ids) <= room or not neighbors:
+            return messages, token_ids, neighbors
+        neighbors = neighbors[:-1]
+
+
 def shown_neighbor(row: Transition) -> str:
     """A similar transition as it is shown, with what followed it in the form of an answer."""
     return f"{row.observation}\nAction: {row.action}\n{predicted_part(step_of(row), row.actions)}"
@@ -94,27 +148,12 @@ def answer_of(row: Transition, reasoning: str | None) -> str:
 
 def check_prompt(name: str, prompt: PromptConfig) -> None:
     """Raise BadInput for a placeholder that nobody fills, and for a prompt without what it is about."""
-    for part, template in (("system", prompt.system), ("first", prompt.first)):
-        check(template, NAMES[name], where=f"prompts.{name}.{part}")
-    shown = placeholders(prompt.system) | placeholders(prompt.first)
-    missing = ["{" + each + "}" for each in NEEDED[name] if each not in shown]
-    if missing:
-        raise BadInput(
-            f"the prompt {name} does not show {' or '.join(missing)}",
-            expected=" and ".join("{" + each + "}" for each in NEEDED[name]),
-            where=f"prompts.{name}.first",
-            next_step="add the placeholder where its text should be",
-        )
+    outputs.check_prompt(prompt, NAMES[name], what=f"the {name} prompt", where=f"prompts.{name}", needed=NEEDED[name])
 
 
-def check_room(chat: Chat, role: RoleConfig, name: str, prompt: PromptConfig, where: str) -> None:
+def check_room(chat: Chat, role: RoleConfig, name: str, prompt: PromptConfig, owner: str) -> None:
     """Raise PromptTooLong where the prompt fits no output behind it even with nothing filled in."""
-    room = role.context - role.sampling.max_new_tokens
-    needed = len(chat.opening(messages_of(prompt, dict.fromkeys(NAMES[name], ""))))
-    if needed >= room:
-        raise PromptTooLong(
-            f"the {name} prompt takes {needed} tokens before anything is filled in",
-            expected=f"fewer than {room}: the context less {role.sampling.max_new_tokens} new tokens",
-            where=f"prompts.{name}",
-            next_step=f"shorten the prompt, or raise method.roles.{where}.context",
-        )
+    outputs.check_room(
+        chat, prompt, NAMES[name], what=f"the {name} prompt", where=f"prompts.{name}", role=owner,
+        context=role.context, new=role.sampling.max_new_tokens,
+    )  # fmt: skip

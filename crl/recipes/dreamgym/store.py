@@ -17,7 +17,7 @@ from crl.protocols import Embedder
 from crl.recipes.dreamgym.config import StoreConfig, config_of
 from crl.recipes.dreamgym.prompts import Situation, situation_of
 from crl.recipes.dreamgym.rows import FIT, HELD_OUT, REAL, PoolItem, Transition, TransitionVector
-from crl.records import SYNTHETIC, Metric, rows_of, rows_with
+from crl.records import SYNTHETIC, rows_of, rows_with
 from crl.rounds.context import StageContext
 
 GATHER = "gather"
@@ -181,20 +181,13 @@ def gather(ctx: StageContext) -> None:
             for row, vector_D in zip(entered, vectors_ND, strict=True)
         ],
     )
-    ctx.write(Metric, _cut_metrics(ctx, cuts, searched=config.top_k > 0))
-
-
-def _cut_metrics(ctx: StageContext, cuts: Sequence[bool], *, searched: bool) -> list[Metric]:
-    """`transitions_cut_by_embedder`: the share of what came in that the embedder reads only the beginning of."""
-    if not cuts:
-        return []
-    share = sum(cuts) / len(cuts)
+    # `transitions_cut_by_embedder`: the share of what came in that the embedder reads only the beginning of.
+    share = sum(cuts) / max(1, len(cuts))
     told = (
         f"the embedder reads only the beginning of {share:.0%} of the new transitions, which are found by their action "
         "and the beginning of their observation; choose one that reads longer texts (store.embedder)"
     )
-    alarm = told if share and searched else None
-    return [Metric(round=ctx.round, stage=ctx.stage.name, name=CUT, value=share, alarm=alarm)]
+    ctx.write_figures({CUT: share} if cuts else {}, {CUT: told if share and config.top_k else None})
 
 
 def fit_seed(method: Method, family: str, seed: int) -> bool:

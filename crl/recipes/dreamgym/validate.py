@@ -3,6 +3,7 @@
 `validate` asks the model as it now is. `drift` asks the model of the fit before, shown what the store had until this
 round, about what was explored since: how well it still answers for the newer policy. Neither trains anything. What is
 found below a floor is an alarm of the round, and stops the stage that plans synthetic tasks (:func:`require_truth`).
+How true the model is, as figures, are pure functions over predictions (:func:`truth_figures`).
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from collections.abc import Sequence
 
 from crl.config import Method
 from crl.errors import BadInput
-from crl.recipes.dreamgym.config import config_of
+from crl.recipes.dreamgym.config import FEWEST_UNSEEN, ValidateConfig, config_of
 from crl.recipes.dreamgym.corpus import CORPUS, TOO_LONG, TRANSITIONS
 from crl.recipes.dreamgym.explore import EXPLORE, fitted_before
+from crl.recipes.dreamgym.form import OK
 from crl.recipes.dreamgym.predicting import Asked, ExperienceModel, prediction_row
 from crl.recipes.dreamgym.prompts import situation_of
-from crl.recipes.dreamgym.rows import HELD_OUT, PoolItem, Prediction, Transition
+from crl.recipes.dreamgym.rows import ENDINGS, HELD_OUT, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, seen, transitions_of
-from crl.recipes.dreamgym.truth import alarms_of, truth_figures
 from crl.records import Generation, Metric
+from crl.rounds.alarms import Figures
 from crl.rounds.context import StageContext
 from crl.rounds.stage import maker_of
 
 VALIDATE, DRIFT = "validate", "drift"
-
-
-def due(method: Method, round_number: int) -> bool:
-    """After every fit."""
-    return config_of(method).fits(round_number)
+FLOORED = ("observation_agreement", "reward_accuracy", "ending_accuracy")
+"""Figures that have a floor."""
+UNSEEN = "unseen_{}"
+"""Name of such a figure of the unseen steps alone."""
 
 
 def drift_due(method: Method, round_number: int) -> bool:
@@ -48,10 +49,9 @@ def validate(ctx: StageContext) -> None:
     true = held_out_rows(ctx)
     rows, records = predicted(ctx, true, VALIDATE)
     figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
-    alarms = alarms_of(figures, config)
     ctx.write(Prediction, rows)
     ctx.write(Generation, records)
-    ctx.write(Metric, [_metric(ctx, name, value, alarms.get(name)) for name, value in figures.items()])
+    ctx.write_figures(figures, alarms_of(figures, config))
 
 
 def drift(ctx: StageContext) -> None:
@@ -64,7 +64,7 @@ def drift(ctx: StageContext) -> None:
     figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)
     ctx.write(Generation, records)
-    ctx.write(Metric, [_metric(ctx, f"drift_{name}", value, None) for name, value in figures.items()])
+    ctx.write_figures({f"drift_{name}": value for name, value in figures.items()})
 
 
 def predicted(ctx: StageContext, true: Sequence[Transition], name: str) -> tuple[list[Prediction], list[Generation]]:
@@ -115,5 +115,80 @@ def require_truth(ctx: StageContext) -> None:
         )
 
 
-def _metric(ctx: StageContext, name: str, value: float, alarm: str | None) -> Metric:
-    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=alarm)
+def gap_bound(reward_error: float, transition_error: float, largest_reward: float, gamma: float) -> float:
+    """|J_real − J_synthetic| ≤ ε_R / (1 − γ) + 2 γ R_max ε_P / (1 − γ)² (DreamGym's bound).
+
+    ε_R is the largest expected error of a reward, ε_P the largest total variation of the next state, R_max the largest
+    absolute reward. Means over held-out steps stand for both, so this is an estimate and no guarantee.
+    """
+    return reward_error / (1 - gamma) + 2 * gamma * largest_reward * transition_error / (1 - gamma) ** 2
+
+
+def truth_figures(
+    rows: Sequence[Prediction], true: Sequence[Transition], gamma: float, seen: Sequence[bool]
+) -> Figures:
+    """Figures of predictions and the steps they are held to, in one order; of none only that there are none. `seen`
+    says which of the steps the model could copy.
+
+    - `observation_agreement`: share of the next observations that are the true ones;
+    - `reward_accuracy`: share whose outcome and reward are;
+    - `ending_accuracy`: the same of the steps with which the environment ends an episode, where there are any: they are
+      few, and a model that never ends one is right about all others;
+    - `endings`: how many such steps there are;
+    - `unseen_…`: each of the three of the steps that are not `seen`, where these are at least `FEWEST_UNSEEN`;
+    - `seen_share`: share of the steps that are;
+    - `epsilon_r`: mean distance of the rewards; `epsilon_p`: share of wrong next states, observation or ending, which
+      is the total variation where the environment is deterministic; `gap_bound`: :func:`gap_bound` of both, unless none
+      of the steps has a reward: that bounds nothing;
+    - `predictions_malformed`: share of the outputs that are none. They count as wrong;
+    - `held_out`: how many steps.
+    """
+    if not rows:
+        return {HELD_OUT: 0.0}
+    count = len(rows)
+    error = sum(row.reward_error or 0.0 for row in rows) / count
+    wrong = sum(not row.observation_agrees or row.outcome != step.outcome for row, step in zip(rows, true, strict=True))
+    largest = max(abs(step.reward) for step in true)
+    judged = list(zip(rows, true, strict=True))
+    unseen = [pair for pair, copied in zip(judged, seen, strict=True) if not copied]
+    figures = {
+        **_shares(judged, 1),
+        **{UNSEEN.format(name): share for name, share in _shares(unseen, FEWEST_UNSEEN).items()},
+        "endings": float(sum(step.outcome in ENDINGS for step in true)),
+        "seen_share": 1 - len(unseen) / count,
+        "predictions_malformed": sum(row.reason_code != OK for row in rows) / count,
+        "epsilon_r": error,
+        "epsilon_p": wrong / count,
+    }
+    if largest:
+        figures["gap_bound"] = gap_bound(error, wrong / count, largest, gamma)
+    figures[HELD_OUT] = float(count)
+    return figures
+
+
+def _shares(judged: Sequence[tuple[Prediction, Transition]], fewest: int) -> Figures:
+    """Shares of right predictions by the names of `FLOORED`, each where it is about so many steps at least."""
+    right = (
+        [bool(row.observation_agrees) for row, _ in judged],
+        [bool(row.outcome_agrees) for row, _ in judged],
+        [bool(row.outcome_agrees) for row, step in judged if step.outcome in ENDINGS],
+    )
+    return {name: sum(each) / len(each) for name, each in zip(FLOORED, right, strict=True) if len(each) >= fewest}
+
+
+def alarms_of(figures: Figures, config: ValidateConfig) -> dict[str, str]:
+    """What is below its floor, by figure: of the unseen steps where they have one, else of all. With a floor, also that
+    there was nothing to hold the model to."""
+    floors = dict(zip(FLOORED, (config.observation_floor, config.reward_floor, config.ending_floor), strict=True))
+    wanted = {name: floor for name, floor in floors.items() if floor is not None}
+    if not figures[HELD_OUT]:
+        return {HELD_OUT: "no real step says how true the model is: nothing is played in it"} if wanted else {}
+    found = {}
+    for name, floor in wanted.items():
+        unseen = UNSEEN.format(name)
+        judged, steps = (unseen, "unseen held-out steps") if unseen in figures else (name, "all held-out steps")
+        if judged == "ending_accuracy" and figures.get("endings", 0.0) < FEWEST_UNSEEN:
+            continue  # one wrong ending of one would stop the run
+        if figures.get(judged, floor) < floor:
+            found[judged] = f"below the floor of {floor:g} on {steps}: nothing is played in this model"
+    return found

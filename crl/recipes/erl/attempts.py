@@ -16,10 +16,10 @@ from crl.credit.uses import usable
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.rows import FIRST, SECOND, Reflection
 from crl.records import Episode, StrippedContext, Task
-from crl.rollout.play import EpisodeSlot, stripped_context, waves_of
+from crl.rollout.play import EpisodeSlot, stripped_context
 from crl.rounds.context import StageContext
 from crl.rounds.tasks import drawn_tasks
-from crl.rounds.waves import play_with_actor, together, write_played
+from crl.rounds.waves import planned_waves, play_with_actor, write_played
 from crl.rounds.weights import weights_of
 
 COLLECT, PLAN = "collect", "plan"
@@ -57,16 +57,6 @@ def plan(ctx: StageContext) -> None:
     ctx.write(Task, drawn_tasks(ctx, lambda size: [FIRST] * size))
 
 
-def waves(ctx: StageContext) -> list[list[Task]]:
-    """The tasks of the round in waves of whole groups, of one family or of those that share waves."""
-    return waves_of(ctx.rows(Task, PLAN), ctx.method.rollout.wave_groups, together(ctx.method))
-
-
-def count_parts(ctx: StageContext) -> int:
-    """Waves of the round."""
-    return len(waves(ctx))
-
-
 def pending(ctx: StageContext, tasks: Sequence[Task], revision: int) -> list[Pending]:
     """Which tasks are tried again in a revision: those whose attempt before ended by the rules and earned too little.
 
@@ -82,14 +72,9 @@ def pending(ctx: StageContext, tasks: Sequence[Task], revision: int) -> list[Pen
     return found
 
 
-def collect_part(ctx: StageContext, part: int) -> None:
-    """Play one wave of first attempts with the actor of the round before."""
-    write_played(ctx, play_with_actor(ctx, [EpisodeSlot(task) for task in waves(ctx)[part]]))
-
-
 def retry_part(ctx: StageContext, part: int, *, revision: int) -> None:
     """Play the further attempts of one wave, each by its reflection; and their contexts without it."""
-    again = pending(ctx, waves(ctx)[part], revision)
+    again = pending(ctx, planned_waves(ctx)[part], revision)
     written = {}
     if config_of(ctx.method).reflect is not None:
         written = {row.retry_id: row for row in ctx.rows(Reflection, reflect_stage(revision))}

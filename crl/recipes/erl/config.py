@@ -17,6 +17,7 @@ from crl.config import (
     RecipeConfig,
     RoleUse,
 )
+from crl.config.mechanisms import EmbedderName
 from crl.errors import BadInput
 from crl.rounds.impossible import refused, unbounded, unread_settings, whole_reference
 
@@ -53,12 +54,7 @@ class MemoryConfig(Model):
     )
     top_k: int = Field(2, ge=1, le=16, description="Reflections shown at most; `last` shows one.")
     threshold: float = Field(-1.0, ge=-1, le=1, description="Least cosine of what is shown (similarity only).")
-    embedder: str = Field(
-        "minilm",
-        min_length=1,
-        description="minilm (all-MiniLM-L6-v2), lexical (hashed bag of words), or a sentence-transformers model: a "
-        "directory or a Hugging Face id.",
-    )
+    embedder: EmbedderName = "minilm"
     query_instruction: str | None = Field(
         None, max_length=4000, description="What precedes queries only; none: the model's own prompt `query`."
     )

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crl.config import Method
-from crl.credit.samples import Sequenced, record_of, sequence_samples
+from crl.credit.samples import Sequenced, record_of, sample_of, sequence_samples
 from crl.credit.uses import entry_scores, outcome, usable
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
@@ -26,7 +26,6 @@ from crl.records import (
     EntryScore,
     Episode,
     Generation,
-    Metric,
     Retrieval,
     Sample,
     StrippedContext,
@@ -60,19 +59,7 @@ def credit(ctx: StageContext) -> None:
     errored = sum(not usable(row) for stage in _attempt_stages(config) for row in ctx.rows(Episode, stage))
     broke = f"{errored} episodes broke and train nothing" if errored else None
     figures = {"sequences": len(sequences), "distilled_samples": len(learned), "episodes_errored": errored}
-    ctx.write(
-        Metric,
-        [
-            Metric(
-                round=ctx.round,
-                stage=ctx.stage.name,
-                name=name,
-                value=float(value),
-                alarm=broke if name == "episodes_errored" else None,
-            )
-            for name, value in figures.items()
-        ],
-    )
+    ctx.write_figures(figures, {"episodes_errored": broke})
 
 
 def samples_of(
@@ -93,18 +80,15 @@ def samples_of(
     for each in learned:
         trained = sum(each.loss_mask)  # none where every turn left no choice
         own = trained if config.objective.aggregation == "token_mean" else 1
+        weight = factor * max(each.reward, 0.0) * tokens / counts[method.owner(ACTOR)] / own if trained else 0.0
+        played = sample_of(
+            each.generation, round=round, role=ACTOR, objective="nll", reward=each.reward, advantage=1.0, weight=weight
+        )
         found.append(
-            Sample(
-                sample_id=f"r{round:04d}-{ACTOR}-{each.generation.generation_id}{SUFFIX}",
-                round=round,
-                role=ACTOR,
-                objective="nll",
-                source=f"{each.generation.round:04d}/{each.generation.stage}",
-                generation_id=each.generation.generation_id,
-                reward=each.reward,
-                advantage=1.0,
-                weight=factor * max(each.reward, 0.0) * tokens / counts[method.owner(ACTOR)] / own if trained else 0.0,
-                temperature=each.generation.temperature,
+            replace(
+                played,
+                sample_id=f"{played.sample_id}{SUFFIX}",
+                weight=weight,
                 token_ids=each.token_ids,
                 loss_mask=each.loss_mask,
                 # Nothing was sampled in this context.

@@ -22,6 +22,7 @@ from crl.rounds.health import (
     mismatch_alarms_of,
     one_text_share,
     play_figures,
+    token_figures,
     update_figures,
     write_health,
 )
@@ -52,8 +53,7 @@ def health(ctx: StageContext) -> None:
         **turn_figures(everything, turns),
         **group_figures(first, subgroups=True),
         **attempt_figures(first, pairs),
-        "actor_tokens_read": float(sum(row.tokens_read for row in everything)),
-        "actor_tokens_sampled": float(sum(row.tokens_sampled for row in everything)),
+        **token_figures(ACTOR, everything),
         **carried(ctx.figures("credit"), ("distilled_samples",)),
     }
     alarms: dict[str, str] = {}

@@ -7,15 +7,15 @@ every recipe, and what a reflection is worth afterward is credited to its entry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crl.bank.retrieve import BankRetriever
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
-from crl.protocols import Embedder
 from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, entry_id_of, reflect_stage
 from crl.recipes.erl.config import MemoryConfig, config_of
 from crl.recipes.erl.prompts import OK
@@ -38,10 +38,24 @@ def retrieved(ctx: StageContext, again: Sequence[Pending], revision: int) -> lis
         return []
     scores = ctx.rows(EntryScore, SCORES)
     counts = [RetrievalCount(entry_id=row.entry_id, count=row.uses, last_round=row.last_used_round) for row in scores]
+    asked = [(attempt_id(each.task.episode_id, revision), each.task.family) for each in again]
     with ctx.timed("retrieval", len(again)):
+        vectors_QD = ctx.services.embedder().embed_queries([each.task.query for each in again])
         if config.order == "similarity":
-            return _similar(ctx, bank, counts, config, again, revision)
-        return _newest(ctx, bank, counts, config, again, revision)
+            settings = RetrievalConfig(
+                embedder=config.embedder, top_k=config.shown, candidates=1, diversify=False, threshold=config.threshold
+            )
+            retriever = BankRetriever(
+                bank, load_embeddings(ctx.run_path, bank.table), counts, settings, round=ctx.round,
+                bank_round=ctx.round_of(BANK),
+            )  # fmt: skip
+            return [row for rows in retriever.retrieve_many(asked, vectors_QD, advance=False) for row in rows]
+        uses = {row.entry_id: row.count for row in counts}
+        return [
+            row
+            for (episode_id, family), query_D in zip(asked, vectors_QD, strict=True)
+            for row in _newest(ctx, bank, config, episode_id, family, query_D, uses)
+        ]
 
 
 def texts_of(ctx: StageContext, rows: Sequence[Retrieval]) -> dict[str, str]:
@@ -51,72 +65,37 @@ def texts_of(ctx: StageContext, rows: Sequence[Retrieval]) -> dict[str, str]:
     return load_texts(ctx.run_path, rows_with(ctx.bank().table, "content_digest", {row.content_digest for row in rows}))
 
 
-def _similar(
-    ctx: StageContext,
-    bank: Snapshot,
-    counts: Sequence[RetrievalCount],
-    config: MemoryConfig,
-    again: Sequence[Pending],
-    revision: int,
-) -> list[Retrieval]:
-    retriever = BankRetriever(
-        bank,
-        load_embeddings(ctx.run_path, bank.table),
-        counts,
-        RetrievalConfig(
-            embedder=config.embedder, top_k=config.shown, candidates=1, diversify=False, threshold=config.threshold
-        ),
-        round=ctx.round,
-        bank_round=ctx.round_of(BANK),
-    )
-    vectors_QD = ctx.services.embedder().embed_queries([each.task.query for each in again])
-    asked = [(attempt_id(each.task.episode_id, revision), each.task.family) for each in again]
-    return [row for rows in retriever.retrieve_many(asked, vectors_QD, advance=False) for row in rows]
-
-
 def _newest(
     ctx: StageContext,
     bank: Snapshot,
-    counts: Sequence[RetrievalCount],
     config: MemoryConfig,
-    again: Sequence[Pending],
-    revision: int,
-) -> list[Retrieval]:
+    episode_id: str,
+    family: str,
+    query_D: NDArray[np.float32],
+    uses: Mapping[str, int],
+) -> Iterator[Retrieval]:
     """The newest entries, the last one first; how similar they are is recorded, and decides nothing."""
-    embedder: Embedder = ctx.services.embedder()
-    uses = {row.entry_id: row.count for row in counts}
-    families = {each.task.family for each in again}
-    entries = {
-        family: bank.table if config.order == "last" else rows_with(bank.table, "family", [family])
-        for family in families
-    }
-    found = []
-    vectors_QD = embedder.embed_queries([each.task.query for each in again])
-    for each, query_D in zip(again, vectors_QD, strict=True):
-        table = entries[each.task.family]
-        # A snapshot is by age: the newest are at its end.
-        shown = table.take(np.arange(table.num_rows)[::-1][: config.shown])
-        cosines = load_embeddings(ctx.run_path, shown) @ query_D if shown.num_rows else []
-        for rank, (entry, cosine) in enumerate(zip(shown.to_pylist(), cosines, strict=True)):
-            found.append(
-                Retrieval(
-                    episode_id=attempt_id(each.task.episode_id, revision),
-                    round=ctx.round,
-                    bank_round=ctx.round_of(BANK),
-                    family=each.task.family,
-                    entry_id=entry["entry_id"],
-                    content_digest=entry["content_digest"],
-                    generation_id=entry["generation_id"],
-                    rank=rank,
-                    similarity=float(cosine),
-                    rank_score=-float(rank),
-                    count=uses.get(entry["entry_id"], 0),
-                    recent=False,
-                    score=-float(rank),
-                    chosen=True,
-                )
-            )
-    return found
+    table = bank.table if config.order == "last" else rows_with(bank.table, "family", [family])
+    # A snapshot is by age: the newest are at its end.
+    shown = table.take(np.arange(table.num_rows)[::-1][: config.shown])
+    cosines: list[float] = (load_embeddings(ctx.run_path, shown) @ query_D).tolist() if shown.num_rows else []
+    for rank, (entry, cosine) in enumerate(zip(shown.to_pylist(), cosines, strict=True)):
+        yield Retrieval(
+            episode_id=episode_id,
+            round=ctx.round,
+            bank_round=ctx.round_of(BANK),
+            family=family,
+            entry_id=entry["entry_id"],
+            content_digest=entry["content_digest"],
+            generation_id=entry["generation_id"],
+            rank=rank,
+            similarity=cosine,
+            rank_score=-float(rank),
+            count=uses.get(entry["entry_id"], 0),
+            recent=False,
+            score=-float(rank),
+            chosen=True,
+        )
 
 
 def distill(ctx: StageContext) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crl.config import Method, PromptConfig, RoleConfig
-from crl.errors import BadInput, PromptTooLong
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat
 from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, ReflectConfig, config_of
@@ -26,7 +25,7 @@ from crl.rollout.prompts import check_prompts
 from crl.rounds.ready import chat_of, check_actor_room
 from crl.run.manifest import key_of
 from crl.text.answers import after_thoughts, text_flaw
-from crl.text.outputs import Messages, Output, check, messages_of, placeholders
+from crl.text.outputs import Messages, Output, check_prompt, check_room, messages_of
 from crl.text.outputs import numbered as one_below_another
 
 NAMES = ("goal", "instructions", "trajectory", "feedback", "outcome", "reward", "memory", "max_characters")
@@ -102,31 +101,16 @@ def parsed(output: Output, config: ReflectConfig) -> tuple[str, str | None]:
 def check_reflect_prompt(prompt: PromptConfig, *, memory: bool) -> None:
     """Raise BadInput for a placeholder that nobody fills, and for a prompt without what there is to reflect on: the
     attempt, and the memory where there is one."""
-    for part, template in (("system", prompt.system), ("first", prompt.first)):
-        check(template, NAMES, where=f"prompts.{REFLECT}.{part}")
-    shown = placeholders(prompt.system) | placeholders(prompt.first)
-    needed = ["trajectory", "feedback", *(["memory"] if memory else [])]
-    missing = [name for name in needed if name not in shown]
-    if missing:
-        raise BadInput(
-            f"the prompt for reflecting does not show {' or '.join('{' + name + '}' for name in missing)}",
-            expected=" and ".join("{" + name + "}" for name in needed),
-            where=f"prompts.{REFLECT}.first",
-            next_step="add the placeholder where its text should be",
-        )
+    needed = ("trajectory", "feedback", *(("memory",) if memory else ()))
+    check_prompt(prompt, NAMES, what=f"the {REFLECT} prompt", where=f"prompts.{REFLECT}", needed=needed)
 
 
 def check_reflect_room(chat: Chat, role: RoleConfig, prompt: PromptConfig) -> None:
     """Raise PromptTooLong where the prompt fits no output behind it even with nothing filled in."""
-    room = role.context - role.sampling.max_new_tokens
-    needed = len(chat.opening(messages_of(prompt, dict.fromkeys(NAMES, ""))))
-    if needed >= room:
-        raise PromptTooLong(
-            f"the {REFLECT} prompt takes {needed} tokens before anything is filled in",
-            expected=f"fewer than {room}: the context less {role.sampling.max_new_tokens} new tokens",
-            where=f"prompts.{REFLECT}",
-            next_step="shorten the prompt, or raise method.roles.reflector.context",
-        )
+    check_room(
+        chat, prompt, NAMES, what=f"the {REFLECT} prompt", where=f"prompts.{REFLECT}", role="reflector",
+        context=role.context, new=role.sampling.max_new_tokens,
+    )  # fmt: skip
 
 
 def check_ready(method: Method, run_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from crl.extractor.trajectory import render_trajectory
 from crl.protocols import Policy, ToolCalls
-from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, pending, waves
+from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, pending
 from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, reflect_of
 from crl.recipes.erl.memory import retrieved, texts_of
 from crl.recipes.erl.prompts import Attempt, parsed, reflect_messages
@@ -21,10 +21,10 @@ from crl.records import Generation, Retrieval, Turn
 from crl.rollout.actions import actions_text
 from crl.rounds.context import StageContext
 from crl.rounds.ready import chat_of
-from crl.rounds.waves import starts_of
-from crl.rounds.weights import weights_of
+from crl.rounds.waves import planned_waves, starts_of
+from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
-from crl.text.outputs import Prompt, fill, placeholders, room_for_prompt, sample_outputs, token_record
+from crl.text.outputs import Prompt, fill, placeholders, prepared, room_for_prompt, sample_outputs
 
 SHORTEST = 120
 """Characters below which a trajectory says too little to reflect on."""
@@ -32,7 +32,7 @@ SHORTEST = 120
 
 def reflect_part(ctx: StageContext, part: int, *, revision: int) -> None:
     """One reflection per attempt of a wave that is tried again."""
-    again = pending(ctx, waves(ctx)[part], revision)
+    again = pending(ctx, planned_waves(ctx)[part], revision)
     retrievals = retrieved(ctx, again, revision)
     rows, records = _written(ctx, again, retrievals, revision) if again else ([], [])
     ctx.write(Reflection, rows)
@@ -81,18 +81,7 @@ def _written(
                 generation_id=f"g-{output.prompt.name}",
             )
         )
-        records.append(
-            token_record(
-                output,
-                generation_id=f"g-{output.prompt.name}",
-                round=ctx.round,
-                stage=ctx.stage.name,
-                role=REFLECTOR,
-                kind=REFLECT,
-                weights_digest=weights.weights_digest,
-                temperature=role.sampling.temperature,
-            )
-        )
+        records.append(recorded(ctx, output, REFLECTOR, REFLECT, weights))
     ctx.progress(len(again), len(again), malformed=sum(row.text is None for row in rows))
     return rows, records
 
@@ -140,9 +129,7 @@ def _fitted(
     seed = number_of(ctx.seed(name))
 
     def made(budget: int | None) -> Prompt:
-        messages = reflect_messages(prompt, attempt, memory, config, budget)
-        token_ids = list(policy.chat.opening(messages))
-        return Prompt(name, messages, token_ids if len(token_ids) <= room else None, seed)
+        return prepared(policy, name, reflect_messages(prompt, attempt, memory, config, budget), room, seed=seed)
 
     whole = made(None)
     if whole.token_ids is not None:

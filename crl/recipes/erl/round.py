@@ -34,6 +34,7 @@ from crl.rounds.evaluate import evaluation_stage
 from crl.rounds.proposal import SCORES
 from crl.rounds.publish import bank_stages, initialize_stage
 from crl.rounds.stage import BEFORE, Read, Recipe, Stage, when
+from crl.rounds.waves import collect_wave, count_waves
 from crl.rounds.weights import update_name, update_stage
 
 
@@ -57,8 +58,8 @@ def build(method: Method) -> Recipe:
             reads=(Read("plan"), weights(ACTOR, 1)),
             writes=(Episode, Turn, Generation),
             role=ACTOR,
-            parts=attempts.count_parts,
-            run_part=attempts.collect_part,
+            parts=count_waves,
+            run_part=collect_wave,
         ),
         *_revisions(method, config),
         *when(
@@ -128,7 +129,7 @@ def _revisions(method: Method, config: ErlConfig) -> Iterator[Stage]:
                 reads=(*before, weights(REFLECTOR), *when(config.has_memory, *reads_memory)),
                 writes=(Reflection, Retrieval, Generation),
                 role=REFLECTOR,
-                parts=attempts.count_parts,
+                parts=count_waves,
                 run_part=partial(reflect.reflect_part, revision=revision),
             )
         yield Stage(
@@ -141,6 +142,6 @@ def _revisions(method: Method, config: ErlConfig) -> Iterator[Stage]:
                 *when(config.internalize is not None, StrippedContext),
             ),
             role=ACTOR,
-            parts=attempts.count_parts,
+            parts=count_waves,
             run_part=partial(attempts.retry_part, revision=revision),
         )

@@ -2,14 +2,16 @@
 
 A sample keeps the advantage among the rollouts of its group in the round that played it, and the log-probabilities
 that it was sampled with: the objective's ratio is off-policy by as much as the actor has moved since. Samples whose
-group had equal rewards carry no gradient and stay out of the buffer.
+group had equal rewards carry no gradient and stay out of the buffer. What becomes of the buffer (entry, eviction of the
+oldest, scores, draws in proportion to them) are pure functions.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +19,86 @@ from numpy.typing import NDArray
 from crl.credit.advantages import stream_advantages
 from crl.credit.samples import grpo_sample, record_of
 from crl.credit.uses import usable
-from crl.recipes.importance_replay.buffer import (
-    ORDERS_A_ROUND,
-    Batch,
-    drawn,
-    entered,
-    noted,
-    probabilities,
-    refresh_due,
-    rescored,
-    to_refresh,
-)
 from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceReplayConfig, config_of
 from crl.recipes.importance_replay.network import features_of, matrix, network_of, text_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, ReplayEmbedding, ReplayItem
-from crl.records import Episode, Generation, Metric, Sample, Turn
+from crl.records import Episode, Generation, Sample, Turn
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
 
+ORDERS_A_ROUND = 1_000_000
+"""`entered_order` is round * this + place among the round's samples: unique over a run without carrying a counter."""
 COLLECT = "collect"
+
+
+class Batch(NamedTuple):
+    """What an optimizer step trains, of M held samples."""
+
+    places: list[int]
+    """Places of the samples that were drawn, ascending."""
+    draws: list[int]
+    """How often each was drawn."""
+
+
+def entered(before: Iterable[ReplayItem], new: Sequence[ReplayItem], capacity: int) -> list[ReplayItem]:
+    """The buffer of the round before and its new samples, in order of entry; of more than `capacity` the oldest are
+    marked as evicted. What was evicted before is gone."""
+    items = [item for item in before if item.status == HELD] + list(new)
+    items.sort(key=lambda item: item.entered_order)
+    surplus = max(0, len(items) - capacity)
+    return [replace(item, status=EVICTED) for item in items[:surplus]] + items[surplus:]
+
+
+def probabilities(scores_M: NDArray[np.float64]) -> NDArray[np.float64]:
+    """p_i = s_i / sum of s: drawing in proportion to the scores. Evenly where all scores are 0."""
+    total = scores_M.sum()
+    even_M: NDArray[np.float64] = np.full_like(scores_M, 1 / max(1, scores_M.size))
+    return scores_M / total if total > 0 else even_M
+
+
+def drawn(probabilities_M: NDArray[np.float64], batch: int, steps: int, generator: np.random.Generator) -> list[Batch]:
+    """`steps` batches of `batch` independent draws each, with replacement; none of an empty buffer."""
+    found = []
+    for _ in range(steps if probabilities_M.size and batch else 0):
+        counts_M = generator.multinomial(batch, probabilities_M)
+        places = np.flatnonzero(counts_M)
+        found.append(Batch([int(place) for place in places], [int(counts_M[place]) for place in places]))
+    return found
+
+
+def refresh_due(round_number: int, every: int) -> bool:
+    """Whether scores are refreshed in a round: in every `every`-th."""
+    return round_number % every == 0
+
+
+def to_refresh(items: int, most: int | None, generator: np.random.Generator) -> list[int]:
+    """Places of the samples that are scored anew: all, or `most` of them drawn evenly without replacement."""
+    if most is None or items <= most:
+        return list(range(items))
+    return sorted(int(place) for place in generator.choice(items, size=most, replace=False))
+
+
+def rescored(
+    items: Sequence[ReplayItem], places: Sequence[int], scores: Sequence[float], *, round: int
+) -> list[ReplayItem]:
+    """The items with new scores at these places."""
+    new: Mapping[int, float] = dict(zip(places, scores, strict=True))
+    return [
+        replace(item, score=new[place], scored_round=round) if place in new else item
+        for place, item in enumerate(items)
+    ]
+
+
+def noted(items: Sequence[ReplayItem], batches: Iterable[Batch], *, round: int) -> list[ReplayItem]:
+    """The items with how often they have been drawn."""
+    counts: dict[int, int] = {}
+    for batch in batches:
+        for place, draws in zip(*batch, strict=True):
+            counts[place] = counts.get(place, 0) + draws
+    return [
+        replace(item, draws=item.draws + counts[place], last_drawn_round=round) if place in counts else item
+        for place, item in enumerate(items)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +110,14 @@ class Played:
     advantage: float
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """One sample of one optimizer step."""
-
-    generation: Generation
-    reward: float
-    advantage: float
-    weight: float
-    step: int
-
-
 def credit(ctx: StageContext) -> None:
     """Fill the buffer, draw from it, make the samples of the update."""
     config, episodes = config_of(ctx.method), ctx.rows(Episode, COLLECT)
     played = played_of(episodes, ctx.rows(Generation, COLLECT), config)
     figures = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
     if not config.replays:
-        chosen = [
-            Chosen(each.generation, each.episode.reward, each.advantage, 1 / len(played), step)
+        samples = [
+            _sample(ctx, each.generation, each.episode.reward, each.advantage, 1 / len(played), step)
             for step in range(config.buffer.steps)
             for each in played
         ]
@@ -78,7 +130,7 @@ def credit(ctx: StageContext) -> None:
             held = _refreshed(ctx, held, embeddings)
         batches = _batches(ctx, held, len(played))
         rows = _draws(ctx, batches, held, embeddings)
-        chosen = _chosen(ctx, rows, held)
+        samples = _samples(ctx, rows, held)
         ctx.write(ReplayItem, [*gone, *noted(held, batches, round=ctx.round)])
         ctx.write(ReplayEmbedding, embeddings.new)
         ctx.write(ReplayDraw, rows)
@@ -89,8 +141,9 @@ def credit(ctx: StageContext) -> None:
             "replay_without_advantage": float(len(played) - len(new)),
             "scores_refreshed": float(sum(item.scored_round == ctx.round for item in held)),
         }
-    ctx.write(Sample, [_sample(each, ctx.round) for each in chosen])
-    ctx.write(Metric, [_metric(ctx, name, value) for name, value in figures.items()])
+    ctx.write(Sample, samples)
+    broke = f"{figures['episodes_errored']:.0f} episodes broke and train nothing"
+    ctx.write_figures(figures, {"episodes_errored": broke if figures["episodes_errored"] else None})
 
 
 def played_of(
@@ -230,7 +283,11 @@ def _scores(ctx: StageContext, held: Sequence[ReplayItem]) -> NDArray[np.float64
     return np.array([item.score if learns else 1.0 for item in held], dtype=np.float64)
 
 
-def _chosen(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[ReplayItem]) -> list[Chosen]:
+def _sample(ctx: StageContext, record: Generation, reward: float, advantage: float, weight: float, step: int) -> Sample:
+    return grpo_sample(record, ACTOR, reward, advantage, weight, round=ctx.round, step=step)
+
+
+def _samples(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[ReplayItem]) -> list[Sample]:
     """What the update trains: a sample that was drawn n times of B has the weight n/B times its factor."""
     items = {item.generation_id: item for item in held}
     records = _records(ctx, [items[row.generation_id] for row in draws])
@@ -238,7 +295,8 @@ def _chosen(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[Repla
     for row in draws:
         of_step[row.step] += row.draws
     return [
-        Chosen(
+        _sample(
+            ctx,
             record_of(records, row.generation_id),
             items[row.generation_id].reward,
             items[row.generation_id].advantage,
@@ -260,14 +318,3 @@ def _records(ctx: StageContext, items: Iterable[ReplayItem]) -> dict[str, Genera
         for row in ctx.rows_at(Generation, *place)
         if row.generation_id in ids
     }
-
-
-def _sample(chosen: Chosen, round: int) -> Sample:
-    return grpo_sample(
-        chosen.generation, ACTOR, chosen.reward, chosen.advantage, chosen.weight, round=round, step=chosen.step
-    )
-
-
-def _metric(ctx: StageContext, name: str, value: float) -> Metric:
-    broke = f"{value:.0f} episodes broke and train nothing" if name == "episodes_errored" and value else None
-    return Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=broke)

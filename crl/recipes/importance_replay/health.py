@@ -12,7 +12,15 @@ from crl.recipes.importance_replay.rows import HELD, Improvement, ReplayDraw, Re
 from crl.records import Episode, Turn
 from crl.rounds.alarms import Figures, turn_figures
 from crl.rounds.context import StageContext
-from crl.rounds.health import age_figures, group_figures, mismatch_alarms_of, play_figures, update_figures, write_health
+from crl.rounds.health import (
+    age_figures,
+    group_figures,
+    mismatch_alarms_of,
+    play_figures,
+    token_figures,
+    update_figures,
+    write_health,
+)
 from crl.rounds.weights import update_name
 
 _CARRIED = ("replay_buffer", "replay_entered", "replay_evicted", "replay_without_advantage", "scores_refreshed")
@@ -30,8 +38,7 @@ def health(ctx: StageContext) -> None:
         **play_figures(episodes),
         **turn_figures(episodes, turns),
         **group_figures(episodes, subgroups=False),
-        "actor_tokens_read": float(sum(row.tokens_read for row in episodes)),
-        "actor_tokens_sampled": float(sum(row.tokens_sampled for row in episodes)),
+        **token_figures(ACTOR, episodes),
         **update_figures(owner, update),
         **({"actor_loss": update["loss"]} if "loss" in update else {}),
     }
@@ -48,8 +55,7 @@ def health(ctx: StageContext) -> None:
         probes = [row for stage in (BEFORE_UPDATE, AFTER_UPDATE) for row in ctx.rows(Episode, stage)]
         figures |= {
             "probe_episodes": float(len(probes)),
-            "probe_tokens_read": float(sum(row.tokens_read for row in probes)),
-            "probe_tokens_sampled": float(sum(row.tokens_sampled for row in probes)),
+            **token_figures("probe", probes),
             **improvement_figures(ctx.rows(Improvement, MEASURE)),
         }
     write_health(ctx, figures, {ACTOR}, mismatch_alarms_of(ctx, figures))

@@ -30,7 +30,7 @@ from crl.recipes.importance_replay.rows import (
     ProbePair,
     ReplayDraw,
 )
-from crl.records import Episode, Metric, Weights
+from crl.records import Episode, Weights
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
 from crl.rounds.weights import weights_of
@@ -52,14 +52,7 @@ def measure(ctx: StageContext) -> None:
     found = improvements(pairs, families, config.probe, moved=moved)
     ctx.write(ProbePair, pairs)
     ctx.write(Improvement, found)
-    figures = _trained(ctx, found)
-    ctx.write(
-        Metric,
-        [
-            Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=None)
-            for name, value in figures.items()
-        ],
-    )
+    ctx.write_figures(_trained(ctx, found))
 
 
 def pairs_of(

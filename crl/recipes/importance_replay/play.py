@@ -17,11 +17,11 @@ from crl.config import Method
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.rows import PROBE
 from crl.records import FREE, Sample, Task
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
+from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
 from crl.rounds.tasks import Place, drawn_tasks, tasks_at, waves_over
-from crl.rounds.waves import play_with_actor, together, write_played
+from crl.rounds.waves import play_with_actor, write_played
 from crl.rounds.weights import weights_of
 from crl.run.seeds import seed_for
 
@@ -31,20 +31,6 @@ BEFORE_UPDATE, AFTER_UPDATE = "probe_before", "probe_after"
 def plan(ctx: StageContext) -> None:
     """Draw the tasks of the round: a group of free episodes at each, none that is set apart for probes."""
     ctx.write(Task, drawn_tasks(ctx, lambda size: [FREE] * size, config_of(ctx.method).training_seeds))
-
-
-def count_waves(ctx: StageContext) -> int:
-    """Waves of the round."""
-    return len(_planned(ctx))
-
-
-def collect_part(ctx: StageContext, part: int) -> None:
-    """Play one wave with the actor of the round before."""
-    write_played(ctx, play_with_actor(ctx, [EpisodeSlot(task) for task in _planned(ctx)[part]]))
-
-
-def _planned(ctx: StageContext) -> list[list[Task]]:
-    return waves_of(ctx.rows(Task, "plan"), ctx.method.rollout.wave_groups, together(ctx.method))
 
 
 def probe_id(round_number: int, stage: str, family: str, environment_seed: int) -> str:

@@ -28,6 +28,7 @@ from crl.rounds.evaluate import evaluation_stage
 from crl.rounds.publish import initialize_stage
 from crl.rounds.ready import chat_of, check_actor_room
 from crl.rounds.stage import BEFORE, Read, Recipe, Stage, when
+from crl.rounds.waves import collect_wave, count_waves
 from crl.rounds.weights import update_name, update_stage
 from crl.run.manifest import key_of
 
@@ -82,8 +83,8 @@ def build(method: Method) -> Recipe:
                 reads=(Read("plan"), weights(1)),
                 writes=(Episode, Turn, Generation),
                 role=ACTOR,
-                parts=play.count_waves,
-                run_part=play.collect_part,
+                parts=count_waves,
+                run_part=collect_wave,
             ),
             Stage(
                 name="credit",

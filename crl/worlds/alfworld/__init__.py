@@ -3,9 +3,8 @@
 | module | what it does |
 |---|---|
 | `environment` | the config and a wave of episodes |
-| `tasks` | the six task families; which game a seed plays |
-| `files` | where the game files are, and what a missing or damaged one means |
-| `conditions`, `pddl` | the rules and the first state, as a game file writes them |
+| `files` | where the game files are, what a missing or damaged one means, and which game a seed plays |
+| `pddl` | the rules and the first state, as a game file writes them |
 | `facts`, `rules` | a state, and what can be done in it |
 | `grammar`, `speech` | what is said; `put X in/on Y` or `move X to Y` |
 | `game` | a game and its states, put together of all that |

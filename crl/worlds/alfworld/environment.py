@@ -7,7 +7,7 @@ engine is this project's own (`game`, about 4,000 steps per second on one core).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,19 +16,17 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.endings import ENDINGS, check_running
+from crl.envs.slots import NO_ACTION, Slots, stepped, with_ending
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
-from crl.worlds.alfworld.files import games_of, load
+from crl.worlds.alfworld.files import TASKS, Games, Task, games_of, load
 from crl.worlds.alfworld.game import Game, State
 from crl.worlds.alfworld.lessons import lesson_of
 from crl.worlds.alfworld.oracle import next_command
 from crl.worlds.alfworld.speech import Wording
-from crl.worlds.alfworld.tasks import TASKS, Games, Task
 
 _CACHED = 256
 """Compiled games that an environment keeps: a group shares its game, and rounds come back to it."""
-_REFUSAL = "That names no possible action."
 
 Split = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,60}$")]
 
@@ -97,7 +95,7 @@ class _Slot:
     done: bool = False
 
 
-class AlfworldEnvironment:
+class AlfworldEnvironment(Slots[_Slot]):
     """A wave of ALFWorld episodes (protocol `Environment`). The admissible commands are the actions.
 
     Reaching the goal ends an episode with reward 1; until then it is worth `failure_reward`. An action that is not
@@ -105,6 +103,7 @@ class AlfworldEnvironment:
     """
 
     def __init__(self, config: AlfworldConfig) -> None:
+        super().__init__()
         self.config = config
         self.games = Games(
             config.data,
@@ -114,7 +113,6 @@ class AlfworldEnvironment:
             held_out_from=config.held_out_from,
         )
         self._loaded = lru_cache(maxsize=_CACHED)(self._load)
-        self._slots: list[_Slot] = []
 
     def _load(self, path: Path) -> Game:
         return load(path, self.config.wording)
@@ -124,33 +122,18 @@ class AlfworldEnvironment:
         self._slots = [_Slot(self._loaded(self.games.of(seed).path).start()) for seed in seeds]
         return [Start(slot.state.game.task, slot.state.text, slot.state.commands) for slot in self._slots]
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one command in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        slot.turns += 1
         state = slot.state
         command = action if action in state.operators else None
         text, legal = state.do(command or ""), command is not None
-        success = state.won
         reason = None
-        if success:
+        if state.won:
             reason = StopReason.success
         elif slot.turns >= self.config.max_turns:
             reason = StopReason.turn_limit
-        slot.done = reason is not None
-        return Step(
-            observation=text if reason is None else f"{text}\n{ENDINGS[reason]}",
-            actions=() if slot.done else state.commands,
-            legal=legal,
-            feedback="" if legal else _REFUSAL,
-            done=slot.done,
-            success=success,
-            reward=1.0 if success else self.config.failure_reward,
-            stop_reason=reason,
-        )
+        commands, reward = state.commands if reason is None else (), 1.0 if state.won else self.config.failure_reward
+        feedback = "" if legal else NO_ACTION
+        return stepped(slot, reason, with_ending(text, reason), commands, feedback, legal=legal, reward=reward)
 
     def oracle(self, slot: int) -> str | None:
         """The first command of a short way to the goal, from the full state; None when the episode is done."""
@@ -166,5 +149,5 @@ class AlfworldEnvironment:
 
     def close(self) -> None:
         """Nothing is held but compiled games."""
-        self._slots = []
+        super().close()
         self._loaded.cache_clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from crl.worlds.alfworld.conditions import Atom
+from crl.worlds.alfworld.pddl import Atom
 
 Arguments = tuple[str, ...]
 Rows = dict[Arguments, None]

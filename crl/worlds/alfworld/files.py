@@ -1,4 +1,5 @@
-"""The official game files: where they are, which can be played, and the game that one of them holds.
+"""The official game files: where they are, which can be played, the game that one of them holds, and which one a seed
+plays.
 
 `<data>/json_2.1.1/<split>/<task>-<object>-<…>-<scene>/<trial>/game.tw-pddl` is JSON with the keys `pddl_domain`,
 `grammar`, `pddl_problem` and `solvable`. Like the `alfworld` package, games that are not known to be solvable and tasks
@@ -14,13 +15,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from crl.errors import BadInput
-from crl.worlds.alfworld.conditions import Unsupported
 from crl.worlds.alfworld.game import Game
 from crl.worlds.alfworld.grammar import Grammar, Saying, alternatives_of, read_rules, symbols_of
-from crl.worlds.alfworld.pddl import read_domain, read_problem
+from crl.worlds.alfworld.pddl import Unsupported, read_domain, read_problem
 from crl.worlds.alfworld.speech import Wording, worded
 
 RELEASE = "json_2.1.1"
@@ -32,6 +32,15 @@ DOWNLOAD = (
 """Gets the game files. In an environment of its own: alfworld and what it needs are not pinned beside the project's."""
 _TEXTS = ("pddl_domain", "grammar", "pddl_problem")
 _PASSED_OVER = ("movable", "Sliced")
+Task = Literal[
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+]
+TASKS: tuple[Task, ...] = get_args(Task)
 
 
 @dataclass(frozen=True)
@@ -140,3 +149,44 @@ def _compiled(texts: Mapping[str, Any], wording: Wording) -> Game:
         {name: Saying(symbols_of(template), symbols_of(feedback)) for name, (template, feedback) in actions.items()},
     )
     return Game(read_domain(texts["pddl_domain"]), read_problem(texts["pddl_problem"]), grammar)
+
+
+class Games:
+    """The game of every seed.
+
+    The games of a split have a fixed order that mixes the tasks; seed s plays game s modulo their number, and held-out
+    seeds count from `held_out_from` on. So as many held-out seeds as the evaluation split has games play each of them
+    once. A game of the evaluation split is no game of training, whatever folder it is found in.
+
+    Raises BadInput where a split is missing or has no game.
+    """
+
+    def __init__(
+        self,
+        data: Path | None,
+        *,
+        train_split: str,
+        evaluation_split: str,
+        tasks: Collection[str],
+        held_out_from: int | None,
+    ) -> None:
+        self._first = held_out_from
+        self.training = games_of(data, train_split, tasks)
+        self.evaluation: tuple[GameFile, ...] = ()
+        if held_out_from is not None:
+            self.evaluation = games_of(data, evaluation_split, tasks)
+            held_out = {game.name for game in self.evaluation}
+            self.training = tuple(game for game in self.training if game.name not in held_out)
+        if not self.training:
+            raise BadInput(
+                f"every game of the split {train_split!r} is one of {evaluation_split!r}, which is held out",
+                expected="games to train on",
+                where=str(data_folders(data)[0]),
+                next_step="choose another train_split or evaluation_split, or set held_out_from: null",
+            )
+
+    def of(self, seed: int) -> GameFile:
+        """The game of a seed."""
+        if self._first is not None and seed >= self._first:
+            return self.evaluation[(seed - self._first) % len(self.evaluation)]
+        return self.training[seed % len(self.training)]

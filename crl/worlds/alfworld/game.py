@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from crl.worlds.alfworld.conditions import Unsupported
 from crl.worlds.alfworld.facts import Arguments, Facts, Query
 from crl.worlds.alfworld.grammar import Each, Grammar, Rule, Saying, Symbols, Thing, symbols_of
-from crl.worlds.alfworld.pddl import Domain, Problem
+from crl.worlds.alfworld.pddl import Domain, Problem, Unsupported
 from crl.worlds.alfworld.rules import query_of, rules_of
 from crl.worlds.alfworld.speech import LISTS, Speaker, names_of
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from crl.worlds.alfworld.conditions import Atom, Unsupported
+from crl.worlds.alfworld.pddl import Atom, Unsupported
 
 _BLOCK = r'"""(?P<{0}>.*?)"""\s*;'
 _PART = re.compile(

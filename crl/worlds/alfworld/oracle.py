@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, permutations
 
-from crl.worlds.alfworld.conditions import Atom, Conjunction
 from crl.worlds.alfworld.game import State
+from crl.worlds.alfworld.pddl import Atom, Conjunction
 from crl.worlds.alfworld.rules import PlannedAction, query_of
 
 _CHOICES = 4000

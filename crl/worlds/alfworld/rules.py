@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from crl.worlds.alfworld.conditions import Atom, Conjunction
 from crl.worlds.alfworld.facts import Arguments, Facts, Query
-from crl.worlds.alfworld.pddl import Action, Domain
+from crl.worlds.alfworld.pddl import Action, Atom, Conjunction, Domain
 
 NARROW = frozenset({"atlocation", "holds", "holdsany"})
 """Predicates of which few facts hold at any time: where the agent is, and what it holds. Only speed depends on them."""

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
-from crl.worlds.alfworld.conditions import Unsupported
 from crl.worlds.alfworld.facts import Facts, Query
 from crl.worlds.alfworld.grammar import Alternative, Expression, Given, Rule, Symbol, Symbols, Thing
+from crl.worlds.alfworld.pddl import Unsupported
 
 LISTS = ("list_empty", "list_separator", "list_last_separator")
 """The rules that write a list."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from crl.config.environments import HeldOutFrom
-from crl.envs.levels import Levels
+from crl.envs.levels import Drawn, Levels
 from crl.errors import BadInput
 from crl.protocols import Actions
 from crl.worlds.bridges.packages import WHERE, BridgeConfig, check_known, package
@@ -63,17 +62,6 @@ class MiniGridConfig(BridgeConfig):
         return LeveledWave(games.begin, max_turns=self.max_turns, free=games.close)
 
 
-@dataclass(frozen=True)
-class _Level:
-    seed: int
-    content: str
-
-    @property
-    def moves(self) -> None:
-        """Nobody can tell without playing."""
-        return None
-
-
 class _Games:
     """Instances of one id, one per slot, and the level of every seed."""
 
@@ -108,14 +96,14 @@ class _Games:
                 next_step="install what the message names, or choose another id",
             ) from error
 
-    def _draws(self, seed: int) -> Iterator[_Level]:
+    def _draws(self, seed: int) -> Iterator[Drawn]:
         for attempt in count():
             number = seed_of(seed, attempt)
             env = self._surveyor
             env.reset(seed=number)
             here = tuple(int(value) for value in env.agent_pos)
             grid = env.grid.encode().tolist()
-            yield _Level(number, f"{env.mission}\n{here} {int(env.agent_dir)}\n{grid}")
+            yield Drawn(number, f"{env.mission}\n{here} {int(env.agent_dir)}\n{grid}")
 
     def begin(self, slot: int, seed: int) -> _Walk:
         """The episode of a seed, in the instance of its slot."""
@@ -132,12 +120,12 @@ class _Games:
 class _Walk(Episode):
     """One episode."""
 
-    def __init__(self, env: Any, level: _Level, words: Any, *, native: bool) -> None:
+    def __init__(self, env: Any, level: Drawn, words: Any, *, native: bool) -> None:
         self._env, self._level, self._native = env, level, native
         self._kinds: Mapping[int, str] = words.IDX_TO_OBJECT
         self._colors: Mapping[int, str] = words.IDX_TO_COLOR
         self._states = {number: name for name, number in words.STATE_TO_IDX.items()}
-        self._seen, _ = env.reset(seed=level.seed)
+        self._seen, _ = env.reset(seed=level.state)
         self.goal = f"{_RULES} Your mission: {self._seen['mission']}."
         playable = list(env.actions)[: int(env.action_space.n)]
         self._moves = {ACTIONS.get(action.name, action.name): action for action in playable}

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from crl.config.environments import HeldOutFrom
-from crl.envs.levels import Levels
+from crl.envs.levels import Drawn, Levels
 from crl.errors import BadInput
 from crl.protocols import Actions, FreeText
 from crl.worlds.bridges.packages import WHERE, Argument, BridgeConfig, Real, Whole, check_known, package
@@ -53,22 +52,6 @@ class ReasoningGymConfig(BridgeConfig):
     def make(self) -> LeveledWave:
         """A wave of questions. Raises BadInput where the package, the dataset or a parameter is not there."""
         return LeveledWave(_Questions(self).begin, max_turns=1)
-
-
-@dataclass(frozen=True)
-class _Item:
-    """One item of a dataset."""
-
-    entry: Mapping[str, Any]
-
-    @property
-    def content(self) -> str:
-        return str(self.entry["question"])
-
-    @property
-    def moves(self) -> None:
-        """Nobody can tell how hard a question is."""
-        return None
 
 
 class _Questions:
@@ -118,12 +101,13 @@ class _Questions:
                 next_step="correct the parameters",
             ) from error
 
-    def _draws(self, seed: int) -> Iterator[_Item]:
+    def _draws(self, seed: int) -> Iterator[Drawn]:
         for attempt in count():
             number = seed_of(seed, attempt)
             # A few datasets draw from NumPy's global generator.
             with GlobalStreams(number).in_place():
-                yield _Item(self._dataset(number)[0])
+                entry = self._dataset(number)[0]
+                yield Drawn(entry, str(entry["question"]))
 
     def begin(self, slot: int, seed: int) -> _Question:
         """The question of a seed."""
@@ -133,7 +117,7 @@ class _Questions:
 class _Question(Episode):
     goal = _GOAL
 
-    def __init__(self, item: _Item, scorer: Any) -> None:
+    def __init__(self, item: Drawn, scorer: Any) -> None:
         self._item, self._scorer = item, scorer
 
     def observation(self) -> str:
@@ -153,14 +137,14 @@ class _Question(Episode):
     def _score(self, answer: str) -> float | None:
         """The scorer's mark; None where it could not read the answer: it is the answer that broke, not the game."""
         try:
-            return float(self._scorer.score_answer(answer=answer, entry=self._item.entry))
+            return float(self._scorer.score_answer(answer=answer, entry=self._item.state))
         except MemoryError:
             raise
         except Exception:
             return None
 
     def oracle(self) -> str | None:
-        answer = str(self._item.entry.get("answer"))
+        answer = str(self._item.state.get("answer"))
         # Of a few datasets it is a note for people, or an example that the scorer does not take.
         return answer if (self._score(answer) or 0.0) >= _FULL_MARK else None
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from crl.envs.endings import ENDINGS, check_running
+from crl.envs.slots import ENDINGS, NO_ACTION, Slots, stepped
+from crl.envs.slots import refusal as listed
 from crl.faults import Fault, attempt, close
 from crl.protocols import Actions, FreeText, Start, Step, StopReason
 
@@ -82,8 +83,8 @@ def refusal(actions: Actions) -> str:
     if isinstance(actions, FreeText):
         return f"That is no possible action. Possible: {actions.form}."
     if not isinstance(actions, tuple) or len(actions) > _FULL_LIST:
-        return "That names no possible action."
-    return "That names no possible action. Possible: " + ", ".join(actions) + "."
+        return NO_ACTION
+    return listed(actions)
 
 
 @dataclass
@@ -100,7 +101,7 @@ class _Slot:
         return nullcontext() if self.streams is None else self.streams.in_place()
 
 
-class Wave:
+class Wave(Slots[_Slot]):
     """A wave of episodes (protocol `Environment`)."""
 
     def __init__(
@@ -118,9 +119,9 @@ class Wave:
             global_streams: its games draw from Python's or NumPy's global generators.
             free: called once by :meth:`close`.
         """
+        super().__init__()
         self._begin, self._max_turns, self._free = begin, max_turns, free
         self._global_streams = global_streams
-        self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seed i."""
@@ -135,13 +136,7 @@ class Wave:
                 starts.append(Start(slot.episode.goal, slot.episode.observation(), slot.actions))
         return starts
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        slot.turns += 1
         named = action is not None and (not isinstance(slot.actions, tuple) or action in slot.actions)
 
         def acted() -> tuple[Outcome, str, str]:
@@ -168,11 +163,9 @@ class Wave:
             reason = StopReason.turn_limit if outcome.out_of_turns else StopReason.failure
         elif slot.turns >= self._max_turns:
             reason = StopReason.turn_limit
-        slot.done = reason is not None
         if reason is not None:
             observation = "\n".join(filter(None, [observation, ENDINGS[reason]]))
-        left = () if slot.done else slot.actions
-        return Step(observation, left, outcome.legal, feedback, slot.done, outcome.success, outcome.reward, reason)
+        return stepped(slot, reason, observation, slot.actions, feedback, legal=outcome.legal, reward=outcome.reward)
 
     def oracle(self, slot: int) -> str | None:
         """A good next action of a slot's game; None where none is known, and after its end."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.endings import ENDINGS, check_running
+from crl.envs.slots import Slots, stepped, with_ending
 from crl.protocols import FreeText, Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 from crl.worlds.hotpotqa.files import DISTRACTOR, FULLWIKI, TRAIN
@@ -130,7 +130,7 @@ class _Slot:
     done: bool = False
 
 
-class HotpotQAEnvironment:
+class HotpotQAEnvironment(Slots[_Slot]):
     """A wave of questions (protocols `Environment`, `Leveled`, `Instructive`). Success is an exact match; the reward
     is 1 for one, else the F1 from `least_f1` on.
 
@@ -139,9 +139,9 @@ class HotpotQAEnvironment:
 
     def __init__(self, config: HotpotQAConfig) -> None:
         """Raises BadInput where files or the embedder are missing, or a record is malformed."""
+        super().__init__()
         self.config = config
         self._sides = config.sides()
-        self._slots: list[_Slot] = []
 
     def question_of(self, seed: int) -> Question:
         """The question of a seed."""
@@ -162,13 +162,7 @@ class HotpotQAEnvironment:
     def _page(self, slot: _Slot) -> str:
         return f"{slot.observation}\nTurns left: {self.config.max_turns - slot.turns}."
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        slot.turns += 1
         parsed = parse_action(action)
         score = None
         if parsed is not None and parsed[0] == "search":
@@ -181,21 +175,14 @@ class HotpotQAEnvironment:
             reason = StopReason.success if score.exact else StopReason.failure
         elif slot.turns >= self.config.max_turns:
             reason = StopReason.turn_limit
-        slot.done = reason is not None
         said = [] if parsed is not None else [_REFUSAL]
-        if slot.done:
-            said += [self._verdict(slot, score)] if self.config.feedback != "none" else []
-        ending = [ENDINGS[reason]] if reason is StopReason.turn_limit else []
-        return Step(
-            observation="\n".join([slot.observation, *ending]) if slot.done else self._page(slot),
-            actions=FreeText("") if slot.done else FORM,
-            legal=parsed is not None,
-            feedback=" ".join(said),
-            done=slot.done,
-            success=reason is StopReason.success,
-            reward=0.0 if score is None else reward_of(score, self.config.least_f1),
-            stop_reason=reason,
-        )
+        if reason is not None and self.config.feedback != "none":
+            said.append(self._verdict(slot, score))
+        observation = slot.observation if reason is not None else self._page(slot)
+        if reason is StopReason.turn_limit:
+            observation = with_ending(observation, reason)
+        reward = 0.0 if score is None else reward_of(score, self.config.least_f1)
+        return stepped(slot, reason, observation, FORM, " ".join(said), legal=parsed is not None, reward=reward)
 
     def _search(self, slot: _Slot, query: str) -> None:
         found = slot.search.find(query[:_LONGEST_QUERY], self.config.results)
@@ -239,10 +226,6 @@ class HotpotQAEnvironment:
     def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
         """What an episode teaches, for demonstrations."""
         return lesson_of(episode, turns)
-
-    def close(self) -> None:
-        """Nothing is held: questions are kept for the next environment of the process."""
-        self._slots = []
 
 
 def parse_action(action: str | None) -> tuple[str, str] | None:

@@ -12,7 +12,6 @@ too few, others are drawn.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -22,10 +21,10 @@ from typing import Any, Literal
 import yaml
 
 from crl.errors import BadInput
-from crl.paths import possible_path, quoted
+from crl.paths import quoted
 from crl.worlds.hotpotqa.questions import Paragraph, Question, malformed, question_of
 from crl.worlds.hotpotqa.search import WordSearch
-from crl.worlds.json_files import array
+from crl.worlds.json_files import array, data_folder
 
 VARIABLE = "HOTPOTQA_DATA"
 _DEFAULT = "~/.cache/hotpotqa"
@@ -36,20 +35,9 @@ _HOME = "http://curtis.ml.cmu.edu/datasets/hotpot"
 """Where the authors give the files out (hotpotqa.github.io)."""
 
 
-def data_directory(directory: str | None) -> tuple[Path, str]:
-    """Where the files are looked for, and what says so: the config, $HOTPOTQA_DATA, or ~/.cache/hotpotqa."""
-    if directory is not None:
-        name, source = directory, "environment.directory"
-    elif os.environ.get(VARIABLE):
-        name, source = os.environ[VARIABLE], f"${VARIABLE}"
-    else:
-        name, source = _DEFAULT, f"the default {_DEFAULT}"
-    return possible_path(name, "the directory of HotpotQA's files", where=source, home=True), source
-
-
 def find(directory: str | None, names: Sequence[str]) -> list[Path]:
     """Paths of files. Raises BadInput that says what is missing and how to get it."""
-    folder, source = data_directory(directory)
+    folder, source = data_folder(directory, VARIABLE, _DEFAULT, "HotpotQA's files")
     missing = [name for name in dict.fromkeys(names) if not (folder / name).is_file()]
     if not missing:
         return [folder / name for name in names]

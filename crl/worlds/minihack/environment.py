@@ -3,7 +3,7 @@
 NLE instances are kept in a pool by slot, because making one costs ten times a reset. An episode is deterministic in
 its seed: both NetHack generators are seeded without reseeding, effects of the wall clock (moon phase, Friday the 13th)
 are fixed, and Python's global generator, from which some tasks pick a level, is seeded around each reset. What the
-agent reads is built in `screen`, the end of a game in `ending`, its action names in `actions`; the demonstrator is
+agent reads, also at the end of a game, is built in `screen`, its action names in `actions`; the demonstrator is
 `oracle`. Which level a seed means, held out or not, is said by `levels`, over layouts that `level` draws.
 """
 
@@ -23,17 +23,16 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.endings import ENDINGS, check_running
 from crl.envs.levels import FewestMoves, Levels, check_winnable
+from crl.envs.slots import ENDINGS, NO_ACTION, Slots, refusal, stepped, with_ending
 from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 from crl.worlds.minihack.actions import USES_ITEMS, action_names, answers
-from crl.worlds.minihack.ending import KeysWithoutEnd, LastScreen
 from crl.worlds.minihack.lessons import lesson_of
 from crl.worlds.minihack.level import NethackLevel, Surveyor
 from crl.worlds.minihack.oracle import Walker
-from crl.worlds.minihack.screen import Screen, describe, read_screen
+from crl.worlds.minihack.screen import KeysWithoutEnd, LastScreen, Screen, describe, read_screen
 
 _STARTS_WITH_WELCOME = re.compile(r"(?i)hello|welcome|you are lucky|be careful")
 _FULL_LIST = 12
@@ -171,6 +170,7 @@ def _seed(env: Any, seed: int) -> None:
 
 @dataclass
 class _Slot:
+    index: int
     env: Any
     level: NethackLevel
     ending: LastScreen
@@ -186,7 +186,7 @@ class _Slot:
     walker: Walker = field(default_factory=Walker)
 
 
-class MiniHackEnvironment:
+class MiniHackEnvironment(Slots[_Slot]):
     """A wave of MiniHack episodes (protocol `Environment`). Reward is 1 for reaching the task's goal, else 0.
 
     Death and `max_turns` are failures; an action that is not legal spends a turn and leaves the game as it is. An
@@ -194,11 +194,11 @@ class MiniHackEnvironment:
     """
 
     def __init__(self, config: MiniHackConfig) -> None:
+        super().__init__()
         self.config = config
         self.goal = goal_of(config.id)
         self._seeks_stairs = "(>)" in self.goal
         self._pool: list[tuple[Any, LastScreen] | None] = [self._instance()]
-        self._slots: list[_Slot] = []
         self._shows_all_items = any(action.name in USES_ITEMS for action in self._pool[0][0].actions)  # type: ignore[index]
         self._surveyor = Surveyor(lambda changed: _build(config, changed), _seed)
         self._levels = Levels(
@@ -230,30 +230,23 @@ class MiniHackEnvironment:
         starts = []
         for index, seed in enumerate(seeds):
             env, ending = self._pool[index] = self._pool[index] or self._instance()
-            slot = self._reset(env, ending, self._levels.of(seed))
+            slot = self._reset(index, env, ending, self._levels.of(seed))
             self._slots.append(slot)
             starts.append(Start(self.goal, self._describe(slot), tuple(slot.actions)))
         return starts
 
-    def _reset(self, env: Any, ending: LastScreen, level: NethackLevel) -> _Slot:
+    def _reset(self, index: int, env: Any, ending: LastScreen, level: NethackLevel) -> _Slot:
         ending.rest()
         _seed(env, level.seed)
         screen = _screen(env)
         moves = action_names(env.actions)
         greeting = screen.message if _STARTS_WITH_WELCOME.match(screen.message) else ""
         first_inventory = frozenset(screen.inventory.values())
-        slot = _Slot(env, level, ending, screen, moves, moves, first_inventory, greeting)
+        slot = _Slot(index, env, level, ending, screen, moves, moves, first_inventory, greeting)
         slot.walker.see(screen)
         return slot
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(index, action) for index, action in actions.items()}
-
-    def _step(self, index: int, action: str | None) -> Step:
-        slot = self._slots[index]
-        slot.turns += 1
+    def _step(self, slot: _Slot, action: str | None) -> Step:
         legal = action in slot.actions
         success, over, reason = False, False, None
         if action is not None and legal:
@@ -264,7 +257,7 @@ class MiniHackEnvironment:
             except Exception as error:
                 # The game is in an unknown state: this slot ends with a reason, the others play on.
                 slot.done = True
-                self._pool[index] = None
+                self._pool[slot.index] = None
                 with contextlib.suppress(Exception):
                     slot.env.close()
                 code = f"environment_{type(error).__name__}"
@@ -273,11 +266,9 @@ class MiniHackEnvironment:
             reason = StopReason.success if success else StopReason.failure
         elif slot.turns >= self.config.max_turns:
             reason = StopReason.turn_limit
-        slot.done = reason is not None
         feedback = "" if legal else self._refusal(slot)
         if reason is not None:
-            observation = self._ended(slot, reason, over=over)
-            return Step(observation, (), legal, feedback, True, success, float(success), reason)
+            return stepped(slot, reason, self._ended(slot, reason, over=over), (), feedback, legal=legal)
         slot.walker.see(slot.screen)
         slot.actions = slot.moves
         if slot.screen.asks:
@@ -286,12 +277,10 @@ class MiniHackEnvironment:
         if slot.actions is not slot.moves:
             # A prompt lists the actions of the first turn: these are others.
             observation += "\nAnswer with one of: " + ", ".join(slot.actions) + "."
-        return Step(observation, tuple(slot.actions), legal, feedback, False, False, 0.0)
+        return stepped(slot, None, observation, tuple(slot.actions), feedback, legal=legal)
 
     def _refusal(self, slot: _Slot) -> str:
-        if len(slot.actions) > _FULL_LIST:
-            return "That names no possible action."
-        return "That names no possible action. Possible: " + ", ".join(slot.actions) + "."
+        return NO_ACTION if len(slot.actions) > _FULL_LIST else refusal(slot.actions)
 
     def _ended(self, slot: _Slot, reason: StopReason, *, over: bool) -> str:
         """What the last action did, as far as NLE still showed it, and how the episode ended."""
@@ -302,7 +291,7 @@ class MiniHackEnvironment:
             slot.screen = screen
         # On the stairs the agent hides them: what is in sight would say that there are none.
         seeks_stairs = self._seeks_stairs and reason is not StopReason.success
-        return f"{self._describe(slot, seeks_stairs=seeks_stairs)}\n{ENDINGS[reason]}"
+        return with_ending(self._describe(slot, seeks_stairs=seeks_stairs), reason)
 
     def _describe(self, slot: _Slot, *, seeks_stairs: bool | None = None) -> str:
         items = slot.screen.inventory

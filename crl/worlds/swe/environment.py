@@ -5,12 +5,12 @@ A tree is made when the first tool is called and removed when the episode is ove
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import ConfigDict
 
-from crl.envs.endings import ENDINGS, check_running
+from crl.envs.slots import ENDINGS, Slots
 from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
@@ -71,7 +71,7 @@ class _Slot:
     beginning."""
 
 
-class SweEnvironment:
+class SweEnvironment(Slots[_Slot]):
     """A wave of tasks (protocols `Environment`, `Leveled`, `Instructive`). The reward is 1 where all named
     tests pass after `submit`, else 0; until then, and at the turn limit, 0.
 
@@ -81,6 +81,7 @@ class SweEnvironment:
 
     def __init__(self, config: SweConfig) -> None:
         """Raises BadInput where rows, a repository, the interpreter or the sandbox are missing."""
+        super().__init__()
         self.config = config
         interpreter = None if config.sandbox == "container" else interpreter_of(config.interpreter)
         self._workplace = Workplace()
@@ -99,7 +100,6 @@ class SweEnvironment:
         )  # fmt: skip
         self._as_text = config.calls == "text"
         self._actions = FORM if self._as_text else TOOLS
-        self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with the task of seeds[i].
@@ -120,13 +120,7 @@ class SweEnvironment:
         observation = f"The repository is in {TESTBED}: {', '.join(names[:_SHOWN_NAMES])}{more}"
         return Start(row.problem_statement.strip(), observation, self._actions)
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one call in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        slot.turns += 1
         try:
             call = call_of(action, as_text=self._as_text)
         except BadCall as wrong:

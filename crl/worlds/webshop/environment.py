@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-from crl.envs.endings import ENDINGS, check_running
+from crl.envs.slots import Slots, stepped, with_ending
 from crl.protocols import FreeText, Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 from crl.worlds.webshop.catalog import Catalog, catalog
@@ -103,7 +103,7 @@ class _Slot:
     done: bool = False
 
 
-class WebShopEnvironment:
+class WebShopEnvironment(Slots[_Slot]):
     """A wave of visits (protocols `Environment`, `Leveled`, `Instructive`). The reward is that of the purchase, 0 to 1;
     success is a reward of 1.
 
@@ -114,9 +114,9 @@ class WebShopEnvironment:
     def __init__(self, config: WebShopConfig) -> None:
         """Raises BadInput where rapidfuzz or the data is missing, or a record of it is malformed."""
         rapidfuzz()
+        super().__init__()
         self.config = config
         self.site = Site(config.sold(), attributes_page=config.attributes_page)
-        self._slots: list[_Slot] = []
 
     def goal_of(self, seed: int) -> Goal:
         """The goal of a seed. Raises BadInput where the catalog has none on its side."""
@@ -138,13 +138,7 @@ class WebShopEnvironment:
         return FreeText(f"search[words] or click[x] with x one of: {', '.join(clickable)}" if clickable
                         else "search[words]")  # fmt: skip
 
-    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
-        check_running(self._slots, actions)
-        return {index: self._step(self._slots[index], action) for index, action in actions.items()}
-
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        slot.turns += 1
         visit = slot.visit
         legal = self.site.act(visit, action)
         worth = 0.0 if visit.reward is None else visit.reward.total
@@ -153,17 +147,13 @@ class WebShopEnvironment:
             reason = StopReason.success if worth == 1 else StopReason.failure
         elif slot.turns >= self.config.max_turns:
             reason = StopReason.turn_limit
-        slot.done = reason is not None
         observation = self._page(slot)
         if visit.reward is not None and worth < 1 and self.config.tell_missing:
             observation += f"\n{NOT_MET}{'; '.join(missing(visit))}."
         if reason is StopReason.turn_limit:
-            observation += f"\n{ENDINGS[reason]}"
+            observation = with_ending(observation, reason)
         feedback = "" if legal else self._refusal(slot)
-        return Step(
-            observation, FreeText("") if slot.done else self._form(slot), legal, feedback, slot.done,
-            reason is StopReason.success, worth, reason,
-        )  # fmt: skip
+        return stepped(slot, reason, observation, self._form(slot), feedback, legal=legal, reward=worth)
 
     def _refusal(self, slot: _Slot) -> str:
         clickable = self.site.clickable(slot.visit)
@@ -187,10 +177,6 @@ class WebShopEnvironment:
     def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
         """What a visit teaches, for demonstrations."""
         return lesson_of(episode, turns)
-
-    def close(self) -> None:
-        """Nothing is held: a catalog is kept for the next environment of the process."""
-        self._slots = []
 
 
 def missing(visit: Visit) -> list[str]:

@@ -17,7 +17,7 @@ from crl.recipes.dreamgym.config import ValidateConfig
 from crl.recipes.dreamgym.environment import DreamEnvironment, Rules
 from crl.recipes.dreamgym.form import Predicted
 from crl.recipes.dreamgym.rows import Annotation, DreamTask, Prediction, TaskValue, Transition
-from crl.recipes.dreamgym.truth import alarms_of, truth_figures
+from crl.recipes.dreamgym.validate import alarms_of, truth_figures
 from crl.records import Episode, Generation, Metric, Task, Turn
 from crl.run.directory import RunDirectory
 from tests.recipes.dreamgym.dreamgym_played import dream, experiment, played

@@ -15,7 +15,7 @@ from crl.engine.failures import failure_of
 from crl.envs.frozenlake import FrozenLakeConfig, FrozenLakeEnvironment
 from crl.errors import EngineDied, StageFailed
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes.dreamgym.watching import Watched
+from crl.recipes.dreamgym.explore import Watched
 from crl.records import Episode
 from crl.rollout.environments import Readable
 from crl.rollout.kept_steps import KeptSteps

@@ -20,12 +20,12 @@ from crl.policies import load_chat, resolve_model
 from crl.recipes.dreamgym.config import StoreConfig
 from crl.recipes.dreamgym.corpus import batches, demonstrated
 from crl.recipes.dreamgym.credit import credit, synthetic_share, within_mix
-from crl.recipes.dreamgym.curriculum import capability, most_varying, variance
 from crl.recipes.dreamgym.form import predicted_part, reasoning_part
+from crl.recipes.dreamgym.plan import capability, most_varying, variance
 from crl.recipes.dreamgym.prompts import answer_of, step_of
 from crl.recipes.dreamgym.rows import DreamTask, PoolItem, TaskValue, Transition
 from crl.recipes.dreamgym.store import gathered
-from crl.recipes.dreamgym.truth import gap_bound
+from crl.recipes.dreamgym.validate import gap_bound
 from crl.records import Episode, Generation, Sample, Task
 
 ROOT = Path(__file__).parents[3]
@@ -221,7 +221,7 @@ def credited(episodes: list[Episode]) -> list[Sample]:
     written: dict[type, list[Any]] = {}
     ctx: Any = SimpleNamespace(
         method=method, round=1, stage=SimpleNamespace(name="credit"), rows=lambda row_type, name: read[row_type],
-        write=written.__setitem__,
+        write=written.__setitem__, write_figures=lambda figures, alarms: None,
     )  # fmt: skip
     credit(ctx)
     return written[Sample]

@@ -9,7 +9,7 @@ import pytest
 
 from crl.config import Method
 from crl.errors import BadInput
-from crl.recipes.dreamgym.ready import check_environments, check_ready
+from crl.recipes.dreamgym.round import check_environments, check_ready
 from crl.records import Metric
 from tests.recipes.dreamgym.dreamgym_played import DreamServices, experiment, played
 from tests.unit.recipes.branched import changed

@@ -12,7 +12,7 @@ from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.dreamgym.report import dream_rows
 from crl.recipes.dreamgym.rows import DreamTask, PoolItem, Prediction, TaskValue, Transition, TransitionVector
-from crl.recipes.dreamgym.truth import gap_bound
+from crl.recipes.dreamgym.validate import gap_bound
 from crl.records import Episode, Evaluation, Generation, Metric, Sample, Task, Turn
 from crl.report.page import render
 from crl.report.round_tables import success_rows

@@ -12,7 +12,7 @@ from crl.errors import BadInput
 from crl.recipes.dreamgym.config import ValidateConfig
 from crl.recipes.dreamgym.report import truth_rows
 from crl.recipes.dreamgym.rows import PoolItem, Prediction, Transition
-from crl.recipes.dreamgym.truth import alarms_of
+from crl.recipes.dreamgym.validate import alarms_of
 from crl.records import Episode, Metric
 from crl.report.summary import summarize
 from crl.run.directory import RunDirectory

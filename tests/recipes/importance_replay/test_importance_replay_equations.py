@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from crl.config import ClippedObjective
-from crl.recipes.importance_replay.buffer import (
+from crl.recipes.importance_replay.config import ReplayProbeConfig
+from crl.recipes.importance_replay.credit import (
     drawn,
     entered,
     noted,
@@ -19,7 +20,6 @@ from crl.recipes.importance_replay.buffer import (
     rescored,
     to_refresh,
 )
-from crl.recipes.importance_replay.config import ReplayProbeConfig
 from crl.recipes.importance_replay.measure import improvements, labeled
 from crl.recipes.importance_replay.network import compressed, features_of
 from crl.recipes.importance_replay.rows import EVICTED, HELD, Improvement, ProbePair, ReplayDraw, ReplayItem

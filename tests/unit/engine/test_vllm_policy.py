@@ -21,7 +21,7 @@ from crl.engine.vllm_policy import VllmPolicy  # noqa: E402
 from crl.errors import BadInput, CrlError, DiskFull, EngineDied, RunDirectoryUnusable, WrongWeights  # noqa: E402
 from crl.policies import load_policy, resolve_model  # noqa: E402
 from crl.policies.language_model import load_model  # noqa: E402
-from crl.policies.scoring import sequence_logprobs  # noqa: E402
+from crl.policies.sampling import sequence_logprobs  # noqa: E402
 from crl.policies.served import GENERATE  # noqa: E402
 from crl.policies.serving import Client  # noqa: E402
 from crl.run.directory import RunDirectory  # noqa: E402

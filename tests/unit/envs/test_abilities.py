@@ -9,7 +9,7 @@ from crl import protocols
 from crl.envs.isolated import ForkServer, Isolated
 from crl.envs.masked_lake import MaskedLakeConfig
 from crl.envs.side_by_side import SideBySide
-from crl.envs.turn_limit import TurnLimit
+from crl.envs.slots import TurnLimit
 from crl.protocols import ABILITIES, Environment
 
 OPTIONAL = (

@@ -14,9 +14,8 @@ import pytest
 from crl.config import SeedRange
 from crl.envs.check import conduct
 from crl.envs.check.conduct import Finding
-from crl.envs.check.policies import draw_action
 from crl.envs.check.run import Plan, check, require_passed
-from crl.envs.check.walks import walked
+from crl.envs.check.walks import draw_action, walked
 from crl.envs.game import Game, Move
 from crl.errors import BadInput
 from crl.protocols import Actions, FreeText, StopReason, Tool, ToolCalls

@@ -12,15 +12,18 @@ from hypothesis import strategies as st
 
 from crl.config.load import load_experiment
 from crl.envs import check_environment
-from crl.envs.shrine_notes import Claim, lesson_of, read_claim, write_claim
 from crl.envs.shrines import (
     NAMES,
     PRACTICE_NAMES,
     THINGS,
+    Claim,
     ShrinesConfig,
     ShrinesEnvironment,
     games,
     hidden_rule,
+    lesson_of,
+    read_claim,
+    write_claim,
 )
 from crl.errors import BadInput
 from crl.protocols import Judge, Lesson, StopReason, Teacher

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from crl.envs import check_environment
 from crl.envs.frozenlake import FrozenLakeConfig
-from crl.envs.sokoban import SokobanConfig
-from crl.envs.sokoban_levels import ACTIONS, MOST_STATES, Room, best_action, solutions
+from crl.envs.sokoban import ACTIONS, MOST_STATES, Room, SokobanConfig, best_action, solutions
 from crl.errors import BadInput
 from crl.protocols import StopReason
 

@@ -8,7 +8,7 @@ from crl.config import FamilyConfig, SeedRange
 from crl.envs import make_environment
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.shrines import ShrinesConfig, ShrinesEnvironment
-from crl.envs.turn_limit import TurnLimit
+from crl.envs.slots import TurnLimit
 from crl.protocols import Explains, Graded, Judge, StopReason, Teacher
 from tests.unit.recipes.endless import Endless, EndlessConfig
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from crl.learn.cpu_attention import attend
-from crl.learn.packing import tree_of
-from crl.learn.tree_attention import Paths
+from crl.learn.batches import tree_of
+from crl.learn.tree_attention import Paths, attend
 
 HEADS, GROUPS, WIDTH = 2, 3, 16
 MODULE: Any = SimpleNamespace(num_key_value_groups=2, is_causal=True)

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crl.errors import RecordDamaged
-from crl.learn.batches import check_sample, collate, has_gradient
-from crl.learn.packing import cut, tree_of
+from crl.learn.batches import check_sample, collate, cut, has_gradient, tree_of
 from crl.records import Sample
 
 MakeSamples = Callable[..., list[Sample]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from crl.learn.packing import Tree
+from crl.learn.batches import Tree
 from crl.learn.tree_attention import Paths, tree_attention
 
 

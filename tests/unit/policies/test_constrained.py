@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crl.config import SamplingConfig
-from crl.policies.scoring import sequence_logprobs
+from crl.policies.sampling import sequence_logprobs
 from crl.protocols import StopReason
 from crl.rollout.actions import AnswerTrees
 

@@ -13,7 +13,7 @@ from crl.config import RoleConfig, SamplingConfig
 from crl.config.models import check_attention
 from crl.errors import BadInput, RecordDamaged
 from crl.policies.language_model import load_policy
-from crl.policies.scoring import sequence_logprobs
+from crl.policies.sampling import sequence_logprobs
 from tests.marks import NEEDS_BFLOAT16
 from tests.windowed import write_windowed
 

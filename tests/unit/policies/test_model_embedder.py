@@ -19,8 +19,7 @@ import pytest
 
 from crl.config.load import load_experiment
 from crl.errors import BadInput
-from crl.policies.embedder_sources import check_embedder, resolve_embedder
-from crl.policies.embedders import ModelEmbedder, load_embedder
+from crl.policies.embedders import ModelEmbedder, check_embedder, load_embedder, resolve_embedder
 from crl.policies.machine import settle_torch
 from crl.preflight import check_ready
 

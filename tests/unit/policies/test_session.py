@@ -14,9 +14,8 @@ from crl.errors import PromptTooLong
 from crl.policies import language_model, pass_graph
 from crl.policies import session as session_module
 from crl.policies.cache import RowCache
-from crl.policies.padded_pass import PaddedPass, grouped
-from crl.policies.pass_graph import PassGraphs
-from crl.policies.scoring import sequence_logprobs
+from crl.policies.pass_graph import PaddedPass, PassGraphs, grouped
+from crl.policies.sampling import sequence_logprobs
 from crl.protocols import StopReason
 
 VOCABULARY = 512

@@ -7,7 +7,7 @@ import pytest
 
 from crl.config import RoleConfig, SamplingConfig
 from crl.policies.language_model import load_policy
-from crl.policies.scoring import sequence_logprobs
+from crl.policies.sampling import sequence_logprobs
 from crl.policies.sources import resolve_model
 from tests.marks import NEEDS_BFLOAT16
 

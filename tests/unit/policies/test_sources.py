@@ -12,7 +12,7 @@ import pytest
 
 from crl.errors import BadInput
 from crl.policies import sources
-from crl.policies.embedder_sources import check_embedder
+from crl.policies.embedders import check_embedder
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,8 +9,7 @@ import yaml
 
 from crl.config import PromptConfig
 from crl.envs.frozenlake import FrozenLakeConfig
-from crl.envs.sokoban import SokobanConfig
-from crl.envs.sokoban_levels import best_action
+from crl.envs.sokoban import SokobanConfig, best_action
 from crl.extractor.parse import parse_output
 from crl.extractor.prompts import check_prompts as check_extractor_prompts
 from crl.rollout.actions import parse_action

@@ -9,8 +9,7 @@ import pytest
 
 from crl.config import Method
 from crl.config.load import load_experiment
-from crl.envs.shrine_notes import read_claim
-from crl.envs.shrines import NAMES, PRACTICE_NAMES, ShrinesConfig, hidden_rule
+from crl.envs.shrines import NAMES, PRACTICE_NAMES, ShrinesConfig, hidden_rule, read_claim
 from crl.errors import BadInput
 from crl.records import Distillation, Episode, Evaluation, Metric, Operation, Sample, Turn
 from crl.run.directory import RunDirectory

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from crl.config import SamplingConfig
 from crl.envs.game import Game, Move
-from crl.envs.turn_limit import TurnLimit
+from crl.envs.slots import TurnLimit
 from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
 from crl.rollout.actions import actions_text, parse_action, parse_question
 from crl.rollout.play import EpisodeSlot

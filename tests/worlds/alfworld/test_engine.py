@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from crl.worlds.alfworld.conditions import Unsupported, alternatives
 from crl.worlds.alfworld.files import load
 from crl.worlds.alfworld.game import NOTHING
 from crl.worlds.alfworld.grammar import symbols_of
-from crl.worlds.alfworld.pddl import parse, read_domain, read_problem
+from crl.worlds.alfworld.pddl import Unsupported, alternatives, parse, read_domain, read_problem
 from crl.worlds.alfworld.speech import names_of
 from tests.worlds.alfworld.world import game_texts, write_game
 

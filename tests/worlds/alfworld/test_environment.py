@@ -16,7 +16,7 @@ from crl.config import ENVIRONMENTS, FamilyConfig
 from crl.envs import check_environment, make_environment
 from crl.protocols import Instructive, Leveled, StopReason
 from crl.worlds.alfworld import AlfworldConfig
-from crl.worlds.alfworld.tasks import TASKS
+from crl.worlds.alfworld.files import TASKS
 from tests.worlds.alfworld.world import game_texts, make_data, write_game
 
 FROM = 1_000_000

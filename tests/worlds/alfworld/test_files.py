@@ -9,8 +9,7 @@ import pytest
 from crl.envs import check_environment
 from crl.errors import BadInput
 from crl.worlds.alfworld import AlfworldConfig
-from crl.worlds.alfworld.files import DOWNLOAD, data_folders, games_of, load
-from crl.worlds.alfworld.tasks import TASKS
+from crl.worlds.alfworld.files import DOWNLOAD, TASKS, data_folders, games_of, load
 from tests.worlds.alfworld.world import DOMAIN, game_texts, grammar, write_game
 
 PICK = TASKS[0]

@@ -17,9 +17,8 @@ import pytest
 
 from benchmarks.environment_systems.alfworld_reference import MISSING, Reference, interpreter
 from crl.worlds.alfworld import AlfworldConfig
-from crl.worlds.alfworld.files import games_of, load
+from crl.worlds.alfworld.files import TASKS, games_of, load
 from crl.worlds.alfworld.oracle import next_command
-from crl.worlds.alfworld.tasks import TASKS
 from tests.worlds.alfworld.test_environment import traces
 from tests.worlds.alfworld.world import game_texts, write_game
 

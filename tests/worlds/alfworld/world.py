@@ -10,7 +10,7 @@ import json
 import random
 from pathlib import Path
 
-from crl.worlds.alfworld.tasks import TASKS
+from crl.worlds.alfworld.files import TASKS
 
 DOMAIN = """
 (define (domain kitchen) ; everything that can be done here

@@ -9,9 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from crl.worlds.search import SearchIndex, stored_length, term_of, words
-from crl.worlds.stems import stem
-from crl.worlds.webshop.nouns import nouns
+from crl.worlds.search import SearchIndex, stem, stored_length, term_of, words
+from crl.worlds.webshop.reward import nouns
 
 pytest.importorskip("rapidfuzz", reason="rapidfuzz is not installed (extra envs)")
 
