@@ -35,7 +35,7 @@ GUESTS = sorted({folder_of(target) for named in POINTS.values() for target in na
 WITH_ALL = ("crl/worlds", "tests/worlds", "tests/guests")
 """Folders that only guests use: what worlds share, and tests of several guests."""
 PAGES = {
-    "docs/config.md": ("-m", "crl.config.reference"),
+    "docs/config.md": ("docs/config_page.py",),
     "docs/schema.md": ("docs/schema_page.py",),
     "docs/splits.md": ("-m", "benchmarks.splits"),
     "data/splits.csv": ("-m", "benchmarks.splits", "--csv"),
