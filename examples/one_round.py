@@ -39,7 +39,8 @@ from crl.extractor.outputs import Distilled
 from crl.extractor.prompts import distill_messages
 from crl.learn.terms import Objective, objectives
 from crl.learn.trainer import Trainer
-from crl.policies import load_embedder, load_policy, resolve_model
+from crl.policies import load_policy, resolve_model
+from crl.policies.embedders import load_embedder
 from crl.recipes.complementary.config import config_of
 from crl.records import (
     FREE,

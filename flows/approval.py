@@ -18,7 +18,6 @@ from uuid import UUID, uuid4
 
 import httpx
 from prefect import get_client
-from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.input import RunInput, keyset_from_paused_state
@@ -35,7 +34,7 @@ from crl.report.markdown import diff_markdown
 from crl.rounds.approvals import PendingApproval, decide
 from crl.run.decisions import Decision, load_decision
 from flows.present import run_logger, show
-from tasks.artifacts import artifact_key
+from tasks.artifacts import artifact_key, publish
 
 POLL_SECONDS = 2.0
 PROPOSAL = "bank-proposal"
@@ -109,7 +108,8 @@ def _pause(driver: Driver, pending: PendingApproval, shown: str, deadline: float
             if decision is not None:
                 _resume(pause, decision)
                 return True
-            state = _state(pause.run_id)
+            with get_client(sync_client=True) as client:
+                state = client.read_flow_run(pause.run_id).state
         except _UNREACHABLE as error:
             if reachable:
                 run_logger().warning("the server does not answer (%s); still waiting", error)
@@ -153,11 +153,6 @@ def _form(pending: PendingApproval) -> type[Answer]:
     literal: Any = Literal
     made: type[Answer] = create_model("Answer", __base__=Answer, reject=(list[literal[pending.choices]], field))
     return made
-
-
-def _state(run_id: UUID) -> State[Any] | None:
-    with get_client(sync_client=True) as client:
-        return client.read_flow_run(run_id).state
 
 
 def _decision(pending: PendingApproval) -> Decision | None:
@@ -218,16 +213,12 @@ def _published(pending: PendingApproval) -> str:
     except BadInput:  # a decision about something else than a bank
         return pending.told()
     name = pending.run_path.name
-    key = artifact_key(name, PROPOSAL)
-    try:
-        create_markdown_artifact(
-            key=key,
-            markdown=diff_markdown(diff, name, most=len(diff.changes)),
-            description=f"What round {diff.round} asks of the bank, before a person decided",
-        )
-    except Exception as error:
-        run_logger().warning("the proposal could not be published: %s", error)
-    more = f"\n\nAll of it: artifact `{key}`." if len(diff.changes) > _SHOWN_IN_FORM else ""
+    publish(
+        name,
+        f"What round {diff.round} asks of the bank, before a person decided",
+        {PROPOSAL: lambda: diff_markdown(diff, name, most=len(diff.changes))},
+    )
+    more = f"\n\nAll of it: artifact `{artifact_key(name, PROPOSAL)}`." if len(diff.changes) > _SHOWN_IN_FORM else ""
     return diff_markdown(diff, name, most=_SHOWN_IN_FORM) + more
 
 

@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, RunDeployment, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 
-from flows.queries import HEARTBEAT
+from flows.present import HEARTBEAT
 
 HEARTBEAT_SECONDS = 30
 """How often a flow run says that it lives."""
@@ -27,7 +27,7 @@ START_SECONDS = 20 * 60
 """A run that was handed to a process and never said that it lives is dead after this.
 
 Longer than the 15 minutes for which a restarted server may keep back what it hears of a run's state: a shorter time
-would be over before it began. Runs that a restart finds unfinished are found out sooner, see `flows/watch.py`.
+would be over before it began. Runs that a restart finds unfinished are found out sooner, see `flows/tidy.py`.
 """
 _MARKED_SECONDS = 10
 """Later than a silent run is marked, its remains are looked for."""
@@ -38,7 +38,7 @@ NOTIFICATION_BLOCK = "crl-failures"
 SILENT = "No sign of life for"
 """How the message of a run begins that was marked because it was silent."""
 WATCHED = "prefect.flow-run.watched"
-"""Our own event: from here on the run has to show a sign of life. See `flows/watch.py`."""
+"""Our own event: from here on the run has to show a sign of life. See `flows/tidy.py`."""
 _OURS = {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)}
 
 
@@ -73,6 +73,10 @@ def _of_each_run(**more: Any) -> EventTrigger:
     )
 
 
+def _crash(message: str) -> list[Any]:
+    return [ChangeFlowRunState(state=StateType.CRASHED, message=message)]
+
+
 def dead_runs() -> list[AutomationCore]:
     """Runs whose process is gone become CRASHED, which is the state that Retry works from.
 
@@ -85,13 +89,10 @@ def dead_runs() -> list[AutomationCore]:
             description=f"A run says every {HEARTBEAT_SECONDS} s that it lives. Without a word for {SILENCE_SECONDS} s "
             "its process is gone (killed, machine lost) and nobody is left to say so. Keep this switched on.",
             trigger=_silence(SILENCE_SECONDS, after={HEARTBEAT, WATCHED}),
-            actions=[
-                ChangeFlowRunState(
-                    state=StateType.CRASHED,
-                    message=f"{SILENT} {SILENCE_SECONDS} s: the process of this run was killed or its "
-                    "machine is gone. What was complete is safe in the run directory; Retry continues there.",
-                )
-            ],
+            actions=_crash(
+                f"{SILENT} {SILENCE_SECONDS} s: the process of this run was killed or its machine is gone. What was "
+                "complete is safe in the run directory; Retry continues there."
+            ),
         ),
         AutomationCore(
             name="crl: mark runs that never began as crashed",
@@ -105,13 +106,10 @@ def dead_runs() -> list[AutomationCore]:
                     {"prefect.resource.role": "deployment"},
                 ],
             ),
-            actions=[
-                ChangeFlowRunState(
-                    state=StateType.CRASHED,
-                    message=f"No sign of life within {START_SECONDS // 60} min of its start: the process of this run "
-                    "was killed before it began to work. Retry starts it again.",
-                )
-            ],
+            actions=_crash(
+                f"No sign of life within {START_SECONDS // 60} min of its start: the process of this run was killed "
+                "before it began to work. Retry starts it again."
+            ),
         ),
     ]
 

@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from prefect import Task, flow, task
-from prefect.artifacts import create_markdown_artifact
+from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from crl.config.load import runs_root
 from crl.errors import CrlError
-from crl.lab.study.files import write_study
-from crl.lab.study.page import PAGE
+from crl.lab.study.files import PAGE, write_study
 from crl.lab.study.plan import PlannedRun, chosen, plan_runs, study_directory
 from crl.lab.study.results import StudyResult
 from crl.lab.study.runs import Children, default_jobs, incomplete, only_one, prepare, run_one
@@ -31,8 +29,9 @@ from crl.report.markdown import code, plain
 from flows.parameters import StudyChoice, study_from
 from flows.present import label
 from flows.schedule import deployable
-from tasks.artifacts import PAGES, artifact_key
+from tasks.artifacts import PAGES, publish
 from tasks.failures import failed, log_error, placed
+from tasks.stage import is_transient
 
 TABLE, LINK = "study", "study-page"
 """Kinds of a study's artifacts."""
@@ -87,17 +86,6 @@ def _compare(
     return {"files": [str(path) for path in written]}
 
 
-def _is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether another try of a run may help: the error's class says so."""
-    try:
-        state.result()
-    except CrlError as error:
-        return error.transient
-    except BaseException:
-        return False
-    return False
-
-
 def _run(missing: Sequence[PlannedRun], jobs: int) -> dict[str, CrlError]:
     """Every run as a task, `jobs` at a time; returns the errors of those that failed, by run name."""
     children = Children()
@@ -106,7 +94,7 @@ def _run(missing: Sequence[PlannedRun], jobs: int) -> dict[str, CrlError]:
     # The record decides what is complete; Prefect's caches must not.
     @task(
         name="study run", task_run_name="{arm}-s{seed}", cache_policy=NO_CACHE, persist_result=False,
-        retries=1, retry_condition_fn=_is_transient,
+        retries=1, retry_condition_fn=is_transient,
     )  # fmt: skip
     def study_run(arm: str, seed: int) -> str | State[Any]:
         run = by_place[arm, seed]
@@ -158,8 +146,4 @@ def _publish(result: StudyResult, directory: Path) -> None:
     link = [f"# Page of {plain(result.name)}", f"The file: {code(str(page))}"]
     if base:
         link.insert(1, f"[Open the page]({base.rstrip('/')}/{directory.name}/{PAGE})")
-    try:
-        for kind, text in ((TABLE, study_markdown(result)), (LINK, "\n\n".join(link))):
-            create_markdown_artifact(key=artifact_key(result.name, kind), markdown=text, description=result.question)
-    except Exception as error:
-        get_run_logger().warning("artifacts could not be published: %s", error)
+    publish(result.name, result.question, {TABLE: lambda: study_markdown(result), LINK: lambda: "\n\n".join(link)})

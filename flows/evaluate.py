@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from prefect import flow, task
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
@@ -126,8 +127,6 @@ def summary(episodes: list[Evaluation]) -> list[dict[str, Any]]:
 
 
 def _publish(run_path: str, number: int, rows: list[dict[str, Any]]) -> None:
-    from prefect.artifacts import create_table_artifact
-
     try:
         create_table_artifact(
             key=ARTIFACT_KEY, table=rows, description=f"Held-out seeds, round {number} of {Path(run_path).name}"

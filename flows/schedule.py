@@ -29,7 +29,7 @@ from prefect.utilities.schema_tools.hydration import HydrationContext, Hydration
 
 from crl.errors import BadInput, CrlError
 from flows.parameters import OVERRIDES, SETTINGS, laid_over
-from flows.queries import flow_runs
+from flows.present import flow_runs
 from tasks.failures import failed, log_error
 
 P = ParamSpec("P")

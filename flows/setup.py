@@ -3,6 +3,10 @@
 Work pool, a concurrency limit for every experiment, the automations, the deployments of `prefect.yaml`; then what an
 earlier end left behind, the remains of dead runs. It talks to the server of PREFECT_API_URL and prints what it made and
 what it found.
+
+What a flow run may choose of how the pool's worker starts it is nothing: Prefect's own template takes a command line, a
+working directory and variables of the environment from whoever starts a run. What runs need of the environment, the
+worker has.
 """
 
 from __future__ import annotations
@@ -11,14 +15,31 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import flows  # noqa: F401  (first: it turns telemetry off)
-from flows.pool import POOL, clear_job_variables, ensure_pool
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 ROOT = Path(__file__).resolve().parents[1]
 TIDY = "tidy/tidy"
 PAGES = "http://127.0.0.1:4201"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 30.0, 300.0
+POOL = "crl"
+TYPE = "process"
+WORKER_ENVIRONMENT = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    # Without heartbeats nobody would notice that a run died together with its worker.
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+}
+"""What a worker of the pool has in its environment, which its runs inherit: they bring none of their own."""
+# Neither part may be empty. No `env` in the first: Prefect would merge that of a run into it.
+TEMPLATE: dict[str, Any] = {
+    "job_configuration": {"stream_output": True},
+    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+}
 
 
 def set_up(*, pages: str = PAGES) -> Iterator[str]:
@@ -31,8 +52,7 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
     from flows.automations import SILENCE_SECONDS, dead_runs, ensure, ensure_block, notification, tidying
     from flows.deployments import deploy
     from flows.limits import ensure_limit, limit_name
-    from flows.tidy import tidy_up
-    from flows.watch import watch_unfinished
+    from flows.tidy import tidy_up, watch_unfinished
 
     address = require_server()
     yield f"server        {address}"
@@ -99,6 +119,47 @@ def experiments() -> list[str]:
     if root.is_dir():
         found |= {path.name for path in root.iterdir() if NAME.fullmatch(path.name) and is_run(path)}
     return sorted(found)
+
+
+def ensure_pool(client: SyncPrefectClient) -> str:
+    """Make the pool, or bring the one that exists to our template; says which."""
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    wanted = WorkPoolCreate(
+        name=POOL,
+        type=TYPE,
+        description="Training on this machine: each flow run is a process of its own.",
+        base_job_template=TEMPLATE,
+    )
+    try:
+        client.create_work_pool(wanted)
+    except ObjectAlreadyExists:
+        found = client.read_work_pool(POOL)
+        if found.type != TYPE:
+            return f"found, of type {found.type}: its template is yours to close"
+        if found.base_job_template == TEMPLATE:
+            return "found"
+        client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=TEMPLATE))
+        return "closed: from now on a run chooses no command, folder or environment"
+    return "made"
+
+
+def clear_job_variables(client: SyncPrefectClient) -> list[str]:
+    """Take job variables off the deployments of the pool; with them no run could be started. Their names."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+    from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
+
+    from flows.present import PAGE, all_pages
+
+    if client.read_work_pool(POOL).type != TYPE:
+        return []
+    ours = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+    found = all_pages(lambda offset: client.read_deployments(work_pool_filter=ours, limit=PAGE, offset=offset))
+    cleared = [each for each in found if each.job_variables]
+    for each in cleared:
+        client.update_deployment(each.id, DeploymentUpdate(job_variables={}))
+    return sorted(each.name for each in cleared)
 
 
 def main(arguments: list[str] | None = None) -> int:

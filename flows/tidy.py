@@ -3,6 +3,12 @@
 A killed process cannot say that the round and the stage it was in died with it. Their parent is marked by the worker
 or, without a heartbeat, by an automation; this flow follows the family tree down from there. It decides from
 states and heartbeats alone and touches no process and no run directory.
+
+The automation that marks silent runs counts from the last heartbeat. A server that was away for minutes has dropped
+that count, and so has one whose database was locked for a minute when the count was over, as SQLite is where much
+happens at once: a run that died would stay RUNNING for ever. So each unfinished run is put under watch again, by
+set-up, by `tidy`, and by every training run that a worker started, after each of its rounds: those that live go on
+beating, the others are found out.
 """
 
 from __future__ import annotations
@@ -11,20 +17,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from prefect import flow, get_client
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowFilter
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
 from prefect.logging import get_run_logger
+from prefect.runtime import deployment
 from prefect.states import Cancelled, Crashed, Running
 from pydantic import Field
 
-from flows.automations import HEARTBEAT_SECONDS, SILENCE_SECONDS, SILENT
-from flows.present import present_run
-from flows.queries import flow_runs, has_beaten, task_runs
+from flows.automations import FLOWS, HEARTBEAT_SECONDS, SILENCE_SECONDS, SILENT, WATCHED
+from flows.present import flow_runs, has_beaten, present_run, task_runs
 from flows.schedule import deployable
-from flows.watch import watch_unfinished
 
 # Also what waits: for its retry, for a person. Below a dead parent nobody is left to go on with it.
 _UNFINISHED = {"state": {"type": {"any_": sorted(set(StateType) - TERMINAL_STATES)}}}
@@ -32,6 +38,8 @@ _UNFINISHED = {"state": {"type": {"any_": sorted(set(StateType) - TERMINAL_STATE
 RunId = Annotated[
     UUID | None, Field(description="The flow run that died; nothing: everything that dead runs have left.")
 ]
+_FLOWS = [*FLOWS, "round", "tidy"]
+_ALIVE = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
 
 
 @dataclass
@@ -161,3 +169,54 @@ def _above(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[UUID]:
     if not tracking:
         return []
     return [task.flow_run_id for task in task_runs(client, {"id": {"any_": tracking}}) if task.flow_run_id is not None]
+
+
+def watch_unfinished(client: SyncPrefectClient) -> list[FlowRun]:
+    """Have every unfinished run marked as crashed unless it shows a sign of life in time; returns the runs."""
+    watched = [
+        run
+        for run in flow_runs(client, {"state": {"type": {"any_": _ALIVE}}}, flows=_FLOWS)
+        if _would_beat(client, run)
+    ]
+    flows = client.read_flows(flow_filter=FlowFilter.model_validate({"name": {"any_": _FLOWS}}))
+    names = {flow.id: flow.name for flow in flows}
+    events = [
+        {
+            "id": str(uuid4()),
+            "occurred": datetime.now(UTC).isoformat(),
+            "event": WATCHED,
+            "resource": {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name},
+            "related": [
+                {
+                    "prefect.resource.id": f"prefect.flow.{run.flow_id}",
+                    "prefect.resource.role": "flow",
+                    "prefect.resource.name": names[run.flow_id],
+                }
+            ],
+        }
+        for run in watched
+    ]
+    if events:
+        client.request("POST", "/events", json=events).raise_for_status()
+    return watched
+
+
+def watch_the_others() -> None:
+    """Watch, where this is a run of a deployment. What goes wrong is no reason to end it."""
+    if deployment.id is None:
+        return
+    try:
+        with get_client(sync_client=True) as client:
+            watch_unfinished(client)
+    except Exception as error:
+        get_run_logger().warning("unfinished runs could not be put under watch again: %s", error)
+
+
+def _would_beat(client: SyncPrefectClient, run: FlowRun) -> bool:
+    """Whether silence would mean something: the deployments' runs send heartbeats, others where they have sent one.
+
+    A suspended run has no process that could.
+    """
+    if run.state_name == "Suspended":
+        return False
+    return run.deployment_id is not None or has_beaten(client, run.id)

@@ -42,12 +42,10 @@ from flows.parameters import (
     experiment_from,
     run_from,
 )
-from flows.present import label, log_precision, present_run, rounds_text
-from flows.queries import flow_runs, task_runs
+from flows.present import flow_runs, label, log_precision, present_run, rounds_text, task_runs
 from flows.schedule import deployable
 from flows.shards import spread_over_tasks
-from flows.tidy import end_earlier_attempts
-from flows.watch import watch_the_others
+from flows.tidy import end_earlier_attempts, watch_the_others
 from tasks.artifacts import finish_page, publish_failure, publish_round
 from tasks.failures import failed, log_error
 from tasks.stage import stage_task

@@ -2,6 +2,9 @@
 
 Everything listens on loopback and ends with this process, however it ends: on Ctrl-C in order (the worker first, so
 that running training ends in a state from which Retry continues), after a `kill -9` by a guardian.
+
+Prefect's worker, when it is asked to end, kills the processes of its flow runs; they would stay RUNNING. A flow run
+that is asked itself ends its engines and reports that it crashed.
 """
 
 from __future__ import annotations
@@ -14,10 +17,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
+from uuid import UUID
+
+import httpx
+import psutil
 
 import flows  # noqa: F401  (first: it turns telemetry off)
 from crl.cli.shared import say
@@ -25,12 +32,10 @@ from crl.config.load import runs_root
 from crl.engine.process import ProcessGroup
 from crl.errors import BadInput, CrlError, PortBusy, SetupFailed
 from crl.run.files import disk_error
-from crl.run.guardian import guard
-from flows.ending import end_flow_runs
+from crl.run.guardian import guard, marked
 from flows.pages import HOST, Pages
-from flows.pool import POOL, WORKER_ENVIRONMENT
 from flows.server import close_to_others, prefect_home
-from flows.setup import ROOT, TIDY
+from flows.setup import POOL, ROOT, TIDY, WORKER_ENVIRONMENT
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -51,6 +56,12 @@ _STEADY_SECONDS = 60.0
 """A worker that lived so long starts with the shortest pause again."""
 _WORKER_STARTS = 5
 """How often a worker is started that ends before it has reported to the server, which may be busy."""
+_FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+_PATIENCE_SECONDS = 30.0
+_MESSAGE = (
+    "Stopped together with `make ui`. What was complete is safe in the run directory; Retry continues there, as do the "
+    "deployment resume, the next scheduled run and `crl resume`."
+)
 
 
 class Stop(Exception):
@@ -169,8 +180,6 @@ class DevServer:
             time.sleep(0.2)
 
     def _healthy(self) -> bool:
-        import httpx
-
         try:
             return httpx.get(f"{self.url}/api/health", timeout=2.0).status_code == 200
         except httpx.HTTPError:
@@ -182,7 +191,6 @@ class DevServer:
         return SyncPrefectClient(f"{self.url}/api", auth_string=self._auth)
 
     def _worker_online(self) -> bool:
-        import httpx
         from prefect.exceptions import ObjectNotFound
 
         assert self._worker is not None
@@ -237,7 +245,6 @@ class DevServer:
 
     def _look_after_runs(self) -> None:
         """Have `tidy` put every unfinished run under watch: some may have died with the worker, before they began."""
-        import httpx
         from prefect.exceptions import ObjectNotFound
 
         try:
@@ -346,6 +353,48 @@ def _port(text: str) -> int:
     if not (text.isdecimal() and 1 <= int(text) <= LAST_PORT):
         raise argparse.ArgumentTypeError(f"{text!r} is no port: they are 1 to {LAST_PORT}")
     return int(text)
+
+
+def end_flow_runs(client_of: Callable[[], SyncPrefectClient]) -> list[str]:
+    """SIGTERM to every flow run that this process's guardian looks after; returns their ids when they have ended.
+
+    `client_of` makes a client of the server. Whatever does not end in time is left to the guardian.
+    """
+    found = _flow_runs()
+    for process in found.values():
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    psutil.wait_procs(found.values(), timeout=_PATIENCE_SECONDS)
+    if found:
+        mark_stopped(client_of, found)
+    return list(found)
+
+
+def mark_stopped(client_of: Callable[[], SyncPrefectClient], identifiers: Iterable[str]) -> None:
+    """Give each its state with our message: also those that could not report, because they had hardly begun."""
+    from prefect.exceptions import ObjectNotFound
+    from prefect.states import Crashed
+
+    with client_of() as client:
+        for identifier in identifiers:
+            # A server that does not answer is about to end anyway: the next start finds these runs silent. A run that
+            # was deleted in the UI needs no mark.
+            with contextlib.suppress(httpx.HTTPError, ObjectNotFound):
+                state = client.read_flow_run(UUID(identifier)).state
+                if state is not None and (state.is_crashed() or not state.is_final()):
+                    client.set_flow_run_state(UUID(identifier), Crashed(message=_MESSAGE), force=True)
+
+
+def _flow_runs() -> dict[str, psutil.Process]:
+    """The process of each flow run, by its id; engines and other children of it are not among them."""
+    found: dict[str, psutil.Process] = {}
+    for process in marked(guard()):
+        with contextlib.suppress(psutil.Error, OSError):
+            identifier = process.environ().get(_FLOW_RUN)
+            parent = process.parent()
+            if identifier is not None and (parent is None or parent.environ().get(_FLOW_RUN) != identifier):
+                found[identifier] = process
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

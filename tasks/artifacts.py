@@ -78,7 +78,7 @@ def publish_round(run_path: str | Path, round_number: int) -> None:
         diff = history.diff(round_number)
         return None if diff is None else markdown.diff_markdown(diff, name)
 
-    _publish(
+    publish(
         name,
         f"Round {round_number}",
         {
@@ -104,13 +104,13 @@ def publish_failure(run_path: str | Path, round_number: int) -> None:
     """Write the report page of a run that stopped in a round: it says where and why."""
     path = Path(run_path)
     _write_page(_shown(path))
-    _publish(path.resolve().name, f"Stopped in round {round_number}",
+    publish(path.resolve().name, f"Stopped in round {round_number}",
              {REPORT_LINK: lambda: _report(path.resolve().name, path)})  # fmt: skip
 
 
 def publish_breach(run_path: str | Path, round_number: int, stage: str, error: DataCheckFailed) -> None:
     """Which table broke which rule, with the first offending rows."""
-    _publish(
+    publish(
         Path(run_path).resolve().name,
         f"Broken in round {round_number}, {stage}",
         {DATA_CHECKS: lambda: markdown.breach_markdown(round_number, stage, error)},
@@ -144,7 +144,7 @@ def _served(address: Callable[[str, Path], str | None], path: Path) -> str | Non
     return address(base, path.resolve()) if base else None
 
 
-def _publish(name: str, description: str, contents: Mapping[str, Callable[[], str | None]]) -> None:
+def publish(name: str, description: str, contents: Mapping[str, Callable[[], str | None]]) -> None:
     """One request per artifact; a kind whose content is None is left out. A server that fails is not asked again."""
     made: dict[str, str] = {}
     for kind, content in contents.items():

@@ -34,7 +34,10 @@ TOGETHER = ("flows", "study")
 """Folders whose tests share a server, or a study that one command at a time may have."""
 DESK = ("tests/browser/test_buttons.py", "tests/browser/test_operation_in_browser.py")
 """Files that share one `make ui`, which takes a minute to start."""
-LONG = ("flows", "outside", "study", "faults", "learning", "browser", "record", "paper", "docs")
+LONG = (
+    "flows", "outside", "study", "faults", "learning", "browser", "record", "paper", "docs",
+    "guests", "recipes", "worlds",
+)  # fmt: skip
 """Folders with long files. `faults` comes after two that need no finished run, or all would wait for the first one."""
 
 

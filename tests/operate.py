@@ -23,7 +23,7 @@ from crl.config import Experiment
 from crl.run import experiment_file, guardian
 from crl.run.directory import RunDirectory
 from flows.automations import SILENT
-from flows.pool import WORKER_ENVIRONMENT
+from flows.setup import WORKER_ENVIRONMENT
 from flows.ui import server_command
 from tests.asking import POOL, ask_patiently, open_pool
 from tests.processes import PATIENCE_SECONDS, client_of, command_line, environ, free_port, kill, reap, wait_until

@@ -74,7 +74,7 @@ class Record:
     stale: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
     """Manifests that are whole and not those of their place: what was expected and found."""
     lineage: Lineage = field(default_factory=Lineage)
-    """Which rounds another run made; none where that cannot be read (`fork_problems.py` says so)."""
+    """Which rounds another run made; none where that cannot be read (`crl verify` says so)."""
 
     def __post_init__(self) -> None:
         self.manifests = {place: each for place, each in self.stages.items() if isinstance(each, Manifest)}

@@ -181,8 +181,7 @@ def table(
     their seeds are one row, with intervals over seeds. Runs that are damaged, or were never evaluated, are not in the
     table but named below it.
     """
-    from crl.lab.table.build import Figure, build
-    from crl.lab.table.group import grouped
+    from crl.lab.table.build import Figure, build, grouped
 
     which = _which(round)
     found, problems = _read(runs, which)

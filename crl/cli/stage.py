@@ -37,9 +37,10 @@ def stage(
     rows: Annotated[int, typer.Option(min=0, max=1_000_000, help="Print so many rows of each table.")] = 0,
     into: Annotated[Path | None, typer.Option(help="A new folder for what the stage would write.")] = None,
 ) -> None:
-    """Run one stage in this process, from the record, and say how it differs. The record is not changed.
+    """Run one stage in this process and compare it with the record.
 
-    For a debugger: python -m pdb -m crl stage RUN ROUND STAGE. The models that the stage needs are loaded here.
+    The record is not changed. For a debugger: python -m pdb -m crl stage RUN ROUND STAGE. The models that the stage
+    needs are loaded here.
     """
     from crl.audit.again import make
     from crl.engine.services import services_here

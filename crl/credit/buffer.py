@@ -4,7 +4,7 @@ An output enters with the first thing that it earns, collects what its uses earn
 with new uses. What is scored once and for all (a malformed output, an answer) is trained once. An output whose text the
 bank held already enters too and shares the uses of that text from then on: repeating what is known is no way out of
 being scored. What can never be used again (its text left the bank) ends: with a reason where it was never trained;
-nothing else is dropped. What earns how much is said elsewhere (`written.py`, `rules/`): here it is a list. Pure
+nothing else is dropped. What earns how much is said elsewhere (`uses.py`, `rules/`): here it is a list. Pure
 functions: buffer rows of the last round in, buffer rows of this round out.
 """
 

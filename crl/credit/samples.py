@@ -19,12 +19,13 @@ from crl.errors import RecordDamaged
 from crl.records import FREE, GUIDED, BufferItem, Episode, Generation, Sample
 
 
-def record_of(records: Mapping[str, Generation], generation_id: str) -> Generation:
-    """A token record by its id. Raises RecordDamaged where there is none."""
+def record_of(records: Mapping[str, Generation], generation_id: str, where: str | None = None) -> Generation:
+    """A token record by its id. Raises RecordDamaged, with `where` it was looked for, if there is none."""
     if generation_id not in records:
         raise RecordDamaged(
             f"no token record of {generation_id}",
             expected="the generations of the stage that wrote it",
+            where=where,
             next_step="run `crl verify` on the run",
         )
     return records[generation_id]
@@ -95,7 +96,7 @@ def grpo_samples(
             scored[episode.episode_id] = float(advantage), float(weight)
     return [
         sample_of(
-            record_of(generations, episode.generation_id),
+            record_of(generations, episode.generation_id, f"samples of {role}, round {round}"),
             round=round,
             role=role,
             objective="grpo",
@@ -175,7 +176,7 @@ def cispo_samples(
     """
     return [
         sample_of(
-            record_of(generations, item.generation_id),
+            record_of(generations, item.generation_id, f"samples of {role}, round {round}"),
             round=round,
             role=role,
             objective="cispo",

@@ -1,7 +1,7 @@
 """What an exported bank must look like to be imported: it comes from anywhere, so nothing in it is believed.
 
 One strict pydantic model for `provenance.json`, and one for the rows of each table, made of the row types. Vectors are
-checked as arrays; whether they belong to their texts is checked where the embedder is at hand (`recipes/imported.py`).
+checked as arrays; whether they belong to their texts is checked where the embedder is at hand (`rounds/publish.py`).
 """
 
 from __future__ import annotations

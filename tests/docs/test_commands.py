@@ -13,8 +13,8 @@ import typer.main
 
 from crl.cli import app
 from crl.config.keys import field_schema
-from crl.config.reference import page as config_page
-from crl.lab.reference import page as study_file_page
+from docs.config_page import page as config_page
+from docs.config_page import study_page
 from docs.schema_page import page
 
 ROOT = Path(__file__).parents[2]
@@ -81,12 +81,12 @@ def test_the_schema_page_is_current() -> None:
 
 def test_the_config_page_is_current() -> None:
     text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
-    assert text == config_page(), "write it anew: python -m crl.config.reference > docs/config.md"
+    assert text == config_page(), "write it anew: python docs/config_page.py > docs/config.md"
 
 
 def test_the_page_of_study_files_is_current() -> None:
     text = (ROOT / "docs/study_file.md").read_text(encoding="utf-8")
-    assert text == study_file_page(), "write it anew: python -m crl.lab.reference > docs/study_file.md"
+    assert text == study_page(), "write it anew: python docs/config_page.py study > docs/study_file.md"
 
 
 KEY = re.compile(r"[`\"]((?:method|runtime)\.[a-z_.]+)\b")

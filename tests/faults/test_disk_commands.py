@@ -108,6 +108,8 @@ CASES = [
     Case("bank search {run} lake"),
     Case("bank search {run} lake --lexical"),
     Case("status {run}"),
+    Case("stage {run} 1 plan"),
+    Case("stage {run} 1 plan --into {elsewhere}/rows"),
     Case("verify {run}"),
     Case('sql {run} "SELECT count(*) AS games FROM episodes"'),
     Case("checks list"),

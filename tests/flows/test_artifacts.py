@@ -12,7 +12,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, Ar
 from prefect.context import get_run_context
 
 import tasks.artifacts
-import tasks.progress
+import tasks.stage
 from crl.engine.events import Progress, StageDone
 from crl.errors import DataCheckFailed
 from crl.report.diff import bank_diff
@@ -22,7 +22,7 @@ from crl.report.views import query
 from crl.run.directory import manifests
 from crl.run.head import heads
 from tasks.artifacts import KINDS, PAGES, artifact_key, finish_page, publish_breach, publish_failure, publish_round
-from tasks.progress import shown_progress
+from tasks.stage import shown_progress
 from tests.processes import wait_until
 from tests.recipe_runs import OTHERS, tiny_name
 
@@ -204,8 +204,8 @@ def staged(work: Any) -> Any:
 
 
 def test_a_long_stage_has_a_bar_that_ends_full(prefect_server, monkeypatch):
-    monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 0.1)
-    monkeypatch.setattr(tasks.progress, "EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(tasks.stage, "AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(tasks.stage, "EVERY_SECONDS", 0.1)
     seen = []
 
     def work(driver: Stages) -> None:
@@ -226,10 +226,10 @@ def test_a_long_stage_has_a_bar_that_ends_full(prefect_server, monkeypatch):
 
 
 def test_a_short_stage_has_no_bar_and_a_failed_one_does_not_end_full(prefect_server, monkeypatch):
-    monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 3600.0)
+    monkeypatch.setattr(tasks.stage, "AFTER_SECONDS", 3600.0)
     assert bars(staged(lambda driver: driver.tell(Progress(2, "collect", 4, 16, 1.0)))) == []
-    monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 0.0)
-    monkeypatch.setattr(tasks.progress, "EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(tasks.stage, "AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(tasks.stage, "EVERY_SECONDS", 0.1)
 
     def work(driver: Stages) -> None:
         driver.tell(Progress(2, "collect", 4, 16, 1.0))
@@ -243,8 +243,8 @@ def test_a_server_that_does_not_answer_costs_the_bar_only(prefect_server, monkey
     def broken(*arguments: Any, **named: Any) -> Any:
         raise RuntimeError("no server")
 
-    monkeypatch.setattr(tasks.progress, "AFTER_SECONDS", 0.0)
-    monkeypatch.setattr(tasks.progress, "create_progress_artifact", broken)
+    monkeypatch.setattr(tasks.stage, "AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(tasks.stage, "create_progress_artifact", broken)
     with caplog.at_level("WARNING"):
 
         def work(driver: Stages) -> None:

@@ -14,7 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.settings import PREFECT_API_URL
 
 from flows.deployments import FILE, _update, deploy
-from flows.pool import ensure_pool
+from flows.setup import ensure_pool
 from flows.train import train
 
 Json = dict[str, Any]

@@ -25,10 +25,9 @@ from crl.engine.events import Event, Waits
 from crl.errors import ConcurrencyLimitMissing, LeaseHeld
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from flows import limits, waiting
-from flows.limits import ensure_limit, hold, limit_name
+from flows import limits
+from flows.limits import Waiting, ensure_limit, hold, limit_name
 from flows.train import train
-from flows.waiting import Waiting
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.tiny_run import ROOT
 from tests.unit.engine.harness import digests, make_driver, make_experiment
@@ -130,7 +129,7 @@ def test_a_slot_that_nobody_will_free_does_not_block_for_long(
 ) -> None:
     change(experiment, active_slots=1)  # as after a server that forgot its leases
     monkeypatch.setattr(limits, "STALE_SECONDS", 1.0)
-    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "POLL_SECONDS", 0.2)
     told: list[Event] = []
     stop = watch(told.append)
     with hold(experiment, tmp_path, runtime):
@@ -147,7 +146,7 @@ def test_a_slot_is_never_freed_while_the_record_has_an_owner(
 ) -> None:
     change(experiment, active_slots=1)
     monkeypatch.setattr(limits, "STALE_SECONDS", 0.5)
-    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "POLL_SECONDS", 0.2)
     with (
         Lease.acquire(tmp_path, seconds=30),
         pytest.raises(LeaseHeld, match="of waiting"),
@@ -207,13 +206,13 @@ def test_a_run_that_waits_shows_it_and_goes_on_when_the_other_was_ended(tmp_path
 
     def waits() -> list[Any]:
         with get_client(sync_client=True) as client:
-            return [run for run in client.read_flow_runs(limit=200) if run.state_name == waiting.STATE_NAME]
+            return [run for run in client.read_flow_runs(limit=200) if run.state_name == limits.STATE_NAME]
 
     wait_until(lambda: bool(waits()), "the second one waits")
     (waiter,) = waits()
     assert waiter.name.startswith("fake: 2 rounds") and waiter.tags == ["fake"]
     assert "waiting for flow run 'fake: rounds 0–2', process" in waiter.state.message
-    time.sleep(2 * waiting.POLL_SECONDS)
+    time.sleep(2 * limits.POLL_SECONDS)
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=PATIENCE_SECONDS)
     out, error = second.communicate(timeout=PATIENCE_SECONDS)

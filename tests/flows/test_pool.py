@@ -13,7 +13,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
-from flows.pool import POOL, TEMPLATE, clear_job_variables, ensure_pool
+from flows.setup import POOL, TEMPLATE, clear_job_variables, ensure_pool
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

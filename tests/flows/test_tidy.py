@@ -16,9 +16,8 @@ from prefect.states import Cancelled, Completed, Crashed, Paused, Running, Suspe
 
 from flows.automations import SILENT, WATCHED
 from flows.limits import ensure_limit
-from flows.tidy import end_earlier_attempts, tidy, tidy_up
+from flows.tidy import end_earlier_attempts, tidy, tidy_up, watch_unfinished
 from flows.train import train
-from flows.watch import watch_unfinished
 from tests.processes import wait_until
 from tests.unit.engine.harness import make_experiment
 
@@ -163,7 +162,7 @@ def test_a_training_run_of_a_deployment_has_the_others_watched(client, fake, mon
     ensure_limit("fake")
     assert train(make_experiment(), rounds=1)["rounds"] == [0, 1]
     assert WATCHED not in events_of(client, dead.parent), "typed in a terminal, with a server of its own perhaps"
-    monkeypatch.setattr("flows.watch.deployment", SimpleNamespace(id=str(uuid4())))
+    monkeypatch.setattr("flows.tidy.deployment", SimpleNamespace(id=str(uuid4())))
     assert train(make_experiment(), rounds=1)["rounds"] == [2]
     wait_until(lambda: WATCHED in events_of(client, dead.parent), "it is watched")
     client.set_flow_run_state(dead.parent, Cancelled(), force=True)

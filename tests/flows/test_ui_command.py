@@ -25,8 +25,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
 
-from flows import ending
-from flows.ui import DevServer, SetupFailed, Stop, main
+from flows.ui import DevServer, SetupFailed, Stop, main, mark_stopped
 from tests.asking import ask_patiently, open_pool
 from tests.listening import Listening
 from tests.operate import FLOW_RUN, MARK, as_parameter
@@ -305,7 +304,7 @@ def test_what_was_deleted_in_the_ui_or_is_busy_ends_nothing(
     assert ui._worker_online() is False
     ui._look_after_runs()
     assert "there is no deployment tidy/tidy" in capsys.readouterr().out
-    ending._mark(ui._client, [str(uuid4())])
+    mark_stopped(ui._client, [str(uuid4())])
 
 
 def test_a_worker_that_cannot_start_is_not_started_forever(monkeypatch: pytest.MonkeyPatch) -> None:

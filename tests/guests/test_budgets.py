@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from crl.lab.study.budgets import equal_budgets
 from crl.lab.study.config import Study
 from crl.lab.study.figures import Rate, RunFigures, read_run
-from crl.lab.study.page import chart_groups, render_study
-from crl.lab.study.results import summarize_study
+from crl.lab.study.files import chart_groups, render_study
+from crl.lab.study.results import equal_budgets, summarize_study
 from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text, study_markdown, tables
 from crl.recipes.dreamgym.rows import Transition

@@ -35,7 +35,7 @@ GUESTS = sorted({folder_of(target) for named in POINTS.values() for target in na
 WITH_ALL = ("crl/worlds", "tests/worlds", "tests/guests")
 """Folders that only guests use: what worlds share, and tests of several guests."""
 PAGES = {
-    "docs/config.md": ("-m", "crl.config.reference"),
+    "docs/config.md": ("docs/config_page.py",),
     "docs/schema.md": ("docs/schema_page.py",),
     "docs/splits.md": ("-m", "benchmarks.splits"),
     "data/splits.csv": ("-m", "benchmarks.splits", "--csv"),
@@ -55,10 +55,8 @@ MIXED = {
             "tests/unit/cli/test_doctor.py::test_a_7b_experiment_is_ready_and_what_is_too_big_is_said",
             "tests/unit/preflight/test_estimate.py::test_a_server_on_a_gpu_takes_its_share_and_a_kept_trainer_goes_before",
             "tests/unit/preflight/test_needs.py::test_a_7b_experiment_by_hand",
-            "tests/unit/preflight/test_needs.py::test_shards_sample_side_by_side_as_far_as_there_are_parts_and_gpus",
             "tests/unit/preflight/test_parts.py::test_doctor_says_where_shards_would_have_nothing_to_do",
             "tests/unit/preflight/test_parts.py::test_the_commands_of_the_page_on_scale_split_the_games",
-            "tests/unit/recipes/test_lengths.py::test_a_model_that_is_elsewhere_is_not_measured",
         ],
         "conf/scale/qwen-7b.yaml plays MiniHack",
     ),

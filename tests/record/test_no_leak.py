@@ -83,7 +83,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         patch.setenv("CRL_MODELS", str(place / "models"))
         # It would play two thousand games to say how good the models are, which nothing here asks.
         for measure in ("actor_figures", "extractor_figures"):
-            patch.setattr(f"crl.lab.warm.measure.{measure}", lambda *told, **more: {})
+            patch.setattr(f"crl.lab.warm.make.{measure}", lambda *told, **more: {})
         warm = make(place / "warm.yaml")
         planned = plan_runs(load_study(place / "study.yaml"), place / "runs")
         runs = {each.arm: train(each.experiment, each.path.parent, each.rounds) for each in planned}

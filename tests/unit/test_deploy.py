@@ -17,7 +17,7 @@ import yaml
 from crl.config import RoleConfig
 from crl.config.engines import ServerConfig
 from crl.engine.vllm_server import command_line, environment
-from flows.pool import WORKER_ENVIRONMENT
+from flows.setup import WORKER_ENVIRONMENT
 from flows.ui import server_command
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from crl.bank.segments import load_texts
 from crl.config import FamilyConfig
@@ -30,10 +30,8 @@ CHANGED, STAYED = "changed", "stayed"
 Curve = dict[int, float]
 
 
-class Notes(BaseModel):
+class Notes(BaseModel, frozen=True):
     """What the bank holds of families that change, where an environment knows the truth."""
-
-    model_config = ConfigDict(frozen=True)
 
     entries: int
     true: int
@@ -42,10 +40,8 @@ class Notes(BaseModel):
     """True of the world before the change, and no longer."""
 
 
-class RunChange(BaseModel):
+class RunChange(BaseModel, frozen=True):
     """What a run's evaluations say of a change."""
-
-    model_config = ConfigDict(frozen=True)
 
     round: int
     """First round of the changed world."""
@@ -61,10 +57,8 @@ class RunChange(BaseModel):
         return {number: rate.successes / rate.episodes for number, rate in found.items()}
 
 
-class Recovery(BaseModel):
+class Recovery(BaseModel, frozen=True):
     """An arm's success around a change, over seeds: of the families that changed, or of those that stayed."""
-
-    model_config = ConfigDict(frozen=True)
 
     before: Interval
     """Of the last evaluations before the change, as many as a study takes at the end."""
@@ -77,10 +71,8 @@ class Recovery(BaseModel):
     curve: dict[int, Interval]
 
 
-class ChangeResult(BaseModel):
+class ChangeResult(BaseModel, frozen=True):
     """One arm of a study in which the world changes."""
-
-    model_config = ConfigDict(frozen=True)
 
     arm: str
     round: int

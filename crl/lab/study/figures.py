@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from crl.lab.study.change import RunChange, read_change
 from crl.protocols import StopReason
@@ -35,10 +35,8 @@ _COMPUTE = ("complementary-rl", "torch", "transformers")
 """Packages of which another version may compute other numbers."""
 
 
-class GameCost(BaseModel):
+class GameCost(BaseModel, frozen=True):
     """What a held-out game took, mean over those of one arm after one round."""
-
-    model_config = ConfigDict(frozen=True)
 
     actions: float
     """Turns."""
@@ -49,10 +47,8 @@ class GameCost(BaseModel):
     """Clock time, the games of a wave counted together; None where nobody took it."""
 
 
-class RunFigures(BaseModel):
+class RunFigures(BaseModel, frozen=True):
     """One run of a study."""
-
-    model_config = ConfigDict(frozen=True)
 
     with_bank: dict[int, Rate]
     """Held-out success by round. Where the bank is still empty there is nothing to show: it is that without the bank.

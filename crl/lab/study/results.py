@@ -1,14 +1,21 @@
-"""The result of a study: each arm over its seeds, and paired differences. From the runs' records and nothing else."""
+"""The result of a study: each arm over its seeds, and paired differences. From the runs' records and nothing else.
+
+Arms at equal budgets are compared by what they had reached when they had used as much as the most frugal run uses in
+all; two arms, where they had used as much as the most frugal run of these two: a third arm that uses little does not
+move their comparison to the beginning of both. Success between two evaluations is interpolated. Budgets are those of
+training: episodes; tokens that were sampled, by whatever role; steps of the real environment (an episode that a model
+of the environment played has none).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from pydantic import BaseModel, ConfigDict
+import numpy as np
+from pydantic import BaseModel
 
-from crl.lab.study.budgets import Budget, amounts_of, equal_budgets
-from crl.lab.study.change import ChangeResult, summarize_change
+from crl.lab.study.change import ChangeResult, RunChange, summarize_change
 from crl.lab.study.config import Study
 from crl.lab.study.figures import GameCost, RunFigures, read_run
 from crl.lab.study.plan import PlannedRun
@@ -26,11 +33,12 @@ from crl.lab.study.statistics import (
 from crl.report.state import last_failure
 from crl.run.journal import Journal
 
+KINDS = {"episodes": "episodes", "tokens": "generated tokens", "real_steps": "real environment steps"}
+"""Budgets by the name of their figures, and what tables call them."""
 
-class Difference(BaseModel):
+
+class Difference(BaseModel, frozen=True):
     """An arm minus a reference, seed by seed."""
-
-    model_config = ConfigDict(frozen=True)
 
     arm: str
     reference: str
@@ -42,10 +50,8 @@ class Difference(BaseModel):
     """Whether every pair of runs trained on as many episodes."""
 
 
-class Success(BaseModel):
+class Success(BaseModel, frozen=True):
     """An arm's held-out success, with its bank or without."""
-
-    model_config = ConfigDict(frozen=True)
 
     final: dict[int, float]
     """By seed: the mean of the last evaluations."""
@@ -58,10 +64,8 @@ class Success(BaseModel):
     episodes_to_level: Reached
 
 
-class Cost(BaseModel):
+class Cost(BaseModel, frozen=True):
     """What a held-out game of an arm takes, over seeds: each run's mean of the last evaluations."""
-
-    model_config = ConfigDict(frozen=True)
 
     actions: Interval
     tokens_read: Interval | None
@@ -71,10 +75,8 @@ class Cost(BaseModel):
     """Clock time of the machines the runs were on."""
 
 
-class ArmResult(BaseModel):
+class ArmResult(BaseModel, frozen=True):
     """One arm over the seeds whose runs are finished."""
-
-    model_config = ConfigDict(frozen=True)
 
     arm: str
     title: str
@@ -115,10 +117,8 @@ class ArmResult(BaseModel):
     """In what way a run had collapsed at its end, by seed; the others are left out."""
 
 
-class Varied(BaseModel):
+class Varied(BaseModel, frozen=True):
     """Something that was varied, and the arms at each of its values."""
-
-    model_config = ConfigDict(frozen=True)
 
     title: str
     values: list[str]
@@ -126,10 +126,8 @@ class Varied(BaseModel):
     """By the title of an arm: its name at each value."""
 
 
-class StudyResult(BaseModel):
+class StudyResult(BaseModel, frozen=True):
     """What `study.json` holds."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     question: str
@@ -199,6 +197,10 @@ def summarize_study(study: Study, figures: RunsByArm, failed: Mapping[str, str] 
     """Means, intervals and differences. Pure: the same figures give the same result."""
     arms = [_arm(study, name, figures.get(name, {})) for name in study.arms]
     by_name = {arm.arm: arm for arm in arms}
+
+    def changes(name: str) -> dict[int, RunChange]:
+        return {seed: run.change for seed, run in figures.get(name, {}).items() if run.change is not None}
+
     differences = [
         difference
         for arm in arms
@@ -216,16 +218,11 @@ def summarize_study(study: Study, figures: RunsByArm, failed: Mapping[str, str] 
         differences=differences,
         scales=[_varied(study, name) for name in study.scales],
         budgets=equal_budgets(study, figures),
-        changes=[found for name in study.arms if (found := _change(study, name, figures.get(name, {}))) is not None],
-        unequal_starts=_unequal_starts(figures),
-        made_with=_made_with(figures),
+        changes=[found for name in study.arms if (found := summarize_change(name, changes(name), study.last))],
+        unequal_starts=sorted(_different(figures, lambda run: {name: [each] for name, each in run.starts.items()})),
+        made_with=_different(figures, lambda run: run.made_with),
         failed=dict(failed),
     )
-
-
-def _change(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ChangeResult | None:
-    changes = {seed: run.change for seed, run in runs.items() if run.change is not None}
-    return summarize_change(name, changes, study.last)
 
 
 def _varied(study: Study, name: str) -> Varied:
@@ -234,22 +231,13 @@ def _varied(study: Study, name: str) -> Varied:
     return Varied(title=scale.title, values=[f"{value:.12g}" for value in scale.values], arms=arms)
 
 
-def _unequal_starts(figures: RunsByArm) -> list[str]:
-    digests: dict[str, set[str]] = {}
-    for runs in figures.values():
-        for run in runs.values():
-            for model, digest in run.starts.items():
-                digests.setdefault(model, set()).add(digest)
-    return sorted(model for model, found in digests.items() if len(found) > 1)
-
-
-def _made_with(figures: RunsByArm) -> dict[str, list[str]]:
+def _different(figures: RunsByArm, of: Callable[[RunFigures], Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """What `of` says of each run, by name, where it is not the same for all."""
     found: dict[str, set[str]] = {}
-    for runs in figures.values():
-        for run in runs.values():
-            for name, versions in run.made_with.items():
-                found.setdefault(name, set()).update(versions)
-    return {name: sorted(versions) for name, versions in found.items() if len(versions) > 1}
+    for run in (run for runs in figures.values() for run in runs.values()):
+        for name, values in of(run).items():
+            found.setdefault(name, set()).update(values)
+    return {name: sorted(values) for name, values in found.items() if len(values) > 1}
 
 
 def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
@@ -344,3 +332,80 @@ def _difference(arm: ArmResult, reference: ArmResult) -> Difference | None:
 def _mean(runs: Mapping[int, RunFigures], of: Callable[[RunFigures], float | None]) -> Interval | None:
     values = [value for run in runs.values() if (value := of(run)) is not None]
     return interval(values) if values else None
+
+
+class AtBudget(BaseModel, frozen=True):
+    """An arm's held-out success at a budget."""
+
+    arm: str
+    with_bank: Interval | None
+    """None for an arm without a bank."""
+    without_bank: Interval
+    differences: dict[str, tuple[Interval | None, Interval | None]]
+    """By reference, paired by seed, at the smallest amount that a run of the two arms used: (with bank, against the
+    reference with its bank or without where it has none; without bank)."""
+
+
+class Budget(BaseModel, frozen=True):
+    """The arms at one budget."""
+
+    kind: str
+    amount: int
+    arms: list[AtBudget]
+
+
+def equal_budgets(study: Study, runs: RunsByArm) -> list[Budget]:
+    """Every budget that some runs used more of than others."""
+    found = []
+    for kind in KINDS:
+        used = {
+            arm: totals
+            for arm, each in runs.items()
+            if (totals := [amounts[max(amounts)] for run in each.values() if (amounts := amounts_of(run, kind))])
+        }
+        least = {arm: min(totals) for arm, totals in used.items()}
+        most = max((max(totals) for totals in used.values()), default=0)
+        if least and 0 < min(least.values()) < most:
+            found.append(Budget(kind=kind, amount=min(least.values()), arms=_arms(study, runs, kind, least)))
+    return found
+
+
+def reached(run: RunFigures, kind: str, amount: int, *, bank: bool) -> float:
+    """Held-out success of a run when it had used an amount of a budget; without bank where it has none."""
+    curve, used = run.success(bank=bank) or run.success(bank=False), getattr(run, kind)
+    numbers = sorted(curve)
+    return float(np.interp(amount, [used[number] for number in numbers], [curve[number] for number in numbers]))
+
+
+def amounts_of(run: RunFigures, kind: str) -> dict[int, int]:
+    """What a run had used when it was evaluated."""
+    used: dict[int, int] = getattr(run, kind)
+    return {number: used[number] for number in run.without_bank if number in used}
+
+
+def _arms(study: Study, runs: RunsByArm, kind: str, least: Mapping[str, int]) -> list[AtBudget]:
+    """`least`: what the most frugal run of an arm used in all."""
+    banks = {arm for arm, each in runs.items() if any(run.with_bank for run in each.values())}
+
+    def of(arm: str, amount: int, *, bank: bool) -> dict[int, float]:
+        return {seed: reached(run, kind, amount, bank=bank) for seed, run in runs[arm].items()}
+
+    found = []
+    everywhere = min(least.values())
+    for arm in (name for name in study.arms if name in least):
+        differences = {}
+        for reference in (name for name in study.references_of(arm) if name in least):
+            amount = min(least[arm], least[reference])
+            with_bank, without = (
+                paired(of(arm, amount, bank=bank), of(reference, amount, bank=bank)) for bank in (True, False)
+            )
+            differences[reference] = (with_bank if arm in banks else None, without)
+        found.append(
+            AtBudget(
+                arm=arm,
+                with_bank=interval(list(of(arm, everywhere, bank=True).values())) if arm in banks else None,
+                without_bank=interval(list(of(arm, everywhere, bank=False).values())),
+                differences=differences,
+            )
+        )
+    return found

@@ -11,15 +11,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 CONFIDENCE = 0.95
 
 
-class Interval(BaseModel):
+class Interval(BaseModel, frozen=True):
     """A mean over seeds, and where it may be."""
-
-    model_config = ConfigDict(frozen=True)
 
     mean: float
     low: float | None
@@ -30,10 +28,8 @@ class Interval(BaseModel):
     seeds: int
 
 
-class Reached(BaseModel):
+class Reached(BaseModel, frozen=True):
     """When a level was reached, over seeds."""
-
-    model_config = ConfigDict(frozen=True)
 
     median: float | None
     """None where half of the seeds or more did not reach it."""

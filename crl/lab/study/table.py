@@ -5,12 +5,11 @@ The texts of a study file are marked as text, whatever they hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from crl.lab.study.budgets import KINDS, Budget
 from crl.lab.study.change import CHANGED, RECOVERED, STAYED
-from crl.lab.study.results import ArmResult, Cost, StudyResult, Success, Varied
+from crl.lab.study.results import KINDS, ArmResult, Budget, Cost, StudyResult, Success, Varied
 from crl.lab.study.statistics import Interval, Reached
 from crl.report.markdown import plain
 
@@ -57,18 +56,17 @@ def _success(result: StudyResult) -> Table:
 
 
 def _differences(result: StudyResult) -> Table:
-    titles, rows = result.titles, []
-    for each in result.differences:
-        pairs = str(each.without_bank.seeds)
-        rows.append(
-            [
-                titles[each.arm],
-                titles[each.reference],
-                interval_text(each.with_bank, signed=True),
-                interval_text(each.without_bank, signed=True),
-                pairs if each.equal_episodes else f"{pairs}, unequal episodes",
-            ]
-        )
+    titles = result.titles
+    rows = [
+        [
+            titles[each.arm],
+            titles[each.reference],
+            interval_text(each.with_bank, signed=True),
+            interval_text(each.without_bank, signed=True),
+            f"{each.without_bank.seeds}{'' if each.equal_episodes else ', unequal episodes'}",
+        ]
+        for each in result.differences
+    ]
     return Table("Paired differences", ("arm", "minus", "with bank", "without bank", "pairs"), rows, named=2)
 
 
@@ -129,14 +127,15 @@ def _learning(result: StudyResult) -> Table:
     level = f"{result.level:g}"
     figures = (f"rounds to {level}", f"episodes to {level}", "area")
     columns = ["arm", *(f"{figure}, {which}" for figure in figures for which in ("with bank", "without"))]
-    rows = []
-    for arm in result.arms:
-        both = (arm.with_bank, arm.without_bank)
-        row = [arm.title]
-        row += [reached_text(each.rounds_to_level) if each else NONE for each in both]
-        row += [reached_text(each.episodes_to_level) if each else NONE for each in both]
-        row += [interval_text(each.area) if each else NONE for each in both]
-        rows.append(row)
+    told: tuple[Callable[[Success], str], ...] = (
+        lambda shown: reached_text(shown.rounds_to_level),
+        lambda shown: reached_text(shown.episodes_to_level),
+        lambda shown: interval_text(shown.area),
+    )
+    rows = [
+        [arm.title, *(of(each) if each else NONE for of in told for each in (arm.with_bank, arm.without_bank))]
+        for arm in result.arms
+    ]
     return Table("On the way", columns, rows)
 
 
@@ -186,10 +185,8 @@ def seed_words(result: StudyResult) -> list[str]:
     if planned:
         said.append(f"Not finished: seeds {_listed(planned)}.")
     if result.tuned_on:
-        said.append(f"Settings were chosen on seeds {_listed(result.tuned_on)}, none of which is reported.")
-    else:
-        said.append("The study names no seeds that its settings were chosen on.")
-    return said
+        return [*said, f"Settings were chosen on seeds {_listed(result.tuned_on)}, none of which is reported."]
+    return [*said, "The study names no seeds that its settings were chosen on."]
 
 
 def notes(result: StudyResult) -> list[str]:
@@ -236,11 +233,8 @@ def notes(result: StudyResult) -> list[str]:
         found.append(f"Not all runs were evaluated with the same: {told}.")
     budgets = {episodes for arm in result.arms for episodes in arm.episodes.values()}
     if len(budgets) > 1:
-        found.append(
-            "Training episodes differ: "
-            + ", ".join(f"{arm.title} {_budget(arm)}" for arm in result.arms if arm.episodes)
-            + "."
-        )
+        told = ", ".join(f"{arm.title} {_budget(arm)}" for arm in result.arms if arm.episodes)
+        found.append(f"Training episodes differ: {told}.")
     for arm in result.arms:
         found += [f"{arm.title}, seed {seed}: {'; '.join(said)}." for seed, said in arm.alarms.items()]
     for arm in result.arms:
@@ -256,17 +250,21 @@ def notes(result: StudyResult) -> list[str]:
 
 def interval_text(value: Interval | None, *, signed: bool = False) -> str:
     """`0.51 [0.45, 0.57]`; one value has no interval."""
-    if value is None:
-        return NONE
-    numbers = [_number(each, signed) for each in (value.mean, value.low, value.high) if each is not None]
-    return numbers[0] if len(numbers) == 1 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+    return NONE if value is None else bracketed((value.mean, value.low, value.high), lambda each: _number(each, signed))
 
 
 def amount_text(value: Interval | None) -> str:
     """`7.25 [6.5, 8]`: numbers of any size, to three digits."""
-    if value is None:
-        return NONE
-    numbers = [f"{each:.3g}".replace("-", "−") for each in (value.mean, value.low, value.high) if each is not None]
+    return (
+        NONE
+        if value is None
+        else bracketed((value.mean, value.low, value.high), lambda each: f"{each:.3g}".replace("-", "−"))
+    )
+
+
+def bracketed(mean_low_high: Iterable[float | None], number: Callable[[float], str]) -> str:
+    """A mean, and behind it the ends of its interval where it has one, each as `number` writes it."""
+    numbers = [number(each) for each in mean_low_high if each is not None]
     return numbers[0] if len(numbers) == 1 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 

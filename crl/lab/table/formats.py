@@ -9,8 +9,10 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
+from crl.lab.study.table import bracketed
 from crl.lab.table.build import Cell, Figure, Row, Table
 from crl.report.cells import NOTHING
 from crl.report.markdown import plain
@@ -133,10 +135,7 @@ def _all_cells(row: Row) -> Iterator[tuple[str, Cell]]:
 
 
 def _cell_data(cell: Cell) -> dict[str, Any]:
-    figures = {
-        figure.value: {"mean": value.mean, "low": value.low, "high": value.high}
-        for figure, value in cell.figures.items()
-    }
+    figures = {figure.value: asdict(value) for figure, value in cell.figures.items()}
     return {"runs": cell.runs, "episodes": cell.episodes, **figures}
 
 
@@ -148,8 +147,7 @@ def _words(cell: Cell | None, figure: Figure) -> str:
     if cell is None:
         return NOTHING
     value = cell.figures[figure]
-    shown = [_number(each, figure) for each in (value.mean, value.low, value.high) if each is not None]
-    return shown[0] if len(shown) == 1 else f"{shown[0]} [{shown[1]}, {shown[2]}]"
+    return bracketed((value.mean, value.low, value.high), lambda each: _number(each, figure))
 
 
 def _number(value: float, figure: Figure) -> str:

@@ -14,9 +14,8 @@ import numpy as np
 
 from crl.config import Method, SearchAndAskConfig
 from crl.envs.realms import RealmsEnvironment, note, placed
-from crl.lab.warm.advice import TruthfulAdvisor, question_about
+from crl.lab.warm.advice import STAGE, WAVE, TruthfulAdvisor, any_two, question_about
 from crl.lab.warm.config import ActorDemonstrations
-from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
 from crl.records import Episode, Generation, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode

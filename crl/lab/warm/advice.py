@@ -15,7 +15,6 @@ import numpy as np
 from crl.config import Method
 from crl.envs.realms import RealmsEnvironment, note, symbol_names
 from crl.extractor.prompts import ask_messages
-from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Advice, Chat, Inquiry
 from crl.records import Generation
 from crl.rounds.demonstrations import ScriptedRole, say_script
@@ -24,6 +23,10 @@ from crl.text.outputs import messages_of
 
 _REWRITES = 0.15
 _SYMBOL = re.compile(r"\b[A-Z]\b")
+WAVE = 500
+"""Demonstrations made side by side."""
+STAGE = "warm"
+"""What demonstrations call their stage."""
 
 
 class TruthfulAdvisor:
@@ -102,3 +105,9 @@ def _situations(
 def fits(experience: str, symbols: Iterable[str]) -> bool:
     """Whether every symbol of an experience is one of these."""
     return set(_SYMBOL.findall(experience)) <= set(symbols)
+
+
+def any_two(symbols: Iterable[str], random: np.random.Generator) -> tuple[str, str]:
+    """Two different symbols, in random order."""
+    first, second = random.choice(sorted(symbols), size=2, replace=False)
+    return str(first), str(second)

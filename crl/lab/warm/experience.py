@@ -14,9 +14,9 @@ import numpy as np
 from crl.config import Method
 from crl.envs.realms import ACTIONS, RealmsEnvironment
 from crl.lab.warm.actor import practice_slots
+from crl.lab.warm.advice import STAGE, WAVE, any_two
 from crl.lab.warm.config import ExperienceDemonstrations
 from crl.lab.warm.extractor import carrying_out
-from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
 from crl.recipes.dreamgym.config import EXPERIENCE
 from crl.recipes.dreamgym.corpus import demonstrated

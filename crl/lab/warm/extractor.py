@@ -21,8 +21,8 @@ from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
 from crl.extractor.prompts import merge_messages
 from crl.lab.warm.actor import plan_text, practice_slots
+from crl.lab.warm.advice import STAGE, WAVE, any_two
 from crl.lab.warm.config import ExtractorDemonstrations
-from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat, Lesson
 from crl.recipes.complementary.config import config_of
 from crl.records import Generation

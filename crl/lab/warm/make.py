@@ -7,10 +7,14 @@
       warm_start.json            settings and their digest, digests of the models, figures, versions
 
 It is written beside its place and renamed once; made again from the same file it has the same weights.
+
+What it taught is measured on held-out practice layouts: success under hints of different worth, truth of notes. These
+are figures for people, kept in the record of the warm start; nothing is learned from them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import tempfile
@@ -18,8 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import numpy as np
 from pydantic import ValidationError
 
 from crl.config import (
@@ -36,7 +41,11 @@ from crl.config import (
 )
 from crl.config.load import listed_errors
 from crl.envs import check_environment
+from crl.envs.realms import Layout, RealmsEnvironment, note
 from crl.errors import BadInput
+from crl.extractor.distill import DistillItem, distill_wave
+from crl.lab.warm.actor import actor_demonstrations, practice_slots
+from crl.lab.warm.advice import STAGE, WAVE, answer_demonstrations, any_two, verdict_demonstrations
 from crl.lab.warm.config import (
     ANSWER_SEEDS,
     EXPERIENCE_SEEDS,
@@ -46,20 +55,19 @@ from crl.lab.warm.config import (
     WarmStartFile,
     load_warm_start,
 )
-from crl.lab.warm.rows import WAVE
+from crl.lab.warm.extractor import extractor_demonstrations, merge_demonstrations
 from crl.lab.warm.words import parts_of, words_of
 from crl.policies.machine import computed, replaced, settle_torch
 from crl.policies.sources import check_model, directory_digest, name_accelerator, resolve_model, warm_directory
 from crl.preflight.numbers import check_ranks, check_threads
 from crl.preflight.probe import check_computed
-from crl.recipes.complementary.config import ComplementaryConfig
+from crl.protocols import Chat, Policy
+from crl.recipes.complementary.config import ComplementaryConfig, config_of
 from crl.records import Generation, Row, table_of
+from crl.rollout.play import PlayedEpisode, play_wave
 from crl.rounds.demonstrations import sample_of
 from crl.rounds.ready import check_placeholders
 from crl.run.seeds import seed_for
-
-if TYPE_CHECKING:
-    from crl.protocols import Policy
 
 RECORD = "warm_start.json"
 _PACKAGES = ("torch", "transformers", "tokenizers", "trl", "numpy")
@@ -67,13 +75,15 @@ _NEW_TOKENS = 24
 _WARMUP_STEPS = 100
 _BETAS = (0.9, 0.98)
 Say = Callable[[str], None]
+Hint = Callable[[int, Layout], str | None]
+"""From a slot and its layout to the experience that is shown."""
 
 
 def make(path: str | Path, *, say: Say = lambda line: None, again: bool = False) -> Path:
     """The directory of the warm start that a file describes, made now if it is not there yet.
 
-    `say` is called with each line of progress. With `again` one that is there is
-    replaced. Raises BadInput for a bad file, and where one of other settings is in its place.
+    `say` is called with each line of progress. With `again` one that is there is replaced. Raises BadInput for a bad
+    file, and where one of other settings is in its place.
     """
     from filelock import FileLock
 
@@ -132,8 +142,6 @@ def _is_there(place: Path, settings: WarmStartFile, again: bool) -> bool:
 
 
 def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
-    from crl.lab.warm.measure import actor_figures, extractor_figures
-
     name_accelerator()
     settle_torch(settings.threads)
     record = directory / "record"
@@ -146,9 +154,7 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
             check_computed(base, settings.model, settings.context)
         policy = _loaded(method.role("actor"), base, settings)
         say(f"writing {settings.actor.episodes + settings.extractor.episodes} demonstrations")
-        generations = _actor_record(policy, method, settings, record)
-        generations += _extractor_record(policy, method, settings, record)
-        generations += _experience_record(policy, method, settings, record)
+        generations = _demonstrations(policy.chat, method, settings, record)
         say(f"learning from {len(generations)} demonstrations")
         figures: dict[str, Any] = {
             "training": _train(settings, method.role("actor"), base, generations, directory / "actor", say)
@@ -213,57 +219,38 @@ def _base(settings: WarmStartFile) -> Iterator[Path]:
         yield Path(directory)
 
 
-def _actor_record(policy: Policy, method: Method, settings: WarmStartFile, record: Path) -> list[Generation]:
-    from crl.lab.warm.actor import actor_demonstrations
-    from crl.lab.warm.advice import verdict_demonstrations
-
-    waves = actor_demonstrations(policy.chat, method, settings.actor, settings.seed, first_seed=0)
-    shown = [each for wave in waves for each in wave]
-    _write_rows(record / "actor_tasks.parquet", [each.task for each in shown])
-    _write_rows(record / "actor_episodes.parquet", [each.episode for each in shown])
-    generations = [each.generation for each in shown]
-    if settings.actor.judging:
-        generations += verdict_demonstrations(
-            policy.chat, method, settings.actor.judging, settings.seed, first_seed=VERDICT_SEEDS
-        )
-    _write_rows(record / "actor_generations.parquet", generations)
-    return generations
-
-
-def _extractor_record(base: Policy, method: Method, settings: WarmStartFile, record: Path) -> list[Generation]:
-    from crl.lab.warm.advice import answer_demonstrations
-    from crl.lab.warm.extractor import extractor_demonstrations, merge_demonstrations
+def _demonstrations(chat: Chat, method: Method, settings: WarmStartFile, record: Path) -> list[Generation]:
+    """Those of every kind that is asked for; the rows of each are written into the record."""
+    from crl.lab.warm.experience import experience_demonstrations
     from crl.lab.warm.reflector import reflection_demonstrations
 
-    waves = extractor_demonstrations(base.chat, method, settings.extractor, settings.seed, first_seed=EXTRACTOR_SEEDS)
-    results = [each for wave in waves for each in wave]
-    generations = [each.generation for each in results]
-    generations += merge_demonstrations(
-        base.chat, method, settings.extractor, settings.environment.symbols, settings.seed
-    )
-    if settings.extractor.answers:
-        generations += answer_demonstrations(
-            base.chat, method, settings.extractor.answers, settings.seed, first_seed=ANSWER_SEEDS
-        )
-    if settings.extractor.reflections:
-        generations += reflection_demonstrations(
-            base.chat, method, settings.extractor.reflections, settings.seed, first_seed=REFLECTION_SEEDS
-        )
-    _write_rows(record / "extractor_distillations.parquet", [each.distillation for each in results])
-    _write_rows(record / "extractor_generations.parquet", generations)
-    return generations
-
-
-def _experience_record(base: Policy, method: Method, settings: WarmStartFile, record: Path) -> list[Generation]:
-    from crl.lab.warm.experience import experience_demonstrations
-
-    if settings.experience is None:
-        return []
-    generations = experience_demonstrations(
-        base.chat, method, settings.experience, settings.seed, first_seed=EXPERIENCE_SEEDS
-    )
-    _write_rows(record / "experience_generations.parquet", generations)
-    return generations
+    seed, actor, extractor = settings.seed, settings.actor, settings.extractor
+    played = [each for wave in actor_demonstrations(chat, method, actor, seed, first_seed=0) for each in wave]
+    acting = [each.generation for each in played]
+    if actor.judging:
+        acting += verdict_demonstrations(chat, method, actor.judging, seed, first_seed=VERDICT_SEEDS)
+    waves = extractor_demonstrations(chat, method, extractor, seed, first_seed=EXTRACTOR_SEEDS)
+    distilled = [each for wave in waves for each in wave]
+    extracting = [each.generation for each in distilled]
+    extracting += merge_demonstrations(chat, method, extractor, settings.environment.symbols, seed)
+    if extractor.answers:
+        extracting += answer_demonstrations(chat, method, extractor.answers, seed, first_seed=ANSWER_SEEDS)
+    if extractor.reflections:
+        extracting += reflection_demonstrations(chat, method, extractor.reflections, seed, first_seed=REFLECTION_SEEDS)
+    predicting = []
+    if settings.experience is not None:
+        predicting = experience_demonstrations(chat, method, settings.experience, seed, first_seed=EXPERIENCE_SEEDS)
+    for name, rows in (
+        ("actor_tasks", [each.task for each in played]),
+        ("actor_episodes", [each.episode for each in played]),
+        ("actor_generations", acting),
+        ("extractor_distillations", [each.distillation for each in distilled]),
+        ("extractor_generations", extracting),
+        ("experience_generations", predicting),
+    ):
+        if rows:
+            _write_rows(record / f"{name}.parquet", rows)
+    return [*acting, *extracting, *predicting]
 
 
 def _write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -284,10 +271,7 @@ def _train(
         base,
         [sample_of(row) for row in generations],
         WarmStartConfig(
-            epochs=training.epochs,
-            learning_rate=training.learning_rate,
-            schedule="cosine",
-            warmup_steps=_WARMUP_STEPS,
+            epochs=training.epochs, learning_rate=training.learning_rate, schedule="cosine", warmup_steps=_WARMUP_STEPS
         ),
         seed=int(seed_for(settings.seed, "training").generate_state(1)[0]),
         threads=settings.threads,
@@ -322,3 +306,69 @@ def _write_record(settings: WarmStartFile, directory: Path, figures: dict[str, A
         "versions": {name: metadata.version(name) for name in _PACKAGES},
     }
     (directory / RECORD).write_text(json.dumps(cast(Any, content), indent=2) + "\n", encoding="utf-8")
+
+
+def actor_figures(actor: Policy, method: Method, seed: int, *, instructed: bool) -> dict[str, float]:
+    """Success with the whole hint, half of it, none, and a wrong one; where hints were `instructed`, with the whole one
+    in place of the instructions."""
+    random = np.random.default_rng(seed_for(seed, "wrong"))
+    hints: dict[str, Hint] = {
+        "full": lambda slot, layout: note(layout.key, layout.goal),
+        "partial": lambda slot, layout: f"take {layout.key}",
+        "none": lambda slot, layout: None,
+        "wrong": lambda slot, layout: note(*any_two(layout.cells, random)),
+    }
+    played = {kind: _played(actor, method, seed, kind, hint) for kind, hint in hints.items()}
+    if instructed:
+        played["instructed"] = _played(actor, method, seed, "instructed", hints["full"], as_instructions=True)
+    return {
+        f"success_{kind}": float(np.mean([each.episode.success for each, _ in shown])) for kind, shown in played.items()
+    }
+
+
+def extractor_figures(actor: Policy, extractor: Policy, method: Method, seed: int) -> dict[str, float]:
+    """Share of sampled notes that are true, about won and about lost episodes; share of outputs in form."""
+    shown = _played(
+        actor, method, seed, "notes", lambda slot, layout: note(layout.key, layout.goal) if slot % 2 else None
+    )
+    results = distill_wave(
+        extractor,
+        [DistillItem(each.episode, tuple(each.turns)) for each, _ in shown],
+        role=method.role("extractor"),
+        prompt=method.prompts["distill"],
+        config=config_of(method).distill,
+        seed_of=lambda distillation_id: seed_for(seed, "test", distillation_id),
+        weights_digest="",
+        round=0,
+    )
+    right: dict[bool, list[bool]] = {True: [], False: []}
+    for (each, layout), result in zip(shown, results, strict=True):
+        for operation in result.operations:
+            if operation.text is not None:
+                right[each.episode.success].append(operation.text == note(layout.key, layout.goal))
+    return {
+        "true_about_won": float(np.mean(right[True])) if right[True] else 0.0,
+        "true_about_lost": float(np.mean(right[False])) if right[False] else 0.0,
+        "in_form": float(np.mean([result.distillation.reason_code == "ok" for result in results])),
+    }
+
+
+def _played(
+    actor: Policy, method: Method, seed: int, kind: str, hint: Hint, *, as_instructions: bool = False
+) -> list[tuple[PlayedEpisode, Layout]]:
+    """Every held-out practice layout, played once under a hint."""
+    environment = RealmsEnvironment(method.families[0].environment)  # type: ignore[arg-type]
+    held_out = method.families[0].evaluation_seeds
+    seeds = range(held_out.start, held_out.start + held_out.count)
+    slots = practice_slots(environment, seeds, lambda slot: hint(slot, environment.layout(slot)), f"test-{kind}")
+    played = play_wave(
+        actor,
+        environment,
+        [dataclasses.replace(slot, as_instructions=as_instructions) for slot in slots],
+        method=method,
+        seed_of=lambda episode_id: seed_for(seed, "test", episode_id),
+        sampling=method.role("actor").sampling,
+        weights_digest="",
+        stage=STAGE,
+    )
+    return [(each, environment.layout(slot)) for slot, each in enumerate(played)]

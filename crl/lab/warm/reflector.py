@@ -11,9 +11,8 @@ import numpy as np
 from crl.config import Method
 from crl.envs.realms import RealmsEnvironment, note, symbol_names
 from crl.lab.warm.actor import practice_slots
-from crl.lab.warm.advice import fits
+from crl.lab.warm.advice import STAGE, WAVE, any_two, fits
 from crl.lab.warm.extractor import Rule, play_plans
-from crl.lab.warm.rows import STAGE, WAVE, any_two
 from crl.protocols import Chat
 from crl.recipes.erl.config import REFLECT, ReflectConfig
 from crl.recipes.erl.prompts import Attempt, reflect_messages

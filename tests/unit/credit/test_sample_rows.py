@@ -117,5 +117,6 @@ def test_a_flood_of_malformed_outputs_does_not_make_failing_notes_look_good() ->
 
 
 def test_a_missing_token_record_is_damage() -> None:
-    with pytest.raises(RecordDamaged, match="a-g0m0"):
+    with pytest.raises(RecordDamaged, match="a-g0m0") as caught:
         grpo_samples([episode(0, 0, guided=True, reward=1.0)], {}, ActorObjective(), round=3)
+    assert caught.value.where == "samples of actor, round 3"

@@ -12,8 +12,7 @@ from crl.lab.study import change
 from crl.lab.study.change import Notes, RunChange, read_change, summarize_change
 from crl.lab.study.config import Study
 from crl.lab.study.figures import Rate, RunFigures
-from crl.lab.study.files import CHANGE, write_study
-from crl.lab.study.page import chart_groups
+from crl.lab.study.files import CHANGE, chart_groups, write_study
 from crl.lab.study.results import summarize_study
 from crl.lab.study.statistics import Reached
 from crl.lab.study.table import study_markdown, tables

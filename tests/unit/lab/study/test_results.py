@@ -9,7 +9,7 @@ from scipy import stats
 
 from crl.lab.study.config import Study
 from crl.lab.study.figures import GameCost, Rate, RunFigures, collapse_alarms
-from crl.lab.study.page import chart_groups
+from crl.lab.study.files import chart_groups
 from crl.lab.study.results import StudyResult, summarize_study
 from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text, study_markdown, tables

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from crl.lab.table.build import Figure, Table, build
-from crl.lab.table.group import grouped, same_but_seed
+from crl.lab.table.build import Figure, Table, build, grouped, same_but_seed
 from crl.lab.table.read import RunResults, read_results
 from tests.unit.lab.table.recorded import FIRST, WITH, WITHOUT, Won, keep, recorded, results_of
 
@@ -151,7 +150,8 @@ def test_a_run_whose_bank_is_empty_is_with_bank_what_it_is_without(tmp_path: Pat
 def test_games_that_broke_are_noted(tmp_path: Path) -> None:
     run = results_of(tmp_path, "one", WON)
     found = run.cells["pond", WITH]
-    broke = replace(found, result=replace(found.result, broken=2))
+    (rate,) = found.result.rates
+    broke = replace(found, result=replace(found.result, rates=(replace(rate, broken=2),)))
     made = table(replace(run, cells={**run.cells, ("pond", WITH): broke}))
     assert "one: 2 games broke in round 1, and count as lost" in made.notes
     assert not any("broke" in note for note in table(run).notes)

@@ -8,7 +8,7 @@ from collections import Counter
 from pydantic import Field
 
 from crl.config.base import Model
-from crl.config.reference import model_tables, page
+from docs.config_page import model_tables, page
 
 
 class Inner(Model):
