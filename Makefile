@@ -125,11 +125,12 @@ test: style ## ruff, then mypy beside every test that is neither slow nor needs 
 
 # A room is a folder or file below tests/; of tests/unit, tests/worlds and tests/recipes the name alone will do.
 test-slow: ROOMS = $(wildcard $(foreach folder,tests tests/unit tests/worlds tests/recipes,$(folder)/$(ROOM)))
-test-slow: setup ## the slow tests (hours), or of one ROOM (minutes): make test-slow ROOM=faults
+test-slow: ## the slow tests (hours), or of one ROOM (minutes): make test-slow ROOM=faults
 	@$(if $(ROOMS),,echo "test-slow: there is no room $(ROOM)." >&2; \
 	  echo "What to do: name a folder or file below tests/, tests/unit/, tests/worlds/ or tests/recipes/:" >&2; \
 	  echo "  make test-slow ROOM=engine" >&2; exit 1;) \
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "slow and not gpu" $(if $(ROOM),$(firstword $(ROOMS)),tests) || \
+	$(MAKE) --no-print-directory setup
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "slow and not gpu" $(if $(ROOM),$(firstword $(ROOMS)),tests) || \
 	  { ended=$$?; [ $$ended = 5 ] && echo "test-slow: $(ROOM) has no slow tests" || exit $$ended; }
 
 test-browser: setup ## make ui in headless Chromium, every click that docs/operations.md shows; part of the slow tests

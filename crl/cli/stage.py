@@ -115,7 +115,14 @@ def _require_new(into: Path, run_path: Path) -> None:
         raise BadInput(f"{short(str(into))} is inside the run", expected="a folder elsewhere", where="--into")
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise BadInput(f"{short(str(into))} is there already", expected="a new or an empty folder", where="--into")
-    into.mkdir(parents=True, exist_ok=True)
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"{short(str(into))} cannot be made: {error.strerror}",
+            expected="a place where a folder can be made",
+            where="--into",
+        ) from error
 
 
 def _lines(run: RunDirectory, number: int, made: Made, files: Path, own: list[str], rows: int) -> Iterator[str]:

@@ -102,6 +102,7 @@ def test_the_next_stage_is_made_before_it_is_recorded_and_written_where_it_is_to
     assert pq.read_table(into / "metrics.parquet")["name"].to_pylist() == ["total"]
     assert crl("stage", path, "1", "total", "--into", into).code == 2, "it is not empty any more"
     assert crl("stage", path, "1", "total", "--into", path / "there").code == 2, "the record is no place for it"
+    assert crl("stage", path, "1", "total", "--into", into / "metrics.parquet" / "there").code == 2, "below a file"
     recorded = path / "rounds" / "0001" / "draw"
     crl("stage", path, "1", "draw", "--into", into / "draw")
     for name in ("metrics.parquet", "half.txt"):
