@@ -56,7 +56,9 @@ def warm_start_extractor(ctx: StageContext) -> None:
     before = weights_of(ctx, "extractor")
     extractor = scripted_role(ctx, "extractor")
     if start.demonstrations == "practice":
-        played, results = written_well(ctx, scripted_role(ctx, "actor"), extractor, start.extractor_episodes)
+        # No weights choose what a script says: the games are recorded under those that learn from them.
+        actor = dataclasses.replace(scripted_role(ctx, "actor"), weights_digest=before.weights_digest)
+        played, results = written_well(ctx, actor, extractor, start.extractor_episodes)
     else:
         played, results = written_by_template(ctx, extractor, start.extractor_episodes)
     ctx.require_games()
