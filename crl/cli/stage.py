@@ -32,7 +32,7 @@ _SECONDS = 5.0
 
 def stage(
     run: RunArgument,
-    round: Annotated[int, typer.Argument(min=0, help="The number of the round.")],
+    round: Annotated[int, typer.Argument(min=0, metavar="ROUND", help="The number of the round.")],
     stage: Annotated[str, typer.Argument(metavar="STAGE", help="Its name, such as plan.")],
     rows: Annotated[int, typer.Option(min=0, max=1_000_000, help="Print so many rows of each table.")] = 0,
     into: Annotated[Path | None, typer.Option(help="A new folder for what the stage would write.")] = None,

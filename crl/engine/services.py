@@ -279,7 +279,7 @@ class EngineServices:
                 f"the checkpoint of the {weights.role} after round {weights.round} is missing",
                 expected="a directory with its weights",
                 where=str(path),
-                next_step="`crl verify` says whether it was pruned or lost",
+                next_step="`crl verify` says whether it was lost; `runtime.keep_every: 1` keeps all of later rounds",
             )
         return path
 
