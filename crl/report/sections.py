@@ -16,6 +16,8 @@ Observed = tuple[str, bool, tuple[tuple[str, str, int], ...]]
 """A chart of figures of the stage `health`: title, whether shares are drawn, its lines as (name, figure, color)."""
 Rows = list[dict[str, str]]
 """Cells by column."""
+Table = Callable[[Sequence[RoundSummary]], Rows]
+"""The rows of what some rounds show, none where there is nothing."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,22 @@ class Section:
     """The part of one recipe."""
 
     charts: tuple[Observed, ...] = ()
-    tables: Mapping[str, Callable[[Sequence[RoundSummary]], Rows]] = field(default_factory=dict)
-    """By title: the rows of what some rounds show, none where there is nothing."""
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    """By title."""
+
+
+def figure_table(seen: str, columns: Mapping[str, tuple[str, Callable[[float | None], str]]]) -> Table:
+    """A row per round that has the figure `seen`: its figures of the stage `health` by column, and how each is shown
+    (`crl.report.cells`)."""
+
+    def rows(summaries: Sequence[RoundSummary]) -> Rows:
+        return [
+            {"round": each.label, **{name: shown(each.health.get(figure)) for name, (figure, shown) in columns.items()}}
+            for each in summaries
+            if seen in each.health
+        ]
+
+    return rows
 
 
 def sections_of(summaries: Sequence[RoundSummary]) -> list[Section]:

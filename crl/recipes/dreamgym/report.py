@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crl.report.cells import count, percent, signed
-from crl.report.sections import Section
+from crl.report.sections import Section, figure_table
 from crl.report.summary import RoundSummary
 
 TRUTH = (
@@ -20,20 +20,17 @@ TRUTH = (
 """Columns of how true the model is, as (name, figure)."""
 
 
-def dream_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
-    """One row per round that counts real steps."""
-    return [
-        {
-            "round": each.label,
-            "real steps": count(each.health.get("real_steps")),
-            "in all": count(each.health.get("real_steps_total")),
-            "synthetic": percent(each.health.get("synthetic_share")),
-            "malformed": percent(each.health.get("dream_malformed")),
-            "new tasks": count(each.health.get("new_tasks")),
-        }
-        for each in summaries
-        if "real_steps" in each.health
-    ]
+dream_rows = figure_table(
+    "real_steps",
+    {
+        "real steps": ("real_steps", count),
+        "in all": ("real_steps_total", count),
+        "synthetic": ("synthetic_share", percent),
+        "malformed": ("dream_malformed", percent),
+        "new tasks": ("new_tasks", count),
+    },
+)
+"""One row per round that counts real steps."""
 
 
 def truth_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:

@@ -1,33 +1,26 @@
 """Attempts of Experiential RL, round by round: how often it is tried again, what that brings, what the memory does.
 
-The figures are those of the stage `health` (`figures.py`).
+The figures are those of the stage `health` (`health.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from crl.report.cells import count, percent, signed
-from crl.report.sections import Section
-from crl.report.summary import RoundSummary
+from crl.report.sections import Section, figure_table
 
-
-def attempt_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
-    """One row per round with attempts."""
-    return [
-        {
-            "round": each.label,
-            "first": percent(each.health.get("success_first")),
-            "tried again": percent(each.health.get("gate_rate")),
-            "further": percent(each.health.get("success_second")),
-            "r2 − r1": signed(each.health.get("retry_gain")),
-            "memory read": count(each.health.get("memory_reads")),
-            "written": count(each.health.get("memory_writes")),
-            "internalized": count(each.health.get("distilled_samples")),
-        }
-        for each in summaries
-        if "gate_rate" in each.health
-    ]
+attempt_rows = figure_table(
+    "gate_rate",
+    {
+        "first": ("success_first", percent),
+        "tried again": ("gate_rate", percent),
+        "further": ("success_second", percent),
+        "r2 − r1": ("retry_gain", signed),
+        "memory read": ("memory_reads", count),
+        "written": ("memory_writes", count),
+        "internalized": ("distilled_samples", count),
+    },
+)
+"""One row per round with attempts."""
 
 
 SECTION = Section(

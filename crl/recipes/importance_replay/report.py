@@ -5,31 +5,24 @@ The figures are those of the stage `health` (`health.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from crl.report.cells import count, plain, signed
-from crl.report.sections import Section
-from crl.report.summary import RoundSummary
+from crl.report.sections import Section, figure_table
 
-
-def replay_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
-    """One row per round with a replay buffer."""
-    return [
-        {
-            "round": each.label,
-            "buffer": count(each.health.get("replay_buffer")),
-            "drawn": count(each.health.get("replay_distinct")),
-            "mean age": plain(each.health.get("replay_age_mean")),
-            "mean score": plain(each.health.get("score_mean")),
-            "probe gain": signed(each.health.get("probe_gain")),
-            "probe games": count(each.health.get("probe_episodes")),
-            "actor loss": plain(each.health.get("actor_loss")),
-            "cross-entropy": plain(each.health.get("extractor_loss")),
-            "coupling": plain(each.health.get("coupling_loss")),
-        }
-        for each in summaries
-        if "replay_buffer" in each.health
-    ]
+replay_rows = figure_table(
+    "replay_buffer",
+    {
+        "buffer": ("replay_buffer", count),
+        "drawn": ("replay_distinct", count),
+        "mean age": ("replay_age_mean", plain),
+        "mean score": ("score_mean", plain),
+        "probe gain": ("probe_gain", signed),
+        "probe games": ("probe_episodes", count),
+        "actor loss": ("actor_loss", plain),
+        "cross-entropy": ("extractor_loss", plain),
+        "coupling": ("coupling_loss", plain),
+    },
+)
+"""One row per round with a replay buffer."""
 
 
 SECTION = Section(
