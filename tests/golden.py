@@ -14,6 +14,7 @@ take 10 minutes on two quiet cores; GOLDEN_SIDE_BY_SIDE is how many are made at 
 `compare` takes the rows of a round together by table, whatever stage wrote them, and counts duplicates. Order, names of
 files and clock times are no part of it. Prompts, outputs and token ids are columns of `generations` and `turns`. What
 is on one side only is a difference, be it a row, a column or, where no names are given, a run. The exit code is then 1.
+What has been renamed since the first commit stands in the four tables below.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ NOT_COMPARED = {
     "bank_texts": {"segment", "embedding_file"},
 }
 """Columns by table."""
+RENAMED_SETTINGS: dict[str, str] = {}
+"""Parts of settings' names and values, older to newer: a run that was recorded by the older is the same run."""
+RENAMED_TABLES: dict[str, str] = {}
+"""Older to newer names."""
+BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {}
+"""By table (its newer name), what makes a newer row of an older one, in place; it leaves newer rows as they are."""
 RENAMED_OR_GONE: dict[tuple[str, str], str] = {}
 """(table, column), or (table, "") for all of it: the reason why it is on one side only. Known to be so, and counted as
 equal."""
@@ -472,6 +479,23 @@ def _place(folder: Path, path: Path) -> tuple[str, Path, list[str]]:
     return "-", folder, [Path(part).stem for part in inside if not re.search("[0-9a-f]{12}", part)]
 
 
+def _newer_settings(text: str) -> str:
+    for old, new in RENAMED_SETTINGS.items():
+        text = text.replace(old, new)
+    return text
+
+
+def _newer(rows: Rows) -> Rows:
+    """Tables and rows as they are called now."""
+    found: Rows = defaultdict(list)
+    for (number, table), some in rows.items():
+        table = RENAMED_TABLES.get(table, table)
+        for row in some:
+            BROUGHT_UP.get(table, lambda row: None)(row)
+        found[number, table] += some
+    return found
+
+
 def compare(first: Path, second: Path, names: Sequence[str]) -> int:
     """Print what differs; the exit code."""
     recorded = [{path.parent.name for path in folder.glob("*/done")} for folder in (first, second)]
@@ -482,11 +506,14 @@ def compare(first: Path, second: Path, names: Sequence[str]) -> int:
             print(f"{name}: not recorded in {', '.join(map(str, missing))}")
             good = False
             continue
-        if len({(folder / name / "done").read_text(encoding="utf-8") for folder in (first, second)}) > 1:
+        if (
+            len({_newer_settings((folder / name / "done").read_text(encoding="utf-8")) for folder in (first, second)})
+            > 1
+        ):
             print(f"{name}: recorded with other settings: record it again in the folder of the older script")
             good = False
             continue
-        sides = [rows_of(folder / name) for folder in (first, second)]
+        sides = [_newer(rows_of(folder / name)) for folder in (first, second)]
         found = 0
         for number, table in sorted({*sides[0], *sides[1]}):
             if (table, "") in RENAMED_OR_GONE:
