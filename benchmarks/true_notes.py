@@ -25,7 +25,7 @@ import crl
 from crl.envs import make_environment
 from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text
-from crl.protocols import Judge
+from crl.protocols import KnowsTruth
 
 _RUN = re.compile(r".*?-(?P<arm>[a-z][a-z0-9_]*)-s(?P<seed>\d+)")
 _TEN = """
@@ -47,11 +47,11 @@ def rounds_of(path: Path) -> list[dict[str, object]]:
     families = {family.name: family for family in run.method.families}
 
     @cache
-    def judge_of(name: str, changes: int) -> Judge:
+    def environment_of(name: str, changes: int) -> KnowsTruth:
         """By the world after so many of its changes."""
         rounds = [0, *(change.round for change in families[name].changes)]
         environment = make_environment(families[name].in_round(rounds[changes]))
-        if not isinstance(environment, Judge):
+        if not isinstance(environment, KnowsTruth):
             raise SystemExit(f"{path}: nothing knows which notes about {name} are true")
         return environment
 
@@ -61,8 +61,8 @@ def rounds_of(path: Path) -> list[dict[str, object]]:
     ).fetchall()
     rounds: dict[int, Counter[str]] = defaultdict(Counter)
     for number, family, guided, texts, success in games:
-        judge = judge_of(family, sum(change.round <= number for change in families[family].changes))
-        true = any(judge.truth(text) == 1 for text in texts)
+        environment = environment_of(family, sum(change.round <= number for change in families[family].changes))
+        true = any(environment.truth(text) == 1 for text in texts)
         rounds[number] += Counter(
             guided=guided, shown=true, won=true and success, won_otherwise=guided and not true and success,
             free=not guided, won_free=not guided and success,

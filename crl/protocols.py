@@ -126,7 +126,7 @@ class Environment(Protocol):
 
 
 @runtime_checkable
-class Judge(Protocol):
+class KnowsTruth(Protocol):
     """What an environment may also be: one that knows what is true of it. Asked for metrics only, never in training."""
 
     def truth(self, text: str) -> float | None:
@@ -204,7 +204,7 @@ class Ability:
 
 
 ABILITIES = (
-    Ability("truth", Judge),
+    Ability("truth", KnowsTruth),
     Ability("content", Leveled, of_slot=True),
     Ability("lesson", Instructive),
     Ability("practice", Teacher, crosses=False),

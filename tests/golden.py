@@ -52,9 +52,25 @@ NOT_COMPARED = {
 """Columns by table."""
 RENAMED_SETTINGS: dict[str, str] = {}
 """Parts of settings' names and values, older to newer: a run that was recorded by the older is the same run."""
-RENAMED_TABLES: dict[str, str] = {}
+RENAMED_TABLES: dict[str, str] = {"judgments": "critiques"}
 """Older to newer names."""
-BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {}
+
+
+def _critique(row: dict[str, Any]) -> None:
+    """Stage `judge` is `critique`; ids of its generations, and the seeds of its verdicts, derive from the name."""
+    row["generation_id"] = re.sub("-judge$", "-critique", row["generation_id"])
+    if row.get("stage") == "judge":
+        row["stage"] = "critique"
+
+
+def _alarm(row: dict[str, Any]) -> None:
+    if row["alarm"] is not None:
+        row["alarm"] = row["alarm"].replace("are shown unjudged", "are shown as they are")
+
+
+BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {
+    "critiques": _critique, "generations": _critique, "metrics": _alarm
+}  # fmt: skip
 """By table (its newer name), what makes a newer row of an older one, in place; it leaves newer rows as they are."""
 RENAMED_OR_GONE: dict[tuple[str, str], str] = {}
 """(table, column), or (table, "") for all of it: the reason why it is on one side only. Known to be so, and counted as
@@ -388,7 +404,7 @@ RUNS: dict[str, Golden] = {
                   "method.rollout.search_and_ask": {"uses": 2, "train_answers": True}},
     ),
     "judging": Golden(
-        (*NOTED, "judgments", "success_rates", "use_rewards"),
+        (*NOTED, "critiques", "success_rates", "use_rewards"),
         {**PLAYED_BY_HAND, RECIPE + "actor_critic": {}, BUFFERED + "batch": 4, **ALL_NOTES},
         before=_play("REFINE: right", "REFINE: up", "REFINE: left"), rounds=3,
     ),

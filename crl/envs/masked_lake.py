@@ -62,7 +62,7 @@ class MaskedLakeConfig(EnvironmentConfig):
 
 
 class MaskedLakeEnvironment(FrozenLakeEnvironment):
-    """A wave of episodes of one lake (protocols `Environment`, `Judge`, `Leveled`, `Explains`, `Graded`).
+    """A wave of episodes of one lake (protocols `Environment`, `KnowsTruth`, `Leveled`, `Explains`, `Graded`).
 
     Reward is 1 on the goal, else 0. A hole ends the episode as a failure, `max_turns` at the turn limit. A move into
     the border is legal and moves nothing.

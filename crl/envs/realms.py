@@ -239,8 +239,9 @@ class _Slot:
 
 
 class RealmsEnvironment(Slots[_Slot]):
-    """A wave of episodes of one realm (protocols `Environment`, `Judge`, `Explains`, `Graded`). Reward is 1 on the goal
-    with the key, else 0.
+    """A wave of episodes of one realm (protocols `Environment`, `KnowsTruth`, `Explains`, `Graded`).
+
+    Reward is 1 on the goal with the key, else 0.
 
     A decoy, and the goal before the key, end the episode as a failure, `max_turns` at the turn limit. A move into the
     border is legal and moves nothing.

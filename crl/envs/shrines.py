@@ -172,9 +172,10 @@ class _Slot:
 
 
 class ShrinesEnvironment(Slots[_Slot]):
-    """A wave of games at one shrine (protocols `Environment`, `Judge`, `Teacher`). Reward is 1 when it opens, else 0.
+    """A wave of games at one shrine (protocols `Environment`, `KnowsTruth`, `Teacher`).
 
-    A refused offering ends the game as a failure, `max_turns` at the turn limit. An action is the name of a thing.
+    Reward is 1 when it opens, else 0. A refused offering ends the game as a failure, `max_turns` at the turn limit. An
+    action is the name of a thing.
     """
 
     def __init__(self, config: ShrinesConfig) -> None:

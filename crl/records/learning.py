@@ -60,7 +60,7 @@ class UseReward(Row):
     basis: A[str, "what r is: outcome, guided_minus_free or usefulness; none where the experience was rejected"]
     outcome: A[float | None, "+1 success, -1 failure; null where the experience was rejected"]
     usefulness: A[float | None, "running usefulness of the entry after this use; null where r is another"]
-    critic_score: A[float | None, "s_c of eq. 8; null where nobody judged, or the verdict was malformed"]
+    critic_score: A[float | None, "s_c of eq. 8; null without a critique, or where the verdict was malformed"]
     reward: A[float, "s_c + r (eq. 8): what the output earned"]
 
     rules: ClassVar[Rules] = Rules(

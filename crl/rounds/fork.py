@@ -7,7 +7,7 @@ stages declare. So each such read has to be there: the stage, and of weights the
 checkpoint that retention may have deleted, and an optimizer state that the update can load.
 
 A fork may also take the parent's rollouts of the next round, and run what follows them by another method. Taken are the
-stages of that round that play episodes, and those of the round that they read (the plan, judgments, reflections). All
+stages of that round that play episodes, and those of the round that they read (the plan, critiques, reflections). All
 that they read of earlier rounds is inherited, so they were played by the very weights, with the very bank, that the
 fork's own round would play with: the behavior policy is the one of an ordinary round, and the stored log-probabilities
 are its. It is one round: those of the round after were played by weights that the fork does not have.

@@ -355,7 +355,7 @@ def test_the_answer_is_what_the_rows_come_to(run: Path, rows: Rows, number: int)
 def test_the_made_up_run_fills_every_table(rows: Rows) -> None:
     empty = {row_type.table for row_type in ROW_TYPES} - set(rows.by_table)
     of_switches = {  # of settings that are off by default; no question of the page is about them
-        "questions", "stripped_contexts", "success_rates", "judgments", "use_rewards", "entry_usefulness",
+        "questions", "stripped_contexts", "success_rates", "critiques", "use_rewards", "entry_usefulness",
         "resemblances", "raw_rewards", "trials", "trial_results", "text_effects", "suppressions", "candidate_utilities",
     }  # fmt: skip
     assert empty <= {"bank_texts", "approvals", "imported_entries", "samples"} | of_switches

@@ -18,7 +18,7 @@ from crl.bank.segments import load_texts
 from crl.config import FamilyConfig
 from crl.envs import make_environment
 from crl.lab.study.statistics import Interval, Reached, common_curve, final, first_at, interval, median_reached
-from crl.protocols import Judge
+from crl.protocols import KnowsTruth
 from crl.records import Evaluation, rows_with
 from crl.report.success import Rate
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
@@ -191,4 +191,4 @@ def _notes(run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Seq
 def _true(family: FamilyConfig, texts: Sequence[str]) -> list[bool]:
     """Which texts are wholly right about a family's environment; empty where it cannot judge them."""
     with closing(make_environment(family)) as environment:
-        return [environment.truth(text) == 1 for text in texts] if isinstance(environment, Judge) else []
+        return [environment.truth(text) == 1 for text in texts] if isinstance(environment, KnowsTruth) else []

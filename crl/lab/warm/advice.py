@@ -1,4 +1,4 @@
-"""Demonstrations for what the paper adds as options: asking (actor), answering (extractor), judging (actor as critic).
+"""Demonstrations for what the paper adds as options: asking (actor), answering (extractor), verdicts (actor as critic).
 
 They teach form: an actor that may ask does so first and then plays by the answer; an answer repeats an
 experience that fits the grid and proposes another one where it cannot be right; a verdict accepts what fits, now and

@@ -51,7 +51,7 @@ class ActorDemonstrations(Model):
     partial: float = Field(0.15, ge=0, le=1, description="Share with a hint that says the key only.")
     slips: float = Field(0.15, ge=0, le=1, description="Share of later moves that are any safe move, not learned.")
     asking: float = Field(0.0, ge=0, le=1, description="Demonstrations that ask first, as a share of the others.")
-    judging: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
+    verdicts: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
     # This and `reflections` are left out of the digest where they are off: what computes the same has the same digest.
     instructed: float = Field(
         0.0,
@@ -136,7 +136,7 @@ class WarmStartFile(Model):
         used = {
             "actor.episodes": (0, self.actor.episodes + round(self.actor.episodes * self.actor.asking)),
             "extractor.episodes": (EXTRACTOR_SEEDS, self.extractor.episodes),
-            "actor.judging": (VERDICT_SEEDS, self.actor.judging),
+            "actor.verdicts": (VERDICT_SEEDS, self.actor.verdicts),
             "extractor.answers": (ANSWER_SEEDS, self.extractor.answers),
             "extractor.reflections": (REFLECTION_SEEDS, self.extractor.reflections),
             "experience.episodes": (EXPERIENCE_SEEDS, self.experience.episodes if self.experience else 0),

@@ -227,8 +227,8 @@ def _demonstrations(chat: Chat, method: Method, settings: WarmStartFile, record:
     seed, actor, extractor = settings.seed, settings.actor, settings.extractor
     played = [each for wave in actor_demonstrations(chat, method, actor, seed, first_seed=0) for each in wave]
     acting = [each.generation for each in played]
-    if actor.judging:
-        acting += verdict_demonstrations(chat, method, actor.judging, seed, first_seed=VERDICT_SEEDS)
+    if actor.verdicts:
+        acting += verdict_demonstrations(chat, method, actor.verdicts, seed, first_seed=VERDICT_SEEDS)
     waves = extractor_demonstrations(chat, method, extractor, seed, first_seed=EXTRACTOR_SEEDS)
     distilled = [each for wave in waves for each in wave]
     extracting = [each.generation for each in distilled]

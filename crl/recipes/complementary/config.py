@@ -82,7 +82,9 @@ class BankRecipeConfig(RecipeConfig):
         exclude_if=lambda value: value is None,
         description="Texts that do harm in a family are not retrieved for it; none: all are.",
     )
-    actor_critic: ActorCriticConfig | None = Field(None, description="The actor judges an experience first; none: not.")
+    actor_critic: ActorCriticConfig | None = Field(
+        None, description="The actor critiques an experience first; none: not."
+    )
     self_distillation: SelfDistillationConfig | None = Field(
         None, description="Self-distillation of guided episodes; none: not."
     )
@@ -146,7 +148,7 @@ class BankRecipeConfig(RecipeConfig):
         return found
 
     def prompts(self) -> frozenset[str]:
-        """One for playing, and with a bank those of the extractor; `critic` where the actor judges."""
+        """One for playing, and with a bank those of the extractor; `critic` where the actor critiques."""
         if not self.has_bank:
             return frozenset({"actor"})
         return frozenset({"actor", "distill", "merge"} | ({"critic"} if self.actor_critic is not None else set()))

@@ -54,10 +54,10 @@ def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
     """Credit the uses of the round, fill the extractor's buffer, choose its batch, make the samples."""
     config = config_of(ctx.method)
     objective, trains = config.extractor_objective, config.trains(EXTRACTOR, ctx.round)
-    episodes, retrievals, judgments = ctx.rows(Episode, "collect"), ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
+    episodes, retrievals, critiques = ctx.rows(Episode, "collect"), ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
     distilled, merged = (ctx.rows(Distillation, stage) for stage in ("distill", "merge"))
-    credits = credits_of(episodes, retrievals, judgments)
-    writers = Writers(ctx, uses_of(episodes, credits, retrievals, judgments))
+    credits = credits_of(episodes, retrievals, critiques)
+    writers = Writers(ctx, uses_of(episodes, credits, retrievals, critiques))
     scored = _scored(ctx, episodes, retrievals, distilled, credits, writers)
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
     fills = EXTRACTOR in config.TRAINED

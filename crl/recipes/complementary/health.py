@@ -1,7 +1,7 @@
 """Stage `health`: what a round says about the extractor and the updates, from recorded rows alone, without a model.
 
-It only observes. Whether a note is true is asked of environments that know (protocol `Judge`), for a metric: no other
-stage reads this one, so nothing that trains can see it.
+It only observes. Whether a note is true is asked of environments that know (protocol `KnowsTruth`), for a metric: no
+other stage reads this one, so nothing that trains can see it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from crl.bank.segments import load_texts
 from crl.credit.buffer import oldest_wait, ripe_items
-from crl.protocols import Judge
+from crl.protocols import KnowsTruth
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.mechanisms import Mechanism, Text
 from crl.records import (
@@ -88,11 +88,11 @@ def health(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
         guidance, misled = guidance_figures(episodes, previous)
         figures |= read | guidance
         alarms |= misled
-        judges = Judges(ctx)
-        figures |= _notes(ctx, episodes, judges)
+        truths = Truths(ctx)
+        figures |= _notes(ctx, episodes, truths)
         figures |= _training(ctx, trained)
         for mechanism in on:
-            more, alarmed = mechanism.figures(ctx, judges.right)
+            more, alarmed = mechanism.figures(ctx, truths.right)
             figures |= {name: figures.get(name, 0.0) + value for name, value in more.items()}
             alarms |= alarmed
     for role in sorted(ctx.recipe.trains):
@@ -119,61 +119,61 @@ def _read(ctx: StageContext) -> tuple[Figures, dict[str, str]]:
     return reading_figures(list(zip(table["turns"].to_pylist(), table["turns_shown"].to_pylist(), strict=True)))
 
 
-class Judges:
+class Truths:
     """The environments that know whether a text is true, by task family; each is asked once about each text."""
 
     def __init__(self, ctx: StageContext) -> None:
-        self._judges = {
+        self._environments = {
             family.name: environment
             for family in ctx.method.families
-            if isinstance(environment := ctx.environment(family.name), Judge)
+            if isinstance(environment := ctx.environment(family.name), KnowsTruth)
         }
         self._truths: dict[Text, float | None] = {}
 
     @property
     def families(self) -> list[str]:
         """Those whose environment knows."""
-        return list(self._judges)
+        return list(self._environments)
 
     def note(self, family: str, text: str) -> Note:
         """A text with its truth."""
-        if family in self._judges and (family, text) not in self._truths:
-            self._truths[family, text] = self._judges[family].truth(text)
+        if family in self._environments and (family, text) not in self._truths:
+            self._truths[family, text] = self._environments[family].truth(text)
         return Note(family, text, self._truths.get((family, text)))
 
     def right(self, name: str, texts: Sequence[Text]) -> Figures:
         """The share of texts that are fully right, as the figure `name`; nothing where nobody knows of any."""
-        return truth_share(name, [self.note(*each) for each in texts], self._judges)
+        return truth_share(name, [self.note(*each) for each in texts], self._environments)
 
 
-def _notes(ctx: StageContext, episodes: Iterable[Episode], judges: Judges) -> Figures:
-    distilled, merged = (_written(ctx, stage, judges.note) for stage in OUTPUTS)
+def _notes(ctx: StageContext, episodes: Iterable[Episode], truths: Truths) -> Figures:
+    distilled, merged = (_written(ctx, stage, truths.note) for stage in OUTPUTS)
     written = [*distilled, *merged]
-    used = [judges.note(each.family, text) for each in episodes for text in each.experiences]
+    used = [truths.note(each.family, text) for each in episodes for text in each.experiences]
     bank = ctx.bank(NEW_BANK).table
-    held = _held(ctx, bank, judges.families, judges.note)
+    held = _held(ctx, bank, truths.families, truths.note)
     return {
         **written_figures(written),
         **cut_figures([cut for stage in OUTPUTS for cut in _new(ctx, stage)["embedder_cut"].to_pylist()]),
         **one_text_share(distilled),
-        **truth_share("notes_true_new", written, judges.families),
-        **claim_share("notes_claiming_new", written, judges.families),
-        **truth_share("notes_true", held, judges.families),
-        **claim_share("notes_claiming", held, judges.families),
-        **truth_share("notes_true_used", used, judges.families),
+        **truth_share("notes_true_new", written, truths.families),
+        **claim_share("notes_claiming_new", written, truths.families),
+        **truth_share("notes_true", held, truths.families),
+        **claim_share("notes_claiming", held, truths.families),
+        **truth_share("notes_true_used", used, truths.families),
         **coverage(
             [family.name for family in ctx.method.families],
             pc.unique(bank["family"]).to_pylist(),
             held,
-            judges.families,
+            truths.families,
         ),
     }
 
 
-def _written(ctx: StageContext, stage: str, judged: Callable[[str, str], Note]) -> list[Note]:
+def _written(ctx: StageContext, stage: str, note_of: Callable[[str, str], Note]) -> list[Note]:
     operations = _new(ctx, stage)
     pairs = zip(operations["family"].to_pylist(), operations["text"].to_pylist(), strict=True)
-    return [judged(family, text) for family, text in pairs if text is not None]
+    return [note_of(family, text) for family, text in pairs if text is not None]
 
 
 def _new(ctx: StageContext, stage: str) -> pa.Table:
@@ -181,12 +181,14 @@ def _new(ctx: StageContext, stage: str) -> pa.Table:
     return rows_with(ctx.table(Operation, stage), "kind", NOTES)
 
 
-def _held(ctx: StageContext, bank: pa.Table, families: Iterable[str], judged: Callable[[str, str], Note]) -> list[Note]:
-    """Notes of the bank that somebody can judge."""
+def _held(
+    ctx: StageContext, bank: pa.Table, families: Iterable[str], note_of: Callable[[str, str], Note]
+) -> list[Note]:
+    """Notes of the bank whose truth an environment knows."""
     known = rows_with(bank, "family", families)
     texts = _texts_of(ctx, known)
     pairs = zip(known["family"].to_pylist(), known["content_digest"].to_pylist(), strict=True)
-    return [judged(family, texts[digest]) for family, digest in pairs]
+    return [note_of(family, texts[digest]) for family, digest in pairs]
 
 
 def _texts_of(ctx: StageContext, entries: pa.Table) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Software engineering as a batched text environment: a wave of tasks, each with a work tree of its own.
 
-A tree is made when the first tool is called and removed when the episode is over. Only `submit` is judged.
+A tree is made when the first tool is called and removed when the episode is over. Only `submit` is graded.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, Turn
 from crl.worlds.swe.calls import BASH, EDITOR, FORM, TOOLS, BadCall, Call, call_of, written
 from crl.worlds.swe.editor import Editor, Refused
+from crl.worlds.swe.grader import Grader
 from crl.worlds.swe.interpreters import interpreter_of
-from crl.worlds.swe.judge import Judge
 from crl.worlds.swe.oracle import calls_of, lesson_of
 from crl.worlds.swe.repository import Repositories, copy, remove
 from crl.worlds.swe.rows import Row
@@ -93,8 +93,8 @@ class SweEnvironment(Slots[_Slot]):
             self._workplace.close()
             raise
         self.tasks = self._source.tasks
-        self._judge = Judge(
-            self.repositories, self._sandbox, config.judging_limits,
+        self._grader = Grader(
+            self.repositories, self._sandbox, config.test_limits,
             (config.interpreter or "python") if interpreter is None else interpreter.path,
             config.interpreter is not None if config.plugins is None else config.plugins, self._workplace.folder,
         )  # fmt: skip
@@ -111,7 +111,7 @@ class SweEnvironment(Slots[_Slot]):
         return [self._start(slot.row) for slot in self._slots]
 
     def _start(self, row: Row) -> Start:
-        self._judge.prepare(row)
+        self._grader.prepare(row)
         base = self.repositories.base(row)
         names = sorted(
             f"{each.name}/" if each.is_dir() else each.name for each in base.iterdir() if each.name != ".git"
@@ -130,7 +130,7 @@ class SweEnvironment(Slots[_Slot]):
             return self._bash(slot, call)
         if call.name == EDITOR:
             return self._edit(slot, call)
-        verdict = self._judge.of(slot.row, self._place(slot).tree)
+        verdict = self._grader.of(slot.row, self._place(slot).tree)
         reason = StopReason.success if verdict.solved else StopReason.failure
         return self._answer(slot, f"Submitted. {verdict.in_words(slot.row)}", reason=reason)
 

@@ -11,7 +11,7 @@ from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.levels import is_held_out
 from crl.envs.masked_lake import MaskedLakeConfig
 from crl.envs.realms import RealmsConfig, note, vocabulary
-from crl.protocols import Explains, Graded, Judge, Leveled, StopReason
+from crl.protocols import Explains, Graded, KnowsTruth, Leveled, StopReason
 
 CONFIG = MaskedLakeConfig(realm=3, world=7)
 SEEDS = [*range(60), *range(1_000_000, 1_000_064)]
@@ -119,7 +119,7 @@ def test_truth_is_what_following_a_text_would_meet_first():
 def test_it_is_playable_graded_and_refused_where_nothing_can_be_won():
     check_environment(CONFIG)
     environment = CONFIG.make()
-    for protocol in (Judge, Leveled, Explains, Graded):
+    for protocol in (KnowsTruth, Leveled, Explains, Graded):
         assert isinstance(environment, protocol)
     environment.reset_many(SEEDS)
     assert all(0 < environment.difficulty(slot) <= 1 for slot in range(len(SEEDS)))

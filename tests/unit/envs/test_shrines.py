@@ -26,7 +26,7 @@ from crl.envs.shrines import (
     write_claim,
 )
 from crl.errors import BadInput
-from crl.protocols import Judge, Lesson, StopReason, Teacher
+from crl.protocols import KnowsTruth, Lesson, StopReason, Teacher
 from crl.records import Episode, Turn
 from tests.marks import sampled
 
@@ -170,7 +170,7 @@ def test_too_few_things_are_refused_where_a_side_would_be_empty(things: int, wor
 
 def test_it_is_a_judge_and_a_teacher() -> None:
     environment = ShrinesEnvironment(CONFIG)
-    assert isinstance(environment, Judge) and isinstance(environment, Teacher)
+    assert isinstance(environment, KnowsTruth) and isinstance(environment, Teacher)
     name, rule = NAMES[CONFIG.shrine], hidden_rule(CONFIG)
     other = next(thing for thing in THINGS if thing not in rule)
     assert environment.truth(write_claim(name, Claim(rule)) or "") == 1.0

@@ -207,7 +207,7 @@ def test_a_tree_that_nobody_can_walk_is_removed(player, environment):
                "mkdir closed; touch closed/x; chmod 000 closed; mkfifo fifo")  # fmt: skip
     step = player.submit()
     assert step.done and not list(environment._workplace.folder.glob("tree-*"))
-    assert not list(environment._workplace.folder.glob("judged-*"))
+    assert not list(environment._workplace.folder.glob("graded-*"))
 
 
 @pytest.fixture

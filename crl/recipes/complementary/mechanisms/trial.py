@@ -3,7 +3,7 @@
 Each new text of a task family is played on m training layouts of that family in matched pairs: the same layout and the
 same sampling stream, with the note and without it, by the actor that played the round. Notes of one family share the
 episodes without a note. None of the layouts is one that the round collected on, where there are others: a note has to
-help on games that it was not made from. The text alone is shown, nothing is asked and nobody judges it.
+help on games that it was not made from. The text alone is shown, nothing is asked and there is no critique.
 
 What differs decides which operations may change the bank (`trials`); `merge` and `consolidate` go by it. A merged text
 is not tried: its parents were. The stage has parts of whole families, each with so many episodes as a wave, or more

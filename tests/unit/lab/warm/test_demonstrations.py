@@ -134,7 +134,7 @@ def test_practice_is_required_and_bad_files_are_refused_by_key(tmp_path: Path) -
     [
         ("actor", {"episodes": 600_000, "asking": 0.7}),
         ("extractor", {"episodes": 600_001}),
-        ("actor", {"judging": 400_001}),
+        ("actor", {"verdicts": 400_001}),
         ("extractor", {"answers": 300_001}),
         ("environment", {"held_out_from": 410_000}),
     ],
