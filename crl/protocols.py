@@ -414,7 +414,7 @@ class Trainer(Protocol):
     """A role's weights under the update engine."""
 
     def update(self, samples: Sequence[Any], objectives: Any, *, stale: Set[str] = frozenset()) -> dict[str, float]:
-        """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns figures. `stale`
+        """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns metrics. `stale`
         are ids of rows of the round that older weights wrote than the update begins with."""
 
     def save(self, directory: Path) -> None:

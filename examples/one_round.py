@@ -5,7 +5,7 @@
 A shrine opens when the right two of three things are offered in the right order: its hidden rule. Two models of two
 layers play there and write about it, on a CPU, in a minute. Every computation of the method is the function that the
 pipeline calls; what makes it a pipeline (files, digests, resuming, shards) is left out, and so are the merge of the
-bank, repeated texts in the buffer, outputs whose prompt was too long, and the figures of health. Such small models
+bank, repeated texts in the buffer, outputs whose prompt was too long, and the metrics of health. Such small models
 learn the rule from reward, and hardly from what they read: whether the bank helps is the subject of docs/study.md. The
 round is `CoEvolution.round`, some sixty lines; the rest is what it acts on.
 """
@@ -120,7 +120,7 @@ class CoEvolution:
     # -- the round -------------------------------------------------------------------------------------------------
 
     def round(self, number: int) -> dict[str, float]:
-        """Plan, collect, distill, consolidate, credit, update both, evaluate; returns figures."""
+        """Plan, collect, distill, consolidate, credit, update both, evaluate; returns metrics."""
         recipe, objective = self.recipe, self.recipe.extractor_objective
 
         # Plan: K rollouts of each task, half guided, half free, retrieval by eq. 6.
@@ -275,17 +275,17 @@ def success(episodes: Iterable[Episode]) -> float:
 
 
 def main(rounds: int = 8, practice: int = 64, passes: int = 6, **settings: Any) -> list[dict[str, float]]:
-    """Run rounds and print their figures, from before the first; returns them."""
+    """Run rounds and print their metrics, from before the first; returns them."""
     method = load_experiment(ROOT / "conf" / "tiny.yaml", SETTINGS | settings).method
     with tempfile.TemporaryDirectory() as scratch:
         pair = CoEvolution(method, Path(scratch))
         pair.teach_form(practice, passes)
-        figures = []
+        metrics = []
         for number in range(rounds + 1):
-            figures.append(pair.round(number) if number else pair.evaluate(0))
-            told = ", ".join(f"{name} {value:.3g}" for name, value in figures[-1].items())
+            metrics.append(pair.round(number) if number else pair.evaluate(0))
+            told = ", ".join(f"{name} {value:.3g}" for name, value in metrics[-1].items())
             print(f"round {number}: {told}", flush=True)
-        return figures
+        return metrics
 
 
 if __name__ == "__main__":

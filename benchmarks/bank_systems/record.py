@@ -142,7 +142,7 @@ class BankRun:
             reader=self.run,
             writer=writer,
             services=cast(Any, _Services(vectors)),
-            progress=lambda figures: None,
+            progress=lambda metrics: None,
         )
 
     def commit(self, writer: StageWriter, context: StageContext) -> None:

@@ -102,14 +102,14 @@ class StudyProgress(MovingLines):
         done = max(done, 0)
         self._standing[run.name] = f"round {done} of {run.rounds}"
         if self._bar is not None:
-            self._lines[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=done, figures="")
+            self._lines[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=done, metrics="")
 
     def _on_round(self, run: PlannedRun, event: dict[str, Any]) -> None:
         rates = ", ".join(f"{arm.replace('_', ' ')} {rate}" for arm, rate in sorted(event["success"].items()))
         text = f"round {event['round']} of {run.rounds}{f', {rates}' if rates else ''}"
         self._standing[run.name] = text
         if self._bar is not None:
-            self._bar.update(self._lines[run.name], completed=event["round"], figures=text)
+            self._bar.update(self._lines[run.name], completed=event["round"], metrics=text)
         elif time.monotonic() - self._told > _PLAIN_EVERY_SECONDS:
             self._told = time.monotonic()
             for name, standing in self._standing.items():

@@ -19,14 +19,14 @@ from crl.run.find import find_run, is_run
 
 if TYPE_CHECKING:
     from crl.config import SeedRange
-    from crl.lab.table.build import Figure, Table
+    from crl.lab.table.build import Table, TableMetric
     from crl.lab.table.read import RunResults, Which
     from crl.records import Evaluation
     from crl.rounds.evaluate import Evaluated
 
 TableFormat = Literal["rich", "markdown", "latex", "csv", "json"]
-FigureName = Literal["success", "score", "actions", "tokens"]
-"""What a table is about, as `crl.lab.table.build.Figure`: `crl --help` does without that module."""
+MetricName = Literal["success", "score", "actions", "tokens"]
+"""What a table is about, as `crl.lab.table.build.TableMetric`: `crl --help` does without that module."""
 _COLUMNS = (
     "task", "arm", "won", "success [95 %]", "score", "actions", "tokens read", "written", "invalid actions", "guided",
 )  # fmt: skip
@@ -126,8 +126,8 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
     return {
         "round": evaluated.round,
         **settings_of(evaluated),
-        "results": [result.figures() for result in found if result.won is not None],
-        "averages": [result.figures() for result in found if result.won is None],
+        "results": [result.metrics() for result in found if result.won is not None],
+        "averages": [result.metrics() for result in found if result.won is None],
     }
 
 
@@ -168,8 +168,8 @@ def table(
     round: Annotated[
         str, typer.Option(metavar="last|best|N", help="The last evaluated round, the best one, or this one.")
     ] = "last",
-    figure: Annotated[
-        FigureName, typer.Option(help="Shown by rich, markdown and latex; csv and json have all.")
+    metric: Annotated[
+        MetricName, typer.Option(help="Shown by rich, markdown and latex; csv and json have all.")
     ] = "success",
     format: Annotated[
         TableFormat, typer.Option(help="rich for a terminal; markdown, latex for text; csv, json for data.")
@@ -181,12 +181,12 @@ def table(
     their seeds are one row, with intervals over seeds. Runs that are damaged, or were never evaluated, are not in the
     table but named below it.
     """
-    from crl.lab.table.build import Figure, build, grouped
+    from crl.lab.table.build import TableMetric, build, grouped
 
     which = _which(round)
     found, problems = _read(runs, which)
     made = build(grouped(found), which, problems)
-    _print_table(made, Figure(figure), format)
+    _print_table(made, TableMetric(metric), format)
 
 
 def _which(text: str) -> Which:
@@ -242,17 +242,17 @@ def _named(word: str) -> tuple[str | None, str, Path | None]:
         return None, name, None  # of `runs/*` some may be other things
 
 
-def _print_table(made: Table, figure: Figure, format: TableFormat) -> None:
+def _print_table(made: Table, metric: TableMetric, format: TableFormat) -> None:
     from crl.lab.table.formats import HOW, csv_text, data, latex, listing, markdown
 
     if format == "json":
         say_json(data(made), indent=1)
     elif format == "rich":
-        print_listing(listing(made, figure))
+        print_listing(listing(made, metric))
         say("")
         for line in (HOW, *made.notes):
             say(line)
     elif format == "csv":
         say(csv_text(made).rstrip("\n"))
     else:
-        say((markdown if format == "markdown" else latex)(made, figure))
+        say((markdown if format == "markdown" else latex)(made, metric))

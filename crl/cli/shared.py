@@ -155,12 +155,12 @@ def print_listing(listing: Listing, *, paged: bool = False) -> None:
 
 
 def progress_lines(out: Console) -> Progress:
-    """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `figures`, the time."""
+    """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `metrics`, the time."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     return Progress(
         SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-        TextColumn("{task.fields[figures]}", markup=False), TimeElapsedColumn(),
+        TextColumn("{task.fields[metrics]}", markup=False), TimeElapsedColumn(),
         console=out, transient=True,
     )  # fmt: skip
 

@@ -198,7 +198,7 @@ def buffer_metrics(
     batches will be trained ever later: an alarm.
     """
     waiting = scored_items(buffer)
-    figures: dict[str, float] = {
+    metrics: dict[str, float] = {
         "buffer_waiting": len(waiting),
         "buffer_unused": sum(item.status == "waiting" and not item.uses for item in buffer),
         "buffer_selected": sum(item.status == "selected" for item in buffer),
@@ -206,8 +206,8 @@ def buffer_metrics(
     }
     at_once = [SCORED] if any(item.kind == SCORED for item in buffer) else []
     for kind in ("used", "malformed", "return", "answer", *at_once):
-        figures[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
-    figures["buffer_oldest_wait"] = oldest_wait(buffer, round=round)
+        metrics[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
+    metrics["buffer_oldest_wait"] = oldest_wait(buffer, round=round)
     alarms = {}
     if trains and len(waiting) > 2 * config.batch:
         alarms["buffer_waiting"] = (
@@ -216,5 +216,5 @@ def buffer_metrics(
         )
     return [
         Metric(round=round, stage=stage, name=name, value=float(value), alarm=alarms.get(name))
-        for name, value in figures.items()
+        for name, value in metrics.items()
     ]

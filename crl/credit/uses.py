@@ -206,12 +206,12 @@ def credit_metrics(
 ) -> list[Metric]:
     """What was left out of credit and advantages, and guided minus free."""
     errored = sum(not usable(episode) for episode in episodes)
-    figures = {"episodes_errored": float(errored), "credits": float(len(credits))}
+    metrics = {"episodes_errored": float(errored), "credits": float(len(credits))}
     differences = [credit.guided_minus_free for credit in credits if credit.guided_minus_free is not None]
     if differences:
-        figures["guided_minus_free"] = sum(differences) / len(differences)
+        metrics["guided_minus_free"] = sum(differences) / len(differences)
     alarms = {"episodes_errored": f"{errored} episodes broke and train nothing" if errored else None}
     return [
         Metric(round=round, stage=stage, name=name, value=value, alarm=alarms.get(name))
-        for name, value in figures.items()
+        for name, value in metrics.items()
     ]

@@ -33,7 +33,7 @@ def evaluate_round(
     number: int | None = None,
     *,
     choice: Choice | None = None,
-    progress: Callable[[dict[str, Any]], None] = lambda figures: None,
+    progress: Callable[[dict[str, Any]], None] = lambda metrics: None,
 ) -> Evaluated:
     """The round that was evaluated, by default the latest, and one row per episode, with and without the bank.
 

@@ -47,7 +47,7 @@ class Attempt:
 
     token: int
     """Fencing token of the lease."""
-    progress: Progress = lambda figures: None
+    progress: Progress = lambda metrics: None
     number: int = 1
     """How often the stage was tried, this time included; provenance only."""
     command: str = ""
@@ -158,7 +158,7 @@ def missing_parts(
     if stage.parts is None:
         return 0, []
     writer = MemoryWriter()
-    count = stage.parts(_context(run, recipe, stage, round_number, writer, services, lambda figures: None))
+    count = stage.parts(_context(run, recipe, stage, round_number, writer, services, lambda metrics: None))
     if writer.tables or writer.shared:
         raise AssertionError(f"parts() of stage {stage_name} may read, not write")
     return count, [part for part in range(count) if not run.part_is_complete(round_number, stage_name, part)]

@@ -268,12 +268,12 @@ class Metric(Row):
     table: ClassVar[str] = "metrics"
     round: A[int, "round number"]
     stage: A[str, "stage"]
-    name: A[str, "name of the figure"]
+    name: A[str, "name of the metric"]
     value: A[float, "its value"]
     alarm: A[str | None, "what is wrong with it, where it is outside its bounds"]
 
     rules: ClassVar[Rules] = Rules(
         key=("stage", "name"),
         filled=("stage", "name"),
-        rows={"a figure is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL"},
+        rows={"a metric is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL"},
     )

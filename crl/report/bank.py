@@ -235,7 +235,7 @@ def search(bank: BankAfter, text: str, embedder: Embedder, *, family: str | None
     vectors_ND = bank.embeddings(rows)
     query_D = embedder.embed_queries([text])[0]
     nearest = _best(vectors_ND @ query_D, most)
-    # float64, so that the figure does not depend on how many rows the product was made over.
+    # float64, so that the metric does not depend on how many rows the product was made over.
     query = query_D.astype(np.float64)
     cosines = [float(vectors_ND[row].astype(np.float64) @ query) for row in nearest]
     return [Hit(*pair) for pair in zip(cosines, bank.entries(rows[nearest]), strict=True)]

@@ -1,4 +1,4 @@
-"""The charts of a run: which figures of the rounds become lines and bars, and how long runs are pooled.
+"""The charts of a run: which metrics of the rounds become lines and bars, and how long runs are pooled.
 
 In every chart one color means with experience, another without: training and held-out success compare at a glance.
 Clock times come from the manifests. A chart of playing without anything to show is left out: a run without a bank
@@ -178,13 +178,13 @@ def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     ]  # fmt: skip
 
 
-def observed(figures: Sequence[Observed], summaries: Sequence[RoundSummary]) -> list[Chart]:
-    """Charts of figures of the stage `health`, where they have anything to show: not every round has each."""
+def observed(metrics: Sequence[Observed], summaries: Sequence[RoundSummary]) -> list[Chart]:
+    """Charts of metrics of the stage `health`, where they have anything to show: not every round has each."""
     charts = []
-    for title, share, named in figures:
+    for title, share, named in metrics:
         lines = [
-            round_line(name, color, summaries, lambda each, figure=figure: each.health.get(figure))  # type: ignore[misc]
-            for name, figure, color in named
+            round_line(name, color, summaries, lambda each, metric=metric: each.health.get(metric))  # type: ignore[misc]
+            for name, metric, color in named
         ]
         if any(line.points for line in lines):
             charts.append(line_chart(title, lines, top=1.0 if share else None, share=share))
@@ -194,10 +194,10 @@ def observed(figures: Sequence[Observed], summaries: Sequence[RoundSummary]) -> 
 def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     """Form, actions and tokens per game, seconds of retrieval, answers and games, with experience and without."""
 
-    def costs(title: str, arms: Sequence[tuple[str, str, int]], figure: str) -> Chart:
+    def costs(title: str, arms: Sequence[tuple[str, str, int]], metric: str) -> Chart:
         def mean(arm: str, each: RoundSummary) -> float | None:
             cost = each.costs.get(arm)
-            return None if cost is None else float(getattr(cost, figure) / cost.games)
+            return None if cost is None else float(getattr(cost, metric) / cost.games)
 
         return line_chart(title, [round_line(name, color, summaries, partial(mean, arm)) for name, arm, color in arms])
 
@@ -213,7 +213,7 @@ def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
         return line_chart(title, lines)
 
     def tokens(each: RoundSummary) -> list[float]:
-        return [each.health.get(figure, 0.0) / 1000 for _, figure, _ in _TOKENS]
+        return [each.health.get(metric, 0.0) / 1000 for _, metric, _ in _TOKENS]
 
     kinds = [(name, color) for name, _, color in _TOKENS]
     charts = [
@@ -293,7 +293,7 @@ def round_bars(
 def round_line(
     name: str, color: int, summaries: Sequence[RoundSummary], of: Callable[[RoundSummary], float | None]
 ) -> Line:
-    """A figure of the rounds as a line; of rounds that share a point, the mean. Rounds without it have no point."""
+    """A metric of the rounds as a line; of rounds that share a point, the mean. Rounds without it have no point."""
     points = []
     for group in _pooled(summaries):
         values = [value for each in group if (value := of(each)) is not None]

@@ -88,7 +88,7 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
 
 
 def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
-    """The learning curve: its pictures inside the text, and the newest figures in words."""
+    """The learning curve: its pictures inside the text, and the newest metrics in words."""
     lines = [f"# Learning curve of {plain(name)}", ""]
     for chart in success_charts(summaries):
         encoded = base64.b64encode(chart.picture().encode()).decode()

@@ -132,7 +132,7 @@ class Tasks:
 
 
 def newest_tasks(summaries: Sequence[RoundSummary]) -> Tasks | None:
-    """The newest figures of every task; None where there is one task only, or none."""
+    """The newest metrics of every task; None where there is one task only, or none."""
     trained = _newest(summaries, _TRAINING)
     evaluated = _newest(summaries, _HELD_OUT)
     rates: dict[str, Mapping[str, Rate]] = {}

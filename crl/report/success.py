@@ -195,7 +195,7 @@ class ArmResult:
         """`3/8`, or `3/8, 2 broke`; of an average nothing."""
         return NOTHING if self.won is None else str(self.won)
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Everything, as plain data."""
         won, success = self.won, self.success
         means = ("score", "actions", "tokens", "tokens_read", "tokens_written", "invalid_share", "guided")

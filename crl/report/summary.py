@@ -31,7 +31,7 @@ _MANY = 50
 _KEPT = 64
 """Bank diffs and checks kept: they hold texts, and pages show the newest rounds only."""
 
-# No bank is put together here: where a file of one is gone, its round has no figures of it.
+# No bank is put together here: where a file of one is gone, its round has no metrics of it.
 _VIEWS = frozenset(
     {
         "bank", "bank_changes", "bank_events", "bank_snapshots", "buffer", "distillations", "episodes",
@@ -63,7 +63,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
-    """What became of one round. A stage that has not run leaves its figures empty."""
+    """What became of one round. A stage that has not run leaves its metrics empty."""
 
     round: int
     label: str
@@ -119,7 +119,7 @@ class RoundSummary:
     clipped: Mapping[str, float] = field(default_factory=dict)
     """Share of the trained tokens whose ratio the objective clipped, by role; a role that was not updated is absent."""
     health: Mapping[str, float] = field(default_factory=dict)
-    """Figures of the stage `health` (`crl/rounds/health.py`); none in round 0."""
+    """Metrics of the stage `health` (`crl/rounds/health.py`); none in round 0."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage, in the order they ran."""
     alarms: tuple[str, ...] = ()
@@ -135,12 +135,12 @@ def summarize(run_path: Path, rounds: Sequence[int] | None = None) -> list[Round
     """One entry per round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
     with reading(run_path, rounds, views=_VIEWS) as connection:
         numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
-        figures, base = _figures(connection)
+        metrics, base = _metrics(connection)
     found, recipe = list[RoundSummary](), _recipes(run_path)
     for number in numbers:
-        if any(isinstance(figure, Rate) and figure.episodes for figure in base[number].values()):
+        if any(isinstance(metric, Rate) and metric.episodes for metric in base[number].values()):
             found.append(RoundSummary(number, f"{number} base", recipe(number), **base[number]))
-        found.append(RoundSummary(number, str(number), recipe(number), **figures[number]))
+        found.append(RoundSummary(number, str(number), recipe(number), **metrics[number]))
     return found
 
 
@@ -149,30 +149,30 @@ def _recipes(run_path: Path) -> Callable[[int], str]:
     try:
         run = RunDirectory.open(run_path)
         ancestors = run.lineage.ancestors
-    except CrlError:  # a run whose method cannot be read has figures all the same
+    except CrlError:  # a run whose method cannot be read has metrics all the same
         return lambda number: ""
     made = [(each.round, str(each.method["recipe"]["kind"])) for each in ancestors]
     return lambda number: next((kind for last, kind in made if number <= last), run.method.recipe.kind)
 
 
-Figures = defaultdict[int, dict[str, Any]]
+Metrics = defaultdict[int, dict[str, Any]]
 """Fields of a :class:`RoundSummary` by round."""
 
 
-def _figures(connection: duckdb.DuckDBPyConnection) -> tuple[Figures, Figures]:
-    """The figures of every round, each of all rounds in one query; then those of the models before the warm start."""
-    found: Figures = defaultdict(dict)
-    base: Figures = defaultdict(dict)
+def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
+    """The metrics of every round, each of all rounds in one query; then those of the models before the warm start."""
+    found: Metrics = defaultdict(dict)
+    base: Metrics = defaultdict(dict)
 
     def fetch(sql: str) -> list[tuple[Any, ...]]:
         return connection.execute(sql).fetchall()
 
     def nested(name: str, value: Callable[[Any], Any], sql: str) -> None:
-        """A figure that has names: what a query gives for a round and a name."""
+        """A metric that has names: what a query gives for a round and a name."""
         for number, key, each in fetch(sql):
             found[number].setdefault(name, {})[key] = value(each)
 
-    def listed(name: str, number: int, each: Any, into: Figures = found) -> None:
+    def listed(name: str, number: int, each: Any, into: Metrics = found) -> None:
         into[number][name] = (*into[number].get(name, ()), each)
 
     for row in connection.sql("SELECT * FROM success_by_arm").to_arrow_table().to_pylist():

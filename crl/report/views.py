@@ -129,7 +129,7 @@ def reading(
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """:func:`connect` for the length of a block. Raises RecordDamaged where a file of the run cannot be read.
 
-    `views`: only these are needed, for figures of single rounds: the others have no rows, and of the bank's files those
+    `views`: only these are needed, for metrics of single rounds: the others have no rows, and of the bank's files those
     that are gone are left out, so no bank may be put together. Reading some `rounds` then costs the same however many
     there are.
     """

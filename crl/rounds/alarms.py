@@ -1,4 +1,4 @@
-"""What is wrong with a round: pure functions from its figures to alarms.
+"""What is wrong with a round: pure functions from its metrics to alarms.
 
 - *Collapse*: kinds of a run that has stopped learning, each named once its sign was present for some rounds in a row:
   outputs that are never scored win, all rewards of a batch are equal, an actor frozen or dead. The signs so far are
@@ -31,7 +31,7 @@ from crl.protocols import StopReason
 from crl.records import Episode, Metric
 from crl.text.unicode import REPLACEMENT
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 ROUNDS = 5
 """Rounds in a row with the sign of a kind until it is named."""
 WITHOUT_NOTE = 0.8
@@ -66,7 +66,7 @@ class Kind:
     role: str | None
     """Role that must be trained in the round for the sign to mean anything; None: any."""
     needs: tuple[str, ...]
-    """Figures it looks at: a round without them (no full batch, no note) says nothing, for or against."""
+    """Metrics it looks at: a round without them (no full batch, no note) says nothing, for or against."""
     sign: Callable[[Mapping[str, float]], bool]
 
 
@@ -111,23 +111,23 @@ KINDS = (
 
 
 def counters() -> set[str]:
-    """Names of the figures that are carried from round to round to count the signs of each kind."""
+    """Names of the metrics that are carried from round to round to count the signs of each kind."""
     return {f"{kind.name}_{what}" for kind in KINDS for what in ("rounds", "since")}
 
 
-def collapse_figures(
-    figures: Mapping[str, float], previous: Mapping[str, float], trained: Set[str], *, round: int
-) -> tuple[Figures, list[str]]:
-    """(figures to carry on, what to say about every kind that is present) after a round.
+def collapse_metrics(
+    metrics: Mapping[str, float], previous: Mapping[str, float], trained: Set[str], *, round: int
+) -> tuple[Metrics, list[str]]:
+    """(metrics to carry on, what to say about every kind that is present) after a round.
 
-    `figures` are those of the round, `previous` all of this stage's in the round before (empty before the first),
+    `metrics` are those of the round, `previous` all of this stage's in the round before (empty before the first),
     `trained` the roles this round trains. Of each kind with a sign `<kind>_rounds` counts the rounds in a row and
     `<kind>_since` is the first of them.
     """
-    carried: Figures = {}
-    if "success" in figures or BEST_SUCCESS in previous:
-        carried[BEST_SUCCESS] = max(figures.get("success", 0.0), previous.get(BEST_SUCCESS, 0.0))
-    seen = {**figures, **carried}
+    carried: Metrics = {}
+    if "success" in metrics or BEST_SUCCESS in previous:
+        carried[BEST_SUCCESS] = max(metrics.get("success", 0.0), previous.get(BEST_SUCCESS, 0.0))
+    seen = {**metrics, **carried}
     told = []
     for kind in KINDS:
         rounds, since = (previous.get(f"{kind.name}_{what}", 0.0) for what in ("rounds", "since"))
@@ -144,7 +144,7 @@ def collapse_figures(
 
 
 def health_metrics(
-    figures: Mapping[str, float],
+    metrics: Mapping[str, float],
     previous: Mapping[str, float],
     trained: Set[str],
     *,
@@ -152,20 +152,20 @@ def health_metrics(
     stage: str = "health",
     alarms: Mapping[str, str] | None = None,
 ) -> list[Metric]:
-    """The rows of a round's stage: its figures with the alarms of form, what is carried on, and
-    `collapsed`: how many kinds are present, named in its alarm. `alarms` are those of other figures, by name."""
-    carried, told = collapse_figures(figures, previous, trained, round=round)
-    alarmed = {**form_alarms(figures), **(alarms or {})}
+    """The rows of a round's stage: its metrics with the alarms of form, what is carried on, and
+    `collapsed`: how many kinds are present, named in its alarm. `alarms` are those of other metrics, by name."""
+    carried, told = collapse_metrics(metrics, previous, trained, round=round)
+    alarmed = {**form_alarms(metrics), **(alarms or {})}
     if told:
         alarmed["collapsed"] = f"this run has collapsed: {'; '.join(told)}"
-    values = {**figures, **carried, "collapsed": float(len(told))}
+    values = {**metrics, **carried, "collapsed": float(len(told))}
     return [
         Metric(round=round, stage=stage, name=name, value=value, alarm=alarmed.get(name))
         for name, value in values.items()
     ]
 
 
-def turn_figures(episodes: Sequence[Episode], stop_reasons: Sequence[str]) -> Figures:
+def turn_metrics(episodes: Sequence[Episode], stop_reasons: Sequence[str]) -> Metrics:
     """`turns_valid` and `turns_cut`: shares of the turns whose action was legal, and that the length limit ended.
 
     `stop_reasons` are those of the turns of these episodes. Nothing without turns. The turn in which an environment
@@ -178,13 +178,13 @@ def turn_figures(episodes: Sequence[Episode], stop_reasons: Sequence[str]) -> Fi
     return {"turns_valid": 1 - invalid / turns, **_cut("turns_cut", stop_reasons)}
 
 
-def output_figures(stop_reasons: Sequence[str]) -> Figures:
+def output_metrics(stop_reasons: Sequence[str]) -> Metrics:
     """`outputs_cut`: share of the extractor's outputs that the length limit ended. A prompt that did not fit gave none
     and is left out: it is malformed anyway."""
     return _cut("outputs_cut", [each for each in stop_reasons if each != StopReason.context_limit])
 
 
-def unreadable_figures(said: Iterable[str | None], turns: Iterable[tuple[str, str | None]] = ()) -> Figures:
+def unreadable_metrics(said: Iterable[str | None], turns: Iterable[tuple[str, str | None]] = ()) -> Metrics:
     """`unreadable_characters`: characters U+FFFD in what environments said, and those of actions that the output
     (of `turns`, beside its action) does not have: the arguments of a tool call can spell what is no valid Unicode, and
     a byte-level model writes broken characters of its own. Nothing where all could be read."""
@@ -195,25 +195,25 @@ def unreadable_figures(said: Iterable[str | None], turns: Iterable[tuple[str, st
     return {"unreadable_characters": float(found)} if found else {}
 
 
-def form_alarms(figures: Mapping[str, float]) -> dict[str, str]:
-    """What is wrong with the figures of a round, by figure; empty where all are inside their bounds."""
+def form_alarms(metrics: Mapping[str, float]) -> dict[str, str]:
+    """What is wrong with the metrics of a round, by metric; empty where all are inside their bounds."""
     alarms = {}
-    if figures.get("turns_valid", 1.0) < FEWEST_VALID:
+    if metrics.get("turns_valid", 1.0) < FEWEST_VALID:
         alarms["turns_valid"] = f"fewer than {FEWEST_VALID:.0%} of the turns name a legal action"
     for name, told in (("turns_cut", "turns"), ("outputs_cut", "extractor's outputs")):
-        if figures.get(name, 0.0) > MOST_CUT:
+        if metrics.get(name, 0.0) > MOST_CUT:
             alarms[name] = f"more than {MOST_CUT:.0%} of the {told} are cut off by the length limit"
     return alarms
 
 
-def _cut(name: str, stop_reasons: Sequence[str]) -> Figures:
+def _cut(name: str, stop_reasons: Sequence[str]) -> Metrics:
     if not stop_reasons:
         return {}
     return {name: sum(each == StopReason.length for each in stop_reasons) / len(stop_reasons)}
 
 
-def guidance_figures(episodes: Sequence[Episode], previous: Mapping[str, float]) -> tuple[Figures, dict[str, str]]:
-    """(figures, alarms by figure) of a round; `previous` are the figures of the round before, empty before the first.
+def guidance_metrics(episodes: Sequence[Episode], previous: Mapping[str, float]) -> tuple[Metrics, dict[str, str]]:
+    """(metrics, alarms by metric) of a round; `previous` are the metrics of the round before, empty before the first.
 
     Only groups with both kinds count; a round without any says nothing. `guidance_lead` is how far guided rollouts are
     ahead of unguided ones (negative: behind), in standard errors of their difference in success as if both had the
@@ -230,16 +230,16 @@ def guidance_figures(episodes: Sequence[Episode], previous: Mapping[str, float])
     share = (sum(guided) + sum(free)) / (len(guided) + len(free))
     total = KEPT * total + sum(guided) / len(guided) - sum(free) / len(free)
     variance = KEPT**2 * variance + share * (1 - share) * (1 / len(guided) + 1 / len(free))
-    figures: Figures = {SUM: total, VARIANCE: variance}
+    metrics: Metrics = {SUM: total, VARIANCE: variance}
     if not variance:
-        return figures, {}
+        return metrics, {}
     lead = total / variance**0.5
     told = (
         f"guided rollouts win less than unguided ones of the same groups, lately by {-lead:.1f} standard errors: the "
         "notes mislead the actor. Read them (crl bank show, crl bank why); method.recipe.suppress keeps back what "
         "harms, method.recipe.trial tests notes before they are kept"
     )
-    return {**figures, LEAD: lead}, {LEAD: told} if lead < MISLEADS else {}
+    return {**metrics, LEAD: lead}, {LEAD: told} if lead < MISLEADS else {}
 
 
 def mismatch_causes(role: RoleConfig, model: Mapping[str, Any]) -> list[str]:
@@ -293,19 +293,19 @@ def _is_noise(key: str, value: Any) -> bool:
     return any(each in key for each in _NOISE) and isinstance(value, float) and value > 0
 
 
-def mismatch_alarms(figures: Mapping[str, float], causes: Callable[[str], Sequence[str]]) -> dict[str, str]:
-    """What to say where a role's sampler and trainer disagree about fresh tokens, by the figure's name.
+def mismatch_alarms(metrics: Mapping[str, float], causes: Callable[[str], Sequence[str]]) -> dict[str, str]:
+    """What to say where a role's sampler and trainer disagree about fresh tokens, by the metric's name.
 
     `causes` of a role, the likeliest first: :func:`crl.rounds.alarms.mismatch_causes`.
     """
     found = {}
-    for name, value in figures.items():
+    for name, value in metrics.items():
         role = name.removesuffix(_MISMATCH)
         if role != name and value > MOST_MISMATCH_KL:
             also = [
-                f"{said} {figures[f'{role}_{figure}']:.2g}"
-                for figure, said in (("logprob_mismatch", "mean difference in nats"), ("ratio_max", "largest ratio"))
-                if f"{role}_{figure}" in figures
+                f"{said} {metrics[f'{role}_{metric}']:.2g}"
+                for metric, said in (("logprob_mismatch", "mean difference in nats"), ("ratio_max", "largest ratio"))
+                if f"{role}_{metric}" in metrics
             ]
             measured = f" ({', '.join(also)})" if also else ""
             listed = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes(role), 1))

@@ -118,8 +118,8 @@ class StageContext:
         self.inputs.add(resolved)
         return self._reader.read(*resolved, row_type)
 
-    def figures(self, name: str) -> dict[str, float]:
-        """Figures that a declared read recorded, by their names."""
+    def metrics(self, name: str) -> dict[str, float]:
+        """Metrics that a declared read recorded, by their names."""
         rows = self.table(Metric, name)
         return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
@@ -176,13 +176,13 @@ class StageContext:
             table = table_of(row_type, [with_texts(row, valid_text) for row in listed])
         self._writer.write(row_type, table)
 
-    def write_figures(self, figures: Mapping[str, float], alarms: Mapping[str, str | None] | None = None) -> None:
-        """Write figures as the metrics of the stage; `alarms` say by name what is wrong with one."""
+    def write_metrics(self, metrics: Mapping[str, float], alarms: Mapping[str, str | None] | None = None) -> None:
+        """Write the metrics of the stage; `alarms` say by name what is wrong with one."""
         rows = [
             Metric(
                 round=self.round, stage=self.stage.name, name=name, value=float(value), alarm=(alarms or {}).get(name)
             )
-            for name, value in figures.items()
+            for name, value in metrics.items()
         ]
         self.write(Metric, rows)
 
@@ -213,9 +213,9 @@ class StageContext:
         """Raise EnvironmentBroken where too many of the games that were noted broke."""
         require_games(self.notes, self._broken_limit, f"round {self.round}, stage {self.stage.name}")
 
-    def progress(self, done: int, total: int, **figures: Any) -> None:
+    def progress(self, done: int, total: int, **metrics: Any) -> None:
         """Tell whoever watches; never part of the record."""
-        self._progress({"done": done, "total": total, **figures})
+        self._progress({"done": done, "total": total, **metrics})
 
 
 class MemoryWriter:

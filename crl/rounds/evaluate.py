@@ -309,7 +309,7 @@ def evaluate_again(
     services: Services,
     *,
     choice: Choice | None = None,
-    progress: Callable[[dict[str, Any]], None] = lambda figures: None,
+    progress: Callable[[dict[str, Any]], None] = lambda metrics: None,
     broken_episodes_limit: float = 0.9,
 ) -> Evaluated:
     """An evaluation of a round, with and without its bank, or what `choice` leaves of it.

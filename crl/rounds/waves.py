@@ -54,7 +54,7 @@ def play(
 ) -> list[PlayedEpisode]:
     """Play one wave, in the environment of its family (or of its families) unless another is given.
 
-    `advisor` answers the questions of guided episodes; without one they are offered none. `progress` takes the figures
+    `advisor` answers the questions of guided episodes; without one they are offered none. `progress` takes the metrics
     of the wave where it is not a part of the stage. `predicted`: the environment is a model, whose breaks are no fault.
     """
     with naming(slots[0].task.family if slots else ""):
@@ -68,7 +68,7 @@ def play(
             weights_digest=weights_digest,
             stage=ctx.stage.name,
             advisor=advisor,
-            progress=progress or (lambda figures: ctx.progress(**figures)),
+            progress=progress or (lambda metrics: ctx.progress(**metrics)),
         )
     if not predicted:
         ctx.note_games(games_of(played))
@@ -172,7 +172,7 @@ def sampling_of(method: Method, families: Iterable[str]) -> SamplingConfig:
 
 def of_all(ctx: StageContext, before: int, total: int) -> Progress:
     """Progress of a wave as that of all demonstrations. Who wins among them says nothing about the model."""
-    return lambda figures: ctx.progress(before + figures["done"], total)
+    return lambda metrics: ctx.progress(before + metrics["done"], total)
 
 
 def starts_of(ctx: StageContext, places: Sequence[tuple[str, int]], *, played_here: bool = False) -> list[Start]:

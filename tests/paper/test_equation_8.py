@@ -20,7 +20,7 @@ from crl.credit.rules import Scored
 from crl.credit.samples import cispo_samples, select_batches
 from crl.credit.uses import credits_of, uses_of
 from crl.errors import RecordDamaged
-from crl.recipes.complementary.mechanisms.actor_critic import verdict_figures
+from crl.recipes.complementary.mechanisms.actor_critic import verdict_metrics
 from crl.records import BufferItem, Credit, Critique, EntryUsefulness, Episode, Generation, Retrieval
 from tests.unit.credit.scoring import scored
 
@@ -147,7 +147,7 @@ def test_with_every_switch_off_a_use_earns_its_outcome_and_nothing_is_kept() -> 
     episodes, retrievals, _ = played(1, np.random.default_rng(0), critiqued=False)
     credits = credits_of(episodes, retrievals)
     found = scored("outcome", uses_of(episodes, credits, retrievals))
-    assert not found.after and not found.figures
+    assert not found.after and not found.metrics
     assert [(row.episode_id, row.generation_id, row.reward) for row in found.uses] == [
         (row.episode_id, row.generation_id, row.outcome) for row in credits
     ]
@@ -160,7 +160,7 @@ def test_a_use_without_free_twins_earns_its_outcome_and_is_counted() -> None:
     found = scored("guided_minus_free", uses_of(episodes, credits, retrievals), credits=credits)
     alone = [row for row in found.uses if row.basis == "outcome"]
     assert alone and {row.episode_id for row in alone} == {row.episode_id for row in credits if row.free_mean is None}
-    assert found.figures == {"uses_without_unguided": len(alone)}
+    assert found.metrics == {"uses_without_unguided": len(alone)}
 
 
 def test_the_usefulness_of_an_entry_is_a_mean_from_its_first_use_on() -> None:
@@ -200,8 +200,8 @@ def test_a_rejected_experience_that_nothing_retrieved_is_damage() -> None:
 
 def test_verdicts_are_told_and_one_sided_ones_are_an_alarm() -> None:
     critiques = [row for number in range(4) for row in played(1, np.random.default_rng(number), critiqued=True)[2]]
-    shares, alarms = verdict_figures(critiques)
+    shares, alarms = verdict_metrics(critiques)
     assert sum(shares.values()) == pytest.approx(1.0) and not alarms
     rejected = [row for row in critiques if row.verdict == "reject"]
-    assert list(verdict_figures(rejected)[1]) == ["verdict_reject"]
-    assert verdict_figures([]) == ({}, {})
+    assert list(verdict_metrics(rejected)[1]) == ["verdict_reject"]
+    assert verdict_metrics([]) == ({}, {})

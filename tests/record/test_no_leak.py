@@ -82,7 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CRL_MODELS", str(place / "models"))
         # It would play two thousand games to say how good the models are, which nothing here asks.
-        for measure in ("actor_figures", "extractor_figures"):
+        for measure in ("actor_metrics", "extractor_metrics"):
             patch.setattr(f"crl.lab.warm.make.{measure}", lambda *told, **more: {})
         warm = make(place / "warm.yaml")
         planned = plan_runs(load_study(place / "study.yaml"), place / "runs")

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from crl.lab.study.change import CHANGED
 from crl.lab.study.config import Study
-from crl.lab.study.figures import RunFigures
+from crl.lab.study.metrics import RunMetrics
 from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import (
     ArmResult,
@@ -34,7 +34,7 @@ from crl.lab.study.results import (
     Success,
     Varied,
     read_failures,
-    read_figures,
+    read_metrics,
     summarize_study,
 )
 from crl.lab.study.statistics import Interval
@@ -89,16 +89,16 @@ POINTS = 120
 
 def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tuple[StudyResult, list[Path]]:
     """Read every finished run and write all files: (result, the files but charts). Raises RecordDamaged, DiskFull."""
-    figures = read_figures(runs)
-    unfinished = [run for run in runs if run.seed not in figures.get(run.arm, {})]
-    result = summarize_study(study, figures, read_failures(unfinished))
+    metrics = read_metrics(runs)
+    unfinished = [run for run in runs if run.seed not in metrics.get(run.arm, {})]
+    result = summarize_study(study, metrics, read_failures(unfinished))
     contents = {
         JSON: result.model_dump_json(indent=1).encode() + b"\n",
         MARKDOWN: study_markdown(result).encode(),
-        PARQUET: _parquet(figures),
-        RUNS: _runs(figures),
+        PARQUET: _parquet(metrics),
+        RUNS: _runs(metrics),
     }
-    changes = _changes(figures)
+    changes = _changes(metrics)
     if changes.num_rows:
         contents[CHANGE] = _written(changes)
     pictures = _pictures(result)
@@ -120,7 +120,7 @@ def _pictures(result: StudyResult) -> dict[str, bytes]:
     }
 
 
-def _parquet(figures: RunsByArm) -> bytes:
+def _parquet(metrics: RunsByArm) -> bytes:
     rows = [
         {
             "arm": arm,
@@ -135,7 +135,7 @@ def _parquet(figures: RunsByArm) -> bytes:
             "training_real_steps": run.real_steps.get(number),
             **_cost(run, number, bank),
         }
-        for arm, runs in figures.items()
+        for arm, runs in metrics.items()
         for seed, run in runs.items()
         for bank, rates in ((True, run.with_bank), (False, run.without_bank))
         for number, rate in rates.items()
@@ -143,7 +143,7 @@ def _parquet(figures: RunsByArm) -> bytes:
     return _written(pa.Table.from_pylist(rows, SCHEMA))
 
 
-def _runs(figures: RunsByArm) -> bytes:
+def _runs(metrics: RunsByArm) -> bytes:
     rows = [
         {
             "arm": arm,
@@ -151,17 +151,17 @@ def _runs(figures: RunsByArm) -> bytes:
             "training_episodes": run.training_episodes,
             **run.model_dump(include={"outputs", "malformed", "returned", "notes_true", "coverage", "alarms"}),
         }
-        for arm, runs in figures.items()
+        for arm, runs in metrics.items()
         for seed, run in runs.items()
     ]
     return _written(pa.Table.from_pylist(rows, OF_RUNS))
 
 
-def _changes(figures: RunsByArm) -> pa.Table:
+def _changes(metrics: RunsByArm) -> pa.Table:
     """One row per evaluation, with the bank or without, of families that change or that stay; and the notes of those
     that change, where the environment can judge them."""
     rows = []
-    for arm, runs in figures.items():
+    for arm, runs in metrics.items():
         for seed, change in ((seed, run.change) for seed, run in runs.items() if run.change is not None):
             for part, kinds in change.success.items():
                 for kind, rates in kinds.items():
@@ -181,7 +181,7 @@ def _written(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def _cost(run: RunFigures, number: int, bank: bool) -> dict[str, float | None]:
+def _cost(run: RunMetrics, number: int, bank: bool) -> dict[str, float | None]:
     # Where the bank is still empty, success with it is that without it; so is what a game takes.
     costs = {**run.costs_without_bank, **(run.costs_with_bank if bank else {})}
     cost = costs.get(number)

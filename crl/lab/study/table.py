@@ -125,8 +125,8 @@ def _at_budget(result: StudyResult, budget: Budget) -> list[Table]:
 
 def _learning(result: StudyResult) -> Table:
     level = f"{result.level:g}"
-    figures = (f"rounds to {level}", f"episodes to {level}", "area")
-    columns = ["arm", *(f"{figure}, {which}" for figure in figures for which in ("with bank", "without"))]
+    metrics = (f"rounds to {level}", f"episodes to {level}", "area")
+    columns = ["arm", *(f"{metric}, {which}" for metric in metrics for which in ("with bank", "without"))]
     told: tuple[Callable[[Success], str], ...] = (
         lambda shown: reached_text(shown.rounds_to_level),
         lambda shown: reached_text(shown.episodes_to_level),
@@ -140,13 +140,13 @@ def _learning(result: StudyResult) -> Table:
 
 
 def _costs(result: StudyResult) -> Table:
-    figures = {"actions": "actions", "tokens read": "tokens_read", "tokens written": "tokens_sampled"}
-    columns = ["arm", *(f"{name}, {which}" for name in figures for which in ("with bank", "without"))]
+    metrics = {"actions": "actions", "tokens read": "tokens_read", "tokens written": "tokens_sampled"}
+    columns = ["arm", *(f"{name}, {which}" for name in metrics for which in ("with bank", "without"))]
     rows = []
     for arm in result.arms:
         if arm.cost_without_bank is not None:
             both = (arm.cost_with_bank, arm.cost_without_bank)
-            rows.append([arm.title, *(_amount(each, name) for name in figures.values() for each in both)])
+            rows.append([arm.title, *(_amount(each, name) for name in metrics.values() for each in both)])
     return Table("What a held-out game takes", columns, rows)
 
 
@@ -243,7 +243,7 @@ def notes(result: StudyResult) -> list[str]:
             for seed, count in arm.broken.items()
         ]
     if result.unfinished:
-        found.append(f"{result.unfinished} runs are not finished and not in these figures.")
+        found.append(f"{result.unfinished} runs are not finished and not in these metrics.")
     found += [f"Among them {name} {told}." for name, told in result.failed.items()]
     return found
 

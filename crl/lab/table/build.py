@@ -1,7 +1,7 @@
 """From the results of runs to a table: rows are methods with and without their bank, columns are tasks.
 
 Of one run success has Wilson's interval, and the average over tasks the one made of these (`crl/report/success.py`). Of
-several runs every figure is the mean over runs with Student's t over seeds, as a study has it.
+several runs every metric is the mean over runs with Student's t over seeds, as a study has it.
 
 Two runs are seeds of one method where their methods are equal but for the seed: `method.seed`, and whatever else takes
 its value in each of them (a study gives an environment's `world` the seed too). Whoever names a row says so themselves.
@@ -22,7 +22,7 @@ from crl.report.success import ArmResult
 from crl.rounds.evaluate import WITHOUT_BANK
 
 
-class Figure(StrEnum):
+class TableMetric(StrEnum):
     """What a table is about."""
 
     success = "success"
@@ -44,7 +44,7 @@ class Value:
 class Cell:
     """A method in one arm on one task, or on average over the tasks."""
 
-    figures: dict[Figure, Value]
+    metrics: dict[TableMetric, Value]
     runs: int
     episodes: int
     """Of all its runs."""
@@ -113,17 +113,17 @@ def _rows(group: Group, tasks: Sequence[str]) -> Iterator[Row]:
 
 
 def _cell(found: Sequence[ArmResult]) -> Cell:
-    figures = {}
-    for figure in Figure:
+    metrics = {}
+    for metric in TableMetric:
         if len(found) > 1:
-            over_seeds = interval([result.figures()[figure] for result in found])
-            figures[figure] = Value(over_seeds.mean, over_seeds.low, over_seeds.high)
-        elif figure is Figure.success:
+            over_seeds = interval([result.metrics()[metric] for result in found])
+            metrics[metric] = Value(over_seeds.mean, over_seeds.low, over_seeds.high)
+        elif metric is TableMetric.success:
             success = found[0].success
-            figures[figure] = Value(success.mean, success.low, success.high)
+            metrics[metric] = Value(success.mean, success.low, success.high)
         else:
-            figures[figure] = Value(found[0].figures()[figure])
-    return Cell(figures, len(found), sum(result.episodes for result in found))
+            metrics[metric] = Value(found[0].metrics()[metric])
+    return Cell(metrics, len(found), sum(result.episodes for result in found))
 
 
 def _notes(groups: Sequence[Group], tasks: Sequence[str], which: Which, problems: Sequence[str]) -> Iterator[str]:
@@ -141,7 +141,7 @@ def _notes(groups: Sequence[Group], tasks: Sequence[str], which: Which, problems
         yield from _environments(groups, task)
     yield from _from_command(groups)
     if which == "best":
-        yield "the best round of each run was chosen by these very episodes: its success is an optimistic figure"
+        yield "the best round of each run was chosen by these very episodes: its success is an optimistic metric"
 
 
 def _repeated(group: Group) -> Iterator[str]:

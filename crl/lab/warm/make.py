@@ -4,12 +4,12 @@
       actor/ extractor/          ordinary transformers checkpoints: models `warm:<name>/actor`, `warm:<name>/extractor`;
                                  one supervised update teaches both, so they begin equal
       record/*.parquet           every demonstration: tasks, episodes, generations, distillations, operations
-      warm_start.json            settings and their digest, digests of the models, figures, versions
+      warm_start.json            settings and their digest, digests of the models, metrics, versions
 
 It is written beside its place and renamed once; made again from the same file it has the same weights.
 
 What it taught is measured on held-out practice layouts: success under hints of different worth, truth of notes. These
-are figures for people, kept in the record of the warm start; nothing is learned from them.
+are metrics for people, kept in the record of the warm start; nothing is learned from them.
 """
 
 from __future__ import annotations
@@ -156,17 +156,17 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
         say(f"writing {settings.actor.episodes + settings.extractor.episodes} demonstrations")
         generations = _demonstrations(policy.chat, method, settings, record)
         say(f"learning from {len(generations)} demonstrations")
-        figures: dict[str, Any] = {
+        metrics: dict[str, Any] = {
             "training": _train(settings, method.role("actor"), base, generations, directory / "actor", say)
         }
     # Both roles begin with the same weights and have their own from the first update on.
     shutil.copytree(directory / "actor", directory / "extractor")
     model = _loaded(method.role("actor"), directory / "actor", settings)
-    figures["actor"] = actor_figures(model, method, settings.seed, instructed=settings.actor.instructed > 0)
-    figures["extractor"] = extractor_figures(model, model, method, settings.seed)
-    for name, told in figures.items():
+    metrics["actor"] = actor_metrics(model, method, settings.seed, instructed=settings.actor.instructed > 0)
+    metrics["extractor"] = extractor_metrics(model, model, method, settings.seed)
+    for name, told in metrics.items():
         say(f"{name}: {_shown(told)}")
-    _write_record(settings, directory, figures)
+    _write_record(settings, directory, metrics)
 
 
 def practice_method(settings: WarmStartFile) -> Method:
@@ -266,7 +266,7 @@ def _train(
 
     training = settings.training
     deepspeed = role.deepspeed.model_copy(update={"micro_batch": training.batch})
-    figures = run_warm_start(
+    metrics = run_warm_start(
         computed(role.model_copy(update={"deepspeed": deepspeed})),
         base,
         [sample_of(row) for row in generations],
@@ -280,7 +280,7 @@ def _train(
     )
     for file in (*base.glob("tokenizer*"), *base.glob("*.jinja"), *base.glob("special_tokens_map.json")):
         shutil.copyfile(file, directory / file.name)
-    return figures
+    return metrics
 
 
 def said_in_tenths(say: Say) -> Callable[[int, int, float], None]:
@@ -293,22 +293,22 @@ def said_in_tenths(say: Say) -> Callable[[int, int, float], None]:
     return on_step
 
 
-def _shown(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
+def _shown(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in metrics.items())
 
 
-def _write_record(settings: WarmStartFile, directory: Path, figures: dict[str, Any]) -> None:
+def _write_record(settings: WarmStartFile, directory: Path, metrics: dict[str, Any]) -> None:
     content = {
         "settings_digest": settings.digest(),
         "settings": settings.model_dump(mode="json"),
         "models": {role: directory_digest(directory / role) for role in ("actor", "extractor")},
-        "figures": figures,
+        "metrics": metrics,
         "versions": {name: metadata.version(name) for name in _PACKAGES},
     }
     (directory / RECORD).write_text(json.dumps(cast(Any, content), indent=2) + "\n", encoding="utf-8")
 
 
-def actor_figures(actor: Policy, method: Method, seed: int, *, instructed: bool) -> dict[str, float]:
+def actor_metrics(actor: Policy, method: Method, seed: int, *, instructed: bool) -> dict[str, float]:
     """Success with the whole hint, half of it, none, and a wrong one; where hints were `instructed`, with the whole one
     in place of the instructions."""
     random = np.random.default_rng(seed_for(seed, "wrong"))
@@ -326,7 +326,7 @@ def actor_figures(actor: Policy, method: Method, seed: int, *, instructed: bool)
     }
 
 
-def extractor_figures(actor: Policy, extractor: Policy, method: Method, seed: int) -> dict[str, float]:
+def extractor_metrics(actor: Policy, extractor: Policy, method: Method, seed: int) -> dict[str, float]:
     """Share of sampled notes that are true, about won and about lost episodes; share of outputs in form."""
     shown = _played(
         actor, method, seed, "notes", lambda slot, layout: note(layout.key, layout.goal) if slot % 2 else None

@@ -81,7 +81,7 @@ def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
         credit_metrics(episodes, credits, round=ctx.round)
         + _metrics(ctx, shares, output_alarms(shares))
         + (buffer_metrics(buffer, round=ctx.round, config=objective, trains=trains) if fills else [])
-        + _metrics(ctx, scored.figures)
+        + _metrics(ctx, scored.metrics)
         + taught,
     )
 
@@ -208,11 +208,11 @@ def held_texts(
     }
 
 
-def _metrics(ctx: StageContext, figures: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> list[Metric]:
+def _metrics(ctx: StageContext, metrics: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> list[Metric]:
     found = alarms or {}
     return [
         Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=found.get(name))
-        for name, value in figures.items()
+        for name, value in metrics.items()
     ]
 
 

@@ -28,27 +28,27 @@ from crl.records import (
     Turn,
     rows_with,
 )
-from crl.rounds.alarms import Figures, guidance_figures, output_figures, turn_figures, unreadable_figures
+from crl.rounds.alarms import Metrics, guidance_metrics, output_metrics, turn_metrics, unreadable_metrics
 from crl.rounds.context import NEW_BANK, StageContext
 from crl.rounds.health import (
     Note,
-    age_figures,
+    age_metrics,
     claim_share,
     coverage,
     cut_alarm,
-    cut_figures,
-    group_figures,
+    cut_metrics,
+    group_metrics,
     mismatch_alarms_of,
     one_text_share,
     output_shares,
-    play_figures,
-    reading_figures,
-    reward_figures,
+    play_metrics,
+    reading_metrics,
+    reward_metrics,
     tokens_of,
     truth_share,
-    update_figures,
+    update_metrics,
     write_health,
-    written_figures,
+    written_metrics,
 )
 from crl.rounds.stage import BEFORE
 from crl.rounds.weights import update_name
@@ -62,14 +62,14 @@ _texts: dict[str, str] = {}
 
 
 def health(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
-    """Write the figures of the round, whether what the models wrote is in form, and whether the run has collapsed."""
+    """Write the metrics of the round, whether what the models wrote is in form, and whether the run has collapsed."""
     episodes = ctx.rows(Episode, "collect")
     config = config_of(ctx.method)
     trained = {role for role in config.TRAINED if config.trains(role, ctx.round)}
-    figures = play_figures(episodes)
-    figures |= turn_figures(episodes, _column(ctx, Turn, "collect", "stop_reason"))
+    metrics = play_metrics(episodes)
+    metrics |= turn_metrics(episodes, _column(ctx, Turn, "collect", "stop_reason"))
     said = ctx.table(Turn, "collect")
-    figures |= unreadable_figures(
+    metrics |= unreadable_metrics(
         [
             *said["observation"].to_pylist(),
             *said["feedback"].to_pylist(),
@@ -77,46 +77,46 @@ def health(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
         ],
         zip(said["output"].to_pylist(), said["action"].to_pylist(), strict=True),
     )
-    figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
-    figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
-    figures |= group_figures(episodes, subgroups=config.actor_objective.advantage == "subgroup")
-    previous = ctx.figures(BEFORE)
+    metrics["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
+    metrics["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
+    metrics |= group_metrics(episodes, subgroups=config.actor_objective.advantage == "subgroup")
+    previous = ctx.metrics(BEFORE)
     alarms: dict[str, str] = {}
     if config.has_bank:
-        figures |= _outputs(ctx)
+        metrics |= _outputs(ctx)
         read, alarms = _read(ctx)
-        guidance, misled = guidance_figures(episodes, previous)
-        figures |= read | guidance
+        guidance, misled = guidance_metrics(episodes, previous)
+        metrics |= read | guidance
         alarms |= misled
         truths = Truths(ctx)
-        figures |= _notes(ctx, episodes, truths)
-        figures |= _training(ctx, trained)
+        metrics |= _notes(ctx, episodes, truths)
+        metrics |= _training(ctx, trained)
         for mechanism in on:
-            more, alarmed = mechanism.figures(ctx, truths.right)
-            figures |= {name: figures.get(name, 0.0) + value for name, value in more.items()}
+            more, alarmed = mechanism.metrics(ctx, truths.right)
+            metrics |= {name: metrics.get(name, 0.0) + value for name, value in more.items()}
             alarms |= alarmed
     for role in sorted(ctx.recipe.trains):
-        figures |= update_figures(role, ctx.figures(update_name(role)))
-    alarms |= cut_alarm(figures) | mismatch_alarms_of(ctx, figures)
-    write_health(ctx, figures, trained, alarms)
+        metrics |= update_metrics(role, ctx.metrics(update_name(role)))
+    alarms |= cut_alarm(metrics) | mismatch_alarms_of(ctx, metrics)
+    write_health(ctx, metrics, trained, alarms)
 
 
-def _outputs(ctx: StageContext) -> Figures:
+def _outputs(ctx: StageContext) -> Metrics:
     distilled, merged = (_column(ctx, Distillation, stage, "verdict") for stage in OUTPUTS)
-    figures = output_shares([*distilled, *merged])
+    metrics = output_shares([*distilled, *merged])
     if distilled:  # merges come in some rounds only, and are never malformed or `return` for long
         without = [verdict in ("malformed", "return") for verdict in distilled]
-        figures["share_without_note"] = sum(without) / len(without)
+        metrics["share_without_note"] = sum(without) / len(without)
     written = pa.concat_tables([ctx.table(Generation, stage) for stage in OUTPUTS])
-    figures |= output_figures(written["stop_reason"].to_pylist())
+    metrics |= output_metrics(written["stop_reason"].to_pylist())
     read, sampled = tokens_of(written)
-    return {**figures, "extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}
+    return {**metrics, "extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}
 
 
-def _read(ctx: StageContext) -> tuple[Figures, dict[str, str]]:
+def _read(ctx: StageContext) -> tuple[Metrics, dict[str, str]]:
     """What the extractor could read of the round's games."""
     table = ctx.table(Distillation, "distill")
-    return reading_figures(list(zip(table["turns"].to_pylist(), table["turns_shown"].to_pylist(), strict=True)))
+    return reading_metrics(list(zip(table["turns"].to_pylist(), table["turns_shown"].to_pylist(), strict=True)))
 
 
 class Truths:
@@ -141,20 +141,20 @@ class Truths:
             self._truths[family, text] = self._environments[family].truth(text)
         return Note(family, text, self._truths.get((family, text)))
 
-    def right(self, name: str, texts: Sequence[Text]) -> Figures:
-        """The share of texts that are fully right, as the figure `name`; nothing where nobody knows of any."""
+    def right(self, name: str, texts: Sequence[Text]) -> Metrics:
+        """The share of texts that are fully right, as the metric `name`; nothing where nobody knows of any."""
         return truth_share(name, [self.note(*each) for each in texts], self._environments)
 
 
-def _notes(ctx: StageContext, episodes: Iterable[Episode], truths: Truths) -> Figures:
+def _notes(ctx: StageContext, episodes: Iterable[Episode], truths: Truths) -> Metrics:
     distilled, merged = (_written(ctx, stage, truths.note) for stage in OUTPUTS)
     written = [*distilled, *merged]
     used = [truths.note(each.family, text) for each in episodes for text in each.experiences]
     bank = ctx.bank(NEW_BANK).table
     held = _held(ctx, bank, truths.families, truths.note)
     return {
-        **written_figures(written),
-        **cut_figures([cut for stage in OUTPUTS for cut in _new(ctx, stage)["embedder_cut"].to_pylist()]),
+        **written_metrics(written),
+        **cut_metrics([cut for stage in OUTPUTS for cut in _new(ctx, stage)["embedder_cut"].to_pylist()]),
         **one_text_share(distilled),
         **truth_share("notes_true_new", written, truths.families),
         **claim_share("notes_claiming_new", written, truths.families),
@@ -202,7 +202,7 @@ def _texts_of(ctx: StageContext, entries: pa.Table) -> dict[str, str]:
     return found
 
 
-def _training(ctx: StageContext, trained: Set[str]) -> Figures:
+def _training(ctx: StageContext, trained: Set[str]) -> Metrics:
     """The extractor's batch and buffer, and how old the texts are: those that were used, and all that were searched."""
     samples = ctx.table(Sample, "credit")
     batch = samples.filter(pc.and_(pc.equal(samples["role"], "extractor"), pc.equal(samples["objective"], "cispo")))
@@ -215,15 +215,15 @@ def _training(ctx: StageContext, trained: Set[str]) -> Figures:
     made = dict(zip(shown["entry_id"].to_pylist(), shown["updated_round"].to_pylist(), strict=True))
     objective = config_of(ctx.method).extractor_objective
     ripe = ripe_items(buffer, objective, round=ctx.round)
-    figures = reward_figures(batch["reward"].to_pylist(), effects)
-    if not figures and "extractor" in trained and len(ripe) >= objective.batch:
+    metrics = reward_metrics(batch["reward"].to_pylist(), effects)
+    if not metrics and "extractor" in trained and len(ripe) >= objective.batch:
         # A full batch is left alone for one reason only: every reward is the same, so no update would move anything.
-        figures["extractor_without_gradient"] = 1.0
+        metrics["extractor_without_gradient"] = 1.0
     return {
-        **figures,
-        **age_figures("trained_age", [ctx.round - number for number in written]),
-        **age_figures("used_age", [ctx.round - made[each] for each in used]),
-        **age_figures("bank_age", [ctx.round - number for number in searched["updated_round"].to_pylist()]),
+        **metrics,
+        **age_metrics("trained_age", [ctx.round - number for number in written]),
+        **age_metrics("used_age", [ctx.round - made[each] for each in used]),
+        **age_metrics("bank_age", [ctx.round - number for number in searched["updated_round"].to_pylist()]),
         "buffer_oldest_wait": float(oldest_wait(buffer, round=ctx.round)),
     }
 

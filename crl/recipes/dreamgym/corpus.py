@@ -34,7 +34,7 @@ from crl.text.outputs import messages_of, prepared, prompt_text, room_for_prompt
 
 CORPUS = "corpus"
 TRANSITIONS, TOO_LONG = "transitions", "transitions_too_long"
-"""Figures of a fit: how many it was given, and how many of them it could not learn."""
+"""Metrics of a fit: how many it was given, and how many of them it could not learn."""
 ANNOTATE_STAGE = "annotate"
 
 
@@ -64,11 +64,11 @@ def corpus(ctx: StageContext) -> None:
     samples = batches(records, config.epochs, config.batch, round=ctx.round, seed=number_of(ctx.seed("order")))
     ctx.write(Generation, records)
     ctx.write(Sample, samples)
-    figures = {TRANSITIONS: len(rows), TOO_LONG: len(rows) - len(records)}
+    metrics = {TRANSITIONS: len(rows), TOO_LONG: len(rows) - len(records)}
     explained = sum(bool(reasoning_of(row, config.reasoning, taught)) for row in rows)
-    figures["transitions_explained"] = explained
+    metrics["transitions_explained"] = explained
     told = "no transition fits the context of the role experience" if rows and not records else None
-    ctx.write_figures(figures, {TOO_LONG: told})
+    ctx.write_metrics(metrics, {TOO_LONG: told})
 
 
 def reasoning_of(row: Transition, source: str, taught: Mapping[str, str | None]) -> str | None:

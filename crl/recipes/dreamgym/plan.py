@@ -140,7 +140,7 @@ def plan(ctx: StageContext) -> None:
     tasks: list[Task] = []
     origins: list[DreamTask] = []
     records: list[Generation] = []
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for family in ctx.method.families:
         groups = _groups(drawn, family)
         synthetic = config.synthetic_groups(len(groups), ctx.round)
@@ -156,11 +156,11 @@ def plan(ctx: StageContext) -> None:
             tasks += [dataclasses.replace(task, stream=stream) for task in members]
         graded = isinstance(ctx.environment(family.name), Graded)
         if config.curriculum is not None and graded and any(value.difficulty is not None for value in values):
-            figures[f"capability_{family.name}"] = capability(values, family.name, config.curriculum.target)
+            metrics[f"capability_{family.name}"] = capability(values, family.name, config.curriculum.target)
     ctx.write(Task, tasks)
     ctx.write(DreamTask, origins)
     ctx.write(Generation, records)
-    ctx.write_figures(figures)
+    ctx.write_metrics(metrics)
 
 
 def _groups(tasks: Sequence[Task], family: FamilyConfig) -> list[list[Task]]:

@@ -49,7 +49,7 @@ class Internalized:
 
 
 def credit(ctx: StageContext) -> None:
-    """Samples of every role, credits of the memories that were read, figures."""
+    """Samples of every role, credits of the memories that were read, metrics."""
     config, sequences, learned = config_of(ctx.method), [*_sequences(ctx)], [*_internalized(ctx)]
     ctx.write(Sample, samples_of(sequences, learned, ctx.method, round=ctx.round))
     if config.has_memory:
@@ -58,8 +58,8 @@ def credit(ctx: StageContext) -> None:
         ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, BEFORE), credits))
     errored = sum(not usable(row) for stage in _attempt_stages(config) for row in ctx.rows(Episode, stage))
     broke = f"{errored} episodes broke and train nothing" if errored else None
-    figures = {"sequences": len(sequences), "distilled_samples": len(learned), "episodes_errored": errored}
-    ctx.write_figures(figures, {"episodes_errored": broke})
+    metrics = {"sequences": len(sequences), "distilled_samples": len(learned), "episodes_errored": errored}
+    ctx.write_metrics(metrics, {"episodes_errored": broke})
 
 
 def samples_of(

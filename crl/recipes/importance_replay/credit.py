@@ -114,7 +114,7 @@ def credit(ctx: StageContext) -> None:
     """Fill the buffer, draw from it, make the samples of the update."""
     config, episodes = config_of(ctx.method), ctx.rows(Episode, COLLECT)
     played = played_of(episodes, ctx.rows(Generation, COLLECT), config)
-    figures = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
+    metrics = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
     if not config.replays:
         samples = [
             _sample(ctx, each.generation, each.episode.reward, each.advantage, 1 / len(played), step)
@@ -134,7 +134,7 @@ def credit(ctx: StageContext) -> None:
         ctx.write(ReplayItem, [*gone, *noted(held, batches, round=ctx.round)])
         ctx.write(ReplayEmbedding, embeddings.new)
         ctx.write(ReplayDraw, rows)
-        figures |= {
+        metrics |= {
             "replay_buffer": float(len(held)),
             "replay_entered": float(len(new)),
             "replay_evicted": float(len(gone)),
@@ -142,8 +142,8 @@ def credit(ctx: StageContext) -> None:
             "scores_refreshed": float(sum(item.scored_round == ctx.round for item in held)),
         }
     ctx.write(Sample, samples)
-    broke = f"{figures['episodes_errored']:.0f} episodes broke and train nothing"
-    ctx.write_figures(figures, {"episodes_errored": broke if figures["episodes_errored"] else None})
+    broke = f"{metrics['episodes_errored']:.0f} episodes broke and train nothing"
+    ctx.write_metrics(metrics, {"episodes_errored": broke if metrics["episodes_errored"] else None})
 
 
 def played_of(

@@ -52,7 +52,7 @@ def measure(ctx: StageContext) -> None:
     found = improvements(pairs, families, config.probe, moved=moved)
     ctx.write(ProbePair, pairs)
     ctx.write(Improvement, found)
-    ctx.write_figures(_trained(ctx, found))
+    ctx.write_metrics(_trained(ctx, found))
 
 
 def pairs_of(
@@ -121,7 +121,7 @@ def labeled(draws: Iterable[ReplayDraw], found: Sequence[Improvement]) -> list[t
 
 
 def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float]:
-    """Train the network on the window, write it, and return the figures of the stage."""
+    """Train the network on the window, write it, and return the metrics of the stage."""
     config = config_of(ctx.method).extractor
     drawn = ctx.rows(ReplayDraw, CREDIT)
     mine = labeled(drawn, found)
@@ -132,12 +132,12 @@ def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float
         if ctx.recipe.resolve(ctx.method, number, MEASURE, 0) is not None
         for pair in labeled(ctx.rows_at(ReplayDraw, number, CREDIT), ctx.rows_at(Improvement, number, MEASURE))
     ]
-    figures = {"draws_labeled": float(sum(draw.draws for draw, _ in mine))}
+    metrics = {"draws_labeled": float(sum(draw.draws for draw, _ in mine))}
     examples = [*window, *mine]
     # A round without a label says nothing new: the network rests, as its optimizer does.
     if not mine:
         ctx.write(ExtractorTensor, ctx.rows(ExtractorTensor, BEFORE))
-        return figures
+        return metrics
     features_NF = matrix([draw.features for draw, _ in examples])
     network = network_of(ctx, features_NF.shape[1], BEFORE, settings_of(config))
     [labels_N] = matrix([[label for _, label in examples]])
@@ -146,7 +146,7 @@ def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float
         losses = network.fit(features_NF, labels_N, draws_N, config.epochs)
     ctx.write(ExtractorTensor, rows_of_network(network))
     return {
-        **figures,
+        **metrics,
         "extractor_loss": losses.extractor,
         "coupling_loss": losses.coupling,
         "extractor_examples": float(len(examples)),

@@ -103,7 +103,7 @@ def test_without_the_floor_it_is_said_that_such_a_model_teaches_nothing(tmp_path
     assert [alarm for alarm in summary.alarms if "success_synthetic 0, every episode in the experience model" in alarm]
 
 
-def test_a_floor_is_for_the_unseen_steps_where_they_have_a_figure() -> None:
+def test_a_floor_is_for_the_unseen_steps_where_they_have_a_metric() -> None:
     config = ValidateConfig(observation_floor=0.5, reward_floor=0.8, ending_floor=0.5)
     copied = {
         "held_out": 50.0, "observation_agreement": 0.9, "reward_accuracy": 0.9, "ending_accuracy": 0.9, "endings": 12.0,

@@ -222,7 +222,7 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.reward, r.UseReward, 1, {"episode_id": "r0001-room-g0000-m0003"}, "every credited use has its reward"),
     (examples.reward, r.EntryUsefulness, 0, {"usefulness": -1.5}, "usefulness is between -1 and 1"),
     (examples.update, r.Weights, 0, {"checkpoint": None}, "updated weights have a checkpoint"),
-    (examples.update, r.Metric, 0, {"value": float("nan")}, "a figure is finite"),
+    (examples.update, r.Metric, 0, {"value": float("nan")}, "a metric is finite"),
     (examples.evaluate, r.Evaluation, 1, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
     (examples.evaluate, r.Evaluation, 2, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
     (examples.evaluate, r.Evaluation, 1, {"reward": float("inf")}, "the reward is finite"),

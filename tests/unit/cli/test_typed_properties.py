@@ -35,7 +35,7 @@ OPTION = st.sampled_from(
         "-n",
         "--tasks",
         "--episodes",
-        "--figure",
+        "--metric",
     ]
 )
 RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -307,8 +307,8 @@ def test_the_time_of_every_search_and_answer_is_noted_and_their_tokens_are_count
     }
     for role, sampled in wrote.items():
         read = sum(len(each.token_ids) for each in written if each.role == role) - sampled
-        figures = {row.name: row.value for row in rows(run, Metric, "health", [ROUNDS])}
-        assert (figures[f"{role}_tokens_read"], figures[f"{role}_tokens_sampled"]) == (read, sampled)
+        metrics = {row.name: row.value for row in rows(run, Metric, "health", [ROUNDS])}
+        assert (metrics[f"{role}_tokens_read"], metrics[f"{role}_tokens_sampled"]) == (read, sampled)
 
 
 def test_evaluation_with_the_bank_asks_too_and_leaves_no_row_of_it(run: RunDirectory) -> None:

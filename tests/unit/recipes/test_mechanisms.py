@@ -145,8 +145,8 @@ def test_guided_episodes_that_beat_their_free_twins_are_distilled_in_rounds_wher
         assert better and [row.generation_id for row in taught] == better
         assert all(row.token_ids == contexts[row.generation_id].token_ids for row in taught)
         assert {row.weight for row in taught} == {0.5}
-        figures = {row.name: row.value for row in critiqued.rows(Metric, "credit", number)}
-        assert figures["self_distilled"] == len(better)
+        metrics = {row.name: row.value for row in critiqued.rows(Metric, "credit", number)}
+        assert metrics["self_distilled"] == len(better)
     batches = critiqued.services.trainers["actor"].batches
     assert [Counter(row.objective for row in batch)["nll"] > 0 for batch in batches] == [False, True, False]
 

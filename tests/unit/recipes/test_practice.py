@@ -77,8 +77,8 @@ def test_the_extractor_sees_every_outcome_and_true_lessons_in_form(run: RunDirec
         claim = read_claim(texts[episode.episode_id])
         assert claim is not None and list(claim.taken) == taken
         assert episode.success or offered[-1] in claim.refused
-    figures = {row.name: row.value for row in rows(run, Metric, "warm_start_extractor", [0])}
-    assert figures["demonstrations"] == figures["demonstrations_in_form"] == EXTRACTOR
+    metrics = {row.name: row.value for row in rows(run, Metric, "warm_start_extractor", [0])}
+    assert metrics["demonstrations"] == metrics["demonstrations_in_form"] == EXTRACTOR
 
 
 def test_held_out_games_are_played_at_the_shrines_of_the_task(run: RunDirectory) -> None:

@@ -72,7 +72,7 @@ def context(made: Experiment) -> StageContext:
         StageContext,
         SimpleNamespace(
             method=made.method, services=services, stage=SimpleNamespace(name="warm_start_actor"), round=0,
-            environment=lambda family: services.environment(family, 0), progress=lambda *arguments, **figures: None,
+            environment=lambda family: services.environment(family, 0), progress=lambda *arguments, **metrics: None,
             note_games=lambda games: None,
         ),
     )  # fmt: skip
@@ -176,5 +176,5 @@ def test_a_run_starts_from_recorded_games(file: Path, tmp_path: Path) -> None:
     turns = rows_of(Turn, run.read(0, "warm_start_actor", Turn))
     learned = sum(turn.last_token - turn.first_token for turn in turns if turn.valid)
     assert sum(sum(sample.loss_mask) for sample in samples) == learned
-    figures = {row.name: row.value for row in rows_of(Metric, run.read(0, "warm_start_actor", Metric))}
-    assert figures["demonstrations"] == figures["demonstrations_won"] == len(SEEDS)
+    metrics = {row.name: row.value for row in rows_of(Metric, run.read(0, "warm_start_actor", Metric))}
+    assert metrics["demonstrations"] == metrics["demonstrations_won"] == len(SEEDS)

@@ -75,8 +75,8 @@ def test_evaluation_passes_it_over_as_well(masked: Played) -> None:
     assert shown and not shown & harmful and set(digest_of.values()) & harmful
     texts = load_texts(masked.run.path, bank.table)
     assert "win" in {texts[digest] for digest in shown}
-    figures = {row.name: row.value for row in masked.rows(Metric, "effects", ROUNDS)}
-    assert figures["texts_suppressed"] == len(harmful)
+    metrics = {row.name: row.value for row in masked.rows(Metric, "effects", ROUNDS)}
+    assert metrics["texts_suppressed"] == len(harmful)
 
 
 @pytest.mark.slow

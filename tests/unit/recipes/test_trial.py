@@ -194,8 +194,8 @@ def test_results_are_kept_as_long_as_they_hold(tried: Played) -> None:
         assert set(kept.values()) <= {number, number - 1}
         texts = set(pairs_of(tried, number))
         assert {digest for digest, last in kept.items() if last == number} == texts
-    figures = {row.name: row.value for row in tried.rows(Metric, "health", 1)}
-    assert figures["trial_episodes"] == LAYOUTS * 6 and figures["trial_texts"] == 5
+    metrics = {row.name: row.value for row in tried.rows(Metric, "health", 1)}
+    assert metrics["trial_episodes"] == LAYOUTS * 6 and metrics["trial_texts"] == 5
 
 
 def test_a_person_sees_the_trial_of_a_note(tried: Played) -> None:

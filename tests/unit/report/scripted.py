@@ -237,7 +237,7 @@ class ScriptedRun:
             stage = self.recipe.stage(self.method, number, name)
             context = StageContext(
                 method=self.method, recipe=self.recipe, stage=stage, round_number=number, reader=self.run,
-                writer=writer, services=self.services, progress=lambda figures: None,
+                writer=writer, services=self.services, progress=lambda metrics: None,
             )  # fmt: skip
             assert stage.run is not None
             stage.run(context)

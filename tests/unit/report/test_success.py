@@ -51,7 +51,7 @@ def test_what_broke_is_counted_as_lost_and_told() -> None:
     played[1:] = [dataclasses.replace(row, stop_reason="error") for row in played[1:]]
     lake, pond, both = with_averages(results(played))
     assert (lake.won_words, pond.won_words) == ("1/2, 1 broke", "0/1, 1 broke")
-    assert [each.figures()["broken"] for each in (lake, pond, both)] == [1, 1, 2]
+    assert [each.metrics()["broken"] for each in (lake, pond, both)] == [1, 1, 2]
 
 
 def test_the_interval_of_one_task_is_wilsons_and_of_none_there_is_none() -> None:

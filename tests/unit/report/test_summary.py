@@ -19,7 +19,7 @@ from crl.report.summary import RoundSummary, summarize
 from tests.unit.report.builder import build_run, evaluation, write_stage
 
 
-def test_figures_of_each_round(tmp_path: Path) -> None:
+def test_metrics_of_each_round(tmp_path: Path) -> None:
     base, start, first, second = summarize(build_run(tmp_path / "run"))
     assert (base.label, base.without_bank, base.bank) == ("0 base", Rate(0, 2), None)
     assert (start.label, start.without_bank, start.bank, start.updates["extractor"]) == ("0", Rate(1, 2), 0, 0)
@@ -108,11 +108,11 @@ def test_turns_that_are_no_moves_are_told_in_table_page_and_alarm(tmp_path: Path
 def test_a_collapse_is_told_wherever_alarms_are(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")
     told = "this run has collapsed: the extractor writes no notes, since round 1"
-    figures = {"notes_true": 0.25, "share_add": 0.5, "families_with_note": 1.0}
-    rows = [Metric(round=2, stage="health", name=name, value=value, alarm=None) for name, value in figures.items()]
+    metrics = {"notes_true": 0.25, "share_add": 0.5, "families_with_note": 1.0}
+    rows = [Metric(round=2, stage="health", name=name, value=value, alarm=None) for name, value in metrics.items()]
     write_stage(run, 2, "health", [[*rows, Metric(round=2, stage="health", name="collapsed", value=1, alarm=told)]])
     summaries = summarize(run)
-    assert dict(summaries[-1].health) == {**figures, "collapsed": 1.0} and not summaries[-2].health
+    assert dict(summaries[-1].health) == {**metrics, "collapsed": 1.0} and not summaries[-2].health
     assert f"alarm in round 2, health: collapsed 1, {told}" in notes(summaries)
     assert told in rounds_markdown("run", summaries)
     page = render(run)

@@ -16,12 +16,12 @@ SOUND = {
 
 
 def alarms(rounds: Sequence[dict[str, float | None]], *, trained=BOTH) -> list[str | None]:
-    """The alarm of each of these rounds, from 1 on; a figure of None is absent."""
+    """The alarm of each of these rounds, from 1 on; a metric of None is absent."""
     previous: dict[str, float] = {}
     found = []
     for number, changes in enumerate(rounds, start=1):
-        figures = {name: value for name, value in {**SOUND, **changes}.items() if value is not None}
-        rows = health_metrics(figures, previous, trained, round=number)
+        metrics = {name: value for name, value in {**SOUND, **changes}.items() if value is not None}
+        rows = health_metrics(metrics, previous, trained, round=number)
         previous = {row.name: row.value for row in rows}
         assert len(previous) == len(rows), "a name twice"
         collapsed = next(row for row in rows if row.name == "collapsed")

@@ -40,7 +40,7 @@ def read(run: RunDirectory) -> Any:
     return found
 
 
-def test_figures_have_the_round_as_their_step(run: RunDirectory) -> None:
+def test_metrics_have_the_round_as_their_step(run: RunDirectory) -> None:
     found = read(run)
     guided = [(event.step, event.value) for event in found.Scalars("success/guided")]
     assert guided == [(2, 0.5)]

@@ -87,10 +87,10 @@ def assert_trained(run: RunDirectory, role: str) -> None:
     updated = []
     for number in range(1, ROUNDS + 1):
         samples = [row for row in rows(run, Sample, "credit", [number]) if row.role == role]
-        figures = {row.name: row.value for row in rows(run, Metric, f"update_{role}", [number])}
-        assert figures["samples"] == len(samples)
-        assert bool(figures.get("stepped")) == any(row.advantage != 0 for row in samples)
-        updated.append(bool(figures.get("stepped")))
+        metrics = {row.name: row.value for row in rows(run, Metric, f"update_{role}", [number])}
+        assert metrics["samples"] == len(samples)
+        assert bool(metrics.get("stepped")) == any(row.advantage != 0 for row in samples)
+        updated.append(bool(metrics.get("stepped")))
         (weights,) = rows(run, Weights, f"update_{role}", [number])
         assert weights.updates == sum(updated)
     assert any(updated), f"the {role} was never trained"

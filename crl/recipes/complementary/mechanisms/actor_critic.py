@@ -20,7 +20,7 @@ from crl.credit.uses import shown_by_episode, usable
 from crl.errors import BadInput
 from crl.protocols import Policy
 from crl.recipes.complementary.config import ACTOR, config_of
-from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, Sources, TruthShare
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, Sources, TruthShare
 from crl.recipes.complementary.plan import texts_of
 from crl.records import Critique, Episode, Generation, Retrieval, SuccessRate, Task
 from crl.rollout import critic
@@ -69,9 +69,9 @@ class ActorCritic(Mechanism):
     def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
         return dict.fromkeys(("collect", "credit", "health", "evaluate"), Adds(reads=(Read(CRITIQUE),)))
 
-    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
+    def metrics(self, ctx: StageContext, truth: TruthShare) -> MetricsAndAlarms:
         read, sampled = tokens_of(ctx.table(Generation, CRITIQUE))
-        shares, alarms = verdict_figures(ctx.rows(Critique, CRITIQUE))
+        shares, alarms = verdict_metrics(ctx.rows(Critique, CRITIQUE))
         return {**shares, "actor_tokens_read": float(read), "actor_tokens_sampled": float(sampled)}, alarms
 
 
@@ -190,7 +190,7 @@ def _with_text(slot: EpisodeSlot, text: str | None) -> EpisodeSlot:
     return EpisodeSlot(task=slot.task) if text is None else dataclasses.replace(slot, experience=text)
 
 
-def verdict_figures(critiques: Sequence[Critique]) -> FiguresAndAlarms:
+def verdict_metrics(critiques: Sequence[Critique]) -> MetricsAndAlarms:
     """Share of every verdict of a round; malformed and rejected alarm above the bound of outputs."""
     if not critiques:
         return {}, {}

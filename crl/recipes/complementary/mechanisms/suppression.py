@@ -14,7 +14,7 @@ from crl.bank.segments import load_texts
 from crl.config import Method, SuppressConfig
 from crl.errors import BadInput
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, Sources, TruthShare
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, Sources, TruthShare
 from crl.records import Credit, Episode, Metric, Suppression, TextEffect, rows_with
 from crl.rounds.context import NEW_BANK, StageContext
 from crl.rounds.stage import BEFORE, Read, Stage
@@ -56,9 +56,9 @@ class Suppress(Mechanism):
         ctx.write(TextEffect, effects)
         harmful = sum(row.suppressed for row in effects)
         share = {"texts_suppressed_share": harmful / len(effects)} if effects else {}
-        ctx.write_figures({"texts_suppressed": float(harmful), **share})
+        ctx.write_metrics({"texts_suppressed": float(harmful), **share})
 
-    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
+    def metrics(self, ctx: StageContext, truth: TruthShare) -> MetricsAndAlarms:
         """Whether the texts of the bank that are not retrieved are right, each once for every such family."""
         harmful = [row for row in ctx.rows(TextEffect, EFFECTS) if row.suppressed]
         held = rows_with(ctx.bank(NEW_BANK).table, "content_digest", {row.content_digest for row in harmful})

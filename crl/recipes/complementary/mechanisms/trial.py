@@ -27,10 +27,10 @@ from crl.credit.uses import usable
 from crl.errors import BadInput
 from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, Sources, Text, TruthShare
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, Sources, Text, TruthShare
 from crl.records import TRIAL, Episode, Generation, Operation, Trial, TrialResult, Turn
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rounds.alarms import Figures
+from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
 from crl.rounds.proposal import distilled_proposal
 from crl.rounds.stage import BEFORE, Read, RowsOf, Stage
@@ -100,7 +100,7 @@ class AdmissionByTrial(Mechanism):
         kind = SCORED if self.config.reward == "trial" else USED
         return [Earned(name, reward, kind) for name, reward in trial_rewards(ctx.rows(Trial, TRIAL)).items()]
 
-    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
+    def metrics(self, ctx: StageContext, truth: TruthShare) -> MetricsAndAlarms:
         """What the trials cost and decided, and whether they decided right."""
         trials, episodes = ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL)
         texts = {row.operation_id: row.text or "" for row in ctx.rows(Operation, "distill")}
@@ -110,7 +110,7 @@ class AdmissionByTrial(Mechanism):
             return [(row.family, texts[row.operation_id]) for row in tried]
 
         return {
-            **trial_figures(trials, episodes, round=ctx.round),
+            **trial_metrics(trials, episodes, round=ctx.round),
             "actor_tokens_read": float(sum(episode.tokens_read for episode in episodes)),
             "actor_tokens_sampled": float(sum(episode.tokens_sampled for episode in episodes)),
             **truth("notes_true_admitted", decided(True)),
@@ -376,14 +376,14 @@ def trial_rewards(trials: Iterable[Trial]) -> dict[str, float]:
     return {generation_id: sum(values) / len(values) for generation_id, values in found.items()}
 
 
-def trial_figures(trials: Sequence[Trial], episodes: Sequence[Episode], *, round: int) -> Figures:
+def trial_metrics(trials: Sequence[Trial], episodes: Sequence[Episode], *, round: int) -> Metrics:
     """What the trials of a round cost and decided: texts and their episodes, shares of operations, mean difference."""
     texts = {(row.family, row.content_digest): row for row in trials if row.tried_round == round}
-    figures = {"trial_episodes": float(len(episodes)), "trial_texts": float(len(texts))}
+    metrics = {"trial_episodes": float(len(episodes)), "trial_texts": float(len(texts))}
     if trials:
-        figures["trial_admitted"] = sum(row.admitted for row in trials) / len(trials)
-        figures["trial_untried"] = sum(row.tried_round is None for row in trials) / len(trials)
+        metrics["trial_admitted"] = sum(row.admitted for row in trials) / len(trials)
+        metrics["trial_untried"] = sum(row.tried_round is None for row in trials) / len(trials)
     measured = [row.difference for row in texts.values() if row.difference is not None]
     if measured:
-        figures["trial_difference"] = sum(measured) / len(measured)
-    return figures
+        metrics["trial_difference"] = sum(measured) / len(measured)
+    return metrics

@@ -11,8 +11,8 @@ from scipy import stats
 from crl.lab.study import change
 from crl.lab.study.change import Notes, RunChange, read_change, summarize_change
 from crl.lab.study.config import Study
-from crl.lab.study.figures import Rate, RunFigures
 from crl.lab.study.files import CHANGE, chart_groups, write_study
+from crl.lab.study.metrics import Rate, RunMetrics
 from crl.lab.study.results import summarize_study
 from crl.lab.study.statistics import Reached
 from crl.lab.study.table import study_markdown, tables
@@ -93,7 +93,7 @@ BEFORE, AFTER, END = [0.5, 0.6, 0.4], [0.1, 0.2, 0.3], [0.5, 0.5, 0.4]
 ROUNDS = {0: [0.1, 0.1, 0.1], 30: BEFORE, 35: AFTER, 40: [0.46, 0.55, 0.3], 45: END, 50: END}
 
 
-def run(place: int) -> RunFigures:
+def run(place: int) -> RunMetrics:
     def curve(share: float) -> dict[int, Rate]:
         return {number: Rate(round(values[place] * share * 100), 100) for number, values in ROUNDS.items()}
 
@@ -102,7 +102,7 @@ def run(place: int) -> RunFigures:
     notes = {30: Notes(entries=10, true=6, stale=0), 35: Notes(entries=10, true=1, stale=4 + place),
              45: Notes(entries=20, true=15, stale=2)}  # fmt: skip
     rates = curve(1)
-    return RunFigures(
+    return RunMetrics(
         with_bank=rates, without_bank=rates, episodes=dict.fromkeys(rates, 0), outputs=0, malformed=0, returned=0,
         notes_true=None, coverage=None, alarms=[], change=RunChange(round=31, success=success, notes=notes),
     )  # fmt: skip
@@ -148,8 +148,8 @@ def test_raw_results_of_a_change(played: Played, tmp_path: Path, monkeypatch: py
     found = read_change(played.run, [0, 1, 2, 3])
     assert found is not None
     study = Study.model_validate({"name": "s", "base": Path("b.yaml"), "rounds": 3, "seeds": [0], "arms": {"ours": {}}})
-    figures = run(0).model_copy(update={"change": found})
-    monkeypatch.setattr("crl.lab.study.files.read_figures", lambda runs: {"ours": {0: figures}})
+    metrics = run(0).model_copy(update={"change": found})
+    monkeypatch.setattr("crl.lab.study.files.read_metrics", lambda runs: {"ours": {0: metrics}})
     write_study(study, [], tmp_path)
     rows = pq.read_table(tmp_path / CHANGE).to_pylist()
     expected = sum(len(rates) for arms in found.success.values() for rates in arms.values())
@@ -164,7 +164,7 @@ def test_raw_results_of_a_change(played: Played, tmp_path: Path, monkeypatch: py
         else:
             assert row["entries"] is None
     plain = run(0).model_copy(update={"change": None})
-    monkeypatch.setattr("crl.lab.study.files.read_figures", lambda runs: {"ours": {0: plain}})
+    monkeypatch.setattr("crl.lab.study.files.read_metrics", lambda runs: {"ours": {0: plain}})
     mine = {name: (tmp_path / name).write_text("kept") for name in ("chart-of-mine.txt", "notes.svg")}
     (tmp_path / "chart-9-what-is-no-longer-asked.svg").write_text("old")
     write_study(study, [], tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from crl.lab.table.build import Figure, Table, build, grouped, same_but_seed
+from crl.lab.table.build import Table, TableMetric, build, grouped, same_but_seed
 from crl.lab.table.read import RunResults, read_results
 from tests.unit.lab.table.recorded import FIRST, WITH, WITHOUT, Won, keep, recorded, results_of
 
@@ -38,18 +38,18 @@ def test_one_run_is_a_row_with_its_bank_and_one_without(tmp_path: Path) -> None:
     assert made.tasks == ("lake", "pond") and [(row.label, row.arm) for row in made.rows] == [
         ("one", WITH), ("one", WITHOUT)
     ]  # fmt: skip
-    lake = made.rows[0].cells["lake"].figures
+    lake = made.rows[0].cells["lake"].metrics
     wilson = stats.binomtest(3, 4).proportion_ci(0.95, method="wilson")
-    assert (lake[Figure.success].low, lake[Figure.success].high) == pytest.approx((wilson.low, wilson.high))
-    assert lake[Figure.success].mean == 0.75 and lake[Figure.score].mean == 0.5
-    assert lake[Figure.actions].mean == (3 * 4 + 10) / 4 and lake[Figure.tokens].mean == (3 * 30 + 60) / 4
-    assert lake[Figure.score].low is None, "one run says nothing of other seeds"
+    assert (lake[TableMetric.success].low, lake[TableMetric.success].high) == pytest.approx((wilson.low, wilson.high))
+    assert lake[TableMetric.success].mean == 0.75 and lake[TableMetric.score].mean == 0.5
+    assert lake[TableMetric.actions].mean == (3 * 4 + 10) / 4 and lake[TableMetric.tokens].mean == (3 * 30 + 60) / 4
+    assert lake[TableMetric.score].low is None, "one run says nothing of other seeds"
 
 
 def test_the_average_is_over_tasks_and_not_over_episodes(tmp_path: Path) -> None:
     row = table(results_of(tmp_path, "one", WON)).rows[0]
     assert row.average is not None and row.average.episodes == 6
-    found = row.average.figures[Figure.success]
+    found = row.average.metrics[TableMetric.success]
     assert found.mean == (0.75 + 1.0) / 2
     # Each side: the distances from the rates to Wilson's ends, added as squares, over two tasks.
     lake = stats.binomtest(3, 4).proportion_ci(0.95, method="wilson")
@@ -65,17 +65,19 @@ def test_seeds_of_one_method_are_one_row_with_students_interval(tmp_path: Path) 
     assert [(row.label, row.seeds) for row in made.rows] == 2 * [("study-both", (101, 102, 103))]
     shares = [0.75, 0.5, 1.0]
     low, high = stats.t.interval(0.95, 2, loc=0.75, scale=stats.sem(shares))
-    found = made.rows[0].cells["lake"].figures[Figure.success]
+    found = made.rows[0].cells["lake"].metrics[TableMetric.success]
     assert (found.mean, found.low, found.high) == pytest.approx((0.75, low, high))
     turns = [(4 * share + 10 * (1 - share)) for share in shares]
     low, high = stats.t.interval(0.95, 2, loc=sum(turns) / 3, scale=stats.sem(turns))
-    actions = made.rows[0].cells["lake"].figures[Figure.actions]
+    actions = made.rows[0].cells["lake"].metrics[TableMetric.actions]
     assert (actions.low, actions.high) == pytest.approx((low, high))
     averages = [(share + 1.0) / 2 for share in shares]
     low, high = stats.t.interval(0.95, 2, loc=sum(averages) / 3, scale=stats.sem(averages))
     average = made.rows[0].average
     assert average is not None and (average.runs, average.episodes) == (3, 18)
-    assert (average.figures[Figure.success].low, average.figures[Figure.success].high) == pytest.approx((low, high))
+    assert (average.metrics[TableMetric.success].low, average.metrics[TableMetric.success].high) == pytest.approx(
+        (low, high)
+    )
 
 
 def test_a_seed_may_be_in_an_environment_too(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_a_run_whose_bank_is_empty_is_with_bank_what_it_is_without(tmp_path: Pat
     made = table(held, empty)
     assert [row.runs for row in made.rows] == 2 * [("held", "empty")]
     mine = [run.cells["lake", arm].result.success.mean for run, arm in ((held, WITH), (empty, WITHOUT))]
-    assert made.rows[0].cells["lake"].figures[Figure.success].mean == pytest.approx(sum(mine) / 2)
+    assert made.rows[0].cells["lake"].metrics[TableMetric.success].mean == pytest.approx(sum(mine) / 2)
     assert "empty: its bank is empty in round 1; with bank is without it" in made.notes
     assert not any("is empty" in note for note in table(held).notes)
 
@@ -170,7 +172,7 @@ def test_results_that_are_no_comparison_of_like_with_like_are_noted(tmp_path: Pa
     assert not any("differ" in note or "other settings" in note for note in table(*study(tmp_path, [1, 1, 1, 1])).notes)
 
 
-def test_the_best_round_is_an_optimistic_figure(tmp_path: Path) -> None:
+def test_the_best_round_is_an_optimistic_metric(tmp_path: Path) -> None:
     run = results_of(tmp_path, "one", WON)
     assert any("optimistic" in note for note in table(run, which="best").notes)
     assert not any("optimistic" in note for note in table(run, which=1).notes)

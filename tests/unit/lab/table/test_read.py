@@ -24,7 +24,7 @@ def all_won(count: int, arm: str = WITHOUT) -> Won:
     return {("lake", arm): [1] * count, ("pond", arm): [1] * count}
 
 
-def test_figures_are_those_of_the_rows(tmp_path: Path) -> None:
+def test_metrics_are_those_of_the_rows(tmp_path: Path) -> None:
     found = read_results(recorded(tmp_path, "one", {3: BOTH}), "last")
     lake = found.cells["lake", WITH].result
     assert (found.name, found.round, found.tasks) == ("one", 3, ["lake", "pond"])

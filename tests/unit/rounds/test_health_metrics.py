@@ -1,4 +1,4 @@
-"""Figures of the stage `health` against numbers counted by hand."""
+"""Metrics of the stage `health` against numbers counted by hand."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from crl.rounds.alarms import health_metrics
 from crl.rounds.health import (
     FEWEST_NOTES,
     Note,
-    age_figures,
+    age_metrics,
     claim_share,
     coverage,
     cut_alarm,
-    cut_figures,
-    group_figures,
+    cut_metrics,
+    group_metrics,
     one_text_share,
     output_alarms,
     output_shares,
-    play_figures,
-    reading_figures,
-    reward_figures,
+    play_metrics,
+    reading_metrics,
+    reward_metrics,
     truth_share,
-    update_figures,
-    written_figures,
+    update_metrics,
+    written_metrics,
 )
 
 
@@ -68,11 +68,11 @@ def test_the_truth_of_notes_counts_what_is_fully_right_where_somebody_knows():
 
 
 def test_notes_that_the_embedder_cuts_are_an_alarm():
-    assert cut_figures([]) == {} and cut_alarm({}) == {}
-    assert cut_alarm(cut_figures([False, False])) == {}
-    figures = cut_figures([True, False, False, False])
-    assert figures == {"notes_cut_by_embedder": 0.25}
-    (row,) = [row for row in health_metrics(figures, {}, set(), round=3, alarms=cut_alarm(figures)) if row.alarm]
+    assert cut_metrics([]) == {} and cut_alarm({}) == {}
+    assert cut_alarm(cut_metrics([False, False])) == {}
+    metrics = cut_metrics([True, False, False, False])
+    assert metrics == {"notes_cut_by_embedder": 0.25}
+    (row,) = [row for row in health_metrics(metrics, {}, set(), round=3, alarms=cut_alarm(metrics)) if row.alarm]
     assert row.name == "notes_cut_by_embedder" and row.alarm is not None and "25%" in row.alarm
 
 
@@ -84,19 +84,19 @@ def test_coverage_counts_families_with_a_note_and_with_a_right_one():
 
 
 def test_what_the_extractor_could_read_and_an_alarm_for_every_cut():
-    assert reading_figures([(4, 4), (6, 6)]) == ({"turns_shown": 1.0, "prompts_cut": 0.0}, {})
-    figures, alarms = reading_figures([(4, 4), (10, 3), (6, 0)])
-    assert figures == {"turns_shown": 0.35, "prompts_cut": pytest.approx(2 / 3)}
+    assert reading_metrics([(4, 4), (6, 6)]) == ({"turns_shown": 1.0, "prompts_cut": 0.0}, {})
+    metrics, alarms = reading_metrics([(4, 4), (10, 3), (6, 0)])
+    assert metrics == {"turns_shown": 0.35, "prompts_cut": pytest.approx(2 / 3)}
     assert alarms == {
         "prompts_cut": "2 of 3 extractor prompts were cut and show 35% of the turns: raise extractor.context"
     }
-    assert reading_figures([]) == ({}, {}), "a round without distillation"
+    assert reading_metrics([]) == ({}, {}), "a round without distillation"
 
 
 def test_distinct_texts_are_counted_a_family():
     notes = [Note("r0", "a"), Note("r0", "a"), Note("r1", "a"), Note("r1", "b")]
-    assert written_figures(notes) == {"notes_new": 4.0, "notes_distinct": 0.75}
-    assert written_figures([]) == {"notes_new": 0.0}
+    assert written_metrics(notes) == {"notes_new": 4.0, "notes_distinct": 0.75}
+    assert written_metrics([]) == {"notes_new": 0.0}
 
 
 def test_one_text_is_looked_for_over_all_families_and_a_right_one_is_no_repetition():
@@ -110,29 +110,29 @@ def test_one_text_is_looked_for_over_all_families_and_a_right_one_is_no_repetiti
 
 def test_success_and_what_guiding_adds():
     episodes = [*group(0, [True, True], [True, False]), episode(1, 0, guided=False, success=False, error="broke")]
-    assert play_figures(episodes) == {"success": 0.75, "success_guided_minus_free": 0.5}
-    assert play_figures(group(0, [], [True, False])) == {"success": 0.5}
-    assert play_figures([]) == {}
+    assert play_metrics(episodes) == {"success": 0.75, "success_guided_minus_free": 0.5}
+    assert play_metrics(group(0, [], [True, False])) == {"success": 0.5}
+    assert play_metrics([]) == {}
 
 
 def test_a_group_without_variance_is_judged_by_its_baselines():
     split = group(0, [True, True], [False, False])
-    assert group_figures(split, subgroups=True) == {"actor_groups_equal": 1.0}
-    assert group_figures(split, subgroups=False) == {"actor_groups_equal": 0.0}
+    assert group_metrics(split, subgroups=True) == {"actor_groups_equal": 1.0}
+    assert group_metrics(split, subgroups=False) == {"actor_groups_equal": 0.0}
     mixed = [*split, *group(1, [True, False], [False, False])]
-    assert group_figures(mixed, subgroups=True) == {"actor_groups_equal": 0.5}
+    assert group_metrics(mixed, subgroups=True) == {"actor_groups_equal": 0.5}
     broken = [episode(0, 0, guided=False, success=False, error="broke")]
-    assert group_figures(broken, subgroups=True) == {}
+    assert group_metrics(broken, subgroups=True) == {}
 
 
 def test_the_rewards_of_a_batch():
-    found = reward_figures([-2.0, -2.0, 1.0, 1.0, 1.0, -1.0], [-1.0, -1.0, 0.0, 0.5, 0.5, 0.0])
+    found = reward_metrics([-2.0, -2.0, 1.0, 1.0, 1.0, -1.0], [-1.0, -1.0, 0.0, 0.5, 0.5, 0.0])
     assert found["extractor_reward_mean"] == pytest.approx(-1 / 3)
     assert found["extractor_reward_std"] == pytest.approx((34 / 18) ** 0.5)
     assert found["extractor_reward_at_minimum"] == pytest.approx(1 / 3)
     assert found["extractor_reward_equal"] == 0.5
     assert found["extractor_without_gradient"] == pytest.approx(1 / 3)
-    assert reward_figures([], []) == {}, "no batch"
+    assert reward_metrics([], []) == {}, "no batch"
 
 
 def test_clipping_is_told_of_a_step_only():
@@ -140,13 +140,13 @@ def test_clipping_is_told_of_a_step_only():
         "clipped_low": 0.1, "clipped_high": 0.2, "ratio_mean": 1.01, "ratio_max": 2.0, "logprob_mismatch": 0.3,
         "stepped": 1.0,
     }  # fmt: skip
-    assert update_figures("actor", update) == {
+    assert update_metrics("actor", update) == {
         "actor_stepped": 1.0, "actor_clipped": pytest.approx(0.3), "actor_ratio_mean": 1.01, "actor_ratio_max": 2.0,
         "actor_logprob_mismatch": 0.3,
     }  # fmt: skip
-    assert update_figures("actor", {"samples": 8.0, "stepped": 0.0}) == {"actor_stepped": 0.0}
+    assert update_metrics("actor", {"samples": 8.0, "stepped": 0.0}) == {"actor_stepped": 0.0}
 
 
 def test_ages():
-    assert age_figures("trained_age", [1, 3, 5]) == {"trained_age_mean": 3.0, "trained_age_max": 5.0}
-    assert age_figures("trained_age", []) == {}
+    assert age_metrics("trained_age", [1, 3, 5]) == {"trained_age_mean": 3.0, "trained_age_max": 5.0}
+    assert age_metrics("trained_age", []) == {}

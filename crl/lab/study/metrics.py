@@ -47,7 +47,7 @@ class GameCost(BaseModel, frozen=True):
     """Clock time, the games of a wave counted together; None where nobody took it."""
 
 
-class RunFigures(BaseModel, frozen=True):
+class RunMetrics(BaseModel, frozen=True):
     """One run of a study."""
 
     with_bank: dict[int, Rate]
@@ -106,8 +106,8 @@ def success_of(run: RunDirectory, round_number: int) -> dict[str, str]:
     return {arm: f"{rate} {rate.percent}" for arm, rate in _rates(run, round_number).items()}
 
 
-def read_run(path: Path, rounds: int) -> RunFigures:
-    """The figures of a run up to round `rounds`. Raises RecordDamaged, RunDirectoryUnusable."""
+def read_run(path: Path, rounds: int) -> RunMetrics:
+    """The metrics of a run up to round `rounds`. Raises RecordDamaged, RunDirectoryUnusable."""
     run = RunDirectory.open(path)
     numbers = [number for number in run.rounds() if number <= rounds]
     rates = {number: found for number in numbers if (found := _rates(run, number))}
@@ -116,7 +116,7 @@ def read_run(path: Path, rounds: int) -> RunFigures:
     costs = {number: _costs(run, number) for number in rates}
     outputs, malformed, returned = _outputs(run, numbers)
     health = _health(run, numbers[-1]) if numbers else {}
-    return RunFigures(
+    return RunMetrics(
         with_bank={number: found.get(WITH_BANK, without[number]) for number, found in rates.items()}
         if has_bank
         else {},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes.erl.health import reflection_figures
+from crl.recipes.erl.health import reflection_metrics
 from crl.recipes.erl.rows import Reflection
 from crl.records import Metric
 from crl.rounds.alarms import ROUNDS, health_metrics
@@ -35,7 +35,7 @@ def told(rows: list[Reflection]) -> str | None:
     metrics: dict[str, float] = {}
     alarms = []
     for number in range(1, ROUNDS + 1):
-        found = health_metrics(reflection_figures(rows), metrics, {"actor"}, round=number)
+        found = health_metrics(reflection_metrics(rows), metrics, {"actor"}, round=number)
         metrics = {row.name: row.value for row in found}
         alarms = [row.alarm for row in found if row.name == "collapsed"]
     return alarms[0]
@@ -43,13 +43,13 @@ def told(rows: list[Reflection]) -> str | None:
 
 def test_an_actor_that_hardly_ever_fails_has_not_collapsed() -> None:
     few = written(*["go left"] * (FEWEST_NOTES - 1), None)
-    assert "notes_one_text" not in reflection_figures(few) and told(few) is None
+    assert "notes_one_text" not in reflection_metrics(few) and told(few) is None
     said = told(written(*["go left"] * FEWEST_NOTES))
     assert said is not None and "one text is more than 80% of the new notes or reflections" in said
 
 
 def test_malformed_reflections_are_no_text() -> None:
-    found = reflection_figures(written(*["go left"] * 6, "go up", "go down", *[None] * 8))
+    found = reflection_metrics(written(*["go left"] * 6, "go up", "go down", *[None] * 8))
     assert (found["notes_one_text"], found["notes_distinct"], found["share_malformed"]) == (6 / 8, 3 / 8, 0.5)
 
 
