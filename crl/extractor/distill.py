@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from crl.config import DistillConfig, PromptConfig, RoleConfig
-from crl.extractor.outputs import Distilled, Origin, SeedOf, distillation_row, generation_row, judged, operation_row
+from crl.extractor.outputs import (
+    Distilled,
+    Origin,
+    SeedOf,
+    distillation_row,
+    generation_row,
+    operation_row,
+    parsed_output,
+)
 from crl.extractor.parse import example_texts
 from crl.extractor.prompts import NO_OWN, distill_messages
 from crl.extractor.trajectory import Trajectory, render_trajectory
@@ -121,7 +129,7 @@ def _rows(
     item: DistillItem, output: Output, shown: int, origin: Origin, config: DistillConfig, examples: Set[str]
 ) -> Distilled:
     episode, distillation_id = item.episode, output.prompt.name
-    parsed = judged(output, origin, config, examples, guided=episode.entry_id is not None)
+    parsed = parsed_output(output, origin, config, examples, guided=episode.entry_id is not None)
     operations: list[Operation] = [
         operation_row(
             distillation_id,

@@ -17,7 +17,7 @@ from crl.records.bank import (
     Operation,
     Resemblance,
 )
-from crl.records.base import RECORD_FORMAT, Row, Rules, rows_of, rows_with, schema_of, table_of, vectors_of
+from crl.records.base import RECORD_FORMAT, Row, Rules, rows_of, rows_with, schema_of, table_of, vectors_of, with_added
 from crl.records.critique import Critique, SuccessRate
 from crl.records.learning import BufferItem, Credit, EntryScore, EntryUsefulness, Metric, Sample, UseReward, Weights
 from crl.records.play import (
@@ -98,4 +98,5 @@ __all__ = [
     "schema_of",
     "table_of",
     "vectors_of",
+    "with_added",
 ]  # fmt: skip

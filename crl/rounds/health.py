@@ -116,29 +116,29 @@ def one_text_share(notes: Sequence[Note]) -> Metrics:
     return {"notes_one_text": max(doubtful.values(), default=0) / len(notes)}
 
 
-def truth_share(name: str, notes: Sequence[Note], judged: Iterable[str]) -> Metrics:
-    """Share of the notes that are fully right, of families whose environment knows; nothing where there are none."""
-    known = frozenset(judged)
+def truth_share(name: str, notes: Sequence[Note], knowing: Iterable[str]) -> Metrics:
+    """Share of the notes that are fully right, of the families `knowing`, whose environment knows; nothing of none."""
+    known = frozenset(knowing)
     right = [note.truth == RIGHT for note in notes if note.family in known]
     return {name: sum(right) / len(right)} if right else {}
 
 
-def claim_share(name: str, notes: Sequence[Note], judged: Iterable[str]) -> Metrics:
+def claim_share(name: str, notes: Sequence[Note], knowing: Iterable[str]) -> Metrics:
     """Share of the notes that claim anything that can be right or wrong, likewise."""
-    known = frozenset(judged)
+    known = frozenset(knowing)
     claims = [note.truth is not None for note in notes if note.family in known]
     return {name: sum(claims) / len(claims)} if claims else {}
 
 
-def coverage(families: Sequence[str], held: Iterable[str], notes: Iterable[Note], judged: Sequence[str]) -> Metrics:
+def coverage(families: Sequence[str], held: Iterable[str], notes: Iterable[Note], knowing: Sequence[str]) -> Metrics:
     """Share of the task families with a note, and of those whose environment knows with at least one right note.
 
-    `held` are the families of the bank's entries, `notes` those of its texts that were judged.
+    `held` are the families of the bank's entries, `notes` those of its texts whose truth is known.
     """
     metrics: Metrics = {"families_with_note": len(set(held) & set(families)) / len(families)}
-    if judged:
+    if knowing:
         right = {note.family for note in notes if note.truth == RIGHT}
-        metrics["families_with_true_note"] = len(right & set(judged)) / len(judged)
+        metrics["families_with_true_note"] = len(right & set(knowing)) / len(knowing)
     return metrics
 
 

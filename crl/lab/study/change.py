@@ -169,7 +169,7 @@ def _recovery(curves: Sequence[Curve], changed: int, after: int, last: int) -> R
 
 
 def _notes(run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Sequence[int]) -> dict[int, Notes]:
-    """Of rounds in which the bank holds notes of these families, if their environments can judge them."""
+    """Of rounds in which the bank holds notes of these families, if their environments know their truth."""
     recipe, found = recipe_of(run.method), {}
     for number in numbers:
         held = rows_with(recorded_bank(run, recipe, number).table, "family", families)
@@ -189,6 +189,6 @@ def _notes(run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Seq
 
 
 def _true(family: FamilyConfig, texts: Sequence[str]) -> list[bool]:
-    """Which texts are wholly right about a family's environment; empty where it cannot judge them."""
+    """Which texts are wholly right about a family's environment; empty where it does not know."""
     with closing(make_environment(family)) as environment:
         return [environment.truth(text) == 1 for text in texts] if isinstance(environment, KnowsTruth) else []

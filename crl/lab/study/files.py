@@ -159,7 +159,7 @@ def _runs(metrics: RunsByArm) -> bytes:
 
 def _changes(metrics: RunsByArm) -> pa.Table:
     """One row per evaluation, with the bank or without, of families that change or that stay; and the notes of those
-    that change, where the environment can judge them."""
+    that change, where the environment knows."""
     rows = []
     for arm, runs in metrics.items():
         for seed, change in ((seed, run.change) for seed, run in runs.items() if run.change is not None):

@@ -43,7 +43,7 @@ ROUNDING = 1e-9
 
 
 def measure(ctx: StageContext) -> None:
-    """Pair the probes, judge the update, train the network."""
+    """Pair the probes, label the update, train the network."""
     config = config_of(ctx.method)
     before, after = weights_of(ctx, ACTOR, read=ACTOR), weights_of(ctx, ACTOR, read=AFTER)
     pairs = pairs_of(ctx.rows(Episode, BEFORE_UPDATE), ctx.rows(Episode, AFTER_UPDATE), before, after, round=ctx.round)
