@@ -59,7 +59,7 @@ from crl.run.seeds import seed_for
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = {
-    "method.families.0.environment": "{kind: shrines, world: 1, steps: 2, shown: 3, things: 8, max_turns: 2}",
+    "method.families.0.environment": "{kind: shrines, world: 1, steps: 2, choices: 3, things: 8, max_turns: 2}",
     "method.families.0.groups": 8,
     "method.recipe.warm_start": None,  # the extractor has one of its own here: see `teach_form`
     "method.families.0.evaluation_seeds.count": 48,

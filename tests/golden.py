@@ -57,6 +57,9 @@ RENAMED_SETTINGS = {
     "objective.correction': {'kind': 'truncate'}":
         "objective.importance_sampling_correction': {'mode': 'token_truncate'}",
     "objective.kl'": "objective.beta'", "warm_start.epochs'": "warm_start.num_train_epochs'",
+    "'notes': 6, 'holds': 1": "'max_experiences': 6, 'reuse_rounds': 1",
+    "'uses': 2, 'standard_errors': 0.0, 'below'": "'min_uses': 2, 'standard_errors': 0.0, 'max_effect'",
+    "'max_output_characters'": "'max_output_characters'", "'show_missing'": "'show_missing'",
 }  # fmt: skip
 """Parts of settings' names and values, older to newer: a run that was recorded by the older is the same run."""
 RENAMED_TABLES: dict[str, str] = {"judgments": "critiques"}
@@ -75,8 +78,13 @@ def _alarm(row: dict[str, Any]) -> None:
         row["alarm"] = row["alarm"].replace("are shown unjudged", "are shown as they are")
 
 
+def _condition(row: dict[str, Any]) -> None:
+    if "arm" in row:
+        row["condition"] = row.pop("arm")
+
+
 BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {
-    "critiques": _critique, "generations": _critique, "metrics": _alarm
+    "critiques": _critique, "generations": _critique, "metrics": _alarm, "evaluations": _condition, "again": _condition
 }  # fmt: skip
 """By table (its newer name), what makes a newer row of an older one, in place; it leaves newer rows as they are."""
 RENAMED_OR_GONE: dict[tuple[str, str], str] = {}
@@ -215,7 +223,7 @@ def _evaluate_again(runner: Runner) -> None:
     """Other seeds, an older round, a table of its own."""
     more = ("--seeds", "2000000:3", "--out", runner.folder / "again.parquet")
     runner.crl("evaluate", runner.name, "--round", 1, *more)
-    runner.crl("evaluate", runner.name, "--arms", "with")
+    runner.crl("evaluate", runner.name, "--conditions", "with")
 
 
 def _play(*said: str) -> Callable[[Runner], None]:
@@ -357,7 +365,8 @@ RUNS: dict[str, Golden] = {
     # Mechanisms.
     "trial": fork(
         "trials", "trial_results",
-        settings={RECIPE + "trial": {"layouts": 2, "threshold": 0.0, "notes": 6, "holds": 1}, **ALL_NOTES},
+        settings={RECIPE + "trial": {"layouts": 2, "threshold": 0.0, "max_experiences": 6, "reuse_rounds": 1},
+                  **ALL_NOTES},
     ),
     "trial_screen": Golden(
         (*PLAYED, "trials", "trial_results"), {RECIPE + "trial": {"layouts": 3, "threshold": 0.25, "screen": 1}},
@@ -365,7 +374,7 @@ RUNS: dict[str, Golden] = {
     ),
     "suppress": fork(
         "trials", "text_effects", "suppressions", rounds=3,
-        settings={RECIPE + "suppress": {"uses": 2, "sureness": 0.0, "below": 1.5, "decay": 0.9},
+        settings={RECIPE + "suppress": {"min_uses": 2, "standard_errors": 0.0, "max_effect": 1.5, "decay": 0.9},
                   RECIPE + "trial": {"layouts": 1, "threshold": -1, "reward": "uses"}, **ALL_NOTES,
                   RECIPE + "retrieval.per": "group"},
     ),
@@ -456,11 +465,11 @@ RUNS: dict[str, Golden] = {
         lake={"kind": "masked_lake", "max_turns": 3, "family": {"group_size": 4, "sampling": {"temperature": 0.5}}},
     ),
     "guests": world(
-        shop={"kind": "webshop", "view": "short", "tell_missing": True, "max_turns": 2},
+        shop={"kind": "webshop", "view": "short", "show_missing": True, "max_turns": 2},
         questions={"kind": "hotpotqa", "results": 1, "max_turns": 2, "paragraph_characters": 40},
         room={"kind": "minihack", "id": "MiniHack-Room-Random-5x5-v0", "max_turns": 3},
         repairs={"kind": "swe", "calls": "text", "sandbox": "none", "rows": "FOLDER/rows.jsonl", "max_turns": 2,
-                 "longest_output": 300, "cache": "FOLDER/cache"},
+                 "max_output_characters": 300, "cache": "FOLDER/cache"},
         before=_repositories,
     ),
     "smollm2": Golden(

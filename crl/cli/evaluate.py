@@ -28,7 +28,8 @@ TableFormat = Literal["rich", "markdown", "latex", "csv", "json"]
 MetricName = Literal["success", "score", "actions", "tokens"]
 """What a table is about, as `crl.lab.table.build.TableMetric`: `crl --help` does without that module."""
 _COLUMNS = (
-    "task", "arm", "won", "success [95 %]", "score", "actions", "tokens read", "written", "invalid actions", "guided",
+    "task", "condition", "won", "success [95 %]", "score", "actions", "tokens read", "written", "invalid actions",
+    "guided",
 )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def evaluate(
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Held-out seeds of each task, from the start of its split; default all.")
     ] = None,
-    arms: Annotated[
+    conditions: Annotated[
         list[str] | None, typer.Option(metavar="with,without", help="With the bank, without it, or random (round 0).")
     ] = None,
     seeds: Annotated[
@@ -63,7 +64,7 @@ def evaluate(
     from crl.run.directory import RunDirectory
     from crl.run.files import require_writable
 
-    choice = Choice(tasks=_listed(tasks), episodes=episodes, seeds=_seeds(seeds), arms=_listed(arms))
+    choice = Choice(tasks=_listed(tasks), episodes=episodes, seeds=_seeds(seeds), conditions=_listed(conditions))
     if out is not None:
         if not possible_path(out, "--out").absolute().parent.is_dir():
             raise BadInput(f"--out {out}: there is no directory {out.parent}", expected="a directory that exists")
@@ -111,7 +112,9 @@ def _seeds(text: str | None) -> SeedRange | None:
     if not (separator and is_index(start) and is_index(count) and int(count) > 0):
         raise BadInput(said, expected=expected)
     if int(count) > MOST_HELD_OUT:
-        raise BadInput(f"{said}: {count} seeds", expected=f"at most {MOST_HELD_OUT}: each is played with every arm")
+        raise BadInput(
+            f"{said}: {count} seeds", expected=f"at most {MOST_HELD_OUT}: each is played with every condition"
+        )
     try:
         return SeedRange(start=int(start), count=int(count))
     except ValidationError as error:
@@ -137,7 +140,7 @@ def _print(evaluated: Evaluated) -> None:
 
     rows = [
         (
-            each.task, each.arm_words, each.won_words, f"{each.success.percent} [{each.success.span}]",
+            each.task, each.condition_words, each.won_words, f"{each.success.percent} [{each.success.span}]",
             f"{each.score:.2f}", f"{each.actions:.1f}", f"{each.tokens_read:.0f}", f"{each.tokens_written:.0f}",
             f"{each.invalid_share:.0%}", each.guided,
         )

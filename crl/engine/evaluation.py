@@ -80,12 +80,12 @@ def keep(directory: RunDirectory, evaluated: Evaluated) -> Keeping:
 
 
 def settings_of(evaluated: Evaluated) -> dict[str, Any]:
-    """What was played: arms, and for each task the held-out seeds, as (first, how many)."""
+    """What was played: conditions, and for each task the held-out seeds, as (first, how many)."""
     seeds: dict[str, set[int]] = {}
     for row in evaluated.rows:
         seeds.setdefault(row.family, set()).add(row.environment_seed)
     return {
-        "arms": sorted({row.arm for row in evaluated.rows}),
+        "conditions": sorted({row.condition for row in evaluated.rows}),
         "seeds": {task: [min(found), len(found)] for task, found in sorted(seeds.items())},
     }
 

@@ -76,7 +76,7 @@ class ShrinesConfig(EnvironmentConfig):
     shrine: int = Field(0, ge=0, le=15, description="Number of the shrine; its name, a color, appears in the goal.")
     world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules.")
     steps: int = Field(3, ge=1, le=5, description="Things to offer, in order.")
-    shown: int = Field(4, ge=2, le=12, description="Things to choose from: those of the rule, and others.")
+    choices: int = Field(4, ge=2, le=12, description="Things to choose from: those of the rule, and others.")
     things: int = Field(16, ge=4, le=24, description="Things there are in all.")
     max_turns: int = Field(6, ge=1, le=1000, description="Turns before an episode counts as failed.")
     practice: bool = Field(
@@ -91,8 +91,10 @@ class ShrinesConfig(EnvironmentConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> ShrinesConfig:
-        if not self.steps <= self.shown <= self.things:
-            raise ValueError(f"{self.steps} steps, {self.shown} shown and {self.things} things: they must not decrease")
+        if not self.steps <= self.choices <= self.things:
+            raise ValueError(
+                f"{self.steps} steps, {self.choices} choices and {self.things} things: they must not decrease"
+            )
         if self.max_turns < self.steps:
             raise ValueError(f"max_turns {self.max_turns} is less than the {self.steps} steps that winning takes")
         return self
@@ -144,8 +146,8 @@ def games(config: ShrinesConfig) -> Levels[Game]:
         held_out_from=config.held_out_from,
         fewest_moves=0,
         draws=_ATTEMPTS,
-        where=f"environment shrines, {config.things} things of which {config.shown} are shown",
-        next_step="raise things or shown, or choose another world",
+        where=f"environment shrines, {config.things} things of which {config.choices} are choices",
+        next_step="raise things or choices, or choose another world",
     )
 
 
@@ -157,7 +159,7 @@ def _draws(config: ShrinesConfig, seed: int) -> Iterator[Game]:
         rule = _drawn_rule(config, name, generator, reserved=False)
     others = [thing for thing in THINGS[: config.things] if thing not in rule]
     while True:
-        decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.shown - config.steps]]
+        decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.choices - config.steps]]
         lying = [*rule, *decoys]
         yield Game(name, rule, tuple(lying[int(index)] for index in generator.permutation(len(lying))))
 

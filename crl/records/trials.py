@@ -74,7 +74,7 @@ class Trial(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult(Row):
-    """The newest result of a text's trial, kept as long as it holds (`trial.holds`)."""
+    """The newest result of a text's trial, kept as long as it holds (`trial.reuse_rounds`)."""
 
     table: ClassVar[str] = "trial_results"
     family: A[str, "task family it was played on"]

@@ -148,7 +148,8 @@ def over_steps(
         points = [replace(point, told=f"{point.told} at {taken[point.x]:,.0f}") for point in known]
         told.append(replace(line, points=points))
         moved.append(replace(line, points=[replace(each, x=taken[each.x], at=f"round {each.at}") for each in points]))
-    # Rounds without a real step are above each other, and no two arms are at the same place: the table is by round.
+    # Rounds without a real step are above each other, and no two conditions are at the same place: the table is by
+    # round.
     columns, rows = _table("round", [line for line in told if line.points])
     drawn = line_chart(f"{title}, over real steps", moved, top=top, share=True, axis="real environment steps")
     return replace(drawn, columns=columns, rows=rows)

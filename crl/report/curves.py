@@ -76,8 +76,8 @@ def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     level beside them where it was measured), and of a mixture the average over its tasks; where a run counts real steps
     (DreamGym), held-out success over these too."""
 
-    def line(name: str, arm: str, color: int) -> Line:
-        rates = [(group, sum((getattr(each, arm) for each in group), NONE)) for group in _pooled(summaries)]
+    def line(name: str, condition: str, color: int) -> Line:
+        rates = [(group, sum((getattr(each, condition) for each in group), NONE)) for group in _pooled(summaries)]
         return Line(name, color, [_rate_point(group, rate) for group, rate in rates if rate.episodes])
 
     training = [
@@ -108,10 +108,10 @@ def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
 def average_lines(summaries: Sequence[RoundSummary]) -> list[Line]:
     """The average over tasks in every round, held out: with the bank, and without."""
     lines = []
-    for name, arm, color in _HELD_OUT_ARMS:
+    for name, condition, color in _HELD_OUT_ARMS:
         points = []
         for each in summaries:
-            mean = average(list(each.tasks.get(arm, {}).values()))
+            mean = average(list(each.tasks.get(condition, {}).values()))
             if mean is not None:
                 told = f"{mean.percent} ({mean.span} %)"
                 points.append(Point(float(each.round), mean.mean, each.label, told, mean.low, mean.high))
@@ -194,12 +194,15 @@ def observed(metrics: Sequence[Observed], summaries: Sequence[RoundSummary]) -> 
 def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     """Form, actions and tokens per game, seconds of retrieval, answers and games, with experience and without."""
 
-    def costs(title: str, arms: Sequence[tuple[str, str, int]], metric: str) -> Chart:
-        def mean(arm: str, each: RoundSummary) -> float | None:
-            cost = each.costs.get(arm)
+    def costs(title: str, conditions: Sequence[tuple[str, str, int]], metric: str) -> Chart:
+        def mean(condition: str, each: RoundSummary) -> float | None:
+            cost = each.costs.get(condition)
             return None if cost is None else float(getattr(cost, metric) / cost.games)
 
-        return line_chart(title, [round_line(name, color, summaries, partial(mean, arm)) for name, arm, color in arms])
+        return line_chart(
+            title,
+            [round_line(name, color, summaries, partial(mean, condition)) for name, condition, color in conditions],
+        )
 
     def waits(title: str, places: Iterable[tuple[str, Sequence[str], str, int]], factor: float = 1) -> Chart:
         """Seconds (times `factor`) of one item of a kind of work, over some stages of a round."""
@@ -228,7 +231,8 @@ def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
         ),
         waits("seconds per answer to a question", [(name, at, "answers", color) for name, at, color in _PLACES]),
         waits(
-            "seconds per game, held out", [(name, ["evaluate"], f"play {arm}", c) for name, arm, c in _HELD_OUT_ARMS]
+            "seconds per game, held out",
+            [(name, ["evaluate"], f"play {condition}", c) for name, condition, c in _HELD_OUT_ARMS],
         ),
     ]
     return [chart for chart in charts if chart.rows]

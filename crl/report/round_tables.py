@@ -24,7 +24,7 @@ AVERAGE = "average"
 MOST = 40
 """Tasks listed; the average is over all of them."""
 _TRAINING = {"guided": "guided", "free": "free", "synthetic": "in the model"}
-"""Arms of training, with their columns."""
+"""Conditions of training, with their columns."""
 _HELD_OUT = ("with_bank", "without_bank")
 
 
@@ -109,7 +109,7 @@ class Tasks:
     evaluated: str | None
     """Likewise, of the held-out columns."""
     rates: Mapping[str, Mapping[str, Rate]]
-    """By arm and task; `random` is of round 0."""
+    """By condition and task; `random` is of round 0."""
 
     @property
     def names(self) -> list[str]:
@@ -122,13 +122,13 @@ class Tasks:
         rounds = [each for each in (self.trained, self.evaluated) if each is not None]
         return f"round {rounds[0]}" + (f", held out round {rounds[1]}" if len(set(rounds)) > 1 else "")
 
-    def rate(self, arm: str, task: str) -> Rate:
-        """Success of one arm on a task."""
-        return self.rates.get(arm, {}).get(task, NONE)
+    def rate(self, condition: str, task: str) -> Rate:
+        """Success of one condition on a task."""
+        return self.rates.get(condition, {}).get(task, NONE)
 
-    def average(self, arm: str) -> Average | None:
-        """Mean over the tasks; None where some task has no episode of this arm."""
-        return average([self.rate(arm, name) for name in self.names])
+    def average(self, condition: str) -> Average | None:
+        """Mean over the tasks; None where some task has no episode of this condition."""
+        return average([self.rate(condition, name) for name in self.names])
 
 
 def newest_tasks(summaries: Sequence[RoundSummary]) -> Tasks | None:
@@ -136,8 +136,16 @@ def newest_tasks(summaries: Sequence[RoundSummary]) -> Tasks | None:
     trained = _newest(summaries, _TRAINING)
     evaluated = _newest(summaries, _HELD_OUT)
     rates: dict[str, Mapping[str, Rate]] = {}
-    for summary, arms in ((trained, _TRAINING), (evaluated, _HELD_OUT), (_newest(summaries, ("random",)), ("random",))):
-        rates |= {arm: summary.tasks[arm] for arm in arms if summary is not None and arm in summary.tasks}
+    for summary, conditions in (
+        (trained, _TRAINING),
+        (evaluated, _HELD_OUT),
+        (_newest(summaries, ("random",)), ("random",)),
+    ):
+        rates |= {
+            condition: summary.tasks[condition]
+            for condition in conditions
+            if summary is not None and condition in summary.tasks
+        }
     labels = [None if summary is None else summary.label for summary in (trained, evaluated)]
     found = Tasks(labels[0], labels[1], rates)
     return found if len(found.names) > 1 else None
@@ -145,11 +153,11 @@ def newest_tasks(summaries: Sequence[RoundSummary]) -> Tasks | None:
 
 def task_rows(tasks: Tasks) -> list[dict[str, str]]:
     """A row per task and the average, as words; a column for an experience model where episodes were played in one."""
-    trained = [arm for arm in _TRAINING if arm != "synthetic" or arm in tasks.rates]
+    trained = [condition for condition in _TRAINING if condition != "synthetic" or condition in tasks.rates]
     rows = [
         {
             "task": name,
-            **{_TRAINING[arm]: tasks.rate(arm, name).short for arm in trained},
+            **{_TRAINING[condition]: tasks.rate(condition, name).short for condition in trained},
             "held out, with bank": tasks.rate("with_bank", name).told,
             "without bank": tasks.rate("without_bank", name).told,
         }
@@ -157,7 +165,7 @@ def task_rows(tasks: Tasks) -> list[dict[str, str]]:
     ]
     if len(tasks.names) > MOST:
         rows.append(dict.fromkeys(rows[0], "") | {"task": f"and {len(tasks.names) - MOST} more"})
-    means = [tasks.average(arm) for arm in (*trained, *_HELD_OUT)]
+    means = [tasks.average(condition) for condition in (*trained, *_HELD_OUT)]
     words = [NOTHING if mean is None else mean.percent for mean in means[: len(trained)]]
     words += [NOTHING if mean is None else f"{mean.percent} [{mean.span}]" for mean in means[len(trained) :]]
     return [*rows, dict(zip(rows[0], (AVERAGE, *words), strict=True))]
@@ -168,8 +176,10 @@ def newest_evaluated(summaries: Sequence[RoundSummary]) -> RoundSummary | None:
     return _newest(summaries, _HELD_OUT)
 
 
-def _newest(summaries: Sequence[RoundSummary], arms: Collection[str]) -> RoundSummary | None:
-    return next((each for each in reversed(summaries) if any(arm in each.tasks for arm in arms)), None)
+def _newest(summaries: Sequence[RoundSummary], conditions: Collection[str]) -> RoundSummary | None:
+    return next(
+        (each for each in reversed(summaries) if any(condition in each.tasks for condition in conditions)), None
+    )
 
 
 def notes(summaries: Sequence[RoundSummary]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from crl.errors import BadInput, CrlError
 from crl.report.data_docs import StageChecks, checks_of
 from crl.report.diff import BankDiff, bank_diff
-from crl.report.success import NONE, ArmResult, Rate
+from crl.report.success import NONE, ConditionResult, Rate
 from crl.report.views import reading
 from crl.run.directory import RunDirectory
 
@@ -42,7 +42,7 @@ _VIEWS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the games of an arm took, in all."""
+    """What the games of a condition took, in all."""
 
     games: int
     actions: int
@@ -80,7 +80,7 @@ class RoundSummary:
     random: Rate = NONE
     """Held-out success of a policy that takes any legal action; measured once, with round 0."""
     tasks: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
-    """By arm (guided, free, synthetic, with_bank, without_bank, random) and task family."""
+    """By condition (guided, free, synthetic, with_bank, without_bank, random) and task family."""
     bank: int | None = None
     """Entries after the round."""
     operations: Mapping[str, int] = field(default_factory=dict)
@@ -106,12 +106,12 @@ class RoundSummary:
     """Entries that stayed and changed."""
     malformed_by: Mapping[str, int] = field(default_factory=dict)
     """Malformed outputs by reason, most frequent first."""
-    arms: tuple[Mapping[str, Any], ...] = ()
-    """Rows of the view `success_by_arm`."""
+    conditions: tuple[Mapping[str, Any], ...] = ()
+    """Rows of the view `success_by_condition`."""
     costs: Mapping[str, Cost] = field(default_factory=dict)
-    """By arm: guided, free, synthetic, with_bank, without_bank."""
-    evaluations: tuple[ArmResult, ...] = ()
-    """Held-out results by task and arm, in order of their names."""
+    """By condition: guided, free, synthetic, with_bank, without_bank."""
+    evaluations: tuple[ConditionResult, ...] = ()
+    """Held-out results by task and condition, in order of their names."""
     timings: Mapping[tuple[str, str], Timing] = field(default_factory=dict)
     """By stage and kind of work, as in the view `timings`."""
     broken: tuple[Mapping[str, Any], ...] = ()
@@ -175,31 +175,32 @@ def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
     def listed(name: str, number: int, each: Any, into: Metrics = found) -> None:
         into[number][name] = (*into[number].get(name, ()), each)
 
-    for row in connection.sql("SELECT * FROM success_by_arm").to_arrow_table().to_pylist():
-        number, stage, arm, games = row["round"], row["stage"], row["arm"], row["games"]
-        listed("arms", number, row)
+    for row in connection.sql("SELECT * FROM success_by_condition").to_arrow_table().to_pylist():
+        number, stage, condition, games = row["round"], row["stage"], row["condition"], row["games"]
+        listed("conditions", number, row)
         rate = Rate(row["won"], games, row["broken"])
-        if stage == "evaluate_base" and arm != "random":
-            base[number][arm] = rate
-        # Further attempts (ERL) that go by the old instructions are no games of the free arm.
+        if stage == "evaluate_base" and condition != "random":
+            base[number][condition] = rate
+        # Further attempts (ERL) that go by the old instructions are no games of the free condition.
         elif stage in ("collect", "evaluate"):
-            found[number][arm] = rate
-            if arm != "random":
+            found[number][condition] = rate
+            if condition != "random":
                 took = (round(games * row[name]) for name in ("actions", "tokens_read", "tokens_sampled"))
-                found[number].setdefault("costs", {})[arm] = Cost(games, *took)
-    for number, stage, task, arm, *counts, score, actions, read, written, invalid, guided in fetch(
-        "SELECT round, stage, family, arm, count_if(success), count(*), count_if(stop_reason = 'error'), "
+                found[number].setdefault("costs", {})[condition] = Cost(games, *took)
+    for number, stage, task, condition, *counts, score, actions, read, written, invalid, guided in fetch(
+        "SELECT round, stage, family, condition, count_if(success), count(*), count_if(stop_reason = 'error'), "
         "avg(reward), avg(turns), avg(tokens_read), avg(tokens_sampled), "
         "coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) FROM evaluations "
-        "WHERE stage IN ('evaluate', 'evaluate_base') GROUP BY ALL ORDER BY round, stage, family, arm"
+        "WHERE stage IN ('evaluate', 'evaluate_base') GROUP BY ALL ORDER BY round, stage, family, condition"
     ):
         rates = (Rate(*map(int, counts)),)
-        result = ArmResult(task, arm, rates, score, actions, read, written, float(invalid), int(guided))
+        result = ConditionResult(task, condition, rates, score, actions, read, written, float(invalid), int(guided))
         listed("evaluations", number, result, base if stage == "evaluate_base" else found)
-    for number, arm, family, *counts in fetch(
-        "SELECT round, arm, family, won, games, broken FROM success_by_task WHERE stage <> 'evaluate_base' ORDER BY ALL"
+    for number, condition, family, *counts in fetch(
+        "SELECT round, condition, family, won, games, broken FROM success_by_task WHERE stage <> 'evaluate_base' "
+        "ORDER BY ALL"
     ):
-        found[number].setdefault("tasks", {}).setdefault(arm, {})[family] = Rate(*map(int, counts))
+        found[number].setdefault("tasks", {}).setdefault(condition, {})[family] = Rate(*map(int, counts))
     for row in connection.sql("SELECT * FROM broken_games ORDER BY ALL").to_arrow_table().to_pylist():
         listed("broken", row["round"], row)
     for number, stage, work, *timed in fetch(

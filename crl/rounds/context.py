@@ -64,16 +64,16 @@ class StageContext:
         writer: Writer,
         services: Services,
         progress: Progress,
-        arms: frozenset[str] | None = None,
+        conditions: frozenset[str] | None = None,
         families: frozenset[str] | None = None,
         unfinished: Path | None = None,
         broken_episodes_limit: float = 0.9,
     ) -> None:
         self.method, self.recipe, self.stage, self.round = method, recipe, stage, round_number
         self.services = services
-        self.arms, self.families = arms, families
-        """Arms and task families of an evaluation that are wanted, where a person evaluates a round again; None: all of
-        them."""
+        self.conditions, self.families = conditions, families
+        """Conditions and task families of an evaluation that are wanted, where a person evaluates a round again; None:
+        all of them."""
         self.unfinished = unfinished
         """Folder whose files outlive an attempt that ends early and go when the stage is committed; None: there is
         none. What is in it may save work and nothing else."""

@@ -72,7 +72,7 @@ def _family_tasks(
     # Distinct tasks where the range allows it, so that a round is not the same task over and over.
     drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)
     environment_seeds = [seeds.start + int(value) for value in drawn]
-    longest = ctx.method.rollout.longest_observation
+    longest = ctx.method.rollout.max_observation_characters
     with naming(family.name):
         starts = Readable(ctx.environment(family.name), longest).reset_many(environment_seeds)
     ctx.note_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))

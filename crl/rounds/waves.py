@@ -182,7 +182,7 @@ def starts_of(ctx: StageContext, places: Sequence[tuple[str, int]], *, played_he
     """
     with naming(places[0][0] if places else ""):
         environment = environment_of(ctx, [family for family, _ in places])
-        readable = Readable(environment, ctx.method.rollout.longest_observation)
+        readable = Readable(environment, ctx.method.rollout.max_observation_characters)
         starts = readable.reset_many([seed for _, seed in places])
     games = games_from(starts, places)
     ctx.note_games([game for game in games if game.error is not None] if played_here else games)

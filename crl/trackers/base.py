@@ -34,7 +34,7 @@ class RoundMetrics:
     values: Mapping[str, float]
     """By name: `success/guided`, `held_out/with_bank`, `bank/entries`, `update_actor/loss`, `seconds/collect` …"""
     success: Sequence[Mapping[str, Any]]
-    """Rows of the view `success_by_arm` of every round up to this one."""
+    """Rows of the view `success_by_condition` of every round up to this one."""
     tables: str
     """The round tables up to this round, as Markdown."""
     digest: str

@@ -16,7 +16,7 @@ _MOST_CHARACTERS = 500
 
 
 class MLflow:
-    """Metrics, the method as parameters, the round tables and success by arm as artifacts.
+    """Metrics, the method as parameters, the round tables and success by condition as artifacts.
 
     Args:
         uri: tracking store; default as MLflow is configured (`MLFLOW_TRACKING_URI`).
@@ -70,7 +70,9 @@ class MLflow:
         ]
         self._client.log_batch(self.id, metrics=metrics)
         self._client.log_text(self.id, round_metrics.tables, "rounds.md")
-        self._client.log_dict(self.id, {"rows": [dict(row) for row in round_metrics.success]}, "success_by_arm.json")
+        self._client.log_dict(
+            self.id, {"rows": [dict(row) for row in round_metrics.success]}, "success_by_condition.json"
+        )
         self._client.set_tag(self.id, f"round_{round_metrics.round:04d}", round_metrics.digest)
         self._client.set_tag(self.id, "head", round_metrics.head)
 
@@ -80,7 +82,7 @@ class MLflow:
 
 
 class WandB:
-    """Metrics by round, the method as config, success by arm as a table, the round tables as text.
+    """Metrics by round, the method as config, success by condition as a table, the round tables as text.
 
     Args:
         project: W&B project; default the experiment's name.
@@ -122,7 +124,7 @@ class WandB:
     def write(self, round_metrics: RoundMetrics) -> None:
         """Log the round in one step."""
         table = self._wandb.Table(**_success(round_metrics))
-        logged = {"round": round_metrics.round, **round_metrics.values, "success_by_arm": table}
+        logged = {"round": round_metrics.round, **round_metrics.values, "success_by_condition": table}
         # Offline, a resumed session counts from 0 again: its steps are kept apart from those of the session before.
         self._session.log(logged, step=max(round_metrics.round, self._session.step), commit=True)
         told = {"record_digest": round_metrics.digest, "head": round_metrics.head, "rounds": round_metrics.tables}
@@ -134,7 +136,7 @@ class WandB:
 
 
 class Trackio:
-    """Metrics by step, the method as config, success by arm as a table.
+    """Metrics by step, the method as config, success by condition as a table.
 
     Args:
         project: Trackio project; default the experiment's name.
@@ -162,7 +164,9 @@ class Trackio:
         """Log the round in one step."""
         table = self._trackio.Table(**_success(round_metrics))
         head = self._trackio.Table(columns=["round", "head"], data=[[round_metrics.round, round_metrics.head]])
-        self._trackio.log({**round_metrics.values, "success_by_arm": table, "head": head}, step=round_metrics.round)
+        self._trackio.log(
+            {**round_metrics.values, "success_by_condition": table, "head": head}, step=round_metrics.round
+        )
 
     def close(self) -> None:
         """Write what is left."""
@@ -170,6 +174,6 @@ class Trackio:
 
 
 def _success(round_metrics: RoundMetrics) -> dict[str, list[Any]]:
-    """Success by arm, as the columns and the data of a table."""
+    """Success by condition, as the columns and the data of a table."""
     columns = list(round_metrics.success[0]) if round_metrics.success else []
     return {"columns": columns, "data": [[row[name] for name in columns] for row in round_metrics.success]}

@@ -172,7 +172,7 @@ def metrics_of(run: RunDirectory, history: History, numbers: Sequence[int]) -> I
         yield RoundMetrics(
             round=number,
             values=values,
-            success=[row for each in until for row in each.arms],
+            success=[row for each in until for row in each.conditions],
             tables=rounds_markdown(run.experiment_name, until),
             digest=round_digest(run, number),
             head=head_after(run.path, number),
@@ -188,8 +188,8 @@ def _of_summary(each: RoundSummary, random: Rate) -> dict[str, float]:
         "alarms": len(each.alarms),
         **{f"bank/{kind}": count for kind, count in each.changes.items()},
         **{f"seconds/{stage}": taken for stage, taken in each.seconds.items()},
-        **{f"success/{arm}": getattr(each, arm).value for arm in ("guided", "free", "synthetic")},
-        **{f"held_out/{arm}": getattr(each, arm).value for arm in ("with_bank", "without_bank")},
+        **{f"success/{condition}": getattr(each, condition).value for condition in ("guided", "free", "synthetic")},
+        **{f"held_out/{condition}": getattr(each, condition).value for condition in ("with_bank", "without_bank")},
         "held_out/random": (random if each.without_bank.episodes else each.random).value,
     }
     return {name: float(value) for name, value in known.items() if value is not None}

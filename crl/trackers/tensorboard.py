@@ -63,14 +63,17 @@ class TensorBoard:
 
 
 def _layout() -> Any:
-    """The charts of the tab `Custom scalars`: success by arm in one picture."""
+    """The charts of the tab `Custom scalars`: success by condition in one picture."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.custom_scalar import layout_pb2, metadata
     from tensorboard.util.tensor_util import make_tensor_proto
 
     charts = [
         layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=[tag]))
-        for title, tag in (("held-out success by arm", r"held_out/.*"), ("training success by arm", r"success/.*"))
+        for title, tag in (
+            ("held-out success by condition", r"held_out/.*"),
+            ("training success by condition", r"success/.*"),
+        )
     ]
     layout = layout_pb2.Layout(category=[layout_pb2.Category(title="success", chart=charts)])
     return Summary(

@@ -46,14 +46,16 @@ class RunChange(BaseModel, frozen=True):
     round: int
     """First round of the changed world."""
     success: dict[str, dict[str, dict[int, Rate]]]
-    """By families (`changed`, `stayed`), arm of the evaluation and round."""
+    """By families (`changed`, `stayed`), condition and round."""
     notes: dict[int, Notes] = {}
     """By evaluated round with a bank."""
 
     def curve(self, families: str, *, bank: bool) -> Curve:
         """Held-out success by round; with an empty bank it is that without one. Empty for a run that has no bank."""
-        arms = self.success[families]
-        found = arms[WITHOUT_BANK] | arms[WITH_BANK] if bank and arms[WITH_BANK] else {} if bank else arms[WITHOUT_BANK]
+        rates = self.success[families]
+        found = (
+            rates[WITHOUT_BANK] | rates[WITH_BANK] if bank and rates[WITH_BANK] else {} if bank else rates[WITHOUT_BANK]
+        )
         return {number: rate.successes / rate.episodes for number, rate in found.items()}
 
 
@@ -98,13 +100,13 @@ def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
         part: {WITH_BANK: {}, WITHOUT_BANK: {}} for part in (CHANGED, STAYED)
     }
     for number in numbers:
-        table = rows_with(run.read(number, "evaluate", Evaluation), "arm", (WITH_BANK, WITHOUT_BANK))
+        table = rows_with(run.read(number, "evaluate", Evaluation), "condition", (WITH_BANK, WITHOUT_BANK))
         table = table.append_column(
             "part", pc.if_else(pc.is_in(table["family"], pa.array(list(families))), CHANGED, STAYED)
         )
-        counted = table.group_by(["part", "arm"]).aggregate([("success", "sum"), ("success", "count")])
+        counted = table.group_by(["part", "condition"]).aggregate([("success", "sum"), ("success", "count")])
         for row in counted.to_pylist():
-            success[row["part"]][row["arm"]][number] = Rate(row["success_sum"], row["success_count"])
+            success[row["part"]][row["condition"]][number] = Rate(row["success_sum"], row["success_count"])
     return RunChange(round=first, success=success, notes=_notes(run, families, list(success[CHANGED][WITH_BANK])))
 
 

@@ -102,7 +102,7 @@ class RunMetrics(BaseModel, frozen=True):
 
 
 def success_of(run: RunDirectory, round_number: int) -> dict[str, str]:
-    """Held-out success of a round in words, by arm of the evaluation; empty where it was not evaluated."""
+    """Held-out success of a round in words, by condition; empty where it was not evaluated."""
     return {arm: f"{rate} {rate.percent}" for arm, rate in _rates(run, round_number).items()}
 
 
@@ -152,19 +152,21 @@ def _rates(run: RunDirectory, number: int) -> dict[str, Rate]:
         return {}
     table = run.read(number, EVALUATE, Evaluation)
     table = table.append_column("broke", pc.equal(table["stop_reason"], StopReason.error.value))
-    counted = table.group_by("arm").aggregate([("success", "sum"), ("success", "count"), ("broke", "sum")]).to_pylist()
-    return {row["arm"]: Rate(row["success_sum"], row["success_count"], row["broke_sum"]) for row in counted}
+    counted = (
+        table.group_by("condition").aggregate([("success", "sum"), ("success", "count"), ("broke", "sum")]).to_pylist()
+    )
+    return {row["condition"]: Rate(row["success_sum"], row["success_count"], row["broke_sum"]) for row in counted}
 
 
 def _costs(run: RunDirectory, number: int) -> dict[str, GameCost]:
-    """What a game took after a round, by arm of the evaluation."""
+    """What a game took after a round, by condition."""
     table = run.read(number, EVALUATE, Evaluation)
     taken = _timings(run, number, EVALUATE)
     found = {}
-    for arm in pc.unique(table["arm"]).to_pylist():
-        mine = table.filter(pc.equal(table["arm"], arm))
-        timing = taken.get(f"play {arm}")
-        found[arm] = GameCost(
+    for condition in pc.unique(table["condition"]).to_pylist():
+        mine = table.filter(pc.equal(table["condition"], condition))
+        timing = taken.get(f"play {condition}")
+        found[condition] = GameCost(
             actions=pc.mean(mine["turns"]).as_py(),
             tokens_read=pc.mean(mine["tokens_read"]).as_py(),
             tokens_sampled=pc.mean(mine["tokens_sampled"]).as_py(),

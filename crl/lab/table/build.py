@@ -17,8 +17,8 @@ from typing import Any
 
 from crl.config import Method
 from crl.lab.study.statistics import interval
-from crl.lab.table.read import ARMS, Found, RunResults, Which
-from crl.report.success import ArmResult
+from crl.lab.table.read import CONDITIONS, Found, RunResults, Which
+from crl.report.success import ConditionResult
 from crl.rounds.evaluate import WITHOUT_BANK
 
 
@@ -42,7 +42,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method in one arm on one task, or on average over the tasks."""
+    """A method in one condition on one task, or on average over the tasks."""
 
     metrics: dict[TableMetric, Value]
     runs: int
@@ -52,10 +52,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A method in one arm."""
+    """A method in one condition."""
 
     label: str
-    arm: str
+    condition: str
     runs: tuple[str, ...]
     seeds: tuple[int, ...]
     rounds: tuple[int, ...]
@@ -89,11 +89,11 @@ def build(groups: Sequence[Group], which: Which, problems: Sequence[str] = ()) -
 
 
 def _rows(group: Group, tasks: Sequence[str]) -> Iterator[Row]:
-    for arm in ARMS:
-        if not any((task, arm) in run.cells for run in group.runs for task in tasks):
+    for condition in CONDITIONS:
+        if not any((task, condition) in run.cells for run in group.runs for task in tasks):
             continue
         # To leave out a run whose bank is still empty would be to choose seeds by what came of them.
-        played = [(run, WITHOUT_BANK if run.empty_bank else arm) for run in group.runs]
+        played = [(run, WITHOUT_BANK if run.empty_bank else condition) for run in group.runs]
         mine = [(run, own) for run, own in played if any((task, own) in run.cells for task in tasks)]
         cells = {}
         for task in tasks:
@@ -103,7 +103,7 @@ def _rows(group: Group, tasks: Sequence[str]) -> Iterator[Row]:
         whole = [result for run, own in mine if (result := run.average(own, tasks)) is not None]
         yield Row(
             label=group.label,
-            arm=arm,
+            condition=condition,
             runs=tuple(run.name for run, _ in mine),
             seeds=tuple(run.method.seed for run, _ in mine),
             rounds=tuple(run.round for run, _ in mine),
@@ -112,7 +112,7 @@ def _rows(group: Group, tasks: Sequence[str]) -> Iterator[Row]:
         )
 
 
-def _cell(found: Sequence[ArmResult]) -> Cell:
+def _cell(found: Sequence[ConditionResult]) -> Cell:
     metrics = {}
     for metric in TableMetric:
         if len(found) > 1:
@@ -160,7 +160,7 @@ def _empty(group: Group) -> Iterator[str]:
 
 def _missing(group: Group, tasks: Sequence[str]) -> Iterator[str]:
     for run in group.runs:
-        lacking = [task for task in tasks if not any((task, arm) in run.cells for arm in ARMS)]
+        lacking = [task for task in tasks if not any((task, condition) in run.cells for condition in CONDITIONS)]
         own, other = (
             [each for each in lacking if each in run.tasks],
             [each for each in lacking if each not in run.tasks],
@@ -169,26 +169,26 @@ def _missing(group: Group, tasks: Sequence[str]) -> Iterator[str]:
             yield f"{run.name}: not evaluated in round {run.round}: {', '.join(own)}"
         if other:
             yield f"{run.name}: has no task {', '.join(other)}"
-        arms = [arm for arm in ARMS if any((task, arm) in run.cells for task in tasks)]
-        for arm in arms:
-            half = [task for task in run.tasks if (task, arm) not in run.cells and task not in lacking]
+        conditions = [condition for condition in CONDITIONS if any((task, condition) in run.cells for task in tasks)]
+        for condition in conditions:
+            half = [task for task in run.tasks if (task, condition) not in run.cells and task not in lacking]
             if half:
-                yield f"{run.name}: not evaluated {arm.replace('_', ' ')} in round {run.round}: {', '.join(half)}"
+                yield f"{run.name}: not evaluated {condition.replace('_', ' ')} in round {run.round}: {', '.join(half)}"
 
 
 def _found(groups: Sequence[Group], task: str) -> Iterator[tuple[RunResults, str, Found]]:
     for group in groups:
         for run in group.runs:
-            for arm in ARMS:
-                if (task, arm) in run.cells:
-                    yield run, arm, run.cells[task, arm]
+            for condition in CONDITIONS:
+                if (task, condition) in run.cells:
+                    yield run, condition, run.cells[task, condition]
 
 
 def _splits(groups: Sequence[Group], task: str) -> Iterator[str]:
     """Results on different held-out seeds are no comparison of like with like."""
     played: dict[tuple[int, ...], list[str]] = {}
-    for run, arm, found in _found(groups, task):
-        played.setdefault(found.seeds, []).append(f"{run.name} {arm.replace('_', ' ')}")
+    for run, condition, found in _found(groups, task):
+        played.setdefault(found.seeds, []).append(f"{run.name} {condition.replace('_', ' ')}")
     if len(played) > 1:
         told = "; ".join(f"{_span(seeds)} in {_some(names)}" for seeds, names in played.items())
         yield f"{task}: held-out seeds differ: {told}"

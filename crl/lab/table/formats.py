@@ -90,16 +90,18 @@ def latex(table: Table, metric: TableMetric) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """One line per method, arm and task, with every metric; the average over tasks is the task `macro average`."""
+    """One line per method, condition and task, with every metric; the average over tasks is the task
+    `macro average`."""
     out = io.StringIO()
-    heads = ["method", "arm", "task", "runs", "episodes", "round"]
+    heads = ["method", "condition", "task", "runs", "episodes", "round"]
     metrics = [f"{metric}{end}" for metric in TableMetric for end in ("", "_low", "_high")]
     writer = csv.DictWriter(out, [*heads, *metrics], lineterminator="\n")
     writer.writeheader()
     for row in table.rows:
         for task, cell in _all_cells(row):
             line: dict[str, Any] = {
-                "method": row.label, "arm": row.arm, "task": task, "runs": cell.runs, "episodes": cell.episodes,
+                "method": row.label, "condition": row.condition, "task": task, "runs": cell.runs,
+                "episodes": cell.episodes,
                 "round": row.round_words,
             }  # fmt: skip
             for metric, value in cell.metrics.items():
@@ -115,7 +117,7 @@ def data(table: Table) -> dict[str, Any]:
         "rows": [
             {
                 "method": row.label,
-                "arm": row.arm,
+                "condition": row.condition,
                 "runs": list(row.runs),
                 "seeds": list(row.seeds),
                 "rounds": list(row.rounds),
@@ -140,7 +142,7 @@ def _cell_data(cell: Cell) -> dict[str, Any]:
 
 
 def _bank(row: Row) -> str:
-    return row.arm.removesuffix("_bank")
+    return row.condition.removesuffix("_bank")
 
 
 def _words(cell: Cell | None, metric: TableMetric) -> str:

@@ -143,7 +143,7 @@ class BankRecipeConfig(RecipeConfig):
         if self.trial is not None and self.has_bank:
             for family in method.families:
                 written = family.groups * method.group_size(family) * self.distill.max_operations
-                notes = written if self.trial.notes is None else min(written, self.trial.notes)
+                notes = written if self.trial.max_experiences is None else min(written, self.trial.max_experiences)
                 found[ACTOR] += (notes + 1) * self.trial.layouts
         return found
 

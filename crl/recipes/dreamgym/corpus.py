@@ -46,7 +46,7 @@ def due(method: Method, round_number: int) -> bool:
 def corpus(ctx: StageContext) -> None:
     """The newest transitions of the real pool, of every task family, over and over, in batches."""
     config, role = config_of(ctx.method).fit, ctx.method.role(EXPERIENCE)
-    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.most)
+    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.max_transitions)
     rows = transitions_of(ctx, items)
     neighbors = _neighbors(ctx, rows)
     weights = weights_of(ctx, EXPERIENCE)
@@ -147,7 +147,7 @@ def _annotations(ctx: StageContext, items: Sequence[PoolItem]) -> list[Annotatio
 def annotate(ctx: StageContext) -> None:
     """One output per transition of the fit that has none yet."""
     config, role = config_of(ctx.method), ctx.method.role(TEACHER)
-    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.fit.most)
+    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.fit.max_transitions)
     known = {row.transition_id for row in annotations_of(ctx, items, before=ctx.round)}
     rows = transitions_of(ctx, [item for item in items if item.transition_id not in known])
     weights = weights_of(ctx, TEACHER)

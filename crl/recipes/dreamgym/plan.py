@@ -191,7 +191,7 @@ def _difficulties(ctx: StageContext, family: FamilyConfig, seeds: Sequence[int])
     environment = ctx.environment(family.name)
     if not isinstance(environment, Graded):
         return [None] * len(seeds)
-    starts = Readable(environment, ctx.method.rollout.longest_observation).reset_many(seeds)
+    starts = Readable(environment, ctx.method.rollout.max_observation_characters).reset_many(seeds)
     return [None if start.error else environment.difficulty(slot) for slot, start in enumerate(starts)]
 
 

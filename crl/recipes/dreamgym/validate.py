@@ -40,7 +40,7 @@ def drift_due(method: Method, round_number: int) -> bool:
 def held_out_rows(ctx: StageContext) -> list[Transition]:
     """The newest real transitions that no fit sees, of every task family."""
     items = items_of(ctx.table(PoolItem, POOL), [HELD_OUT])
-    return transitions_of(ctx, newest(items, config_of(ctx.method).truth.most))
+    return transitions_of(ctx, newest(items, config_of(ctx.method).truth.max_transitions))
 
 
 def validate(ctx: StageContext) -> None:
@@ -59,7 +59,7 @@ def drift(ctx: StageContext) -> None:
     config = config_of(ctx.method).truth
     fitted = fitted_before(ctx.recipe, ctx.method, ctx.round)
     explored = ctx.rows(Transition, EXPLORE) if fitted else []
-    true = newest([row for row in explored if row.split == HELD_OUT], config.most)
+    true = newest([row for row in explored if row.split == HELD_OUT], config.max_transitions)
     rows, records = predicted(ctx, true, DRIFT)
     metrics = truth_metrics(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)
@@ -179,7 +179,13 @@ def _shares(judged: Sequence[tuple[Prediction, Transition]], fewest: int) -> Met
 def alarms_of(metrics: Metrics, config: ValidateConfig) -> dict[str, str]:
     """What is below its floor, by metric: of the unseen steps where they have one, else of all. With a floor, also that
     there was nothing to hold the model to."""
-    floors = dict(zip(FLOORED, (config.observation_floor, config.reward_floor, config.ending_floor), strict=True))
+    floors = dict(
+        zip(
+            FLOORED,
+            (config.min_observation_accuracy, config.min_reward_accuracy, config.min_ending_accuracy),
+            strict=True,
+        )
+    )
     wanted = {name: floor for name, floor in floors.items() if floor is not None}
     if not metrics[HELD_OUT]:
         return {HELD_OUT: "no real step says how true the model is: nothing is played in it"} if wanted else {}

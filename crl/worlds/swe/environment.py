@@ -135,7 +135,7 @@ class SweEnvironment(Slots[_Slot]):
         return self._answer(slot, f"Submitted. {verdict.in_words(slot.row)}", reason=reason)
 
     def _bash(self, slot: _Slot, call: Call) -> Step:
-        ran = self._sandbox.run(self._place(slot), call.arguments["command"], longest=self.config.longest_output)
+        ran = self._sandbox.run(self._place(slot), call.arguments["command"], longest=self.config.max_output_characters)
         said = [ran.output.rstrip("\n")] if ran.output.strip() else []
         if ran.ended:
             said.append(f"[The command was stopped: {in_words(self.config.limits, ran.ended)}.]")
@@ -147,11 +147,11 @@ class SweEnvironment(Slots[_Slot]):
     def _edit(self, slot: _Slot, call: Call) -> Step:
         place = self._place(slot)
         if slot.editor is None:
-            slot.editor = Editor(place.tree, self.config.longest_output, place.owner)
+            slot.editor = Editor(place.tree, self.config.max_output_characters, place.owner)
         try:
             said = slot.editor.run(call.arguments)
         except Refused as refused:
-            said = f"Error: {cut(str(refused), self.config.longest_output)}"
+            said = f"Error: {cut(str(refused), self.config.max_output_characters)}"
         return self._answer(slot, said)
 
     def _answer(self, slot: _Slot, observation: str, *, feedback: str = "", reason: StopReason | None = None) -> Step:

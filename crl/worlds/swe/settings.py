@@ -83,7 +83,7 @@ class SweSettings(EnvironmentConfig):
         "<function=…> tags or short lines.",
     )
     max_turns: int = Field(50, ge=1, le=1000, description="Turns before an episode counts as failed.")
-    longest_output: int = Field(
+    max_output_characters: int = Field(
         8000, ge=200, le=1_000_000, description="Most characters that one call shows; the middle of more is left out."
     )
     limits: Limits = Field(Limits(), description="What a command may use.")

@@ -286,6 +286,13 @@ def test_a_floor_needs_steps_to_hold_the_model_to() -> None:
     metrics = truth_metrics([], [], 0.9, [])
     assert metrics == {"held_out": 0.0}
     assert list(alarms_of(metrics, ValidateConfig())) == ["held_out"]
-    assert alarms_of(metrics, ValidateConfig(observation_floor=None, reward_floor=None, ending_floor=None)) == {}
+    assert (
+        alarms_of(
+            metrics, ValidateConfig(min_observation_accuracy=None, min_reward_accuracy=None, min_ending_accuracy=None)
+        )
+        == {}
+    )
     found = {"held_out": 4.0, "observation_agreement": 0.5, "reward_accuracy": 0.75}
-    assert list(alarms_of(found, ValidateConfig(observation_floor=0.5, reward_floor=0.8))) == ["reward_accuracy"]
+    assert list(alarms_of(found, ValidateConfig(min_observation_accuracy=0.5, min_reward_accuracy=0.8))) == [
+        "reward_accuracy"
+    ]

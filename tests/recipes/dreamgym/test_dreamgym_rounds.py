@@ -221,7 +221,7 @@ def test_evaluation_sees_the_actor_alone(run: Played) -> None:
     for number in range(ROUNDS + 1):
         before = {"initialize"} if number == 0 else {"update_actor"}
         assert reads(run, number, "evaluate") == before
-        assert {row.arm for row in run.rows(Evaluation, "evaluate", number)} <= {"without_bank", "random"}
+        assert {row.condition for row in run.rows(Evaluation, "evaluate", number)} <= {"without_bank", "random"}
     environment = make_environment(run.method.families[0])
     rows = run.rows(Evaluation, "evaluate", ROUNDS)
     for row in rows:

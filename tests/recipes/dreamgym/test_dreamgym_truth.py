@@ -21,7 +21,7 @@ from tests.unit.recipes.played import Played
 
 MOST_HELD_OUT: dict[str, Any] = {
     "method__recipe__explore__first": 30, "method__recipe__explore__further": 30,
-    "method__recipe__explore__held_out": 0.8, "method__recipe__truth__most": 50,
+    "method__recipe__explore__held_out": 0.8, "method__recipe__truth__max_transitions": 50,
 }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_a_model_that_never_ends_an_episode_is_stopped_by_the_floor_of_endings_a
     floors = {"method__recipe__truth__observation_floor": 0.5, "method__recipe__truth__reward_floor": 0.5}
     enough = {
         **MOST_HELD_OUT, "method__recipe__explore__first": 150, "method__recipe__store__held_out": 400,
-        "method__recipe__truth__most": 400,
+        "method__recipe__truth__max_transitions": 400,
     }  # fmt: skip
     with pytest.raises(BadInput, match=r"not true enough to play in: (unseen_)?ending_accuracy is 0\.00\n") as caught:
         played(tmp_path, 1, answer=never_ends, method__recipe__truth__ending_floor=0.25, **floors, **enough)
@@ -104,7 +104,7 @@ def test_without_the_floor_it_is_said_that_such_a_model_teaches_nothing(tmp_path
 
 
 def test_a_floor_is_for_the_unseen_steps_where_they_have_a_metric() -> None:
-    config = ValidateConfig(observation_floor=0.5, reward_floor=0.8, ending_floor=0.5)
+    config = ValidateConfig(min_observation_accuracy=0.5, min_reward_accuracy=0.8, min_ending_accuracy=0.5)
     copied = {
         "held_out": 50.0, "observation_agreement": 0.9, "reward_accuracy": 0.9, "ending_accuracy": 0.9, "endings": 12.0,
     }  # fmt: skip

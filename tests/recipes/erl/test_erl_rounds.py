@@ -132,7 +132,7 @@ def test_first_attempts_and_evaluation_never_read_the_memory(run: Played) -> Non
         assert reads(run, number, "evaluate") == {"update_actor"}
         assert "consolidate" in reads(run, number, "reflect") or number == 1
         held_out = run.rows(Evaluation, "evaluate", number)
-        assert {row.arm for row in held_out} == {"without_bank"} and not any(row.guided for row in held_out)
+        assert {row.condition for row in held_out} == {"without_bank"} and not any(row.guided for row in held_out)
         assert not any(row.guided for row in run.rows(Episode, "collect", number))
         assert not any("win" in row.prompt or "lose" in row.prompt for row in run.rows(Generation, "collect", number))
 
@@ -142,7 +142,7 @@ def test_no_prompt_of_an_evaluation_shows_a_reflection_or_a_memory(run: Played) 
     texts, seen = {row.text for row in rows if row.text is not None}, run.services.read_in
     assert any(text in prompt for text in texts for prompt in seen[1, "retry"]), "they are seen where they are shown"
     for number in range(ROUNDS + 1):
-        held_out = [row for row in run.rows(Evaluation, "evaluate", number) if row.arm != "random"]
+        held_out = [row for row in run.rows(Evaluation, "evaluate", number) if row.condition != "random"]
         prompts = seen[number, "evaluate"]
         assert 0 < len(prompts) == sum(row.turns for row in held_out), "one prompt a turn"
         assert all(prompt.startswith(OWN) and not any(text in prompt for text in texts) for prompt in prompts)

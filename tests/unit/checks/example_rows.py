@@ -344,12 +344,13 @@ def update() -> dict[type[Row], list[Row]]:
 def evaluate() -> dict[type[Row], list[Row]]:
     rows = [
         r.Evaluation(
-            evaluation_id=f"v{i}", round=1, arm=arm, family="room", environment_seed=9, guided=arm == "with_bank",
-            entry_id="e9" if arm == "with_bank" else None, success=False, reward=0.0, turns=2, invalid_actions=1,
-            tokens_read=0 if arm == "random" else 4, tokens_sampled=0 if arm == "random" else 4,
+            evaluation_id=f"v{i}", round=1, condition=condition, family="room", environment_seed=9,
+            guided=condition == "with_bank",
+            entry_id="e9" if condition == "with_bank" else None, success=False, reward=0.0, turns=2, invalid_actions=1,
+            tokens_read=0 if condition == "random" else 4, tokens_sampled=0 if condition == "random" else 4,
             stop_reason="turn_limit", actions=["east", ""],
         )
-        for i, arm in enumerate(("with_bank", "without_bank", "random"))
+        for i, condition in enumerate(("with_bank", "without_bank", "random"))
     ]  # fmt: skip
     return {r.Evaluation: rows}
 

@@ -226,7 +226,7 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.evaluate, r.Evaluation, 1, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
     (examples.evaluate, r.Evaluation, 2, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
     (examples.evaluate, r.Evaluation, 1, {"reward": float("inf")}, "the reward is finite"),
-    (examples.evaluate, r.Evaluation, 2, {"arm": "other"}, "arm is one of with_bank, without_bank, random"),
+    (examples.evaluate, r.Evaluation, 2, {"condition": "other"}, "condition is one of with_bank, without_bank, random"),
     (examples.evaluate, r.Evaluation, 2, {"tokens_read": 4}, "but for the random policy's"),
     (examples.evaluate, r.Evaluation, 1, {"tokens_sampled": 1}, "a turn has sampled tokens"),
     (examples.collect, r.Episode, 1, {"tokens_sampled": 1}, "tokens_sampled is at least turns"),

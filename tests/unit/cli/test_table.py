@@ -70,7 +70,7 @@ def test_the_same_in_markdown_and_latex(table_of: Crl) -> None:
 def test_data_have_every_metric(table_of: Crl) -> None:
     data = json.loads(found(table_of("both-s1", "plain", "--format", "json")))
     first = data["rows"][0]
-    assert (first["method"], first["arm"], first["runs"], first["rounds"]) == ("both-s1", WITH, ["both-s1"], [2])
+    assert (first["method"], first["condition"], first["runs"], first["rounds"]) == ("both-s1", WITH, ["both-s1"], [2])
     assert first["cells"]["lake"]["actions"] == {"mean": 5.5, "low": None, "high": None}
     assert first["average"]["success"]["mean"] == 0.875 and data["tasks"] == ["lake", "pond"]
     lines = list(csv.DictReader(io.StringIO(found(table_of("both-s1", "plain", "--format", "csv")))))

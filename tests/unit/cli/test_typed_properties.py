@@ -29,6 +29,7 @@ OPTION = st.sampled_from(
         "--from",
         "--to",
         "--arms",
+        "--conditions",
         "--experiment",
         "--family",
         "--format",

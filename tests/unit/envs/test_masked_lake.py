@@ -13,7 +13,7 @@ from crl.envs.masked_lake import MaskedLakeConfig
 from crl.envs.realms import RealmsConfig, note, vocabulary
 from crl.protocols import Explains, Graded, KnowsTruth, Leveled, StopReason
 
-CONFIG = MaskedLakeConfig(realm=3, world=7)
+CONFIG = MaskedLakeConfig(lake=3, world=7)
 SEEDS = [*range(60), *range(1_000_000, 1_000_064)]
 
 
@@ -94,16 +94,16 @@ def test_why_says_what_was_met_by_the_hidden_meaning():
 def test_every_word_is_one_of_the_miniature_taught_in_realms():
     known = set(vocabulary(RealmsConfig(practice=True)))
     for realm in range(16):
-        environment = MaskedLakeConfig(realm=realm, world=realm).make()
+        environment = MaskedLakeConfig(lake=realm, world=realm).make()
         for start in environment.reset_many(range(40)):
             assert {start.goal, *start.observation.split()} <= known
 
 
 def test_meanings_differ_between_lakes_and_worlds_and_are_two_symbols():
-    meanings = {MaskedLakeConfig(realm=realm, world=world).meaning for realm in range(8) for world in range(8)}
+    meanings = {MaskedLakeConfig(lake=realm, world=world).meaning for realm in range(8) for world in range(8)}
     assert len(meanings) > 30
     assert all(goal != hole for goal, hole in meanings)
-    assert MaskedLakeConfig(realm=1, world=2).meaning == MaskedLakeConfig(realm=1, world=2, side=5).meaning
+    assert MaskedLakeConfig(lake=1, world=2).meaning == MaskedLakeConfig(lake=1, world=2, side=5).meaning
 
 
 def test_truth_is_what_following_a_text_would_meet_first():

@@ -93,7 +93,7 @@ def test_a_wrong_offering_ends_the_game_and_a_word_that_is_no_thing_spends_a_tur
     assert (step.done, step.stop_reason) == (True, StopReason.turn_limit)
     environment.reset_many([3])
     step = environment.step_many({0: first})[0]
-    assert step.legal and first not in step.actions and len(step.actions) == CONFIG.shown - 1
+    assert step.legal and first not in step.actions and len(step.actions) == CONFIG.choices - 1
 
 
 def test_the_last_observation_says_what_the_last_offering_did() -> None:
@@ -159,7 +159,7 @@ def test_practice_teaches_no_rule_of_a_world_and_no_name_of_a_shrine() -> None:
 def test_too_few_things_are_refused_where_a_side_would_be_empty(things: int, worlds: int) -> None:
     refused = 0
     for world in range(worlds):
-        config = ShrinesConfig(world=world, things=things, shown=4)
+        config = ShrinesConfig(world=world, things=things, choices=4)
         try:
             check_environment(config)
         except BadInput as error:

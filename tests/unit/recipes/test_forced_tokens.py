@@ -95,5 +95,5 @@ def test_a_turn_without_a_choice_is_recorded_with_the_tokens_it_wrote(tmp_path: 
         assert (each.tokens_sampled, each.tokens_read) == (wrote, len(record.token_ids) - wrote)
     metrics = {row.name: row.value for row in played.rows(Metric, "health", 1)}
     assert metrics["actor_tokens_sampled"] == sum(each.tokens_sampled for each in episodes)
-    held_out = [each for each in played.rows(Evaluation, "evaluate", 1) if each.arm == "without_bank"]
+    held_out = [each for each in played.rows(Evaluation, "evaluate", 1) if each.condition == "without_bank"]
     assert held_out and {each.tokens_sampled for each in held_out} == {wrote}

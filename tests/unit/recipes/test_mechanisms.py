@@ -157,7 +157,7 @@ def test_evaluation_with_the_bank_judges_as_well(critiqued: Played) -> None:
     texts = load_texts(critiqued.run.path, bank.table)
     shown = {entry.entry_id: texts[entry.content_digest] for entry in bank.entries()}
     guided = [row for row in rows if row.guided]
-    assert guided and all(row.arm == "with_bank" for row in guided)
+    assert guided and all(row.condition == "with_bank" for row in guided)
     assert "lose" not in {shown[row.entry_id or ""] for row in guided}, "what is rejected guides nobody"
     for row in guided:
         assert row.success == (shown[row.entry_id or ""] in ("win", "vague")), "what is refined is played as rewritten"

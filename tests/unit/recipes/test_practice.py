@@ -82,8 +82,8 @@ def test_the_extractor_sees_every_outcome_and_true_lessons_in_form(run: RunDirec
 
 
 def test_held_out_games_are_played_at_the_shrines_of_the_task(run: RunDirectory) -> None:
-    arms = {row.arm for row in rows(run, Evaluation, "evaluate", [0])}
-    assert arms == {"without_bank", "random"}
+    conditions = {row.condition for row in rows(run, Evaluation, "evaluate", [0])}
+    assert conditions == {"without_bank", "random"}
     config = run.method.families[0].environment
     assert isinstance(config, ShrinesConfig) and not config.practice
 

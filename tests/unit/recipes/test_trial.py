@@ -79,7 +79,7 @@ def played(root: Path, rounds: int = ROUNDS, **changes: object) -> Played:
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    return played(tmp_path_factory.mktemp("tried"), trial={"holds": 1})
+    return played(tmp_path_factory.mktemp("tried"), trial={"reuse_rounds": 1})
 
 
 def pairs_of(run: Played, number: int) -> dict[str, list[tuple[Episode, Episode]]]:
@@ -212,7 +212,7 @@ def test_a_person_sees_the_trial_of_a_note(tried: Played) -> None:
 
 @pytest.mark.slow
 def test_equal_settings_give_equal_digests_whatever_ran_before(tried: Played, tmp_path: Path) -> None:
-    assert played(tmp_path, trial={"holds": 1}).digests() == tried.digests()
+    assert played(tmp_path, trial={"reuse_rounds": 1}).digests() == tried.digests()
 
 
 @pytest.mark.slow
@@ -227,9 +227,9 @@ def test_rounds_that_overlap_and_many_parts_have_the_same_digests_in_any_order(t
     ]  # fmt: skip
     settings = {
         "method__families": families, "method__overlap": True, "method__rollout__wave_groups": 1,
-        "method__rollout__mixed_waves": True, "method__recipe__suppress": {"uses": 2, "sureness": 0.2},
+        "method__rollout__mixed_waves": True, "method__recipe__suppress": {"min_uses": 2, "standard_errors": 0.2},
         "method__recipe__merge__every": 2, "method__evaluation__every": 0,
-        "method__recipe__trial": {"layouts": 3, "screen": 1, "notes": 3, "holds": 0, "reward": "both"},
+        "method__recipe__trial": {"layouts": 3, "screen": 1, "max_experiences": 3, "reuse_rounds": 0, "reward": "both"},
     }  # fmt: skip
     in_turn = Played(tmp_path / "in_turn", experiment(**settings), ROUNDS)
     late = Played(tmp_path / "late", experiment(**settings), ROUNDS, order=second_track_late)
@@ -249,7 +249,7 @@ def test_a_trial_in_which_every_pair_broke_is_made_again() -> None:
     def result(pairs: int) -> TrialResult:
         return TrialResult(family="f", content_digest="d", round=5, pairs=pairs, wins_with=0, wins_without=0)
 
-    config = TrialConfig(layouts=4, threshold=0.25, holds=10)
+    config = TrialConfig(layouts=4, threshold=0.25, reuse_rounds=10)
     assert in_force([result(1)], config, round=6) and not in_force([result(0)], config, round=6)
 
 

@@ -217,7 +217,7 @@ class ScriptedRun:
         named, won = shown
         names = [named] if isinstance(named, str) else list(named)
         return Evaluation(
-            evaluation_id=f"e{number:04d}/with_bank/lake-s{index}", round=number, arm="with_bank", family="lake",
+            evaluation_id=f"e{number:04d}/with_bank/lake-s{index}", round=number, condition="with_bank", family="lake",
             environment_seed=index, guided=True, entry_id=names[0], entry_ids=names, success=won,
             reward=float(won), turns=1, invalid_actions=0, tokens_read=10, tokens_sampled=2,
             stop_reason="success" if won else "turn_limit",

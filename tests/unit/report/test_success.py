@@ -23,10 +23,10 @@ WON: Won = {
 
 
 def test_results_are_means_of_the_episodes() -> None:
-    found = {(each.task, each.arm): each for each in results(rows(1, WON))}
+    found = {(each.task, each.condition): each for each in results(rows(1, WON))}
     lake = found["lake", WITH]
     assert lake.won == Rate(2, 3) and (lake.success.low, lake.success.high) == wilson(2, 3)
-    assert (lake.episodes, lake.guided, lake.arm_words) == (3, 3, "with bank")
+    assert (lake.episodes, lake.guided, lake.condition_words) == (3, 3, "with bank")
     assert (lake.score, lake.actions) == pytest.approx(((1 + 1 - 1) / 3, (4 + 4 + 10) / 3))
     assert (lake.tokens_read, lake.tokens_written) == pytest.approx((80 / 3, 40 / 3))
     assert lake.invalid_share == pytest.approx(1 / 18)
@@ -42,7 +42,7 @@ def test_an_average_gives_each_task_equal_weight() -> None:
     )
     assert with_bank.actions == pytest.approx((6 + 4) / 2) and without_bank.tokens == pytest.approx((50 + 60) / 2)
     assert (with_bank.task, with_bank.won, with_bank.tasks, with_bank.episodes) == (AVERAGE, None, 2, 4)
-    listed = [(each.task, each.arm) for each in with_averages(results(rows(1, WON)))]
+    listed = [(each.task, each.condition) for each in with_averages(results(rows(1, WON)))]
     assert (AVERAGE, "random") not in listed and (AVERAGE, WITH) in listed, "one task is its own average"
 
 
@@ -93,8 +93,8 @@ def test_the_page_shows_them_by_task_and_on_average(tmp_path: Path) -> None:
     run = recorded(tmp_path, "one", {0: WON, 2: {**WON, ("lake", WITH): [1, 1, 1]}})
     newest = summarize(run)[-1]
     wanted = results(rows(2, {**WON, ("lake", WITH): [1, 1, 1]}))
-    assert [(each.task, each.arm, each.won, each.guided) for each in newest.evaluations] == [
-        (each.task, each.arm, each.won, each.guided) for each in wanted
+    assert [(each.task, each.condition, each.won, each.guided) for each in newest.evaluations] == [
+        (each.task, each.condition, each.won, each.guided) for each in wanted
     ]
     assert [each.score for each in newest.evaluations] == pytest.approx([each.score for each in wanted])
     page = Page(render(run))
@@ -106,9 +106,9 @@ def test_the_page_shows_them_by_task_and_on_average(tmp_path: Path) -> None:
     assert (AVERAGE, "random") not in cells
     every = page.table("Evaluations")
     assert [row[:3] for row in every[1:]] == [
-        [number, arm, tasks]
+        [number, condition, tasks]
         for number in ("2", "0")
-        for arm, tasks in (("random", "1"), ("with bank", "2"), ("without bank", "2"))
+        for condition, tasks in (("random", "1"), ("with bank", "2"), ("without bank", "2"))
     ]
 
 

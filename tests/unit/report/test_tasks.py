@@ -72,7 +72,7 @@ def test_the_words_of_the_tables():
 
 @pytest.mark.parametrize("every", [2, 10])
 def test_a_long_run_of_a_mixture_has_every_evaluation_that_its_chart_has_room_for(every: int, monkeypatch):
-    held_out = {arm: {"a": Rate(1, 2), "b": Rate(2, 2)} for arm in ("with_bank", "without_bank")}
+    held_out = {condition: {"a": Rate(1, 2), "b": Rate(2, 2)} for condition in ("with_bank", "without_bank")}
     rounds = [
         RoundSummary(number, str(number), tasks=held_out if number % every == 0 else {"guided": {"a": Rate(1, 2)}})
         for number in range(242)

@@ -86,7 +86,7 @@ def test_a_round_of_lone_surrogates_is_recorded(tmp_path: Any) -> None:
         "\ufffd" in (each.last_observation or "") and "\x1b" in (each.last_observation or "") for each in episodes
     )
     assert all("\ufffd" in each.output for each in played.rows(Generation, "distill", 1))
-    evaluated = {row.arm: row for row in played.rows(Evaluation, "evaluate", 0)}
+    evaluated = {row.condition: row for row in played.rows(Evaluation, "evaluate", 0)}
     assert "random" in evaluated
     metrics = {row.name: row.value for row in played.rows(Metric, "health", 1)}
     said = [text for turn in turns for text in (turn.observation, turn.feedback)]

@@ -15,7 +15,7 @@ import pytest
 from crl.trackers.base import RoundMetrics, TrackedRun
 from crl.trackers.dashboards import MLflow, Trackio, WandB
 
-ROWS = [{"round": 3, "arm": "with_bank", "won": 2, "games": 4}]
+ROWS = [{"round": 3, "condition": "with_bank", "won": 2, "games": 4}]
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
 
@@ -135,7 +135,7 @@ def test_wandb_logs_one_step_a_round_and_resumes_by_id(monkeypatch: pytest.Monke
     assert options["id"] is None and options["resume"] == "allow" and options["config"]["record"] == str(tmp_path)
     assert options["reinit"] == "create_new", "two trackers of one run have a session each"
     (_, (logged,), named) = session.made("log")[0]
-    assert logged["held_out/with_bank"] == 0.5 and logged["success_by_arm"] == "table"
+    assert logged["held_out/with_bank"] == 0.5 and logged["success_by_condition"] == "table"
     assert (logged["round"], named) == (3, {"step": 3, "commit": True})
     axes = [("define_metric", ("round",), {}), ("define_metric", ("*",), {"step_metric": "round"})]
     assert session.made("define_metric") == axes
@@ -180,7 +180,7 @@ def test_trackio_logs_one_step_a_round_and_resumes_by_name(monkeypatch: pytest.M
     assert (options["project"], options["name"], options["resume"]) == ("lakes", tracker.id, "allow")
     assert tracker.id.startswith("tiny-")
     (_, (logged,), named) = library.made("log")[0]
-    assert logged["bank/entries"] == 7.0 and logged["success_by_arm"] == "table" and named == {"step": 3}
+    assert logged["bank/entries"] == 7.0 and logged["success_by_condition"] == "table" and named == {"step": 3}
     assert logged["head"] == "table" and library.made("Table")[-1][2] == heads
     assert len(library.made("finish")) == 1
     Trackio(run(tmp_path, tracker.id))

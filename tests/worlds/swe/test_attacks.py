@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(folder):
-    return config_of(folder, limits=LIMITS, longest_output=2000)
+    return config_of(folder, limits=LIMITS, max_output_characters=2000)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,10 @@ def test_an_endless_command_is_ended(player, environment, command):
 def test_ten_gigabytes_of_output_reach_nobody(player, config):
     before = _resident()
     step = player.run("head -c 10000000000 /dev/zero | tr '\\0' x")
-    assert "wrote more than 4 MB of output" in step.observation and len(step.observation) < config.longest_output + 200
+    assert (
+        "wrote more than 4 MB of output" in step.observation
+        and len(step.observation) < config.max_output_characters + 200
+    )
     assert _resident() - before < 64 << 20
 
 

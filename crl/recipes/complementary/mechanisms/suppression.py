@@ -100,14 +100,14 @@ def text_effects(
 
 
 def is_harmful(effect: TextEffect, config: SuppressConfig) -> bool:
-    """Whether an effect is surely below the bound: mean + sureness · sqrt(variance / count) < below.
+    """Whether an effect is surely below the bound: mean + standard_errors · sqrt(variance / count) < below.
 
     The variance is (spread + 1) / count: one squared outcome is added, or a few equal uses would be sure of themselves.
     """
-    if effect.count < config.uses:
+    if effect.count < config.min_uses:
         return False
     error = math.sqrt((effect.spread + 1.0) / effect.count / effect.count)
-    return effect.mean + config.sureness * error < config.below
+    return effect.mean + config.standard_errors * error < config.max_effect
 
 
 def suppressed_texts(effects: Iterable[TextEffect]) -> dict[str, frozenset[str]]:

@@ -276,7 +276,7 @@ def in_force(results: Iterable[TrialResult], config: TrialConfig, *, round: int)
     return {
         TextKey(row.family, row.content_digest): row
         for row in results
-        if row.pairs > 0 and round - config.holds <= row.round < round
+        if row.pairs > 0 and round - config.reuse_rounds <= row.round < round
     }
 
 
@@ -284,7 +284,7 @@ def to_try(asked: Sequence[Asked], known: Set[TextKey], config: TrialConfig) -> 
     """By family, the first operation of each text that is tried, in the order of trying.
 
     Tried is what the bank would take and no result in force speaks of: first what won episodes were distilled to most
-    often, then what was written most often, then what was written first; at most `config.notes` of a family.
+    often, then what was written most often, then what was written first; at most `config.max_experiences` of a family.
     """
     first: dict[TextKey, Asked] = {}
     written: dict[TextKey, list[bool]] = defaultdict(list)
@@ -295,7 +295,7 @@ def to_try(asked: Sequence[Asked], known: Set[TextKey], config: TrialConfig) -> 
     ordered = sorted(first.values(), key=lambda each: (-sum(written[each.key]), -len(written[each.key])))
     found: dict[str, list[Asked]] = defaultdict(list)
     for each in ordered:
-        if config.notes is None or len(found[each.key.family]) < config.notes:
+        if config.max_experiences is None or len(found[each.key.family]) < config.max_experiences:
             found[each.key.family].append(each)
     return {family: found[family] for family in sorted(found)}
 

@@ -58,7 +58,7 @@ def test_families_that_change_are_counted_apart(played: Played, monkeypatch: pyt
                 rows = [
                     row.success
                     for row in played.rows(Evaluation, "evaluate", number)
-                    if (row.family, row.arm) == (family, arm)
+                    if (row.family, row.condition) == (family, arm)
                 ]
                 if rows:
                     assert found.success[part][arm][number] == Rate(sum(rows), len(rows))

@@ -35,7 +35,7 @@ def study(root: Path, *lakes: list[int], name: str = "study-both") -> list[RunRe
 
 def test_one_run_is_a_row_with_its_bank_and_one_without(tmp_path: Path) -> None:
     made = table(results_of(tmp_path, "one", WON))
-    assert made.tasks == ("lake", "pond") and [(row.label, row.arm) for row in made.rows] == [
+    assert made.tasks == ("lake", "pond") and [(row.label, row.condition) for row in made.rows] == [
         ("one", WITH), ("one", WITHOUT)
     ]  # fmt: skip
     lake = made.rows[0].cells["lake"].metrics
@@ -104,7 +104,7 @@ def test_other_methods_have_other_rows_and_a_method_without_a_bank_has_one(tmp_p
     without: Won = {place: won for place, won in WON.items() if place[1] == WITHOUT}
     runs = [*study(tmp_path, [1, 1], [0, 1]), results_of(tmp_path, "plain-s101", without, seed=101, **BASELINE)]
     made = table(*runs)
-    assert [(row.label, row.arm, len(row.runs)) for row in made.rows] == [
+    assert [(row.label, row.condition, len(row.runs)) for row in made.rows] == [
         ("study-both", WITH, 2), ("study-both", WITHOUT, 2), ("plain-s101", WITHOUT, 1)
     ]  # fmt: skip
     assert not any(
@@ -143,7 +143,7 @@ def test_a_run_whose_bank_is_empty_is_with_bank_what_it_is_without(tmp_path: Pat
     empty = results_of(tmp_path, "empty", {("lake", WITHOUT): [0, 0], ("pond", WITHOUT): [1, 0]}, seed=2)
     made = table(held, empty)
     assert [row.runs for row in made.rows] == 2 * [("held", "empty")]
-    mine = [run.cells["lake", arm].result.success.mean for run, arm in ((held, WITH), (empty, WITHOUT))]
+    mine = [run.cells["lake", condition].result.success.mean for run, condition in ((held, WITH), (empty, WITHOUT))]
     assert made.rows[0].cells["lake"].metrics[TableMetric.success].mean == pytest.approx(sum(mine) / 2)
     assert "empty: its bank is empty in round 1; with bank is without it" in made.notes
     assert not any("is empty" in note for note in table(held).notes)

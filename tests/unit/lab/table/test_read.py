@@ -20,8 +20,8 @@ BOTH: Won = {
 }  # fmt: skip
 
 
-def all_won(count: int, arm: str = WITHOUT) -> Won:
-    return {("lake", arm): [1] * count, ("pond", arm): [1] * count}
+def all_won(count: int, condition: str = WITHOUT) -> Won:
+    return {("lake", condition): [1] * count, ("pond", condition): [1] * count}
 
 
 def test_metrics_are_those_of_the_rows(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_of_equally_many_episodes_the_stage_is_shown(tmp_path: Path) -> None:
 
 def test_the_random_policy_is_in_no_table(tmp_path: Path) -> None:
     path = recorded(tmp_path, "one", {0: {**all_won(2), ("lake", "random"): [1] * 9}})
-    assert {arm for _, arm in read_results(path, 0).cells} == {WITHOUT}
+    assert {condition for _, condition in read_results(path, 0).cells} == {WITHOUT}
 
 
 def test_a_round_that_was_not_evaluated_is_refused_with_those_that_were(tmp_path: Path) -> None:
@@ -109,13 +109,13 @@ def test_a_finished_run_has_nothing_to_note(finished: Path) -> None:
     found = read_results(finished, "last")
     recorded_rows = rows_of(Evaluation, RunDirectory.open(finished).read(ROUNDS, "evaluate", Evaluation))
     assert found.round == ROUNDS and found.notes == ()
-    for (task, arm), cell in found.cells.items():
-        mine = [row for row in recorded_rows if (row.family, row.arm) == (task, arm)]
+    for (task, condition), cell in found.cells.items():
+        mine = [row for row in recorded_rows if (row.family, row.condition) == (task, condition)]
         assert cell.result.episodes == len(mine) and cell.result.won is not None
         assert cell.result.won.successes == sum(row.success for row in mine)
 
 
-def test_a_round_that_was_evaluated_again_with_one_arm_is_not_the_last(tmp_path: Path) -> None:
+def test_a_round_that_was_evaluated_again_with_one_condition_is_not_the_last(tmp_path: Path) -> None:
     path = recorded(tmp_path, "one", {1: BOTH, 2: BOTH})
     keep(path, 3, all_won(4))
     assert read_results(path, "last").round == 2
