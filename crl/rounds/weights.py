@@ -131,8 +131,12 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
     if metrics.get("stepped"):
         after = new_weights(ctx, before, updates=before.updates + int(metrics["stepped"]))
     ctx.write(Weights, [after])
-    none = "no update: all rewards of each baseline were equal, so every advantage is 0"
-    ctx.write_metrics(dict(sorted(metrics.items())), {} if metrics.get("stepped", 1.0) else {"stepped": none})
+    alarms = {}
+    if not metrics.get("stepped", 1.0):
+        alarms["stepped"] = "no update: all rewards of each baseline were equal, so every advantage is 0"
+    if metrics.get("learning_rate") == 0:
+        alarms["learning_rate"] = "no weight moves any more: lr_scheduler_steps of the optimizer are over"
+    ctx.write_metrics(dict(sorted(metrics.items())), alarms)
     if samples:
         ctx.services.trained(owner, after)
 
