@@ -85,8 +85,8 @@ SUCCESS_COLUMNS = (
     (
         "broken",
         "BIGINT",
-        "games that broke: the environment failed, or the first prompt did not fit (a note that is too long breaks "
-        "games of one condition only)",
+        "games that broke: the environment failed, or the first prompt did not fit (an experience that is too long "
+        "breaks games of one condition only)",
     ),
     ("success", "DOUBLE", "share of them won"),
     ("low", "DOUBLE", "lower end of its 95 % interval (Wilson)"),

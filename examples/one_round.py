@@ -246,15 +246,18 @@ class CoEvolution:
         return {arm: success(each.episode for each in self.play(tasks, rows, arm)) for arm, rows in arms.items()}
 
     def teach_form(self, episodes: int, passes: int) -> None:
-        """A supervised start of the extractor: what to write about a game. A note of a won one names the rule."""
+        """A supervised start of the extractor: what to write about a game. An experience of a won one names the
+        rule."""
         tasks = (self.tasks(0) * episodes)[:episodes]
         renamed = [dataclasses.replace(task, episode_id=f"practice-{index}") for index, task in enumerate(tasks)]
         chat, samples = self.extractor.policy.chat, []
         for each in self.play(renamed, [], "practice"):
             moves = ", ".join(turn.action for turn in each.turns if turn.action)
-            note = ParsedOperation("add", f"One game was {'won by' if each.episode.success else 'lost after'} {moves}.")
+            experience = ParsedOperation(
+                "add", f"One game was {'won by' if each.episode.success else 'lost after'} {moves}."
+            )
             prompt = distill_messages(self.method.prompts["distill"], each.episode, each.turns, self.recipe.distill)
-            read, said = chat.opening(prompt), chat.answer(write_operations([note], self.recipe.distill.format))
+            read, said = chat.opening(prompt), chat.answer(write_operations([experience], self.recipe.distill.format))
             samples.append(
                 Sample(
                     sample_id=each.episode.episode_id, round=0, role="extractor", objective="nll", source="practice",

@@ -73,9 +73,15 @@ def _critique(row: dict[str, Any]) -> None:
         row["stage"] = "critique"
 
 
-def _alarm(row: dict[str, Any]) -> None:
+def _experience(note: re.Match[str]) -> str:
+    return note.group().replace("note", "experience")
+
+
+def _metric(row: dict[str, Any]) -> None:
+    row["name"] = re.sub(r"(?<=_)note(?=$)|(?<=_)notes(?=$)|notes(?=_)", _experience, row["name"])
     if row["alarm"] is not None:
         row["alarm"] = row["alarm"].replace("are shown unjudged", "are shown as they are")
+        row["alarm"] = re.sub(r"\bnotes?\b", _experience, row["alarm"])
 
 
 def _condition(row: dict[str, Any]) -> None:
@@ -84,7 +90,7 @@ def _condition(row: dict[str, Any]) -> None:
 
 
 BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {
-    "critiques": _critique, "generations": _critique, "metrics": _alarm, "evaluations": _condition, "again": _condition
+    "critiques": _critique, "generations": _critique, "metrics": _metric, "evaluations": _condition, "again": _condition
 }  # fmt: skip
 """By table (its newer name), what makes a newer row of an older one, in place; it leaves newer rows as they are."""
 RENAMED_OR_GONE: dict[tuple[str, str], str] = {}

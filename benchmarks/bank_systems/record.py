@@ -148,7 +148,7 @@ class BankRun:
     def commit(self, writer: StageWriter, context: StageContext) -> None:
         """Make the stage part of the record."""
         writer.commit(
-            inputs=sorted(context.inputs), method_digest=self.run.method_digest, seed=0, provenance=context.notes
+            inputs=sorted(context.inputs), method_digest=self.run.method_digest, seed=0, provenance=context.provenance
         )
 
 

@@ -253,7 +253,7 @@ def _print_table(made: Table, metric: TableMetric, format: TableFormat) -> None:
     elif format == "rich":
         print_listing(listing(made, metric))
         say("")
-        for line in (HOW, *made.notes):
+        for line in (HOW, *made.footnotes):
             say(line)
     elif format == "csv":
         say(csv_text(made).rstrip("\n"))

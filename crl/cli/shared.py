@@ -189,13 +189,13 @@ def say_pending(error: ApprovalPending, path: Path) -> None:
 
 def print_rounds(summaries: Sequence[RoundSummary]) -> None:
     """The tables of a run's rounds, and what is worth a note about them."""
-    from crl.report.round_tables import notes, round_tables
+    from crl.report.round_tables import remarks, round_tables
 
     for table in round_tables(summaries):
         say("")
         console().print(table)
     say("")
-    for line in notes(summaries):
+    for line in remarks(summaries):
         say(line)
 
 

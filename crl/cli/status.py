@@ -54,15 +54,15 @@ def verify(
     ] = None,
 ) -> None:
     """Check every file of a run against its manifest. The chain and the banks' digests too; exit code 4 on problems."""
-    from crl.audit.notes import notes
+    from crl.audit.remarks import remarks
     from crl.audit.verify import Severity
     from crl.run.head import checked_form, hold_against, told_head
 
     path = find_run(run)
     wanted = checked_form(head) if head is not None else None
     record, problems, complete = _looked_at(path)
-    for note in notes(record):
-        say(f"note: {note}")
+    for remark in remarks(record):
+        say(f"note: {remark}")
     if (told := told_head(record.stages, complete)) is not None:
         say(told)
     for problem in problems:  # not a table: digests and commands have to be whole, to be compared and copied

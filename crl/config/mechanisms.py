@@ -339,29 +339,33 @@ class ClippedObjective(Model):
 
 
 class TrialConfig(Model):
-    """Admission by trial: a new note enters the bank if the actor plays better with it than without it."""
+    """Admission by trial: a new experience enters the bank if the actor plays better with it than without it."""
 
     layouts: int = Field(
-        4, ge=1, le=1024, description="m: training layouts that a new note is played on, each with and without it."
+        4,
+        ge=1,
+        le=1024,
+        description="m: training layouts that a new experience is played on, each with and without it.",
     )
     threshold: float = Field(
         0.25,
         ge=-1,
         le=1,
-        description="Least share of these episodes won with the note, less the share won without it, that admits it.",
+        description="Least share of these episodes won with the experience, less the share won without it, "
+        "that admits it.",
     )
     screen: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Layouts after which a note that is not ahead is given up; none: all are played.",
+        description="Layouts after which an experience that is not ahead is given up; none: all are played.",
     )
     max_experiences: int | None = Field(
         None,
         ge=1,
         le=1_000_000,
-        description="Most notes tried per family and round, those of won episodes first; the others stay out. None: "
-        "all.",
+        description="Most experiences tried per family and round, those of won episodes first; the others stay out. "
+        "None: all.",
     )
     reuse_rounds: int = Field(
         10,
@@ -371,8 +375,8 @@ class TrialConfig(Model):
     )
     reward: Literal["trial", "both", "uses"] = Field(
         "trial",
-        description="What the writer of a tried note earns: 2 × the difference instead of what uses earn; that as one "
-        "more use; or what uses earn alone (a note that stays out then earns nothing).",
+        description="What the writer of a tried experience earns: 2 × the difference instead of what uses earn; that "
+        "as one more use; or what uses earn alone (an experience that stays out then earns nothing).",
     )
 
 

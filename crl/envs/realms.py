@@ -152,7 +152,8 @@ class Layout:
 
 def hidden_rule(config: RealmsConfig) -> tuple[str, str]:
     """(key, goal) symbols of the config's realm in its world. A version has another key and another goal than the one
-    before it wherever the realm's pairs allow it: nothing that a note says of the old rule is right of the new one."""
+    before it wherever the realm's pairs allow it: nothing that an experience says of the old rule is right of the new
+    one."""
     pairs = _rules(config.realm, config.symbols)[0]
     rule = _drawn(pairs, config.world, config.realm)
     for version in range(1, config.version + 1):
@@ -165,7 +166,7 @@ def _drawn(pairs: Sequence[tuple[str, str]], *entropy: int) -> tuple[str, str]:
     return pairs[int(np.random.default_rng(np.random.SeedSequence(entropy)).integers(len(pairs)))]
 
 
-def note(key: str, goal: str) -> str:
+def experience_text(key: str, goal: str) -> str:
     """The experience that says all there is to know of a realm."""
     return f"take {key} then {goal}"
 

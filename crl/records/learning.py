@@ -12,7 +12,7 @@ CREDIT_RULES = {
     "outcome": "±1 as the paper",
     "guided_minus_free": "±1 less the mean of unguided rollouts",
     "running_usefulness": "what its entry is worth by then",
-    "other_tasks": "±1, one mean per task, of the note's own only verdicts",
+    "other_tasks": "±1, one mean per task, of the experience's own only verdicts",
     "trend": "not uses are scored, but an output by its episode's ±1 less the largest utility among the experiences "
     "retrieved for that task",
 }

@@ -29,13 +29,14 @@ HEALTH: tuple[Observed, ...] = (
     ("kinds of extractor outputs", True, (
         ("add", "share_add", 0), ("update", "share_update", 2), ("return", "share_return", 4),
     )),
-    ("notes that are right", True, (
-        ("new", "notes_true_new", 0), ("in the bank", "notes_true", 2), ("shown", "notes_true_used", 1),
+    ("experiences that are right", True, (
+        ("new", "experiences_true_new", 0), ("in the bank", "experiences_true", 2),
+        ("shown", "experiences_true_used", 1),
     )),
     ("task families covered", True, (
-        ("by a note", "families_with_note", 0), ("by a right one", "families_with_true_note", 2),
+        ("by an experience", "families_with_experience", 0), ("by a right one", "families_with_true_experience", 2),
     )),
-    ("distinct texts among new notes", True, (("distinct", "notes_distinct", 0),)),
+    ("distinct texts among new experiences", True, (("distinct", "experiences_distinct", 0),)),
     ("rewards of the extractor's batch", True, (
         ("equal to most", "extractor_reward_equal", 0), ("at the minimum", "extractor_reward_at_minimum", 1),
     )),

@@ -1,4 +1,4 @@
-"""The rounds of a run as rows of words (success, form and training, seconds by stage), and the notes below them.
+"""The rounds of a run as rows of words (success, form and training, seconds by stage), and the remarks below them.
 
 The terminal shows them as the tables that are made here, Prefect's UI as Markdown (`markdown.py`). Of a mixture there
 are also success by task and the average over tasks with equal weight (macro), of the newest round that has any: where
@@ -78,7 +78,7 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
 
     None for an empty run. All but the last fit 80 columns.
     """
-    # Preparation has stages of its own; its seconds are a line of `notes`.
+    # Preparation has stages of its own; its seconds are a line of `remarks`.
     trained = [each for each in summaries if each.round > 0 and each.seconds]
     stages = list(dict.fromkeys(stage for each in trained for stage in each.seconds))
     tasks = newest_tasks(summaries)
@@ -182,7 +182,7 @@ def _newest(summaries: Sequence[RoundSummary], conditions: Collection[str]) -> R
     )
 
 
-def notes(summaries: Sequence[RoundSummary]) -> list[str]:
+def remarks(summaries: Sequence[RoundSummary]) -> list[str]:
     """What follows the tables: the seconds of the preparation, and of the newest round that has any, alarms and games
     that broke."""
     lines = []

@@ -34,10 +34,10 @@ from crl.text.unicode import REPLACEMENT
 Metrics = dict[str, float]
 ROUNDS = 5
 """Rounds in a row with the sign of a kind until it is named."""
-WITHOUT_NOTE = 0.8
+WITHOUT_EXPERIENCE = 0.8
 """Above this share of malformed and `return` outputs the extractor writes next to nothing that is ever scored."""
 ONE_TEXT = 0.8
-"""Above this share one text, not known to be right, makes up most notes."""
+"""Above this share one text, not known to be right, makes up most experiences."""
 BEST_SUCCESS = "best_success"
 FEWEST_VALID = 0.95
 """Below this share of turns with a legal action there is an alarm."""
@@ -46,8 +46,8 @@ MOST_CUT = 0.05
 KEPT = 0.8
 MISLEADS = -3.5
 """Standard errors. Without any effect one run of 60 rounds in a hundred gets there (4,000 drawn ones, 4 to 64 rollouts
-of each kind per round); on lakes, where three of four notes shown were wrong, all eight trained runs got there between
-rounds 4 and 8."""
+of each kind per round); on lakes, where three of four experiences shown were wrong, all eight trained runs got there
+between rounds 4 and 8."""
 SUM, VARIANCE, LEAD = "guidance_sum", "guidance_variance", "guidance_lead"
 MOST_MISMATCH_KL = 0.015
 """Above this divergence of sampler and trainer there is an alarm; prime-rl requires less of a model it takes up."""
@@ -66,24 +66,25 @@ class Kind:
     role: str | None
     """Role that must be trained in the round for the sign to mean anything; None: any."""
     needs: tuple[str, ...]
-    """Metrics it looks at: a round without them (no full batch, no note) says nothing, for or against."""
+    """Metrics it looks at: a round without them (no full batch, no experience) says nothing, for or against."""
     sign: Callable[[Mapping[str, float]], bool]
 
 
 KINDS = (
     Kind(
-        "without_notes",
-        f"the extractor writes no notes: more than {WITHOUT_NOTE:.0%} of its outputs are malformed or return",
+        "without_experiences",
+        f"the extractor writes no experiences: more than {WITHOUT_EXPERIENCE:.0%} of its outputs are malformed or "
+        "return",
         None,
-        ("share_without_note",),
-        lambda of: of["share_without_note"] > WITHOUT_NOTE,
+        ("share_without_experience",),
+        lambda of: of["share_without_experience"] > WITHOUT_EXPERIENCE,
     ),
     Kind(
         "one_text",
-        f"one text is more than {ONE_TEXT:.0%} of the new notes or reflections",
+        f"one text is more than {ONE_TEXT:.0%} of the new experiences or reflections",
         None,
-        ("notes_one_text",),
-        lambda of: of["notes_one_text"] > ONE_TEXT,
+        ("experiences_one_text",),
+        lambda of: of["experiences_one_text"] > ONE_TEXT,
     ),
     Kind(
         "equal_rewards",
@@ -236,8 +237,8 @@ def guidance_metrics(episodes: Sequence[Episode], previous: Mapping[str, float])
     lead = total / variance**0.5
     told = (
         f"guided rollouts win less than unguided ones of the same groups, lately by {-lead:.1f} standard errors: the "
-        "notes mislead the actor. Read them (crl bank show, crl bank why); method.recipe.suppress keeps back what "
-        "harms, method.recipe.trial tests notes before they are kept"
+        "experiences mislead the actor. Read them (crl bank show, crl bank why); method.recipe.suppress keeps back "
+        "what harms, method.recipe.trial tests experiences before they are kept"
     )
     return {**metrics, LEAD: lead}, {LEAD: told} if lead < MISLEADS else {}
 

@@ -28,7 +28,7 @@ from crl.run.directory import RunDirectory
 from crl.text.unicode import valid_text
 
 APPROVED, PARTLY, REJECTED = "approved", "partly", "rejected"
-DECISION_NOTE = "decision"
+DECISION = "decision"
 """Where the manifest's provenance holds the time of the decision and the check of its file."""
 
 
@@ -203,7 +203,7 @@ def approve(ctx: StageContext) -> None:
             where=f"round {ctx.round}, stage {ctx.stage.name}",
             next_step=f"crl approve {quoted(ctx.run_path)} --round {ctx.round}",
         )
-    ctx.notes[DECISION_NOTE] = {"decided_at": decision.decided_at.isoformat(), "check": decision.check}
+    ctx.provenance[DECISION] = {"decided_at": decision.decided_at.isoformat(), "check": decision.check}
     ctx.write(Approval, [approval_of(decision, shown)])
     ctx.progress(len(shown), len(shown))
 

@@ -18,7 +18,7 @@ from crl.errors import EnvironmentBroken
 from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
 from crl.records import Metric, Row, rows_of, schema_of, table_of
-from crl.rounds.provenance import Game, note_games, note_time, require_games
+from crl.rounds.provenance import Game, add_games, add_time, require_games
 from crl.rounds.recipe import tables_of
 from crl.rounds.stage import R, Recipe, Stage
 from crl.run.manifest import Manifest, key_of
@@ -81,7 +81,7 @@ class StageContext:
         self._reader, self._writer, self._progress = reader, writer, progress
         self.inputs: set[tuple[int, str]] = set()
         self._bank_rows: dict[tuple[int, str, type[Row]], pa.Table] = {}
-        self.notes: dict[str, Any] = {}
+        self.provenance: dict[str, Any] = {}
         """What the stage wants in its manifest beside the digest: what rows may not hold, such as times."""
 
     @property
@@ -203,15 +203,15 @@ class StageContext:
         """Note how long the block takes, as one batch of so many items: see `provenance.py`."""
         began = time.monotonic()
         yield
-        note_time(self.notes, work, items=items, seconds=time.monotonic() - began)
+        add_time(self.provenance, work, items=items, seconds=time.monotonic() - began)
 
-    def note_games(self, games: Iterable[Game]) -> None:
+    def add_games(self, games: Iterable[Game]) -> None:
         """Count games that were played, or starts of games that a later stage plays (`provenance.py`)."""
-        note_games(self.notes, games, of=(self.round, self.stage.name))
+        add_games(self.provenance, games, of=(self.round, self.stage.name))
 
     def require_games(self) -> None:
         """Raise EnvironmentBroken where too many of the games that were noted broke."""
-        require_games(self.notes, self._broken_limit, f"round {self.round}, stage {self.stage.name}")
+        require_games(self.provenance, self._broken_limit, f"round {self.round}, stage {self.stage.name}")
 
     def progress(self, done: int, total: int, **metrics: Any) -> None:
         """Tell whoever watches; never part of the record."""

@@ -140,7 +140,7 @@ def evaluate_part(ctx: StageContext, part: int, guides: Guides | None = None) ->
         )
     for each in played:
         if each.episode.error is not None:  # it counts as lost; the manifest says that it was not played to an end
-            ctx.notes[f"error {each.episode.episode_id}"] = each.episode.error
+            ctx.provenance[f"error {each.episode.episode_id}"] = each.episode.error
     ctx.write(Evaluation, [_row(ctx, wave.condition, each, with_bank.tokens) for each in played])
 
 
@@ -185,7 +185,7 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
         legal = {slot: listed for slot, start in enumerate(starts) if (listed := named_actions(start.actions))}
         for slot, (family, _) in enumerate(wave.tasks):
             if slot not in legal:
-                ctx.notes[f"{RANDOM} {family}"] = "left out: the environment names no action to draw"
+                ctx.provenance[f"{RANDOM} {family}"] = "left out: the environment names no action to draw"
         streams = [
             np.random.default_rng(seed_for(ctx.method.seed, "evaluation", RANDOM, f"{family}-s{seed}", play_number))
             for family, seed in wave.tasks
@@ -203,7 +203,7 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
                     steps[slot] = step = replace(step, done=True, stop_reason=StopReason.turn_limit)
                 if step.done:
                     rows.append(_random_row(ctx, wave.tasks[slot], play_number, actions[slot], step))
-                    ctx.note_games([Game(*wave.tasks[slot], step.error, step.details)])
+                    ctx.add_games([Game(*wave.tasks[slot], step.error, step.details)])
             legal = {slot: named_actions(step.actions) for slot, step in steps.items() if not step.done}
     return rows
 

@@ -1,8 +1,8 @@
 """Health of a round: metrics about what the extractor wrote, whether it is true, and what the updates can learn from.
 
 Pure functions over plain columns, which the stage `health` of each recipe gathers and writes with :func:`write_health`.
-Nothing here is ever trained on: whether a note is true is known to the environment alone, and no stage that feeds
-training reads the stage that says so.
+Nothing here is ever trained on: whether an experience is true is known to the environment alone, and no stage that
+feeds training reads the stage that says so.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
 ALARM_SHARE = 0.5
 """Above this share of malformed or `return` outputs the extractor is drifting to outputs that are never scored."""
 RIGHT = 1.0
-"""Truth of a note that is fully right."""
-FEWEST_NOTES = 8
-"""With fewer notes, one of them being most of them says nothing."""
+"""Truth of an experience that is fully right."""
+FEWEST_EXPERIENCES = 8
+"""With fewer experiences, one of them being most of them says nothing."""
 UPDATE_FIGURES = ("ratio_mean", "ratio_max", "logprob_mismatch", "mismatch_kl")
 """Metrics of an update that are repeated as they are; its two clipped shares are summed up."""
-CUT = "notes_cut_by_embedder"
+CUT = "experiences_cut_by_embedder"
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ExperienceTruth:
     """One experience text, written, held or shown."""
 
     family: str
@@ -78,67 +78,74 @@ def reading_metrics(distillations: Sequence[tuple[int, int]]) -> tuple[Metrics, 
     return metrics, {"prompts_cut": alarm} if cut else {}
 
 
-def written_metrics(notes: Sequence[Note]) -> Metrics:
-    """How many notes were written, and the share of distinct ones among them."""
-    metrics: Metrics = {"notes_new": float(len(notes))}
-    if notes:
-        metrics["notes_distinct"] = len({(note.family, note.text) for note in notes}) / len(notes)
+def written_metrics(experiences: Sequence[ExperienceTruth]) -> Metrics:
+    """How many experiences were written, and the share of distinct ones among them."""
+    metrics: Metrics = {"experiences_new": float(len(experiences))}
+    if experiences:
+        metrics["experiences_distinct"] = len(
+            {(experience.family, experience.text) for experience in experiences}
+        ) / len(experiences)
     return metrics
 
 
 def cut_metrics(cuts: Sequence[bool]) -> Metrics:
-    """`notes_cut_by_embedder`: the share of the new notes that the embedder reads only the beginning of."""
+    """`experiences_cut_by_embedder`: the share of the new experiences that the embedder reads only the beginning of."""
     return {CUT: sum(cuts) / len(cuts)} if cuts else {}
 
 
 def cut_alarm(
     metrics: Mapping[str, float], embedder: str = "retrieval.embedder", longest: str = "distill.max_characters"
 ) -> dict[str, str]:
-    """What to say where the embedder cut a note, by the metric's name; the keys name the settings that would help."""
+    """What to say where the embedder cut an experience, by the metric's name; the keys name the settings that would
+    help."""
     share = metrics.get(CUT, 0.0)
     told = (
-        f"the embedder reads only the beginning of {share:.0%} of the new notes, which are found by that alone; choose "
-        f"one that reads longer texts ({embedder}), or lower {longest}"
+        f"the embedder reads only the beginning of {share:.0%} of the new experiences, which are found by that alone; "
+        f"choose one that reads longer texts ({embedder}), or lower {longest}"
     )
     return {CUT: told} if share else {}
 
 
-def one_text_share(notes: Sequence[Note]) -> Metrics:
-    """`notes_one_text`: the share of the notes that the most frequent text has; nothing of fewer than
-    :data:`FEWEST_NOTES`.
+def one_text_share(experiences: Sequence[ExperienceTruth]) -> Metrics:
+    """`experiences_one_text`: the share of the experiences that the most frequent text has; nothing of fewer than
+    :data:`FEWEST_EXPERIENCES`.
 
-    Repetitions of what is known to be right do not count: in a family that has one right answer, every note of a good
-    extractor is that one.
+    Repetitions of what is known to be right do not count: in a family that has one right answer, every experience of a
+    good extractor is that one.
     """
-    if len(notes) < FEWEST_NOTES:
+    if len(experiences) < FEWEST_EXPERIENCES:
         return {}
-    doubtful = Counter(note.text for note in notes if note.truth != RIGHT)
-    return {"notes_one_text": max(doubtful.values(), default=0) / len(notes)}
+    doubtful = Counter(experience.text for experience in experiences if experience.truth != RIGHT)
+    return {"experiences_one_text": max(doubtful.values(), default=0) / len(experiences)}
 
 
-def truth_share(name: str, notes: Sequence[Note], knowing: Iterable[str]) -> Metrics:
-    """Share of the notes that are fully right, of the families `knowing`, whose environment knows; nothing of none."""
+def truth_share(name: str, experiences: Sequence[ExperienceTruth], knowing: Iterable[str]) -> Metrics:
+    """Share of the experiences that are fully right, of the families `knowing`, whose environment knows; nothing of
+    none."""
     known = frozenset(knowing)
-    right = [note.truth == RIGHT for note in notes if note.family in known]
+    right = [experience.truth == RIGHT for experience in experiences if experience.family in known]
     return {name: sum(right) / len(right)} if right else {}
 
 
-def claim_share(name: str, notes: Sequence[Note], knowing: Iterable[str]) -> Metrics:
-    """Share of the notes that claim anything that can be right or wrong, likewise."""
+def claim_share(name: str, experiences: Sequence[ExperienceTruth], knowing: Iterable[str]) -> Metrics:
+    """Share of the experiences that claim anything that can be right or wrong, likewise."""
     known = frozenset(knowing)
-    claims = [note.truth is not None for note in notes if note.family in known]
+    claims = [experience.truth is not None for experience in experiences if experience.family in known]
     return {name: sum(claims) / len(claims)} if claims else {}
 
 
-def coverage(families: Sequence[str], held: Iterable[str], notes: Iterable[Note], knowing: Sequence[str]) -> Metrics:
-    """Share of the task families with a note, and of those whose environment knows with at least one right note.
+def coverage(
+    families: Sequence[str], held: Iterable[str], experiences: Iterable[ExperienceTruth], knowing: Sequence[str]
+) -> Metrics:
+    """Share of the task families with an experience, and of those whose environment knows with at least one right
+    experience.
 
-    `held` are the families of the bank's entries, `notes` those of its texts whose truth is known.
+    `held` are the families of the bank's entries, `experiences` those of its texts whose truth is known.
     """
-    metrics: Metrics = {"families_with_note": len(set(held) & set(families)) / len(families)}
+    metrics: Metrics = {"families_with_experience": len(set(held) & set(families)) / len(families)}
     if knowing:
-        right = {note.family for note in notes if note.truth == RIGHT}
-        metrics["families_with_true_note"] = len(right & set(knowing)) / len(knowing)
+        right = {experience.family for experience in experiences if experience.truth == RIGHT}
+        metrics["families_with_true_experience"] = len(right & set(knowing)) / len(knowing)
     return metrics
 
 

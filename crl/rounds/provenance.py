@@ -47,7 +47,7 @@ class Game(NamedTuple):
     details: str | None = None
 
 
-def note_games(notes: dict[str, Any], games: Iterable[Game], *, of: tuple[int, str]) -> None:
+def add_games(notes: dict[str, Any], games: Iterable[Game], *, of: tuple[int, str]) -> None:
     """Count games in the notes of a stage; `of` is its round and name. The first of each kind of break is written to
     the log at once."""
     for game in games:
@@ -146,7 +146,7 @@ def _kind_in(kinds: Sequence[dict[str, Any]], error: str, place: str | None) -> 
     return next((kind for kind in kinds if (kind["error"], kind["place"]) == (error, place)), None)
 
 
-def note_time(notes: dict[str, Any], work: str, *, items: int, seconds: float) -> None:
+def add_time(notes: dict[str, Any], work: str, *, items: int, seconds: float) -> None:
     """Add one batch to the timings in a stage's notes; none without items."""
     if not items:
         return

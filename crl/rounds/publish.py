@@ -45,7 +45,7 @@ BANK_TABLES = (BankChange, BankSnapshot, BankEntry, BankEvent)
 """What publishes a bank; the whole of it (`BankEntry`) not in every round."""
 _TOLERANCE = 1e-3
 """Most that a number of a vector may differ: another machine rounds otherwise."""
-IMPORT_NOTE = "import"
+IMPORT = "import"
 """Where the manifest's provenance describes the import."""
 
 
@@ -60,7 +60,7 @@ def begin_with(ctx: StageContext, taken: BankImport) -> None:
         )
     rows, provenance = taken.rows(), taken.provenance()
     ctx.share(taken.relative, taken.content)
-    ctx.notes[IMPORT_NOTE] = provenance
+    ctx.provenance[IMPORT] = provenance
     texts = [row["text"] for row in rows]
     segments = new_segments(texts, _embedder(ctx, taken, rows, provenance["source"]["embedder"]))
     for relative, content in segments.files.items():
@@ -117,7 +117,7 @@ def import_again(run: RunDirectory) -> BankImport:
     Raises RecordDamaged where that is damaged, or the vectors it had were another embedder's.
     """
     manifest = run.manifest(0, INITIALIZE)
-    provenance: dict[str, Any] = manifest.provenance[IMPORT_NOTE]
+    provenance: dict[str, Any] = manifest.provenance[IMPORT]
     entries = run.read(0, INITIALIZE, BankEntry)
     texts = load_texts(run.path, entries)
     own = {row["entry_id"]: row for row in entries.to_pylist()}

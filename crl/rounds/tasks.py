@@ -75,7 +75,7 @@ def _family_tasks(
     longest = ctx.method.rollout.max_observation_characters
     with naming(family.name):
         starts = Readable(ctx.environment(family.name), longest).reset_many(environment_seeds)
-    ctx.note_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))
+    ctx.add_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))
     return [
         task_of(
             ctx,

@@ -71,7 +71,7 @@ def play(
             progress=progress or (lambda metrics: ctx.progress(**metrics)),
         )
     if not predicted:
-        ctx.note_games(games_of(played))
+        ctx.add_games(games_of(played))
     return played
 
 
@@ -185,7 +185,7 @@ def starts_of(ctx: StageContext, places: Sequence[tuple[str, int]], *, played_he
         readable = Readable(environment, ctx.method.rollout.max_observation_characters)
         starts = readable.reset_many([seed for _, seed in places])
     games = games_from(starts, places)
-    ctx.note_games([game for game in games if game.error is not None] if played_here else games)
+    ctx.add_games([game for game in games if game.error is not None] if played_here else games)
     return starts
 
 

@@ -25,7 +25,7 @@ from crl.run.head import heads
 from crl.run.journal import Journal
 from crl.run.lineage import LINEAGE, Ancestor, Lineage
 from crl.run.manifest import MANIFEST, Manifest, Place, key_of, stage_directory
-from crl.run.retention import CHECKPOINT, Pruned, is_pruned, note_pruned, pruned
+from crl.run.retention import CHECKPOINT, Pruned, add_pruned, is_pruned, pruned
 
 FORKED = "forked"
 """Event of the journal that the run begins with."""
@@ -113,7 +113,7 @@ def _fill(branch: Branch, scratch: Path) -> None:
             raise
         _tell(journal, (number, stage), manifest)
         if gone is not None:
-            note_pruned(scratch, gone, 0)
+            add_pruned(scratch, gone, 0)
     for number in decided_rounds(source):
         if number <= branch.round:
             _take(decision_path(source, number), decision_path(scratch, number))

@@ -53,7 +53,7 @@ def unlisted(run_path: Path) -> list[Pruned]:
     return [entry for entry in _entries(Journal(run_path)) if entry not in listed]
 
 
-def note_pruned(run_path: Path, entry: Pruned, token: int) -> None:
+def add_pruned(run_path: Path, entry: Pruned, token: int) -> None:
     """Write an entry to the list, then to the journal."""
     payload = entry.model_dump(mode="json")
     JsonLines(run_path / PRUNED).append(payload)
@@ -136,7 +136,7 @@ def _set_aside(run_path: Path, place: Place, token: int) -> tuple[Pruned, Path]:
     )
     # After a crash between these steps the line exists already, and the next call finishes this one.
     if not is_pruned(pruned(run_path), *place, CHECKPOINT, manifest):
-        note_pruned(run_path, entry, token)
+        add_pruned(run_path, entry, token)
     grave = directory.parent / f".tmp-{place[1]}.{CHECKPOINT}-{token}"
     remove(grave)
     (directory / CHECKPOINT).rename(grave)

@@ -36,7 +36,7 @@ def run(wins: list[int], tokens: list[int], steps: list[int], bank: list[int] | 
         with_bank={} if bank is None else rates(bank), without_bank=rates(wins),
         episodes={number: 10 * number for number in range(5)},
         tokens=dict(zip(range(5), tokens, strict=True)), real_steps=dict(zip(range(5), steps, strict=True)),
-        outputs=0, malformed=0, returned=0, notes_true=None, coverage=None, alarms=[],
+        outputs=0, malformed=0, returned=0, experiences_true=None, coverage=None, alarms=[],
     )  # fmt: skip
 
 

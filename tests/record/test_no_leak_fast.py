@@ -21,7 +21,7 @@ from crl.config import Method, SamplingConfig
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
-from crl.envs.realms import ACTIONS, RealmsConfig, hidden_rule, layouts, note
+from crl.envs.realms import ACTIONS, RealmsConfig, experience_text, hidden_rule, layouts
 from crl.extractor.distill import items_of
 from crl.extractor.prompts import ask_messages, distill_messages, merge_messages
 from crl.lab.warm.config import load_warm_start
@@ -87,7 +87,7 @@ def write(prompt: str, turn: int, random: np.random.Generator) -> str:
     if "merge" in prompt:
         return "KEEP 1"
     symbol = random.choice(list("ABCDEFGH"))
-    return note(symbol, symbol) if "answer" in prompt else f"ADD: {note(symbol, symbol)}"
+    return experience_text(symbol, symbol) if "answer" in prompt else f"ADD: {experience_text(symbol, symbol)}"
 
 
 class Script:

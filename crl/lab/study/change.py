@@ -1,4 +1,4 @@
-"""The world changes in the middle of a run (`families[].changes`): who recovers, how soon, what becomes of notes.
+"""The world changes in the middle of a run (`families[].changes`): who recovers, how soon, what becomes of experiences.
 
 Families that change are counted apart from those that stay. A run has recovered at the first of two successive
 evaluations in the changed world with at least :data:`RECOVERED` of its success before: one evaluation may be luck.
@@ -30,7 +30,7 @@ CHANGED, STAYED = "changed", "stayed"
 Curve = dict[int, float]
 
 
-class Notes(BaseModel, frozen=True):
+class ExperienceCounts(BaseModel, frozen=True):
     """What the bank holds of families that change, where an environment knows the truth."""
 
     entries: int
@@ -47,7 +47,7 @@ class RunChange(BaseModel, frozen=True):
     """First round of the changed world."""
     success: dict[str, dict[str, dict[int, Rate]]]
     """By families (`changed`, `stayed`), condition and round."""
-    notes: dict[int, Notes] = {}
+    experiences: dict[int, ExperienceCounts] = {}
     """By evaluated round with a bank."""
 
     def curve(self, families: str, *, bank: bool) -> Curve:
@@ -83,9 +83,9 @@ class ChangeResult(BaseModel, frozen=True):
     with_bank: dict[str, Recovery]
     """By families; empty for an arm without a bank."""
     without_bank: dict[str, Recovery]
-    notes_true: dict[int, Interval]
-    """Share of the notes of families that change, by round; empty where nothing knows the truth."""
-    notes_stale: dict[int, Interval]
+    experiences_true: dict[int, Interval]
+    """Share of the experiences of families that change, by round; empty where nothing knows the truth."""
+    experiences_stale: dict[int, Interval]
 
 
 def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
@@ -107,7 +107,9 @@ def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
         counted = table.group_by(["part", "condition"]).aggregate([("success", "sum"), ("success", "count")])
         for row in counted.to_pylist():
             success[row["part"]][row["condition"]][number] = Rate(row["success_sum"], row["success_count"])
-    return RunChange(round=first, success=success, notes=_notes(run, families, list(success[CHANGED][WITH_BANK])))
+    return RunChange(
+        round=first, success=success, experiences=_experiences(run, families, list(success[CHANGED][WITH_BANK]))
+    )
 
 
 def summarize_change(arm: str, changes: Mapping[int, RunChange], last: int = 1) -> ChangeResult | None:
@@ -132,16 +134,18 @@ def summarize_change(arm: str, changes: Mapping[int, RunChange], last: int = 1) 
         }
         for bank in (True, False)
     }
-    notes = [each.notes for each in changes.values()]
+    experiences = [each.experiences for each in changes.values()]
     return ChangeResult(
         arm=arm,
         round=changed,
         evaluated=around,
         with_bank=found[True],
         without_bank=found[False],
-        notes_true=common_curve([{number: each.true / each.entries for number, each in run.items()} for run in notes]),
-        notes_stale=common_curve(
-            [{number: each.stale / each.entries for number, each in run.items()} for run in notes]
+        experiences_true=common_curve(
+            [{number: each.true / each.entries for number, each in run.items()} for run in experiences]
+        ),
+        experiences_stale=common_curve(
+            [{number: each.stale / each.entries for number, each in run.items()} for run in experiences]
         ),
     )
 
@@ -170,8 +174,10 @@ def _recovery(curves: Sequence[Curve], changed: int, after: int, last: int) -> R
     )
 
 
-def _notes(run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Sequence[int]) -> dict[int, Notes]:
-    """Of rounds in which the bank holds notes of these families, if their environments know their truth."""
+def _experiences(
+    run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Sequence[int]
+) -> dict[int, ExperienceCounts]:
+    """Of rounds in which the bank holds experiences of these families, if their environments know their truth."""
     recipe, found = recipe_of(run.method), {}
     for number in numbers:
         held = rows_with(recorded_bank(run, recipe, number).table, "family", families)
@@ -182,7 +188,7 @@ def _notes(run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Seq
             written = [texts[digest] for digest in rows_with(held, "family", [name])["content_digest"].to_pylist()]
             verdicts += zip(_true(now, written), _true(before, written), strict=True)
         if verdicts:
-            found[number] = Notes(
+            found[number] = ExperienceCounts(
                 entries=len(verdicts),
                 true=sum(now for now, _ in verdicts),
                 stale=sum(before and not now for now, before in verdicts),

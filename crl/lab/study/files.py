@@ -38,7 +38,7 @@ from crl.lab.study.results import (
     summarize_study,
 )
 from crl.lab.study.statistics import Interval
-from crl.lab.study.table import PARTS, interval_text, notes, seed_words, study_markdown, tables
+from crl.lab.study.table import PARTS, footnotes, interval_text, seed_words, study_markdown, tables
 from crl.report.charts import Chart, Line, Point, line_chart, over_steps
 from crl.report.page import REPORT, Inline, environment
 from crl.rounds.evaluate import WITH_BANK
@@ -65,7 +65,7 @@ OF_RUNS = pa.schema(
     [
         ("arm", pa.string()),
         *((name, pa.int64()) for name in ("seed", "training_episodes", "outputs", "malformed", "returned")),
-        *((name, pa.float64()) for name in ("notes_true", "coverage")),
+        *((name, pa.float64()) for name in ("experiences_true", "coverage")),
         ("alarms", pa.list_(pa.string())),
     ]
 )
@@ -149,7 +149,7 @@ def _runs(metrics: RunsByArm) -> bytes:
             "arm": arm,
             "seed": seed,
             "training_episodes": run.training_episodes,
-            **run.model_dump(include={"outputs", "malformed", "returned", "notes_true", "coverage", "alarms"}),
+            **run.model_dump(include={"outputs", "malformed", "returned", "experiences_true", "coverage", "alarms"}),
         }
         for arm, runs in metrics.items()
         for seed, run in runs.items()
@@ -158,18 +158,18 @@ def _runs(metrics: RunsByArm) -> bytes:
 
 
 def _changes(metrics: RunsByArm) -> pa.Table:
-    """One row per evaluation, with the bank or without, of families that change or that stay; and the notes of those
-    that change, where the environment knows."""
+    """One row per evaluation, with the bank or without, of families that change or that stay; and the experiences of
+    those that change, where the environment knows."""
     rows = []
     for arm, runs in metrics.items():
         for seed, change in ((seed, run.change) for seed, run in runs.items() if run.change is not None):
             for part, kinds in change.success.items():
                 for kind, rates in kinds.items():
-                    notes = change.notes if part == CHANGED and kind == WITH_BANK else {}
+                    experiences = change.experiences if part == CHANGED and kind == WITH_BANK else {}
                     place = {"arm": arm, "seed": seed, "families": part, "bank": kind == WITH_BANK}
                     rows += [
                         {**place, "round": number, "successes": rate.successes, "episodes": rate.episodes}
-                        | (notes[number].model_dump() if number in notes else {})
+                        | (experiences[number].model_dump() if number in experiences else {})
                         for number, rate in rates.items()
                     ]
     return pa.Table.from_pylist(rows, CHANGES)
@@ -220,7 +220,7 @@ def render_study(result: StudyResult, runs: Sequence[PlannedRun]) -> str:
         seed_words=seed_words(result),
         groups=chart_groups(result),
         tables=tables(result),
-        notes=notes(result),
+        footnotes=footnotes(result),
         runs=[_link(each, result) for each in runs],
     )
     return escaped(page)
@@ -259,7 +259,7 @@ def _curves(arms: Sequence[ArmResult], *, steps: bool) -> list[Chart]:
 
 
 def _change_charts(result: StudyResult) -> Iterator[tuple[str, list[Chart]]]:
-    """Success of the families that change and of those that stay, and what becomes of the notes of the former."""
+    """Success of the families that change and of those that stay, and what becomes of the experiences of the former."""
     arms = {arm.arm: arm for arm in result.arms}
     for part, words in PARTS.items():
         charts = []
@@ -276,10 +276,10 @@ def _change_charts(result: StudyResult) -> Iterator[tuple[str, list[Chart]]]:
         lines = [
             Line(escaped(arms[each.arm].title), color, _points(curve))
             for color, each in enumerate(result.changes)
-            if (curve := each.notes_true if title == "true" else each.notes_stale)
+            if (curve := each.experiences_true if title == "true" else each.experiences_stale)
         ]
         charts += [line_chart(title, lines, top=1.0, share=True)] if lines else []
-    yield "notes of families that change", charts
+    yield "experiences of families that change", charts
 
 
 def _by_value(scale: Varied, arms: Mapping[str, ArmResult]) -> list[Chart]:

@@ -28,7 +28,7 @@ EXPLORE, REFLECTIONS = "explore", "reflections"
 """A stage of DreamGym and a table of ERL: these recipes may not be there, and are imported for their own runs only."""
 NOT_SAMPLED = "fit"
 """Kind of token records that a program wrote: what DreamGym's model is fitted to."""
-NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
+EXPERIENCES_TRUE, COVERAGE = "experiences_true", "families_with_true_experience"
 """Names of metrics of stage `health`, where the environment knows the truth."""
 
 _COMPUTE = ("complementary-rl", "torch", "transformers")
@@ -65,10 +65,10 @@ class RunMetrics(BaseModel, frozen=True):
     malformed: int
     returned: int | None
     """Outputs that say `return`: nothing is to be learned. None: no output can say so."""
-    notes_true: float | None
+    experiences_true: float | None
     """Share of the bank that is true after the last round; None where nothing knows the truth."""
     coverage: float | None
-    """Share of task families with a true note after the last round."""
+    """Share of task families with a true experience after the last round."""
     starts: dict[str, str] = {}
     """Digest of the weights that each role began with, by the model's name: arms are compared from equal starts."""
     costs_with_bank: dict[int, GameCost] = {}
@@ -127,7 +127,7 @@ def read_run(path: Path, rounds: int) -> RunMetrics:
         outputs=outputs,
         malformed=malformed,
         returned=returned,
-        notes_true=_value(health, NOTES_TRUE),
+        experiences_true=_value(health, EXPERIENCES_TRUE),
         coverage=_value(health, COVERAGE),
         starts=_starts(run),
         costs_with_bank={number: found[WITH_BANK] for number, found in costs.items() if WITH_BANK in found},

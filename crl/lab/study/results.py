@@ -107,10 +107,10 @@ class ArmResult(BaseModel, frozen=True):
     """Share of extractor outputs of all rounds that are malformed."""
     returned: Interval | None
     """Share that says `return`; None where no output can."""
-    notes_true: Interval | None
+    experiences_true: Interval | None
     """Share of the last bank that is true, where the environment knows."""
     coverage: Interval | None
-    """Share of task families with a true note in the last bank."""
+    """Share of task families with a true experience in the last bank."""
     broken: dict[int, int] = {}
     """Held-out games that broke, and count as lost, by seed; seeds without one are left out."""
     alarms: dict[int, list[str]]
@@ -265,7 +265,7 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunMetrics]) -> ArmResult:
         returned=_mean(
             runs, lambda run: run.returned / run.outputs if run.outputs and run.returned is not None else None
         ),
-        notes_true=_mean(runs, lambda run: run.notes_true),
+        experiences_true=_mean(runs, lambda run: run.experiences_true),
         coverage=_mean(runs, lambda run: run.coverage),
         broken={seed: run.broken for seed, run in runs.items() if run.broken},
         alarms={seed: run.alarms for seed, run in runs.items() if run.alarms},

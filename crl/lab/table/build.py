@@ -78,11 +78,11 @@ class Table:
 
     tasks: tuple[str, ...]
     rows: tuple[Row, ...]
-    notes: tuple[str, ...]
+    footnotes: tuple[str, ...]
 
 
 def build(groups: Sequence[Group], which: Which, problems: Sequence[str] = ()) -> Table:
-    """The table of some groups of runs. `problems` (runs that could not be read) are among its notes. Pure."""
+    """The table of some groups of runs. `problems` (runs that could not be read) are among its footnotes. Pure."""
     tasks = tuple(dict.fromkeys(task for group in groups for run in group.runs for task in run.tasks))
     rows = tuple(row for group in groups for row in _rows(group, tasks))
     return Table(tasks, rows, tuple(_notes(groups, tasks, which, problems)))
@@ -130,7 +130,7 @@ def _notes(groups: Sequence[Group], tasks: Sequence[str], which: Which, problems
     yield from problems
     for group in groups:
         for run in group.runs:
-            yield from (f"{run.name}: {note}" for note in run.notes)
+            yield from (f"{run.name}: {note}" for note in run.footnotes)
             if broken := sum(found.result.broken for found in run.cells.values()):
                 yield f"{run.name}: {broken} games broke in round {run.round}, and count as lost"
         yield from _repeated(group)

@@ -57,13 +57,13 @@ def listing(table: Table, metric: TableMetric) -> Listing:
 
 
 def markdown(table: Table, metric: TableMetric) -> str:
-    """A Markdown table with its notes. Names are marked as text, whatever they hold."""
+    """A Markdown table with its footnotes. Names are marked as text, whatever they hold."""
     heads = columns(table)
     lines = [f"{TITLES[metric].capitalize()}.", "", f"| {' | '.join(map(plain, heads))} |"]
     lines.append("|" + "---|" * _NAMED + "---:|" * (len(heads) - _NAMED))
     for row in cells(table, metric):
         lines.append("| " + " | ".join([plain(row[0]), *row[1:]]) + " |")
-    lines += ["", HOW, *(f"\n- {plain(note)}" for note in table.notes)]
+    lines += ["", HOW, *(f"\n- {plain(note)}" for note in table.footnotes)]
     return "\n".join(lines)
 
 
@@ -80,9 +80,9 @@ def tex(text: str) -> str:
 
 
 def latex(table: Table, metric: TableMetric) -> str:
-    """A `tabular` with rules of the package booktabs; the notes are comments."""
+    """A `tabular` with rules of the package booktabs; the footnotes are comments."""
     heads = columns(table)
-    lines = [f"% {' '.join(note.split())}" for note in (f"{TITLES[metric].capitalize()}. {HOW}", *table.notes)]
+    lines = [f"% {' '.join(note.split())}" for note in (f"{TITLES[metric].capitalize()}. {HOW}", *table.footnotes)]
     lines += [rf"\begin{{tabular}}{{{'l' * _NAMED}{'r' * (len(heads) - _NAMED)}}}", r"\toprule"]
     lines += [" & ".join(map(tex, heads)) + r" \\", r"\midrule"]
     lines += [" & ".join(map(tex, row)) + r" \\" for row in cells(table, metric)]
@@ -126,7 +126,7 @@ def data(table: Table) -> dict[str, Any]:
             }
             for row in table.rows
         ],
-        "notes": list(table.notes),
+        "footnotes": list(table.footnotes),
     }
 
 

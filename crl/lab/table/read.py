@@ -55,7 +55,7 @@ class RunResults:
     method: Method
     round: int
     cells: Cells
-    notes: tuple[str, ...]
+    footnotes: tuple[str, ...]
     """What of it could not be used, and whether it is unfinished."""
 
     @property
@@ -77,28 +77,28 @@ class RunResults:
 def read_results(path: Path, which: Which) -> RunResults:
     """The results of a run. Raises BadInput where there are none to show, RecordDamaged, RunDirectoryUnusable."""
     run = RunDirectory.open(path)
-    notes, kept = [], []
+    footnotes, kept = [], []
     for each in kept_evaluations(run):
         if isinstance(each, Kept):
             kept.append(each)
         else:
-            notes.append(f"left out: {each.found}")
+            footnotes.append(f"left out: {each.found}")
     numbers = sorted(
         {number for number in run.rounds() if run.is_complete(number, EVALUATE)} | {each.round for each in kept}
     )
     by_round = _Rounds(run, kept)
     number = _chosen(run, by_round, numbers, which)
     if (maker := run.lineage.maker(number, EVALUATE)) is not None:
-        notes.append(f"round {number} is of {maker.experiment}, which it was forked from")
+        footnotes.append(f"round {number} is of {maker.experiment}, which it was forked from")
     if (missing := _missing(run)) is not None:
-        notes.append(f"unfinished: {missing}")
+        footnotes.append(f"unfinished: {missing}")
     return RunResults(
         name=run.experiment_name,
         path=Path(path),
         method=run.method,
         round=number,
         cells=by_round.cells(number),
-        notes=tuple(notes),
+        footnotes=tuple(footnotes),
     )
 
 

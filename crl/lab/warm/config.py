@@ -69,14 +69,16 @@ class ActorDemonstrations(Model):
 
 
 class ExtractorDemonstrations(Model):
-    """What the extractor imitates: noisy notes about episodes that a script played."""
+    """What the extractor imitates: noisy experiences about episodes that a script played."""
 
     episodes: int = Field(12_000, ge=1, le=1_000_000, description="Episodes to write about.")
     noise: float = Field(0.25, ge=0, le=1, description="Share of key words, and of goal words, that are any symbol.")
     returns_won: float = Field(0.10, ge=0, le=1, description="Share of won episodes answered with RETURN.")
     returns_lost: float = Field(0.30, ge=0, le=1, description="Share of lost episodes answered with RETURN.")
     updates: float = Field(0.20, ge=0, le=1, description="Share of lost guided episodes answered with UPDATE.")
-    merges: int = Field(0, ge=0, le=1_000_000, description="Chunks of entries to merge: repeated notes become one.")
+    merges: int = Field(
+        0, ge=0, le=1_000_000, description="Chunks of entries to merge: repeated experiences become one."
+    )
     answers: int = Field(0, ge=0, le=1_000_000, description="Questions to answer (search-and-ask).")
     reflections: int = Field(
         0,

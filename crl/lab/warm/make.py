@@ -8,8 +8,8 @@
 
 It is written beside its place and renamed once; made again from the same file it has the same weights.
 
-What it taught is measured on held-out practice layouts: success under hints of different worth, truth of notes. These
-are metrics for people, kept in the record of the warm start; nothing is learned from them.
+What it taught is measured on held-out practice layouts: success under hints of different worth, truth of experiences.
+These are metrics for people, kept in the record of the warm start; nothing is learned from them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from crl.config import (
 )
 from crl.config.load import listed_errors
 from crl.envs import check_environment
-from crl.envs.realms import Layout, RealmsEnvironment, note
+from crl.envs.realms import Layout, RealmsEnvironment, experience_text
 from crl.errors import BadInput
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.lab.warm.actor import actor_demonstrations, practice_slots
@@ -316,10 +316,10 @@ def actor_metrics(actor: Policy, method: Method, seed: int, *, instructed: bool)
     in place of the instructions."""
     random = np.random.default_rng(seed_for(seed, "wrong"))
     hints: dict[str, Hint] = {
-        "full": lambda slot, layout: note(layout.key, layout.goal),
+        "full": lambda slot, layout: experience_text(layout.key, layout.goal),
         "partial": lambda slot, layout: f"take {layout.key}",
         "none": lambda slot, layout: None,
-        "wrong": lambda slot, layout: note(*any_two(layout.cells, random)),
+        "wrong": lambda slot, layout: experience_text(*any_two(layout.cells, random)),
     }
     played = {kind: _played(actor, method, seed, kind, hint) for kind, hint in hints.items()}
     if instructed:
@@ -330,9 +330,13 @@ def actor_metrics(actor: Policy, method: Method, seed: int, *, instructed: bool)
 
 
 def extractor_metrics(actor: Policy, extractor: Policy, method: Method, seed: int) -> dict[str, float]:
-    """Share of sampled notes that are true, about won and about lost episodes; share of outputs in form."""
+    """Share of sampled experiences that are true, about won and about lost episodes; share of outputs in form."""
     shown = _played(
-        actor, method, seed, "notes", lambda slot, layout: note(layout.key, layout.goal) if slot % 2 else None
+        actor,
+        method,
+        seed,
+        "notes",
+        lambda slot, layout: experience_text(layout.key, layout.goal) if slot % 2 else None,
     )
     results = distill_wave(
         extractor,
@@ -348,7 +352,7 @@ def extractor_metrics(actor: Policy, extractor: Policy, method: Method, seed: in
     for (each, layout), result in zip(shown, results, strict=True):
         for operation in result.operations:
             if operation.text is not None:
-                right[each.episode.success].append(operation.text == note(layout.key, layout.goal))
+                right[each.episode.success].append(operation.text == experience_text(layout.key, layout.goal))
     return {
         "true_about_won": float(np.mean(right[True])) if right[True] else 0.0,
         "true_about_lost": float(np.mean(right[False])) if right[False] else 0.0,

@@ -75,7 +75,7 @@ class BankRecipeConfig(RecipeConfig):
     trial: TrialConfig | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="New notes are played before they enter the bank; none: they are believed.",
+        description="New experiences are played before they enter the bank; none: they are believed.",
     )
     suppress: SuppressConfig | None = Field(
         None,
@@ -138,13 +138,15 @@ class BankRecipeConfig(RecipeConfig):
         return uses
 
     def outputs(self, method: Method) -> Mapping[str, int]:
-        """An output of each role per episode, and the games in which new notes are tried."""
+        """An output of each role per episode, and the games in which new experiences are tried."""
         found = dict(super().outputs(method))
         if self.trial is not None and self.has_bank:
             for family in method.families:
                 written = family.groups * method.group_size(family) * self.distill.max_operations
-                notes = written if self.trial.max_experiences is None else min(written, self.trial.max_experiences)
-                found[ACTOR] += (notes + 1) * self.trial.layouts
+                experiences = (
+                    written if self.trial.max_experiences is None else min(written, self.trial.max_experiences)
+                )
+                found[ACTOR] += (experiences + 1) * self.trial.layouts
         return found
 
     def prompts(self) -> frozenset[str]:

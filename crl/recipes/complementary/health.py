@@ -1,7 +1,7 @@
 """Stage `health`: what a round says about the extractor and the updates, from recorded rows alone, without a model.
 
-It only observes. Whether a note is true is asked of environments that know (protocol `KnowsTruth`), for a metric: no
-other stage reads this one, so nothing that trains can see it.
+It only observes. Whether an experience is true is asked of environments that know (protocol `KnowsTruth`), for a
+metric: no other stage reads this one, so nothing that trains can see it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from crl.records import (
 from crl.rounds.alarms import Metrics, guidance_metrics, output_metrics, turn_metrics, unreadable_metrics
 from crl.rounds.context import NEW_BANK, StageContext
 from crl.rounds.health import (
-    Note,
+    ExperienceTruth,
     age_metrics,
     claim_share,
     coverage,
@@ -54,7 +54,7 @@ from crl.rounds.stage import BEFORE
 from crl.rounds.weights import update_name
 
 OUTPUTS = ("distill", "merge")
-NOTES = ("add", "update", "merge")
+EXPERIENCES = ("add", "update", "merge")
 """Operations that write a text."""
 
 _texts: dict[str, str] = {}
@@ -89,7 +89,7 @@ def health(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
         metrics |= read | guidance
         alarms |= misled
         truths = Truths(ctx)
-        metrics |= _notes(ctx, episodes, truths)
+        metrics |= _experiences(ctx, episodes, truths)
         metrics |= _training(ctx, trained)
         for mechanism in on:
             more, alarmed = mechanism.metrics(ctx, truths.right)
@@ -106,7 +106,7 @@ def _outputs(ctx: StageContext) -> Metrics:
     metrics = output_shares([*distilled, *merged])
     if distilled:  # merges come in some rounds only, and are never malformed or `return` for long
         without = [verdict in ("malformed", "return") for verdict in distilled]
-        metrics["share_without_note"] = sum(without) / len(without)
+        metrics["share_without_experience"] = sum(without) / len(without)
     written = pa.concat_tables([ctx.table(Generation, stage) for stage in OUTPUTS])
     metrics |= output_metrics(written["stop_reason"].to_pylist())
     read, sampled = tokens_of(written)
@@ -135,32 +135,32 @@ class Truths:
         """Those whose environment knows."""
         return list(self._environments)
 
-    def note(self, family: str, text: str) -> Note:
+    def experience(self, family: str, text: str) -> ExperienceTruth:
         """A text with its truth."""
         if family in self._environments and (family, text) not in self._truths:
             self._truths[family, text] = self._environments[family].truth(text)
-        return Note(family, text, self._truths.get((family, text)))
+        return ExperienceTruth(family, text, self._truths.get((family, text)))
 
     def right(self, name: str, texts: Sequence[Text]) -> Metrics:
         """The share of texts that are fully right, as the metric `name`; nothing where nobody knows of any."""
-        return truth_share(name, [self.note(*each) for each in texts], self._environments)
+        return truth_share(name, [self.experience(*each) for each in texts], self._environments)
 
 
-def _notes(ctx: StageContext, episodes: Iterable[Episode], truths: Truths) -> Metrics:
-    distilled, merged = (_written(ctx, stage, truths.note) for stage in OUTPUTS)
+def _experiences(ctx: StageContext, episodes: Iterable[Episode], truths: Truths) -> Metrics:
+    distilled, merged = (_written(ctx, stage, truths.experience) for stage in OUTPUTS)
     written = [*distilled, *merged]
-    used = [truths.note(each.family, text) for each in episodes for text in each.experiences]
+    used = [truths.experience(each.family, text) for each in episodes for text in each.experiences]
     bank = ctx.bank(NEW_BANK).table
-    held = _held(ctx, bank, truths.families, truths.note)
+    held = _held(ctx, bank, truths.families, truths.experience)
     return {
         **written_metrics(written),
         **cut_metrics([cut for stage in OUTPUTS for cut in _new(ctx, stage)["embedder_cut"].to_pylist()]),
         **one_text_share(distilled),
-        **truth_share("notes_true_new", written, truths.families),
-        **claim_share("notes_claiming_new", written, truths.families),
-        **truth_share("notes_true", held, truths.families),
-        **claim_share("notes_claiming", held, truths.families),
-        **truth_share("notes_true_used", used, truths.families),
+        **truth_share("experiences_true_new", written, truths.families),
+        **claim_share("experiences_claiming_new", written, truths.families),
+        **truth_share("experiences_true", held, truths.families),
+        **claim_share("experiences_claiming", held, truths.families),
+        **truth_share("experiences_true_used", used, truths.families),
         **coverage(
             [family.name for family in ctx.method.families],
             pc.unique(bank["family"]).to_pylist(),
@@ -170,25 +170,27 @@ def _notes(ctx: StageContext, episodes: Iterable[Episode], truths: Truths) -> Me
     }
 
 
-def _written(ctx: StageContext, stage: str, note_of: Callable[[str, str], Note]) -> list[Note]:
+def _written(
+    ctx: StageContext, stage: str, experience_of: Callable[[str, str], ExperienceTruth]
+) -> list[ExperienceTruth]:
     operations = _new(ctx, stage)
     pairs = zip(operations["family"].to_pylist(), operations["text"].to_pylist(), strict=True)
-    return [note_of(family, text) for family, text in pairs if text is not None]
+    return [experience_of(family, text) for family, text in pairs if text is not None]
 
 
 def _new(ctx: StageContext, stage: str) -> pa.Table:
     """Operations of a stage that write a text."""
-    return rows_with(ctx.table(Operation, stage), "kind", NOTES)
+    return rows_with(ctx.table(Operation, stage), "kind", EXPERIENCES)
 
 
 def _held(
-    ctx: StageContext, bank: pa.Table, families: Iterable[str], note_of: Callable[[str, str], Note]
-) -> list[Note]:
-    """Notes of the bank whose truth an environment knows."""
+    ctx: StageContext, bank: pa.Table, families: Iterable[str], experience_of: Callable[[str, str], ExperienceTruth]
+) -> list[ExperienceTruth]:
+    """Experiences of the bank whose truth an environment knows."""
     known = rows_with(bank, "family", families)
     texts = _texts_of(ctx, known)
     pairs = zip(known["family"].to_pylist(), known["content_digest"].to_pylist(), strict=True)
-    return [note_of(family, texts[digest]) for family, digest in pairs]
+    return [experience_of(family, texts[digest]) for family, digest in pairs]
 
 
 def _texts_of(ctx: StageContext, entries: pa.Table) -> dict[str, str]:

@@ -14,7 +14,7 @@ from crl.records import BankEvent, Episode, Generation, Operation, Turn
 from crl.rounds.alarms import Metrics, turn_metrics
 from crl.rounds.context import NEW_BANK, StageContext
 from crl.rounds.health import (
-    Note,
+    ExperienceTruth,
     age_metrics,
     cut_alarm,
     cut_metrics,
@@ -130,13 +130,13 @@ def reflection_metrics(rows: Sequence[Reflection]) -> Metrics:
         "memory_reads": float(sum(bool(row.entry_ids) for row in rows)),
         "memory_entries_read": float(sum(len(row.entry_ids) for row in rows)),
     }
-    notes = [Note(row.family, row.text) for row in rows if row.text is not None]
+    experiences = [ExperienceTruth(row.family, row.text) for row in rows if row.text is not None]
     if rows:
-        metrics["share_malformed"] = 1 - len(notes) / len(rows)
+        metrics["share_malformed"] = 1 - len(experiences) / len(rows)
         metrics["reflection_trajectories_cut"] = sum(row.turns_shown < row.turns for row in rows) / len(rows)
-    if notes:
-        metrics["notes_distinct"] = len(set(notes)) / len(notes)
-    return metrics | one_text_share(notes)
+    if experiences:
+        metrics["experiences_distinct"] = len(set(experiences)) / len(experiences)
+    return metrics | one_text_share(experiences)
 
 
 def memory_metrics(events: Iterable[BankEvent]) -> Metrics:

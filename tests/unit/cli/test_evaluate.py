@@ -14,7 +14,7 @@ from crl.rounds.evaluate import Choice, Evaluated
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import keep_evaluation
 from crl.run.manifest import Manifest
-from crl.run.retention import Pruned, note_pruned
+from crl.run.retention import Pruned, add_pruned
 from tests.unit.cli.conftest import Outcome
 from tests.unit.lab.table.recorded import WITH, WITHOUT, rows
 from tests.unit.report.builder import retrieval, write_stage
@@ -25,7 +25,7 @@ Crl = Callable[..., Outcome]
 def test_weights_that_retention_deleted_are_no_damage(crl: Crl, room: Path) -> None:
     write_stage(room, 1, "plan", [[retrieval(0)]])
     manifest = Manifest.load(room / "rounds/0001/update_actor")
-    note_pruned(
+    add_pruned(
         room,
         Pruned(round=1, stage="update_actor", path="checkpoint", sha256s={}, bytes=0, manifest=manifest.check),
         token=1,

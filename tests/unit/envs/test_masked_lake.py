@@ -10,7 +10,7 @@ from crl.envs import check_environment
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.levels import is_held_out
 from crl.envs.masked_lake import MaskedLakeConfig
-from crl.envs.realms import RealmsConfig, note, vocabulary
+from crl.envs.realms import RealmsConfig, experience_text, vocabulary
 from crl.protocols import Explains, Graded, KnowsTruth, Leveled, StopReason
 
 CONFIG = MaskedLakeConfig(lake=3, world=7)
@@ -110,8 +110,9 @@ def test_truth_is_what_following_a_text_would_meet_first():
     environment, (goal, hole) = CONFIG.make(), CONFIG.meaning
     other = next(letter for letter in "ABCDEFGH" if letter not in (goal, hole))
     for text, worth in (
-        (note(goal, hole), 1.0), (f"take {goal}", 1.0), (note(hole, goal), 0.0), (note(other, goal), 0.5),
-        (note(other, hole), 0.0), (f"take {other}", 0.0), ("walk on", None),
+        (experience_text(goal, hole), 1.0), (f"take {goal}", 1.0), (experience_text(hole, goal), 0.0),
+        (experience_text(other, goal), 0.5),
+        (experience_text(other, hole), 0.0), (f"take {other}", 0.0), ("walk on", None),
     ):  # fmt: skip
         assert environment.truth(text) == worth
 

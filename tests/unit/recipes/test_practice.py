@@ -58,7 +58,7 @@ def test_the_actor_sees_games_that_are_won_some_under_notes_and_none_of_a_task(r
         name = re.search(r"the (\w+) shrine", episode.goal)
         assert name and name.group(1) in PRACTICE_NAMES and name.group(1) not in NAMES
         claim = read_claim(episode.experience or "")
-        assert not episode.guided or (claim is not None and claim.share_right(rule) == 1.0), "its note is true"
+        assert not episode.guided or (claim is not None and claim.share_right(rule) == 1.0), "its experience is true"
     assert len(rows(run, Sample, "warm_start_actor", [0])) == ACTOR
 
 

@@ -73,7 +73,7 @@ def context(made: Experiment) -> StageContext:
         SimpleNamespace(
             method=made.method, services=services, stage=SimpleNamespace(name="warm_start_actor"), round=0,
             environment=lambda family: services.environment(family, 0), progress=lambda *arguments, **metrics: None,
-            note_games=lambda games: None,
+            add_games=lambda games: None,
         ),
     )  # fmt: skip
 

@@ -129,7 +129,7 @@ def test_a_pair_has_one_layout_and_one_sampling_stream(tried: Played) -> None:
         texts = len({row.content_digest for row in episodes})
         streams = tried.services.actor.seeds[number]
         assert len(streams) == LAYOUTS and set(streams.values()) == {texts}, (
-            "each note, and none, has the layout's stream"
+            "each experience, and none, has the layout's stream"
         )
 
 
@@ -177,7 +177,7 @@ def test_the_difference_pays_the_writer_instead_of_uses(tried: Played) -> None:
         for number in range(1, ROUNDS + 1)
         for row in tried.rows(Trial, TRIAL, number)
     }
-    assert any(tried.rows(Credit, "credit", number) for number in range(2, ROUNDS + 1)), "notes guided episodes"
+    assert any(tried.rows(Credit, "credit", number) for number in range(2, ROUNDS + 1)), "experiences guided episodes"
     for number in range(1, ROUNDS + 1):
         for row in tried.rows(Sample, "credit", number):
             if row.objective == "cispo":
@@ -217,7 +217,7 @@ def test_equal_settings_give_equal_digests_whatever_ran_before(tried: Played, tm
 
 @pytest.mark.slow
 def test_rounds_that_overlap_and_many_parts_have_the_same_digests_in_any_order(tmp_path: Path) -> None:
-    """Two families whose notes fill a wave each, with every switch that can go with a trial."""
+    """Two families whose experiences fill a wave each, with every switch that can go with a trial."""
     environment = {"kind": "frozenlake", "size_min": 2, "size_max": 2, "frozen_probability": 1.0, "max_turns": 4,
                    "held_out_moves": 1}  # fmt: skip
     families = [

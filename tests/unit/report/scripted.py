@@ -245,5 +245,5 @@ class ScriptedRun:
             seed = [int(word) for word in entropy] if isinstance(entropy, list | tuple) else 0
             writer.commit(
                 inputs=sorted(context.inputs), method_digest=self.run.method_digest, seed=seed,
-                provenance=dict(context.notes),
+                provenance=dict(context.provenance),
             )  # fmt: skip

@@ -15,7 +15,7 @@ from crl.report.bank import entries_after
 from crl.report.story import LEFT, Story, history_listing, story_of, story_tree, word_diff
 from crl.report.views import query
 from crl.report.why import stories, why
-from crl.run.retention import PRUNED, Pruned, note_pruned
+from crl.run.retention import PRUNED, Pruned, add_pruned
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
 
@@ -209,7 +209,7 @@ def test_it_says_which_checkpoints_were_pruned(told: Told) -> None:
     assert len(writings()) > 1 and not any(writings().values()), "nothing was pruned"
     entry = Pruned(round=2, stage="update_extractor", path="checkpoint", sha256s={}, bytes=1, manifest="m")
     try:
-        note_pruned(told.path, entry, token=1)
+        add_pruned(told.path, entry, token=1)
         assert {place for place, pruned in writings().items() if pruned} == {first}
         text = printed(why(told.path, told.inner))
         assert f"{first} (2 updates, pruned since)" in text and text.count("pruned") == 1

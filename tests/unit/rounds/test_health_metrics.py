@@ -7,8 +7,8 @@ import pytest
 from crl.records import Episode
 from crl.rounds.alarms import health_metrics
 from crl.rounds.health import (
-    FEWEST_NOTES,
-    Note,
+    FEWEST_EXPERIENCES,
+    ExperienceTruth,
     age_metrics,
     claim_share,
     coverage,
@@ -60,27 +60,30 @@ def test_shares_of_outputs_alarm_when_unscored_outputs_take_over() -> None:
 
 
 def test_the_truth_of_notes_counts_what_is_fully_right_where_somebody_knows():
-    notes = [Note("r0", "take A then B", 1.0), Note("r0", "take A then C", 0.5), Note("r1", "go on", None),
-             Note("lake", "stay dry", None)]  # fmt: skip
-    assert truth_share("notes_true", notes, ["r0", "r1"]) == {"notes_true": pytest.approx(1 / 3)}
-    assert claim_share("notes_claiming", notes, ["r0", "r1"]) == {"notes_claiming": pytest.approx(2 / 3)}
-    assert truth_share("notes_true", notes, []) == {}, "nobody knows"
+    experiences = [ExperienceTruth("r0", "take A then B", 1.0), ExperienceTruth("r0", "take A then C", 0.5),
+             ExperienceTruth("r1", "go on", None),
+             ExperienceTruth("lake", "stay dry", None)]  # fmt: skip
+    assert truth_share("experiences_true", experiences, ["r0", "r1"]) == {"experiences_true": pytest.approx(1 / 3)}
+    assert claim_share("experiences_claiming", experiences, ["r0", "r1"]) == {
+        "experiences_claiming": pytest.approx(2 / 3)
+    }
+    assert truth_share("experiences_true", experiences, []) == {}, "nobody knows"
 
 
 def test_notes_that_the_embedder_cuts_are_an_alarm():
     assert cut_metrics([]) == {} and cut_alarm({}) == {}
     assert cut_alarm(cut_metrics([False, False])) == {}
     metrics = cut_metrics([True, False, False, False])
-    assert metrics == {"notes_cut_by_embedder": 0.25}
+    assert metrics == {"experiences_cut_by_embedder": 0.25}
     (row,) = [row for row in health_metrics(metrics, {}, set(), round=3, alarms=cut_alarm(metrics)) if row.alarm]
-    assert row.name == "notes_cut_by_embedder" and row.alarm is not None and "25%" in row.alarm
+    assert row.name == "experiences_cut_by_embedder" and row.alarm is not None and "25%" in row.alarm
 
 
 def test_coverage_counts_families_with_a_note_and_with_a_right_one():
-    notes = [Note("r0", "take A then B", 1.0), Note("r1", "take A then C", 0.5)]
-    found = coverage(["r0", "r1", "r2", "lake"], ["r0", "r1", "lake", "gone"], notes, ["r0", "r1", "r2"])
-    assert found == {"families_with_note": 0.75, "families_with_true_note": pytest.approx(1 / 3)}
-    assert coverage(["lake"], [], [], []) == {"families_with_note": 0.0}
+    experiences = [ExperienceTruth("r0", "take A then B", 1.0), ExperienceTruth("r1", "take A then C", 0.5)]
+    found = coverage(["r0", "r1", "r2", "lake"], ["r0", "r1", "lake", "gone"], experiences, ["r0", "r1", "r2"])
+    assert found == {"families_with_experience": 0.75, "families_with_true_experience": pytest.approx(1 / 3)}
+    assert coverage(["lake"], [], [], []) == {"families_with_experience": 0.0}
 
 
 def test_what_the_extractor_could_read_and_an_alarm_for_every_cut():
@@ -94,18 +97,27 @@ def test_what_the_extractor_could_read_and_an_alarm_for_every_cut():
 
 
 def test_distinct_texts_are_counted_a_family():
-    notes = [Note("r0", "a"), Note("r0", "a"), Note("r1", "a"), Note("r1", "b")]
-    assert written_metrics(notes) == {"notes_new": 4.0, "notes_distinct": 0.75}
-    assert written_metrics([]) == {"notes_new": 0.0}
+    experiences = [
+        ExperienceTruth("r0", "a"),
+        ExperienceTruth("r0", "a"),
+        ExperienceTruth("r1", "a"),
+        ExperienceTruth("r1", "b"),
+    ]
+    assert written_metrics(experiences) == {"experiences_new": 4.0, "experiences_distinct": 0.75}
+    assert written_metrics([]) == {"experiences_new": 0.0}
 
 
 def test_one_text_is_looked_for_over_all_families_and_a_right_one_is_no_repetition():
-    wrong = [Note("r0", "a", 0.0)] * 3 + [Note("r1", "a", 1.0)] * 3 + [Note("r1", "b", 0.0)] * 2
-    assert len(wrong) == FEWEST_NOTES
-    assert one_text_share(wrong) == {"notes_one_text": 3 / 8}
-    assert one_text_share([Note("r0", "a", 1.0)] * 8) == {"notes_one_text": 0.0}
-    assert one_text_share([Note("r0", "a")] * 8) == {"notes_one_text": 1.0}
-    assert one_text_share([Note("r0", "a")] * 7) == {}, "too few to say anything"
+    wrong = (
+        [ExperienceTruth("r0", "a", 0.0)] * 3
+        + [ExperienceTruth("r1", "a", 1.0)] * 3
+        + [ExperienceTruth("r1", "b", 0.0)] * 2
+    )
+    assert len(wrong) == FEWEST_EXPERIENCES
+    assert one_text_share(wrong) == {"experiences_one_text": 3 / 8}
+    assert one_text_share([ExperienceTruth("r0", "a", 1.0)] * 8) == {"experiences_one_text": 0.0}
+    assert one_text_share([ExperienceTruth("r0", "a")] * 8) == {"experiences_one_text": 1.0}
+    assert one_text_share([ExperienceTruth("r0", "a")] * 7) == {}, "too few to say anything"
 
 
 def test_success_and_what_guiding_adds():

@@ -64,7 +64,7 @@ class Suppress(Mechanism):
         held = rows_with(ctx.bank(NEW_BANK).table, "content_digest", {row.content_digest for row in harmful})
         texts = load_texts(ctx.run_path, held)
         found = [(row.family, texts[row.content_digest]) for row in harmful if row.content_digest in texts]
-        return truth("notes_true_suppressed", found), {}
+        return truth("experiences_true_suppressed", found), {}
 
 
 def masked(ctx: StageContext) -> dict[str, frozenset[str]]:

@@ -32,7 +32,7 @@ def run(arm: str, place: int, rounds: int = 2) -> RunMetrics:
         outputs=10 if arm in WITH else 0,
         malformed=place,
         returned=1,
-        notes_true=0.6 if arm == "ours" else None,
+        experiences_true=0.6 if arm == "ours" else None,
         coverage=None,
         alarms=["this run has collapsed: no episode succeeds any more"] if (arm, place) == ("static", 2) else [],
     )

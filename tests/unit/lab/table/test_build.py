@@ -108,7 +108,7 @@ def test_other_methods_have_other_rows_and_a_method_without_a_bank_has_one(tmp_p
         ("study-both", WITH, 2), ("study-both", WITHOUT, 2), ("plain-s101", WITHOUT, 1)
     ]  # fmt: skip
     assert not any(
-        "plain" in note and "evaluated" in note and "with bank" in note for note in made.notes if "pond" in note
+        "plain" in note and "evaluated" in note and "with bank" in note for note in made.footnotes if "pond" in note
     )
 
 
@@ -116,7 +116,7 @@ def test_a_name_that_is_given_makes_the_row(tmp_path: Path) -> None:
     runs = [results_of(tmp_path, "a", WON, seed=1), results_of(tmp_path, "b", WON, seed=1, **BASELINE)]
     made = table(*runs, a="Ours", b="Ours")
     assert [(row.label, row.runs) for row in made.rows] == 2 * [("Ours", ("a", "b"))]
-    assert any("Ours: several runs have seed 1" in note for note in made.notes)
+    assert any("Ours: several runs have seed 1" in note for note in made.footnotes)
     again = results_of(tmp_path / "elsewhere", "a", WON, seed=1)
     assert {row.label for row in table(runs[0], again).rows} == {str(runs[0].path), str(again.path)}
 
@@ -133,9 +133,9 @@ def test_what_is_missing_is_a_gap_and_a_note(tmp_path: Path) -> None:
         "half: has no task sea",
         "other: has no task lake, pond",
     ):
-        assert note in made.notes
+        assert note in made.footnotes
     unplayed = table(results_of(tmp_path, "unplayed", {("lake", WITHOUT): [1]}))
-    assert "unplayed: not evaluated in round 1: pond" in unplayed.notes
+    assert "unplayed: not evaluated in round 1: pond" in unplayed.footnotes
 
 
 def test_a_run_whose_bank_is_empty_is_with_bank_what_it_is_without(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_a_run_whose_bank_is_empty_is_with_bank_what_it_is_without(tmp_path: Pat
     assert [row.runs for row in made.rows] == 2 * [("held", "empty")]
     mine = [run.cells["lake", condition].result.success.mean for run, condition in ((held, WITH), (empty, WITHOUT))]
     assert made.rows[0].cells["lake"].metrics[TableMetric.success].mean == pytest.approx(sum(mine) / 2)
-    assert "empty: its bank is empty in round 1; with bank is without it" in made.notes
-    assert not any("is empty" in note for note in table(held).notes)
+    assert "empty: its bank is empty in round 1; with bank is without it" in made.footnotes
+    assert not any("is empty" in note for note in table(held).footnotes)
 
 
 def test_games_that_broke_are_noted(tmp_path: Path) -> None:
@@ -155,24 +155,26 @@ def test_games_that_broke_are_noted(tmp_path: Path) -> None:
     (rate,) = found.result.rates
     broke = replace(found, result=replace(found.result, rates=(replace(rate, broken=2),)))
     made = table(replace(run, cells={**run.cells, ("pond", WITH): broke}))
-    assert "one: 2 games broke in round 1, and count as lost" in made.notes
-    assert not any("broke" in note for note in table(run).notes)
+    assert "one: 2 games broke in round 1, and count as lost" in made.footnotes
+    assert not any("broke" in note for note in table(run).footnotes)
 
 
 def test_results_that_are_no_comparison_of_like_with_like_are_noted(tmp_path: Path) -> None:
     longer = recorded(tmp_path, "longer", {1: WON}, method__families__0__environment__max_turns=9)
     keep(longer, 1, {("pond", WITH): [1, 1, 0]})
     made = table(results_of(tmp_path, "one", WON), read_results(longer, "last"))
-    [splits] = [note for note in made.notes if "seeds differ" in note]
+    [splits] = [note for note in made.footnotes if "seeds differ" in note]
     assert splits.startswith("pond: ") and f"{FIRST}–{FIRST + 2} (3) in longer with bank" in splits
-    settings = [note for note in made.notes if "other settings" in note]
+    settings = [note for note in made.footnotes if "other settings" in note]
     assert settings == ["lake: its environment has other settings in one than in longer",
                         "pond: its environment has other settings in one than in longer"]  # fmt: skip
-    assert "with results of `crl evaluate`: longer" in made.notes
-    assert not any("differ" in note or "other settings" in note for note in table(*study(tmp_path, [1, 1, 1, 1])).notes)
+    assert "with results of `crl evaluate`: longer" in made.footnotes
+    assert not any(
+        "differ" in note or "other settings" in note for note in table(*study(tmp_path, [1, 1, 1, 1])).footnotes
+    )
 
 
 def test_the_best_round_is_an_optimistic_metric(tmp_path: Path) -> None:
     run = results_of(tmp_path, "one", WON)
-    assert any("optimistic" in note for note in table(run, which="best").notes)
-    assert not any("optimistic" in note for note in table(run, which=1).notes)
+    assert any("optimistic" in note for note in table(run, which="best").footnotes)
+    assert not any("optimistic" in note for note in table(run, which=1).footnotes)

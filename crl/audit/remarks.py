@@ -1,6 +1,6 @@
 """What verification does not know: files that nobody names, and what beside the record says otherwise.
 
-Notes are no problems and fail nothing. Files in the bank's store that no stage names were written by an attempt that
+Remarks are no problems and fail nothing. Files in the bank's store that no stage names were written by an attempt that
 was killed or set aside.
 """
 
@@ -23,10 +23,10 @@ _LISTS = {PRUNED: "sha256s", "trackers.jsonl": "tracker"}
 """What each line of a list has, beside those of the journal."""
 
 
-def notes(record: Record) -> list[str]:
+def remarks(record: Record) -> list[str]:
     """What is to be said of a run beside its problems, one line each."""
     found = [*_journal(record), *_swapped(record.run_path), *_rounds(record.run_path), *_stores(record)]
-    return [on_one_line(note) for note in found]
+    return [on_one_line(line) for line in found]
 
 
 def _journal(record: Record) -> Iterator[str]:
