@@ -104,7 +104,7 @@ BROKEN_COLUMNS = (
     ("stage", "VARCHAR", "stage that played, or planned"),
     ("family", "VARCHAR", "task family"),
     ("error", "VARCHAR", "reason code, as in `episodes`"),
-    ("place", "VARCHAR", "where the traceback ends, as `game.py line 31 in act`; null without a traceback"),
+    ("location", "VARCHAR", "where the traceback ends, as `game.py line 31 in act`; null without a traceback"),
     ("games", "BIGINT", "games of the family that broke so"),
     ("played", "BIGINT", "all games of the family in the stage"),
     ("environment_seed", "BIGINT", "seed of the first of them"),

@@ -32,7 +32,7 @@ from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from
 from flows.present import label, log_precision
 from flows.schedule import deployable
-from tasks.failures import failed, log_error, placed
+from tasks.failures import failed, located, log_error
 
 ARTIFACT_KEY = "evaluation"
 
@@ -97,13 +97,13 @@ def evaluate_round(run_path: str, number: int | None, choice: Choice) -> list[di
         evaluated = play_round(run, number, choice=choice)
         kept = keep(run, evaluated)
     except CrlError as error:
-        placed(error, "evaluate")
+        located(error, "evaluate")
         log_error(error)
         return failed(error)
     rows = summary(evaluated.rows)
     for row in rows:
         get_run_logger().info(", ".join(f"{name}: {value}" for name, value in row.items()))
-    get_run_logger().log(WARNING if kept.path is None else INFO, kept.told)
+    get_run_logger().log(WARNING if kept.path is None else INFO, kept.text)
     _publish(run_path, evaluated.round, rows)
     return rows
 

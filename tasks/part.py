@@ -21,7 +21,7 @@ from crl.engine.detached import run_order
 from crl.engine.jobs import ProgressMetrics
 from crl.engine.parts import PartOrder, PartOutcome
 from crl.errors import CrlError
-from tasks.failures import failed, log_error, placed
+from tasks.failures import failed, located, log_error
 from tasks.stage import PROGRESS_LOG_SECONDS, progress_line
 
 
@@ -48,7 +48,7 @@ def run_part(order: PartOrder) -> PartOutcome | State[Any]:
     try:
         outcome = run_order(order, shard=_shard(), on_line=tell_line, on_metrics=_progress(place, logger.info))
     except CrlError as error:
-        placed(error, f"round {job.round}, {order.stage}, part {order.number} of {order.count}")
+        located(error, f"round {job.round}, {order.stage}, part {order.number} of {order.count}")
         log_error(error)
         return failed(error)
     if outcome.skipped:

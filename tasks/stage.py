@@ -31,7 +31,7 @@ from crl.engine.driver import Driver, driver_for
 from crl.engine.events import Event, LogLine, Progress, StageDone, StageSkipped
 from crl.errors import CrlError, DataCheckFailed
 from tasks.artifacts import publish_breach
-from tasks.failures import failed, log_error, placed
+from tasks.failures import failed, located, log_error
 
 PROGRESS_LOG_SECONDS = 10.0
 AFTER_SECONDS = 5.0
@@ -77,7 +77,7 @@ def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | 
         with shown_progress(driver, round_number, stage):
             outcome = driver.run_stage(round_number, stage, retries=0)
     except CrlError as error:
-        placed(error, f"round {round_number}, {stage}")
+        located(error, f"round {round_number}, {stage}")
         if isinstance(error, DataCheckFailed):
             publish_breach(run_path, round_number, stage, error)
         log_error(error)

@@ -86,9 +86,9 @@ def evaluate(
         if out is not None:
             say(f"{len(evaluated.rows)} rows written to {out}")
     if kept.path is None:
-        say(kept.told, stderr=True)
+        say(kept.text, stderr=True)
     elif not as_json:
-        say(kept.told.replace(str(kept.path), shown(kept.path)))
+        say(kept.text.replace(str(kept.path), shown(kept.path)))
 
 
 def _listed(words: list[str] | None) -> tuple[str, ...] | None:

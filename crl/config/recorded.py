@@ -30,7 +30,7 @@ _MOST_BYTES = 16 * 2**20
 class RecordedTurn(Model):
     """One answer of a player."""
 
-    said: str = Field(description="What was typed.")
+    text: str = Field(description="What was typed.")
     action: str | None = Field(None, description="What the environment was given; null: it named nothing.")
 
 
@@ -76,7 +76,7 @@ def read_recorded(path: Path) -> dict[str, Any]:
     games = []
     for number, game in lines:
         try:
-            turns = [{"said": turn["said"], "action": turn["action"]} for turn in game["turns"]]
+            turns = [{"text": turn["text"], "action": turn["action"]} for turn in game["turns"]]
             if game["finished"]:
                 start = start_digest(game["goal"], game["observation"])
                 games.append({"seed": game["seed"], "start": start, "success": game["success"], "turns": turns})

@@ -80,9 +80,9 @@ def _settled(previous: Iterable[BufferItem]) -> dict[str, BufferItem]:
     return items
 
 
-def earners(previous: Iterable[BufferItem], unpaid: Set[str]) -> Callable[[UseReward], list[str]]:
+def earners(previous: Iterable[BufferItem], unrewarded: Set[str]) -> Callable[[UseReward], list[str]]:
     """Who earns by the use of a text: the output that wrote it and, in the order of the buffer, those that repeated it
-    since. `unpaid` are outputs that earn nothing by uses."""
+    since. `unrewarded` are outputs that earn nothing by uses."""
     repeated_by: dict[HeldText, list[str]] = defaultdict(list)
     for item in _settled(previous).values():
         for text in _repeated_texts(item):
@@ -90,7 +90,7 @@ def earners(previous: Iterable[BufferItem], unpaid: Set[str]) -> Callable[[UseRe
 
     def of(use: UseReward) -> list[str]:
         named = (use.generation_id, *repeated_by.get(HeldText(use.entry_id, use.generation_id), ()))
-        return [name for name in named if name not in unpaid]
+        return [name for name in named if name not in unrewarded]
 
     return of
 

@@ -24,7 +24,7 @@ class Keeping:
 
     path: Path | None
     """None where they could not be."""
-    told: str
+    text: str
     """The same in words."""
 
 

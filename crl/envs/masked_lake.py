@@ -20,7 +20,7 @@ from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs import frozenlake
 from crl.envs.frozenlake import ACTIONS, Cell, FrozenLakeConfig, FrozenLakeEnvironment
 from crl.envs.levels import FewestMoves, check_winnable
-from crl.envs.realms import DEADLY, EMPTY, FEEDBACK, GOAL, WALL, claimed, placed, symbol_names
+from crl.envs.realms import DEADLY, EMPTY, FEEDBACK, GOAL, WALL, claimed, symbol_at, symbol_names
 from crl.protocols import Start, Step
 
 
@@ -94,7 +94,7 @@ class MaskedLakeEnvironment(FrozenLakeEnvironment):
         lake = self.lake(slot)
         symbols = {self._number(cell): self._hole_symbol for cell in lake.holes}
         symbols[self._number(lake.goal)] = self._goal_symbol
-        listed = [placed(symbol, cell) for cell, symbol in sorted(symbols.items())]
+        listed = [symbol_at(symbol, cell) for cell, symbol in sorted(symbols.items())]
         return " ".join([*listed, f"at {self._place(slot)}"])
 
     def _number(self, cell: Cell) -> int:

@@ -141,7 +141,7 @@ class Layout:
     def text(self) -> str:
         """The first observation: symbols with their cells in order of cells, and where the agent stands."""
         listed = sorted(self.cells.items(), key=lambda item: item[1])
-        return " ".join([*(placed(symbol, cell) for symbol, cell in listed), f"at p{self.start}"])
+        return " ".join([*(symbol_at(symbol, cell) for symbol, cell in listed), f"at p{self.start}"])
 
     def distances(self, has_key: bool) -> tuple[int, ...]:
         """Moves from every cell to the key, or with the key to the goal, around what is deadly; large: no way."""
@@ -177,7 +177,7 @@ def claimed(text: str) -> tuple[str, str | None] | None:
     return None if claim is None else (claim.group(1), claim.group(2))
 
 
-def placed(symbol: str, cell: int) -> str:
+def symbol_at(symbol: str, cell: int) -> str:
     """A symbol with its cell, as observations and plans write it. One word: a word-level miniature that has to look up
     a cell two words apart stays on a plateau (success 0.09 with the whole hint after 1,500 steps)."""
     return f"{symbol}@{cell}"
@@ -225,7 +225,7 @@ def vocabulary(config: RealmsConfig) -> list[str]:
 
 def observed(side: int, symbols: int) -> list[str]:
     """The words an observation may begin with: symbols with their cells, the agent's cell, without and with the key."""
-    objects = [placed(symbol, cell) for symbol in symbol_names(symbols) for cell in range(side**2)]
+    objects = [symbol_at(symbol, cell) for symbol in symbol_names(symbols) for cell in range(side**2)]
     return objects + [f"{mark}{cell}" for mark in "pk" for cell in range(side**2)]
 
 

@@ -310,7 +310,7 @@ def round_line(
 
 def _rate_point(group: Sequence[RoundSummary], rate: Rate) -> Point:
     low, high = wilson(rate.successes, rate.episodes)
-    return Point(_middle(group), rate.successes / rate.episodes, _named(group), rate.told, low, high)
+    return Point(_middle(group), rate.successes / rate.episodes, _named(group), rate.words, low, high)
 
 
 def _pooled(summaries: Sequence[RoundSummary]) -> Iterator[Sequence[RoundSummary]]:

@@ -38,13 +38,13 @@ def success_rows(summaries: Sequence[RoundSummary], random: Rate) -> Rows:
             "guided": each.guided.short,
             "free": each.free.short,
             **({"in the model": each.synthetic.short} if dreamt else {}),
-            "held out, with bank": each.with_bank.told,
-            "without bank": each.without_bank.told,
+            "held out, with bank": each.with_bank.words,
+            "without bank": each.without_bank.words,
         }
         for each in summaries
     ]
     if rows and random.episodes:
-        rows.append(dict.fromkeys(rows[0], NOTHING) | {"round": "random", "without bank": random.told})
+        rows.append(dict.fromkeys(rows[0], NOTHING) | {"round": "random", "without bank": random.words})
     return rows
 
 
@@ -92,7 +92,7 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
     ]
     tables = {
         "success: won/played, share [95 % interval]": success_rows(summaries, random_policy(summaries)),
-        **({} if tasks is None else {f"success by task, {tasks.place}; average over tasks": task_rows(tasks)}),
+        **({} if tasks is None else {f"success by task, {tasks.rounds}; average over tasks": task_rows(tasks)}),
         **recipe_tables(summaries),
         "form, bank and training": training_rows(summaries),
         "seconds per stage": seconds,
@@ -117,7 +117,7 @@ class Tasks:
         return sorted({name for of_task in self.rates.values() for name in of_task})
 
     @property
-    def place(self) -> str:
+    def rounds(self) -> str:
         """Which rounds are shown: `round 7`, or `round 7, held out round 5`."""
         rounds = [each for each in (self.trained, self.evaluated) if each is not None]
         return f"round {rounds[0]}" + (f", held out round {rounds[1]}" if len(set(rounds)) > 1 else "")
@@ -158,8 +158,8 @@ def task_rows(tasks: Tasks) -> list[dict[str, str]]:
         {
             "task": name,
             **{_TRAINING[condition]: tasks.rate(condition, name).short for condition in trained},
-            "held out, with bank": tasks.rate("with_bank", name).told,
-            "without bank": tasks.rate("without_bank", name).told,
+            "held out, with bank": tasks.rate("with_bank", name).words,
+            "without bank": tasks.rate("without_bank", name).words,
         }
         for name in tasks.names[:MOST]
     ]
@@ -202,7 +202,7 @@ def remarks(summaries: Sequence[RoundSummary]) -> list[str]:
 
 def broken_words(row: Mapping[str, Any]) -> str:
     """A row of the view `broken_games`: how many games broke, how and where."""
-    place = f", {row['place']}" if row["place"] else ""
+    place = f", {row['location']}" if row["location"] else ""
     told = (
         f"{row['stage'].replace('_', ' ')}: {row['games']} of {row['played']} games of {row['family']}: {row['error']}"
     )

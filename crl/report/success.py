@@ -77,7 +77,7 @@ class Rate:
         return self._told(f" {self.percent}")
 
     @property
-    def told(self) -> str:
+    def words(self) -> str:
         """Counts, share and interval: `3/8 38 % [14–69]`, or `3/8 38 % [14–69], 2 broke`."""
         return self._told(f" {self.percent} [{self.span}]")
 
@@ -215,17 +215,17 @@ def results(rows: Sequence[Evaluation]) -> list[ConditionResult]:
     return [_result(task, condition, groups[task, condition]) for task, condition in sorted(groups)]
 
 
-def averages(found: Sequence[ConditionResult]) -> list[ConditionResult]:
+def averages(results: Sequence[ConditionResult]) -> list[ConditionResult]:
     """The average of each condition over the results of its tasks, in order of the conditions' names."""
     return [
-        _average(condition, [each for each in found if each.condition == condition])
-        for condition in sorted({each.condition for each in found})
+        _average(condition, [each for each in results if each.condition == condition])
+        for condition in sorted({each.condition for each in results})
     ]
 
 
-def with_averages(found: Sequence[ConditionResult]) -> list[ConditionResult]:
+def with_averages(results: Sequence[ConditionResult]) -> list[ConditionResult]:
     """The results, then the averages of the conditions that have several tasks."""
-    return [*found, *(each for each in averages(found) if each.tasks > 1)]
+    return [*results, *(each for each in averages(results) if each.tasks > 1)]
 
 
 def _result(task: str, condition: str, mine: Sequence[Evaluation]) -> ConditionResult:

@@ -194,7 +194,7 @@ FROM stages, json_each(manifest, '$.provenance.timings')
 """
 BROKEN_GAMES = """
 SELECT
-    round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.place' AS place,
+    round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.location' AS location,
     CAST(kind.value ->> '$.games' AS BIGINT) AS games, CAST(family.value ->> '$.games' AS BIGINT) AS played,
     CAST(kind.value ->> '$.seed' AS BIGINT) AS environment_seed, kind.value ->> '$.details' AS details
 FROM stages, json_each(manifest, '$.provenance.broken') AS family, json_each(family.value, '$.kinds') AS kind
@@ -381,7 +381,7 @@ def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]], add
 def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
     """What a pattern finds: no rows, and yet these columns, where it finds no file; an error where the catalog is
     elsewhere than in its run: it was copied or moved, and would answer from another run, or from none."""
-    place = place_of(source)
+    place = folder_sql(source)
     # In every column: DuckDB may decide by one of them that there are no rows, and never ask for another.
     none = ", ".join(
         f"if(elsewhere, error(said), NULL)::{kind} AS {identifier(name)}"
@@ -398,7 +398,7 @@ def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]
     )
 
 
-def place_of(source: Source) -> str:
+def folder_sql(source: Source) -> str:
     """Where the catalog of a run is, as an SQL string: what DuckDB calls it, however it was opened."""
     return "'" + f"{source.root.resolve()}/catalog.duckdb".replace("'", "''") + "'"
 

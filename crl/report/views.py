@@ -36,7 +36,7 @@ from crl.paths import quoted
 from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
 from crl.report.view_files import Patterns, Pinned, Source
-from crl.report.view_sql import MACROS, MARKED, SCALARS, columns_of, identifier, place_of, view_bodies, views_behind
+from crl.report.view_sql import MACROS, MARKED, SCALARS, columns_of, folder_sql, identifier, view_bodies, views_behind
 from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import disk_error, mending, remove, temporary, unwritable
@@ -110,7 +110,7 @@ def write_catalog(run_path: Path) -> Path:
             files = Patterns(run_path)
             connection.begin()  # or every definition would be written to the disk by itself, and waited for
             _create(connection, run_path, files)
-            connection.execute(f"COMMENT ON VIEW {MARKED} IS {place_of(files)}")
+            connection.execute(f"COMMENT ON VIEW {MARKED} IS {folder_sql(files)}")
             connection.commit()
             connection.execute("CHECKPOINT")  # closing does it as well, and says nothing where the disk is full
         cache.discard_damaged(run_path)

@@ -62,7 +62,7 @@ class Kind:
     """One way to collapse."""
 
     name: str
-    told: str
+    text: str
     role: str | None
     """Role that must be trained in the round for the sign to mean anything; None: any."""
     needs: tuple[str, ...]
@@ -140,7 +140,7 @@ def collapse_metrics(
             continue
         carried |= {f"{kind.name}_rounds": rounds, f"{kind.name}_since": since}
         if rounds >= ROUNDS:
-            told.append(f"{kind.told}, since round {since:.0f}")
+            told.append(f"{kind.text}, since round {since:.0f}")
     return carried, told
 
 
@@ -185,11 +185,11 @@ def output_metrics(stop_reasons: Sequence[str]) -> Metrics:
     return _cut("outputs_cut", [each for each in stop_reasons if each != StopReason.context_limit])
 
 
-def unreadable_metrics(said: Iterable[str | None], turns: Iterable[tuple[str, str | None]] = ()) -> Metrics:
-    """`unreadable_characters`: characters U+FFFD in what environments said, and those of actions that the output
+def unreadable_metrics(texts: Iterable[str | None], turns: Iterable[tuple[str, str | None]] = ()) -> Metrics:
+    """`unreadable_characters`: characters U+FFFD in what environments texts, and those of actions that the output
     (of `turns`, beside its action) does not have: the arguments of a tool call can spell what is no valid Unicode, and
     a byte-level model writes broken characters of its own. Nothing where all could be read."""
-    found = sum(text.count(REPLACEMENT) for text in said if text)
+    found = sum(text.count(REPLACEMENT) for text in texts if text)
     found += sum(
         max(0, action.count(REPLACEMENT) - output.count(REPLACEMENT)) for output, action in turns if action is not None
     )

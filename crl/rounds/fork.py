@@ -168,17 +168,17 @@ def _inherited_reads(method: Method, recipe: ForkedRecipe) -> Iterator[tuple[Sta
                     yield stage, read, place
 
 
-def check_weights(parent: RunDirectory, method: Method, owner: str, place: tuple[int, str]) -> None:
+def check_weights(parent: RunDirectory, method: Method, owner: str, stage_key: tuple[int, str]) -> None:
     """Raise BadInput where the weights that a stage (round, name) wrote are not those to go on with by a method."""
-    row = next((row for row in rows_of(Weights, parent.read(*place, Weights)) if row.role == owner), None)
+    row = next((row for row in rows_of(Weights, parent.read(*stage_key, Weights)) if row.role == owner), None)
     where = f"method.roles.{owner}"
     if row is None:
-        raise _no_weights(parent, owner, f"{key_of(*place)} wrote none")
-    before, role = _role(parent.method_of(*place), owner), method.role(owner)
+        raise _no_weights(parent, owner, f"{key_of(*stage_key)} wrote none")
+    before, role = _role(parent.method_of(*stage_key), owner), method.role(owner)
     for key in SAME_IN_FORKS:
         if before is not None and getattr(before, key) != getattr(role, key):
             raise BadInput(
-                f"the weights of round {place[0]} are those of {key} {getattr(before, key)!r}",
+                f"the weights of round {stage_key[0]} are those of {key} {getattr(before, key)!r}",
                 expected="the same: a fork goes on with the weights that are there",
                 where=f"{where}.{key}",
                 next_step="take the change back, or begin a new experiment with `crl train`",

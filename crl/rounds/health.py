@@ -30,7 +30,7 @@ RIGHT = 1.0
 """Truth of an experience that is fully right."""
 FEWEST_EXPERIENCES = 8
 """With fewer experiences, one of them being most of them says nothing."""
-UPDATE_FIGURES = ("ratio_mean", "ratio_max", "logprob_mismatch", "mismatch_kl")
+UPDATE_METRICS = ("ratio_mean", "ratio_max", "logprob_mismatch", "mismatch_kl")
 """Metrics of an update that are repeated as they are; its two clipped shares are summed up."""
 CUT = "experiences_cut_by_embedder"
 
@@ -207,7 +207,7 @@ def update_metrics(role: str, metrics: Mapping[str, float]) -> Metrics:
     """Steps of a role's update, and where it took one, the clipped share of the trained tokens, ratio and gap."""
     found = {f"{role}_stepped": metrics["stepped"]} if "stepped" in metrics else {}
     if "ratio_mean" in metrics:
-        found |= {f"{role}_{name}": metrics[name] for name in UPDATE_FIGURES if name in metrics}
+        found |= {f"{role}_{name}": metrics[name] for name in UPDATE_METRICS if name in metrics}
         found[f"{role}_clipped"] = metrics.get("clipped_low", 0.0) + metrics.get("clipped_high", 0.0)
     return found
 

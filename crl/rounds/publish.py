@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from crl.bank.changes import Change, applied, files_of, stored, summary_of
-from crl.bank.segments import load_embeddings, load_texts, new_segments, place
+from crl.bank.segments import load_embeddings, load_texts, new_segments, with_files
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
@@ -70,7 +70,7 @@ def begin_with(ctx: StageContext, taken: BankImport) -> None:
     events = [_event(row, index) for index, row in enumerate(rows)]
     # In order of ids, as consolidation gives them.
     changes.sort(key=lambda change: change.after.entry_id if change.after else "")
-    publish(ctx, schema_of(BankEntry).empty_table(), None, place(changes, segments, {}), events)
+    publish(ctx, schema_of(BankEntry).empty_table(), None, with_files(changes, segments, {}), events)
     names = schema_of(ImportedEntry).names
     ctx.write(ImportedEntry, [ImportedEntry(**{name: row[name] for name in names}) for row in rows])
 
@@ -197,7 +197,7 @@ def consolidate(ctx: StageContext) -> None:
     segments = new_segments(new, ctx.services.embedder())
     for relative, content in segments.files.items():
         ctx.share(relative, content)
-    publish(ctx, proposal.previous.table, summary, place(result.changes, segments, known), result.events)
+    publish(ctx, proposal.previous.table, summary, with_files(result.changes, segments, known), result.events)
     ctx.progress(len(proposal.operations), len(proposal.operations), bank=result.size)
 
 

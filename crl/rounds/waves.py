@@ -175,16 +175,16 @@ def of_all(ctx: StageContext, before: int, total: int) -> Progress:
     return lambda metrics: ctx.progress(before + metrics["done"], total)
 
 
-def starts_of(ctx: StageContext, places: Sequence[tuple[str, int]], *, played_here: bool = False) -> list[Start]:
+def starts_of(ctx: StageContext, task_seeds: Sequence[tuple[str, int]], *, played_here: bool = False) -> list[Start]:
     """What an actor is shown first at each place: a task family and an environment seed.
 
     `played_here`: this stage plays them too, and counts them there; those that do not start are counted here.
     """
-    with naming(places[0][0] if places else ""):
-        environment = environment_of(ctx, [family for family, _ in places])
+    with naming(task_seeds[0][0] if task_seeds else ""):
+        environment = environment_of(ctx, [family for family, _ in task_seeds])
         readable = Readable(environment, ctx.method.rollout.max_observation_characters)
-        starts = readable.reset_many([seed for _, seed in places])
-    games = games_from(starts, places)
+        starts = readable.reset_many([seed for _, seed in task_seeds])
+    games = games_from(starts, task_seeds)
     ctx.add_games([game for game in games if game.error is not None] if played_here else games)
     return starts
 

@@ -195,7 +195,7 @@ class RunLink:
     arm: str
     seed: int
     name: str
-    standing: str
+    status: str
     """How far it is."""
     link: str | None
     """Address of its own page, relative to this one; None where it has none yet."""
@@ -339,7 +339,7 @@ def _point(number: int, value: Interval) -> Point:
 
 def _link(run: PlannedRun, result: StudyResult) -> RunLink:
     done = run.rounds_done()
-    standing = "not begun" if done < 0 else f"round {done} of {run.rounds}"
+    status = "not begun" if done < 0 else f"round {done} of {run.rounds}"
     page = run.path / REPORT
     title = next(arm.title for arm in result.arms if arm.arm == run.arm)
-    return RunLink(title, run.seed, run.name, standing, f"{quote(run.path.name)}/{REPORT}" if page.is_file() else None)
+    return RunLink(title, run.seed, run.name, status, f"{quote(run.path.name)}/{REPORT}" if page.is_file() else None)

@@ -17,7 +17,7 @@ from typing import Any
 
 from crl.config import Method
 from crl.lab.study.statistics import interval
-from crl.lab.table.read import CONDITIONS, Found, RunResults, Which
+from crl.lab.table.read import CONDITIONS, CellResult, RunResults, Which
 from crl.report.success import ConditionResult
 from crl.rounds.evaluate import WITHOUT_BANK
 
@@ -176,7 +176,7 @@ def _missing(group: Group, tasks: Sequence[str]) -> Iterator[str]:
                 yield f"{run.name}: not evaluated {condition.replace('_', ' ')} in round {run.round}: {', '.join(half)}"
 
 
-def _found(groups: Sequence[Group], task: str) -> Iterator[tuple[RunResults, str, Found]]:
+def _found(groups: Sequence[Group], task: str) -> Iterator[tuple[RunResults, str, CellResult]]:
     for group in groups:
         for run in group.runs:
             for condition in CONDITIONS:

@@ -32,7 +32,7 @@ success; of a fork one of its own rounds, where one was evaluated."""
 
 
 @dataclass(frozen=True)
-class Found:
+class CellResult:
     """The result of one task in one condition of one run."""
 
     result: ConditionResult
@@ -42,7 +42,7 @@ class Found:
     """Whether it is of `crl evaluate`; else of the run's own stage."""
 
 
-Cells = Mapping[tuple[str, str], Found]
+Cells = Mapping[tuple[str, str], CellResult]
 """By task and condition."""
 
 
@@ -160,7 +160,7 @@ def _tasks(run: RunDirectory) -> list[str]:
 
 
 def _most_episodes(batches: Sequence[tuple[bool, Sequence[Evaluation]]]) -> Cells:
-    cells: dict[tuple[str, str], Found] = {}
+    cells: dict[tuple[str, str], CellResult] = {}
     for kept, rows in batches:
         for result in results(rows):
             place = result.task, result.condition
@@ -168,7 +168,7 @@ def _most_episodes(batches: Sequence[tuple[bool, Sequence[Evaluation]]]) -> Cell
                 place not in cells or result.episodes > cells[place].result.episodes
             ):
                 seeds = {row.environment_seed for row in rows if (row.family, row.condition) == place}
-                cells[place] = Found(result, tuple(sorted(seeds)), kept)
+                cells[place] = CellResult(result, tuple(sorted(seeds)), kept)
     return cells
 
 

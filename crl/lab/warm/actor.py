@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from crl.config import Method, SearchAndAskConfig
-from crl.envs.realms import RealmsEnvironment, experience_text, placed
+from crl.envs.realms import RealmsEnvironment, experience_text, symbol_at
 from crl.lab.warm.advice import STAGE, WAVE, TruthfulAdvisor, any_two, question_about
 from crl.lab.warm.config import ActorDemonstrations
 from crl.protocols import Chat
@@ -144,7 +144,7 @@ def plan_text(environment: RealmsEnvironment, slot: int, rule: tuple[str, str]) 
     The symbol comes first, as one word of a few: what reinforcement has to find out is which symbol it is.
     """
     cells = environment.layout(slot).cells
-    return " ".join(f"{symbol} {placed(symbol, cells[symbol])}" for symbol in rule)
+    return " ".join(f"{symbol} {symbol_at(symbol, cells[symbol])}" for symbol in rule)
 
 
 def _without_slips(played: PlayedEpisode, turns: set[int]) -> Generation:

@@ -279,14 +279,14 @@ def _train(
         seed=int(seed_for(settings.seed, "training").generate_state(1)[0]),
         threads=settings.threads,
         output_dir=directory,
-        on_step=said_in_tenths(say),
+        on_step=printed_in_tenths(say),
     )
     for file in (*base.glob("tokenizer*"), *base.glob("*.jinja"), *base.glob("special_tokens_map.json")):
         shutil.copyfile(file, directory / file.name)
     return metrics
 
 
-def said_in_tenths(say: Say) -> Callable[[int, int, float], None]:
+def printed_in_tenths(say: Say) -> Callable[[int, int, float], None]:
     """Says the step and its loss whenever another tenth of the steps is done: a warm start learns for minutes."""
 
     def on_step(step: int, steps: int, loss: float) -> None:

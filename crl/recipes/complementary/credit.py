@@ -128,7 +128,7 @@ def _scored(
             distilled=distilled,
             earners=earners(
                 ctx.rows(BufferItem, BEFORE),
-                unpaid=writers.unpaid(by_uses=not instead) if EXTRACTOR in config.TRAINED else frozenset(),
+                unrewarded=writers.unrewarded(by_uses=not instead) if EXTRACTOR in config.TRAINED else frozenset(),
             ),
             own_task=lambda name: writers.own_tasks.get(name),
         ),
@@ -234,7 +234,7 @@ class Writers:
             if row.generation_id in self._used
         }
 
-    def unpaid(self, *, by_uses: bool) -> set[str]:
+    def unrewarded(self, *, by_uses: bool) -> set[str]:
         """Those whose uses train nobody but outputs that repeat their texts: no output that this recipe could train
         wrote an imported text, or one that another recipe wrote before a fork. Not `by_uses`, also those that were
         scored when they were written; a merged text was not."""

@@ -22,7 +22,7 @@ from crl.credit.samples import sample_of
 from crl.protocols import Chat
 from crl.recipes.dreamgym.config import ANNOTATE, EXPERIENCE, PREDICT, TEACHER, config_of
 from crl.recipes.dreamgym.form import OK, one_line, predicted_part
-from crl.recipes.dreamgym.predicting import said
+from crl.recipes.dreamgym.predicting import text_or_reason
 from crl.recipes.dreamgym.prompts import answer_of, fitted, situation_of, step_of
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, transitions_of
@@ -163,7 +163,7 @@ def annotate(ctx: StageContext) -> None:
     found: list[Annotation] = []
     records: list[Generation] = []
     for row, output in zip(rows, outputs, strict=True):
-        reason_code, text = said(output)
+        reason_code, text = text_or_reason(output)
         line = one_line(text or "")
         if reason_code == OK and not line:
             reason_code = "empty_text"

@@ -34,7 +34,7 @@ COLLECT = "collect"
 class Batch(NamedTuple):
     """What an optimizer step trains, of M held samples."""
 
-    places: list[int]
+    indices: list[int]
     """Places of the samples that were drawn, ascending."""
     draws: list[int]
     """How often each was drawn."""
@@ -79,10 +79,10 @@ def to_refresh(items: int, most: int | None, generator: np.random.Generator) -> 
 
 
 def rescored(
-    items: Sequence[ReplayItem], places: Sequence[int], scores: Sequence[float], *, round: int
+    items: Sequence[ReplayItem], indices: Sequence[int], scores: Sequence[float], *, round: int
 ) -> list[ReplayItem]:
-    """The items with new scores at these places."""
-    new: Mapping[int, float] = dict(zip(places, scores, strict=True))
+    """The items with new scores at these indices."""
+    new: Mapping[int, float] = dict(zip(indices, scores, strict=True))
     return [
         replace(item, score=new[place], scored_round=round) if place in new else item
         for place, item in enumerate(items)
@@ -255,7 +255,7 @@ def _draws(
 ) -> list[ReplayDraw]:
     learns = config_of(ctx.method).learns
     probabilities_M = probabilities(_scores(ctx, held))
-    places = sorted({place for batch in batches for place in batch.places})
+    places = sorted({place for batch in batches for place in batch.indices})
     features: dict[int, list[float]] = {}
     if learns:
         features = dict(zip(places, embeddings.features([held[place] for place in places]), strict=True))

@@ -82,14 +82,14 @@ def draw_metrics(draws: Sequence[ReplayDraw]) -> Metrics:
     }
 
 
-def improvement_metrics(found: Sequence[Improvement]) -> Metrics:
+def improvement_metrics(improvements: Sequence[Improvement]) -> Metrics:
     """`probe_gain`: mean of after - before over the probes; `updates_improved`, `updates_worse`: verdicts among those
     of the round (one, or one per family)."""
     metrics: Metrics = {
-        "updates_improved": float(sum(row.label == 1 for row in found)),
-        "updates_worse": float(sum(row.label == 0 for row in found)),
+        "updates_improved": float(sum(row.label == 1 for row in improvements)),
+        "updates_worse": float(sum(row.label == 0 for row in improvements)),
     }
-    pairs = sum(row.pairs for row in found)
+    pairs = sum(row.pairs for row in improvements)
     if pairs:
-        metrics["probe_gain"] = sum(row.pairs * (row.difference or 0.0) for row in found) / pairs
+        metrics["probe_gain"] = sum(row.pairs * (row.difference or 0.0) for row in improvements) / pairs
     return metrics

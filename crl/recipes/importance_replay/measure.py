@@ -113,9 +113,9 @@ def _improvement(family: str | None, pairs: Sequence[ProbePair], margin: float, 
     )
 
 
-def labeled(draws: Iterable[ReplayDraw], found: Sequence[Improvement]) -> list[tuple[ReplayDraw, float]]:
+def labeled(draws: Iterable[ReplayDraw], improvements: Sequence[Improvement]) -> list[tuple[ReplayDraw, float]]:
     """Draws with the label of their update; those of an update that none was measured of are left out."""
-    labels = {row.family: row.label for row in found}
+    labels = {row.family: row.label for row in improvements}
     each = ((draw, labels.get(draw.family, labels.get(None))) for draw in draws)
     return [(draw, label) for draw, label in each if label is not None]
 

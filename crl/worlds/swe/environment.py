@@ -21,7 +21,7 @@ from crl.worlds.swe.interpreters import interpreter_of
 from crl.worlds.swe.oracle import calls_of, lesson_of
 from crl.worlds.swe.repository import Repositories, copy, remove
 from crl.worlds.swe.rows import Row
-from crl.worlds.swe.sandbox import TESTBED, Place
+from crl.worlds.swe.sandbox import TESTBED, Workspace
 from crl.worlds.swe.sandboxes import sandbox_of
 from crl.worlds.swe.settings import SweSettings, in_words
 from crl.worlds.swe.sources import source_of, tasks_of
@@ -64,7 +64,7 @@ class _Slot:
     calls: int = 0
     """Turns that called a tool."""
     done: bool = False
-    place: Place | None = None
+    workspace: Workspace | None = None
     editor: Editor | None = None
     plan: list[str] | None = None
     """What the oracle does, made when it is first asked; it is good for an episode that the oracle plays from the
@@ -173,23 +173,23 @@ class SweEnvironment(Slots[_Slot]):
             reason,
         )
 
-    def _place(self, slot: _Slot) -> Place:
+    def _place(self, slot: _Slot) -> Workspace:
         """The work tree of a slot, made where it has none."""
-        if slot.place is None:
+        if slot.workspace is None:
             tree = self._workplace.tree()
             try:
                 copy(self.repositories.base(slot.row), tree)
             except OSError:
                 remove(tree)  # of an episode that ends here, and needs its room no longer
                 raise
-            slot.place = self._sandbox.place(tree, slot.row.image)
-        return slot.place
+            slot.workspace = self._sandbox.prepare(tree, slot.row.image)
+        return slot.workspace
 
     def _over(self, slot: _Slot) -> None:
         slot.done = True
-        if slot.place is not None:
-            remove(slot.place.tree)
-            slot.place, slot.editor = None, None
+        if slot.workspace is not None:
+            remove(slot.workspace.tree)
+            slot.workspace, slot.editor = None, None
 
     def oracle(self, slot: int) -> str | None:
         """The next call of one who knows the reference fix; None where the episode is over."""

@@ -98,7 +98,7 @@ class Grader:
             remove(target)
 
     def _run(self, row: Row, files: list[str], target: Path) -> Verdict:
-        place = self.sandbox.place(target, row.image)
+        place = self.sandbox.prepare(target, row.image)
         program = self.folder / "grading.py"
         if not program.is_file():
             shutil.copyfile(_PROGRAM, program)

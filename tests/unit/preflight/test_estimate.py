@@ -195,7 +195,7 @@ def test_time_is_told_from_the_rounds_that_a_run_has(tmp_path: Path) -> None:
     made = load_experiment(ROOT / "conf/tiny.yaml")
 
     def time() -> str:
-        return {need.name: need.said for need in needs(made, estimate(made), 1, tmp_path / "run")}["time"]
+        return {need.name: need.message for need in needs(made, estimate(made), 1, tmp_path / "run")}["time"]
 
     assert time() == "not known before the first round"
     for number, stage, seconds in (

@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
             move = "fly" if seed == SEEDS[1] and not turns else f"I think {environment.oracle(0)}."
             action = action_of(move, start.actions)
             step = environment.step_many({0: action})[0]
-            turns.append({"said": move, "action": action, "legal": step.legal, "observation": step.observation})
+            turns.append({"text": move, "action": action, "legal": step.legal, "observation": step.observation})
         recording.keep(seed, start, turns, step)
     return path
 

@@ -148,14 +148,14 @@ def test_what_is_no_rate_is_refused(successes: int, episodes: int) -> None:
 
 def test_in_words() -> None:
     rate = Rate(3, 8)
-    assert (str(rate), rate.percent, rate.span, rate.told) == ("3/8", "38 %", "14–69", "3/8 38 % [14–69]")
+    assert (str(rate), rate.percent, rate.span, rate.words) == ("3/8", "38 %", "14–69", "3/8 38 % [14–69]")
     assert Rate(0, 8).span == "0–32" and Rate(8, 8).span == "68–100"
-    assert {str(NONE), NONE.percent, NONE.span, NONE.told} == {"–"} and NONE.value is None and NONE.interval is None
+    assert {str(NONE), NONE.percent, NONE.span, NONE.words} == {"–"} and NONE.value is None and NONE.interval is None
     assert rate + Rate(1, 8) == Rate(4, 16) and rate.value == 0.375
 
 
 def test_broken_episodes_are_told_where_there_are_any() -> None:
     rate = Rate(53, 64, 3)
     assert (str(rate), rate.short) == ("53/64, 3 broke", "53/64 83 %, 3 broke")
-    assert rate.told == "53/64 83 % [72–90], 3 broke"
+    assert rate.words == "53/64 83 % [72–90], 3 broke"
     assert rate + Rate(1, 8, 1) == Rate(54, 72, 4) and rate.interval == Rate(53, 64).interval, "they count as lost"

@@ -48,7 +48,7 @@ def _shortly(environment, command, *, seconds):
 
 
 def _tree(environment):
-    return environment._slots[0].place.tree
+    return environment._slots[0].workspace.tree
 
 
 def test_there_is_no_network(player):

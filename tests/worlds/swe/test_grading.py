@@ -276,7 +276,7 @@ def test_the_oracle_can_do_what_a_diff_can(tmp_path):
         fixed = environment.repositories.fixed(environment.tasks.of(0))
         while "submit" not in (action := environment.oracle(0)):
             assert not environment.step_many({0: action})[0].observation.startswith("Error")
-        tree = environment._slots[0].place.tree
+        tree = environment._slots[0].workspace.tree
         for name in fix:
             assert os.path.lexists(tree / name) == os.path.lexists(fixed / name)
             assert not (fixed / name).exists() or (tree / name).read_bytes() == (fixed / name).read_bytes()
