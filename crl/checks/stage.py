@@ -129,7 +129,7 @@ def summarize(table: pa.Table) -> pa.Table:
     Added columns, one value per row: `n_tokens`, `n_mask`, `n_logprobs` (lengths), `trained` (mask is 1), `bad_tokens`
     (negative ids), `bad_masks` (neither 0 nor 1), `nonfinite_logprobs`, `positive_logprobs`, `unmasked_logprobs`
     (not 0 where the mask is 0; 0 where the lengths differ, which is a breach of its own), `chosen` (tokens with
-    choices).
+    choices), `trained_since` and `trained_until` (offsets of the runs of mask 1, and one past them).
     """
     if not set(SUMMARIZED) <= set(table.column_names):
         return table
@@ -154,6 +154,8 @@ def summarize(table: pa.Table) -> pa.Table:
     rest = table.drop_columns(list(SUMMARIZED))
     for name, values in columns.items():
         rest = rest.append_column(name, pa.array(values))
+    for name, offsets in zip(("trained_since", "trained_until"), _runs(mask == 1, n_mask), strict=True):
+        rest = rest.append_column(name, offsets)
     return rest
 
 
@@ -175,3 +177,18 @@ def _count(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.i
     """How many flags are set in each row."""
     rows = np.repeat(np.arange(len(lengths)), lengths)
     return np.bincount(rows[flags], minlength=len(lengths)).astype(np.int64)
+
+
+def _runs(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> tuple[pa.ListArray, pa.ListArray]:
+    """Where the runs of set flags begin and end (one past the last) in each row."""
+    firsts = np.cumsum(lengths) - lengths
+    starts = np.repeat(firsts, lengths)
+    inner = starts < np.arange(len(flags))  # not the first of its row
+    before = np.concatenate([[False], flags[:-1]]) & inner
+    after = np.concatenate([flags[1:] & inner[1:], [False]])
+    begins, ends = np.flatnonzero(flags & ~before), np.flatnonzero(flags & ~after)
+    offsets = np.concatenate([[0], np.cumsum(_count(flags & ~before, lengths))])
+    return (
+        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(begins - starts[begins])),
+        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ends + 1 - starts[ends])),
+    )

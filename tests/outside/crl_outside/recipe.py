@@ -117,7 +117,7 @@ def collect(ctx: StageContext) -> None:
     played = _played(ctx, ctx.rows(Task, "plan"))
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [each.generation for each in played])
+    ctx.write(Generation, [record for each in played for record in each.generations])
 
 
 def review(ctx: StageContext) -> None:

@@ -168,10 +168,10 @@ def test_pools_hold_the_newest_and_no_more() -> None:
 def episode(group: int, stream: str, reward: float = 0.0) -> Episode:
     return Episode(
         episode_id=f"{stream}-{group}", round=1, family="lake", group=group, member=0, environment_seed=1,
-        stream=stream, guided=False, entry_id=None, content_digest=None, experience=None, goal="g",
+        stream=stream, guided=False, goal="g",
         success=reward > 0, reward=reward, turns=1, invalid_actions=0, tokens_read=1, tokens_sampled=1,
         stop_reason="failure", last_observation="",
-        error=None, generation_id=f"g{group}",
+        error=None, generation_ids=[f"g{group}"],
     )  # fmt: skip
 
 

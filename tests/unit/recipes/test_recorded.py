@@ -110,7 +110,7 @@ def test_games_are_played_once_more_and_refused_answers_are_not_learned(file: Pa
     kept, refused = without_refused(second), second.turns[0]
     assert sum(kept.loss_mask) == sum(turn.last_token - turn.first_token for turn in second.turns[1:]) > 0
     assert not any(kept.loss_mask[refused.first_token : refused.last_token])
-    assert without_refused(played[0]) == played[0].generation
+    assert without_refused(played[0]) == played[0].generations[0]
 
 
 def test_what_was_typed_is_worded_in_the_form_of_the_experiment(file: Path) -> None:
