@@ -387,7 +387,8 @@ class StrippedContext(Row):
             ),
             "every sequence of a guided episode has its stripped context": (
                 "SELECT DISTINCT e.row, e.episode_id AS id FROM (SELECT row, episode_id, unnest(generation_ids) "
-                "AS generation_id FROM episodes WHERE guided) e ANTI JOIN stripped_contexts s USING (generation_id)"
+                "AS generation_id FROM episodes WHERE guided) e ANTI JOIN stripped_contexts s "
+                "USING (episode_id, generation_id)"
             ),
             "the trained tokens of a stripped context are those of the turns that asked nothing": (
                 "SELECT s.row, s.generation_id AS id FROM stripped_contexts s LEFT JOIN (SELECT generation_id, "

@@ -244,14 +244,14 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.reward, r.EntryUsefulness, 0, {"usefulness": -1.5}, "usefulness is between -1 and 1"),
     (examples.update, r.Weights, 0, {"checkpoint": None}, "updated weights have a checkpoint"),
     (examples.update, r.Metric, 0, {"value": float("nan")}, "a figure is finite"),
-    (examples.evaluate, r.Evaluation, 1, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
-    (examples.evaluate, r.Evaluation, 2, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
+    (examples.evaluate, r.Evaluation, 1, {"guided": True, "entry_ids": ["e9"]}, "without the bank nothing is guided"),
+    (examples.evaluate, r.Evaluation, 2, {"guided": True, "entry_ids": ["e9"]}, "without the bank nothing is guided"),
     (examples.evaluate, r.Evaluation, 1, {"reward": float("inf")}, "the reward is finite"),
     (examples.evaluate, r.Evaluation, 2, {"arm": "other"}, "arm is one of with_bank, without_bank, random"),
     (examples.evaluate, r.Evaluation, 2, {"tokens_read": 4}, "but for the random policy's"),
     (examples.evaluate, r.Evaluation, 1, {"tokens_sampled": 1}, "a turn has sampled tokens"),
     (examples.collect, r.Episode, 1, {"tokens_sampled": 1}, "tokens_sampled is at least turns"),
-    (examples.collect, r.Episode, 1, {"tokens_read": 5}, "read and wrote the tokens of its record"),
+    (examples.collect, r.Episode, 1, {"tokens_read": 5}, "read and wrote the tokens of its sequences"),
     (examples.evaluate, r.Evaluation, 1, {"actions": ["east"]}, "every turn has an action"),
 ]
 
