@@ -168,7 +168,7 @@ def test_every_task_has_groups_of_its_size_and_is_trained(run: RunDirectory) -> 
     assert guided == {name: size * (1 + (name == "lake")) // 2 for name, size in SIZES.items()}
     assert not [each for each in played if each.error]
     samples = [each for each in rows(run, Sample, "credit", BOTH) if each.objective == "grpo"]
-    assert {each.generation_id for each in samples} == {each.generation_id for each in played}
+    assert {each.generation_id for each in samples} == {each.generation_ids[0] for each in played}
     for role in ("actor", "extractor"):
         assert rows(run, Weights, f"update_{role}", [ROUNDS])[0].updates > 0
 
@@ -194,7 +194,7 @@ def test_a_task_is_sampled_by_its_own_settings(run: RunDirectory) -> None:
 def test_a_task_has_its_own_prompts_and_shares_the_others(run: RunDirectory) -> None:
     played, kept = episodes(run), records(run)
     for each in played:
-        prompt = kept[each.generation_id].prompt
+        prompt = kept[each.generation_ids[0]].prompt
         assert ("Cross." in prompt) is (each.family == "masked") is not ("Answer with one action." in prompt)
         if each.guided:
             assert ("Told: note" if each.family == "masked" else "Advice: note") in prompt

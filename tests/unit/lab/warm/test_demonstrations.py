@@ -102,12 +102,12 @@ def test_notes_are_about_their_own_episodes_true_after_wins_and_never_the_plan_a
         won = 0
         for each in wave:
             text = each.operations[0].text
-            words = each.generations[0].prompt.split("Action: ")[1].split()
+            words = each.generation.prompt.split("Action: ")[1].split()
             layout = layouts(environment).of(int((each.distillation.episode_id or "").split("-")[1]))
-            success = "success" in each.generations[0].prompt
+            success = "success" in each.generation.prompt
             won += success
             assert text == note(layout.key, layout.goal) if success else text != note(words[0], words[2])
-            assert text is not None and all(f"{symbol}@" in each.generations[0].prompt for symbol in text.split()[1::2])
+            assert text is not None and all(f"{symbol}@" in each.generation.prompt for symbol in text.split()[1::2])
         assert 0.4 < won / len(wave) < 0.7
 
 
