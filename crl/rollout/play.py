@@ -187,7 +187,7 @@ def play_wave(
             _compare_lengths(session, rows, list(pieces))
             begin(list(pieces))
             _tell(progress, rows)
-    return [_played(row, method, sampling, weights_digest, stage) for row in rows]
+    return [played_episode(row, method, sampling, weights_digest, stage) for row in rows]
 
 
 def _answerable(trees: AnswerTrees, start: Start) -> Start:
@@ -318,9 +318,10 @@ def _compare_lengths(session: Session, rows: Sequence[LiveEpisode], live: Sequen
             )
 
 
-def _played(
+def played_episode(
     row: LiveEpisode, method: Method, sampling: SamplingConfig, weights_digest: str, stage: str
 ) -> PlayedEpisode:
+    """The rows of an episode that is over."""
     task, slot, family = row.slot.task, row.slot, method.family(row.slot.task.family)
     convention = None if family is None or row.stop_reason is StopReason.error else family.reward
     stop_reason = (row.stop_reason or StopReason.error).value
