@@ -209,7 +209,7 @@ def _task(ctx: StageContext, start: Start, episode_id: str, family: str, seed: i
 
 def _evaluated(ctx: StageContext, played: PlayedEpisode) -> Evaluation:
     episode = played.episode
-    same = ("family", "environment_seed", "guided", "entry_id", "success", "reward", "turns", "invalid_actions",
+    same = ("family", "environment_seed", "guided", "entry_ids", "success", "reward", "turns", "invalid_actions",
             "tokens_read", "tokens_sampled", "stop_reason")  # fmt: skip
     return Evaluation(
         evaluation_id=episode.episode_id,
