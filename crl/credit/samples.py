@@ -265,10 +265,10 @@ def rollout_samples(
 ) -> list[Sample]:
     """The GRPO samples of rollouts, one per sequence, in their order; `weight_of` is the weight of a rollout of a
     role."""
-    advantages = stream_advantages([each.reward for each in rollouts], [each.group for each in rollouts], objective)
+    advantages_N = stream_advantages([each.reward for each in rollouts], [each.group for each in rollouts], objective)
     return [
         grpo_sample(record, each.role, each.reward, float(advantage), weight_of(each.role) * share, round=round)
-        for each, advantage in zip(rollouts, advantages, strict=True)
+        for each, advantage in zip(rollouts, advantages_N, strict=True)
         for record, share in shared(each.records, objective.aggregation)
     ]
 
