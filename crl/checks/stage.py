@@ -181,14 +181,13 @@ def _count(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.i
 
 def _runs(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> tuple[pa.ListArray, pa.ListArray]:
     """Where the runs of set flags begin and end (one past the last) in each row."""
-    firsts = np.cumsum(lengths) - lengths
-    starts = np.repeat(firsts, lengths)
-    inner = starts < np.arange(len(flags))  # not the first of its row
-    before = np.concatenate([[False], flags[:-1]]) & inner
-    after = np.concatenate([flags[1:] & inner[1:], [False]])
-    begins, ends = np.flatnonzero(flags & ~before), np.flatnonzero(flags & ~after)
-    offsets = np.concatenate([[0], np.cumsum(_count(flags & ~before, lengths))])
-    return (
-        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(begins - starts[begins])),
-        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ends + 1 - starts[ends])),
-    )
+    ends = np.cumsum(lengths)
+    first = np.zeros(len(flags) + 1, dtype=np.bool_)  # of a row
+    first[ends - lengths] = True
+    goes_on = flags[1:] & flags[:-1] & ~first[1:-1]  # from one to the next
+    begins = np.flatnonzero(flags & ~np.append(False, goes_on)[: len(flags)])
+    untils = np.flatnonzero(flags & ~np.append(goes_on, False)[: len(flags)]) + 1
+    rows = np.searchsorted(ends, begins, side="right")
+    offsets = pa.array(np.append(0, np.cumsum(np.bincount(rows, minlength=len(lengths)))), pa.int32())
+    starts = (ends - lengths)[rows]
+    return pa.ListArray.from_arrays(offsets, begins - starts), pa.ListArray.from_arrays(offsets, untils - starts)

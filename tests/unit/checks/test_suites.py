@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import crl.records as r
 from crl.checks import check_tables, suites
+from crl.checks.stage import summarize
 from crl.checks.suites import SQL, row_types, suite_of
 from crl.errors import DataCheckFailed
 from crl.records import ROW_TYPES, Row, Rules, schema_of, table_of
@@ -339,3 +342,18 @@ def test_importing_the_checks_stays_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_runs_of_trained_tokens_are_those_of_the_mask() -> None:
+    rng = np.random.default_rng(0)
+    [made, *_] = [row for row in examples.collect()[r.Generation] if isinstance(row, r.Generation)]
+    masks = [[int(value) for value in rng.integers(0, 2, int(rng.integers(0, 9)))] for _ in range(300)]
+    rows = [
+        dataclasses.replace(made, token_ids=[1] * len(mask), loss_mask=mask, logprobs=[0.0] * len(mask))
+        for mask in masks
+    ]
+    found = summarize(table_of(r.Generation, rows))
+    pairs = zip(found["trained_since"].to_pylist(), found["trained_until"].to_pylist(), strict=True)
+    for mask, (since, until) in zip(masks, pairs, strict=True):
+        spans = list(zip(since, until, strict=True))
+        assert spans == [run.span() for run in re.finditer("1+", "".join(map(str, mask)))]
