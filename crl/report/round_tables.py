@@ -173,13 +173,16 @@ def _newest(summaries: Sequence[RoundSummary], arms: Collection[str]) -> RoundSu
 
 
 def notes(summaries: Sequence[RoundSummary]) -> list[str]:
-    """What follows the tables: the seconds of the preparation, and of the newest round that has any, alarms and games
-    that broke."""
+    """What follows the tables: the seconds of the preparation, the newest verdict of Great Expectations, and of the
+    newest round that has any, alarms and games that broke."""
     lines = []
     for each in summaries:
         if each.round == 0 and each.seconds:
             parts = ", ".join(f"{stage.replace('_', ' ')} {taken:.1f}" for stage, taken in each.seconds.items())
             lines.append(f"preparation (round 0), seconds: {parts}")
+    verdicts = [each.validation for each in summaries if each.validation is not None]
+    if verdicts:
+        lines.append(f"round {verdicts[-1].round} {verdicts[-1].told()}")
     alarmed = [each for each in summaries if each.alarms]
     if alarmed:
         lines += [f"alarm in round {alarmed[-1].round}, {alarm}" for alarm in alarmed[-1].alarms]
