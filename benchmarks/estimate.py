@@ -63,7 +63,7 @@ def experiment_on(model: Path, runs: Path, threads: int) -> Experiment:
                 "dtype": "bfloat16",
                 "context": 384,
                 "sampling": {"max_new_tokens": 4, "constrain": "actions"},
-                "lora": {"rank": 16},
+                "lora": {"r": 16},
                 "deepspeed": {"zero_stage": 1, "micro_batch": 2, "autocast": "bfloat16"},
             },
             "method.roles.extractor": {"weights": "actor", "context": 384, "sampling": {"max_new_tokens": 8}},

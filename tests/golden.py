@@ -50,7 +50,14 @@ NOT_COMPARED = {
     "bank_texts": {"segment", "embedding_file"},
 }
 """Columns by table."""
-RENAMED_SETTINGS: dict[str, str] = {}
+RENAMED_SETTINGS = {
+    "'ratio': 'sequence'": "'importance_sampling_level': 'sequence_product'",
+    "'normalize': 'mean'": "'scale_rewards': 'none'",
+    "'correction': {'kind': 'mask'}": "'importance_sampling_correction': {'mode': 'token_mask', 'clip_min': 0.5}",
+    "objective.correction': {'kind': 'truncate'}":
+        "objective.importance_sampling_correction': {'mode': 'token_truncate'}",
+    "objective.kl'": "objective.beta'", "warm_start.epochs'": "warm_start.num_train_epochs'",
+}  # fmt: skip
 """Parts of settings' names and values, older to newer: a run that was recorded by the older is the same run."""
 RENAMED_TABLES: dict[str, str] = {}
 """Older to newer names."""
@@ -264,7 +271,7 @@ PLAYED_BY_HAND = {
     **SHORT, "method.families.0.environment": LAKE, "method.prompts": SMALL_PROMPTS,
     "method.rollout.placement": "system", "method.roles.actor.sampling.max_new_tokens": 14,
     RECIPE + "warm_start.demonstrations": "recorded", RECIPE + "warm_start.recorded": "FOLDER/games.jsonl",
-    RECIPE + "warm_start.epochs": 20,
+    RECIPE + "warm_start.num_train_epochs": 20,
 }  # fmt: skip
 """A warm start from games that were recorded."""
 
@@ -311,7 +318,7 @@ RUNS: dict[str, Golden] = {
     "erl_more": Golden(
         (*PLAYED, "reflections"),
         {RECIPE + "revisions": 2, RECIPE + "gate": "null", RECIPE + "memory.order": "recency",
-         RECIPE + "objective.kl": 0, RECIPE + "approve_bank": True},
+         RECIPE + "objective.beta": 0, RECIPE + "approve_bank": True},
         config="conf/erl_tiny.yaml", codes=(6,), after=_approve,
     ),
     "dreamgym_more": Golden(
@@ -371,11 +378,13 @@ RUNS: dict[str, Golden] = {
     "objectives": fork(
         "stripped_contexts",
         settings={
-            RECIPE + "actor_objective": {"ratio": "sequence", "aggregation": "token_sum", "normalize": "mean",
-                                         "correction": {"kind": "mask"}},
+            RECIPE + "actor_objective": {
+                "importance_sampling_level": "sequence_product", "aggregation": "token_sum", "scale_rewards": "none",
+                "importance_sampling_correction": {"mode": "token_mask", "clip_min": 0.5},
+            },
             RECIPE + "self_distillation": {"every": 2, "episodes": "beats_free", "weight": 0.5},
             BUFFERED + "return_reward": 0.5, BUFFERED + "alpha": 1.0, BUFFERED + "delta": 0, BUFFERED + "batch": 4,
-            BUFFERED + "correction": {"kind": "truncate"}, **ALL_NOTES,
+            BUFFERED + "importance_sampling_correction": {"mode": "token_truncate"}, **ALL_NOTES,
         },
     ),
     "overlap": fork(rounds=3, settings={"method.overlap": True, **ALL_NOTES}),
@@ -404,7 +413,7 @@ RUNS: dict[str, Golden] = {
          "method.roles.actor.sampling.max_new_tokens": 12, "method.roles.extractor.sampling.max_new_tokens": 96,
          "method.roles.extractor.lora": None, "method.families.0.repeat": 2, "method.families.0.groups": 2,
          "method.families.0.evaluation_seeds.count": 1, RECIPE + "warm_start.actor_episodes": 32,
-         RECIPE + "warm_start.extractor_episodes": 64, RECIPE + "warm_start.epochs": 8,
+         RECIPE + "warm_start.extractor_episodes": 64, RECIPE + "warm_start.num_train_epochs": 8,
          RECIPE + "warm_start.learning_rate": 5.0e-3, BUFFERED + "batch": 4, **ALL_NOTES},
         config="conf/quickstart.yaml", rounds=3,
     ),

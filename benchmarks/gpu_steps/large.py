@@ -53,7 +53,7 @@ def main() -> None:
         model=str(base),
         dtype="bfloat16",
         context=tokens,
-        lora=LoraConfig(rank=16),
+        lora=LoraConfig(r=16),
         deepspeed=DeepSpeedConfig(micro_batch=2, autocast="bfloat16", gradient_checkpointing=True),
     )
     threads = 8 if full else 1

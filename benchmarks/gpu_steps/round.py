@@ -15,7 +15,7 @@ from crl.config.load import load_experiment
 from crl.engine.events import StageDone
 
 ROOT = Path(__file__).resolve().parents[2]
-_SHARED = {"lora": {"rank": 16}, "deepspeed": {"zero_stage": 1, "micro_batch": 4, "autocast": "bfloat16"}}
+_SHARED = {"lora": {"r": 16}, "deepspeed": {"zero_stage": 1, "micro_batch": 4, "autocast": "bfloat16"}}
 
 
 def experiment_of(scale: str, model: Path, runs: Path) -> Experiment:

@@ -74,7 +74,7 @@ def peak_gigabytes() -> float:
 def lora_of(weights: str) -> Any:
     from crl.config import LoraConfig
 
-    return LoraConfig(rank=16, alpha=32) if weights == "lora" else None
+    return LoraConfig(r=16, lora_alpha=32) if weights == "lora" else None
 
 
 def write_gradients(options: argparse.Namespace, gradients: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ def crl_worker(options: argparse.Namespace, samples: Sequence[Any]) -> None:
     )
     commands = Commands()
     trainer = Trainer(role, model_path=resolve_model(options.model).path, checkpoint=None, threads=options.threads)
-    terms = objectives(ActorObjective(clip=CLIP))
+    terms = objectives(ActorObjective(epsilon=CLIP))
     positions = count_positions(_model_of(trainer))
     inspect = (lambda found: write_gradients(options, found)) if options.gradients else None
     while command := commands.next():

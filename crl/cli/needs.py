@@ -67,7 +67,10 @@ def _memory(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
         whose = "the largest process" if most == 1 else f"the {most} engines that share one"
         said = f"about {gigabytes(needed.device_bytes)} for {whose}"
         if needed.servers:
-            said, mend = f"{said}, vLLM servers included", f"lower runtime.servers.<role>.memory_share; {mend}"
+            said, mend = (
+                f"{said}, vLLM servers included",
+                f"lower runtime.servers.<role>.gpu_memory_utilization; {mend}",
+            )
         said += f"; the GPU has {gigabytes(device)}"
         yield Need("memory of the GPU", said, needed.device_bytes <= device, mend)
         return

@@ -22,10 +22,10 @@ from crl.config.mechanisms import (
     ActorObjective,
     BankConfig,
     ClippedObjective,
-    CorrectionConfig,
     DistillConfig,
     EvaluationConfig,
     ExtractorObjective,
+    ImportanceSamplingCorrection,
     MergeConfig,
     RetrievalConfig,
     RolloutConfig,
@@ -50,10 +50,10 @@ from crl.config.roles import (
 
 __all__ = [
     "ENGINES", "ENVIRONMENTS", "RECIPES", "ActorCriticConfig", "ActorObjective", "BankConfig", "BankUse",
-    "ClippedObjective", "CorrectionConfig", "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig",
-    "EnvironmentConfig", "EvaluationConfig", "Exchange", "Experiment", "ExtractorObjective", "FamilyBank",
-    "FamilyConfig", "FamilyReward", "FamilySampling", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig",
+    "ClippedObjective", "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig", "EnvironmentConfig",
+    "EvaluationConfig", "Exchange", "Experiment", "ExtractorObjective", "FamilyBank", "FamilyConfig", "FamilyReward",
+    "FamilySampling", "ImportanceSamplingCorrection", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig",
     "OptimizerConfig", "PromptConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
-    "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange",
-    "SelfDistillationConfig", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
+    "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange", "SelfDistillationConfig",
+    "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
 ]  # fmt: skip

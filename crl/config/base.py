@@ -5,7 +5,7 @@ Every number of a model has both bounds: a test walks over all classes. The boun
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
@@ -70,6 +70,26 @@ def unset(value: Any) -> bool:
 def off(value: Any) -> bool:
     """Whether a mechanism is off, and so no part of the method: experiments that compute the same have one digest."""
     return not value
+
+
+LearningRateSchedule = Annotated[
+    Literal["constant", "constant_with_warmup", "linear", "cosine"],
+    Field(
+        description="Learning rate over the steps, named as in transformers: constant; constant after a warm-up; or, "
+        "after the warm-up, falling to 0 in a line or half a cosine."
+    ),
+]
+
+
+def refuse_warmup(schedule: str, warmup_steps: int) -> None:
+    """Raise ValueError where a warm-up would have no effect, or there is none to be had."""
+    if schedule == "constant" and warmup_steps:
+        raise ValueError(
+            f"warmup_steps is {warmup_steps}, and lr_scheduler_type: constant has no warm-up; write "
+            "lr_scheduler_type: constant_with_warmup"
+        )
+    if schedule == "constant_with_warmup" and not warmup_steps:
+        raise ValueError("lr_scheduler_type: constant_with_warmup needs warmup_steps")
 
 
 class SeedRange(Model):

@@ -40,8 +40,8 @@ class ServerConfig(Model):
     python: Path | None = Field(
         None, description="Interpreter that has vLLM; default $CRL_VLLM_PYTHON, else .venv-vllm/bin/python (make vllm)."
     )
-    gpus: int = Field(1, ge=1, le=64, description="GPUs of the started server (tensor parallelism); CPU: ignored.")
-    memory_share: float = Field(
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs of the started server; CPU: ignored.")
+    gpu_memory_utilization: float = Field(
         0.4, gt=0, le=0.95, description="Share of each GPU's memory that the started server takes."
     )
     cache_gigabytes: int = Field(

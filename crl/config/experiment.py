@@ -84,7 +84,7 @@ class Runtime(Model):
     lease_seconds: float = Field(
         60, ge=2, le=3600, description="Seconds without a heartbeat after which an owner elsewhere counts as dead."
     )
-    keep_checkpoints: int = Field(
+    save_total_limit: int = Field(
         2, ge=1, le=MOST_ROUNDS, description="Newest checkpoints kept per role; older ones are pruned."
     )
     keep_every: int = Field(
@@ -122,7 +122,9 @@ class Runtime(Model):
     @property
     def engine_gpus(self) -> int:
         """GPUs that one engine uses: as many as the widest server that it starts."""
-        return max((server.gpus for server in self.servers.values() if server.address is None), default=1)
+        return max(
+            (server.tensor_parallel_size for server in self.servers.values() if server.address is None), default=1
+        )
 
     @property
     def parts_elsewhere(self) -> bool:

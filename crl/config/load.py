@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from crl.config import ENGINES, ENVIRONMENTS, RECIPES, Experiment
+from crl.config.other_names import answer
 from crl.config.recorded import with_recorded
 from crl.config.yaml_text import DEEPEST, read_value
 from crl.errors import BadInput
@@ -68,12 +69,17 @@ def parse_experiment(
 
 def _told(item: Any, data: Mapping[str, Any]) -> str:
     """An error in words; one of a task family ends with its name, since people know families by their names."""
-    place, line = item["loc"], readable(item)
+    place, line = item["loc"], readable(item, recipe=_recipe(data))
     if place[:2] != ("method", "families") or len(place) < 3 or not isinstance(place[2], int):
         return line
     family = data["method"]["families"][place[2]]
     name = family.get("name") if isinstance(family, Mapping) else None
     return f"{line}, family {name}" if isinstance(name, str) else line
+
+
+def _recipe(data: Mapping[str, Any]) -> Any:
+    method = data.get("method")
+    return method.get("recipe") if isinstance(method, Mapping) else None
 
 
 def runs_root(experiment: Experiment | None = None) -> Path:
@@ -241,14 +247,20 @@ def listed_errors(error: ValidationError, told: Callable[[Any], str] | None = No
     return lines + ([f"  and {len(items) - _MOST_NAMED} more"] if len(items) > _MOST_NAMED else [])
 
 
-def readable(item: Any, model: type[BaseModel] = Experiment) -> str:
-    """One error of pydantic in words: the key, what is wrong with it, and for an unknown key the nearest known one."""
+def readable(item: Any, model: type[BaseModel] = Experiment, recipe: Any = None) -> str:
+    """One error of pydantic in words: the key, what is wrong with it, and for an unknown key what to write instead.
+
+    `recipe` is the recipe of the experiment as it was read.
+    """
     place = ".".join(str(part) for part in item["loc"]) or "(top level)"
     if item["type"] == "extra_forbidden":
         known = _fields_at(item["loc"][:-1], model)
-        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}"
-        return f"  {place}: unknown key{hint}"
+        name = str(item["loc"][-1])
+        close = difflib.get_close_matches(name, known, n=1)
+        hints = [f"did you mean {close[0]!r}?"] if close else []
+        if other := answer(name, recipe) if model is Experiment else None:
+            hints.append(other)
+        return f"  {place}: unknown key; {'; '.join(hints) or 'known keys: ' + ', '.join(known)}"
     found = item.get("input")
     shown = "" if isinstance(found, dict | BaseModel) or item["type"] == "missing" else f" (found {found!r:.80})"
     return f"  {place}: {item['msg'].removeprefix('Value error, ')}{shown}"

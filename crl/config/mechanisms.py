@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from crl.config.base import COLDEST, MOST_ROUNDS, Model, off, unset
+from crl.config.base import COLDEST, MOST_ROUNDS, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.recorded import RecordedConfig
 from crl.records.learning import CREDIT_RULES
 
@@ -163,24 +163,32 @@ class BankConfig(Model):
     similarity: float = Field(0.95, gt=0, le=1, description="Cosine from which a text repeats an entry's (near).")
 
 
-class CorrectionConfig(Model):
+class ImportanceSamplingCorrection(Model):
     """Importance weights for a sampler that differs a little from the trainer: `crl.learn.mismatch`."""
 
-    kind: Literal["truncate", "mask"] = Field(
-        "truncate",
-        description="Weights above `high` become `high` (truncated importance sampling), or those outside `low` and "
-        "`high` become 0 (IcePop).",
+    mode: Literal["token_truncate", "token_mask"] = Field(
+        "token_truncate",
+        description="Weights outside the bounds become the bound (truncated importance sampling), or 0 (IcePop).",
     )
-    low: float = Field(0.5, gt=0, le=1, description="Least weight that is not masked; `truncate` has none.")
-    high: float = Field(2.0, ge=1, le=1000, description="Largest weight.")
+    clip_min: float | None = Field(None, gt=0, le=1, description="Lower bound of a weight; null: none.")
+    clip_max: float = Field(2.0, ge=1, le=1000, description="Upper bound of a weight.")
 
 
 Correction = Annotated[
-    CorrectionConfig | None,
+    ImportanceSamplingCorrection | None,
     Field(
         exclude_if=unset,
-        description="Correct for the mismatch of sampler and trainer, where optimizer.passes is 1; none: ratios are "
-        "against the sampler's.",
+        description="Correct for the mismatch of sampler and trainer, where optimizer.num_iterations is 1; null: "
+        "ratios are against the sampler's.",
+    ),
+]
+
+
+ScaleRewards = Annotated[
+    Literal["group", "none"],
+    Field(
+        description="group: advantages are divided by the standard deviation of their group and stream; none: the mean "
+        "is subtracted, nothing more."
     ),
 ]
 
@@ -188,12 +196,19 @@ Correction = Annotated[
 class ActorObjective(Model):
     """Eq. 4 and 5."""
 
-    clip: float = Field(0.2, gt=0, lt=1, description="ε of eq. 5.")
-    ratio: Literal["token", "sequence"] = Field("token", description="Ratio per token, or per sequence.")
+    epsilon: float = Field(0.2, gt=0, lt=1, description="ε of eq. 5: the lower bound of the ratio is 1 − epsilon.")
+    epsilon_high: float | None = Field(
+        None, gt=0, le=1000, exclude_if=unset, description="Upper bound of the ratio: 1 + epsilon_high; null: epsilon."
+    )
+    importance_sampling_level: Literal["token", "sequence_product"] = Field(
+        "token",
+        description="Ratio of each token, or of the whole sequence: the product of its tokens' ratios, as in the paper "
+        "(TRL's `sequence` is their geometric mean).",
+    )
     aggregation: Literal["token_mean", "token_sum"] = Field("token_mean", description="Over an episode's tokens.")
     advantage: Literal["subgroup", "pooled"] = Field("subgroup", description="Baseline inside subgroups, or pooled.")
-    normalize: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
-    correction: Correction = None
+    scale_rewards: ScaleRewards = "group"
+    importance_sampling_correction: Correction = None
 
 
 if TYPE_CHECKING:
@@ -205,8 +220,20 @@ else:
 class ExtractorObjective(Model):
     """Eq. 3 and 7."""
 
-    clip_low: float = Field(0.1, gt=0, lt=1, description="ε_low of eq. 3.")
-    clip_high: float = Field(0.1, gt=0, le=1000, description="ε_high of eq. 3.")
+    epsilon: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="ε_low of eq. 3: the weight of a token's gradient, its ratio, is at least 1 − epsilon. TRL's CISPO "
+        "has no lower bound.",
+    )
+    epsilon_high: float = Field(
+        0.1,
+        gt=0,
+        le=1000,
+        description="ε_high of eq. 3: that weight is at most 1 + epsilon_high. In TRL's CISPO epsilon_high is the "
+        "bound itself.",
+    )
     batch: int = Field(
         64, ge=2, le=1_000_000, description="|B_φ|: outputs per update; training waits until that many are scored."
     )
@@ -229,7 +256,7 @@ class ExtractorObjective(Model):
         + ".",
     )
     usefulness_decay: float = Field(0.95, gt=0, lt=1, description="Decay of the running usefulness.")
-    correction: Correction = None
+    importance_sampling_correction: Correction = None
 
 
 class SelfDistillationConfig(Model):
@@ -278,20 +305,23 @@ class WarmStartConfig(Model):
         "play` kept, or a list of them, beside the experiment file; their content becomes a part of the "
         "method.",
     )
-    epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
+    num_train_epochs: int = Field(1, ge=1, le=100, description="Passes over the demonstrations.")
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate.")
-    schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="Learning rate over the steps: as it is, or falling to 0 in half a cosine."
-    )
+    lr_scheduler_type: LearningRateSchedule = "constant"
     warmup_steps: int = Field(0, ge=0, le=1_000_000, description="Steps in which the learning rate rises from 0.")
+
+    @model_validator(mode="after")
+    def _warms_up(self) -> WarmStartConfig:
+        refuse_warmup(self.lr_scheduler_type, self.warmup_steps)
+        return self
 
 
 class ClippedObjective(Model):
     """GRPO with a lower and an upper bound of its own, and a penalty for leaving the base model."""
 
-    clip_low: float = Field(0.2, gt=0, lt=1, description="Lower bound of the ratio: 1 − clip_low.")
-    clip_high: float = Field(0.28, gt=0, le=1000, description="Upper bound of the ratio: 1 + clip_high.")
-    kl: float = Field(
+    epsilon: float = Field(0.2, gt=0, lt=1, description="Lower bound of the ratio: 1 − epsilon.")
+    epsilon_high: float = Field(0.28, gt=0, le=1000, description="Upper bound of the ratio: 1 + epsilon_high.")
+    beta: float = Field(
         0.001,
         ge=0,
         le=1000,
@@ -301,11 +331,11 @@ class ClippedObjective(Model):
     aggregation: Literal["token_mean", "token_sum"] = Field(
         "token_sum", description="Over the tokens of a sequence; over sequences it is always the mean."
     )
-    normalize: Literal["std", "mean"] = Field("std", description="Divide by the deviation, or subtract the mean only.")
+    scale_rewards: ScaleRewards = "group"
     singleton: Literal["reward", "zero"] = Field(
         "reward", description="Advantage of the only member of a group: its reward (mean 0, deviation 1), or 0."
     )
-    correction: Correction = None
+    importance_sampling_correction: Correction = None
 
 
 class TrialConfig(Model):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from crl.config.base import COLDEST, Model, off
+from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.registry import Registry, load_object
 from crl.errors import BadInput
 
@@ -45,9 +45,9 @@ class SamplingConfig(Model):
 class LoraConfig(Model):
     """Low-rank adapters (peft) instead of full weights."""
 
-    rank: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
-    alpha: float = Field(
-        32, gt=0, le=1_000_000, description="Scale numerator: the update is multiplied by alpha / rank."
+    r: int = Field(16, ge=1, le=1024, description="Rank of the adapters.")
+    lora_alpha: float = Field(
+        32, gt=0, le=1_000_000, description="Scale numerator: the update is multiplied by lora_alpha / r."
     )
     target_modules: list[str] | Literal["all-linear"] = Field("all-linear", description="Modules that get an adapter.")
 
@@ -59,11 +59,20 @@ class OptimizerConfig(Model):
     """Optimizer of a role."""
 
     kind: Literal["adamw", "sgd"] = Field("adamw", description="AdamW, or plain SGD (for comparing gradients).")
-    learning_rate: float = Field(1e-6, gt=0, le=10, description="Learning rate; constant after the warm-up.")
+    learning_rate: float = Field(1e-6, gt=0, le=10, description="Learning rate, the largest of the schedule.")
+    lr_scheduler_type: LearningRateSchedule = "constant"
     warmup_steps: int = Field(
         0, ge=0, le=1_000_000, description="Updates over which it rises from 0: the n-th has n / warmup_steps of it."
     )
-    passes: int = Field(
+    lr_scheduler_steps: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000_000,
+        exclude_if=unset,
+        description="Optimizer steps, the warm-up included, after which `linear` or `cosine` has fallen to 0: later "
+        "steps change nothing. The column `updates` of the view `weights` counts a role's steps.",
+    )
+    num_iterations: int = Field(
         1,
         ge=1,
         le=100,
@@ -75,7 +84,20 @@ class OptimizerConfig(Model):
     )
     betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), description="AdamW's moment decay rates.")
     weight_decay: float = Field(0.0, ge=0, le=1, description="Decoupled weight decay.")
-    gradient_clip: float = Field(1.0, ge=0, le=1_000_000, description="Largest gradient norm; 0 does not clip.")
+    max_grad_norm: float = Field(1.0, ge=0, le=1_000_000, description="Largest gradient norm; 0 does not clip.")
+
+    @model_validator(mode="after")
+    def _scheduled(self) -> OptimizerConfig:
+        refuse_warmup(self.lr_scheduler_type, self.warmup_steps)
+        falls, steps = self.lr_scheduler_type in ("linear", "cosine"), self.lr_scheduler_steps
+        if falls and (steps is None or steps <= self.warmup_steps):
+            raise ValueError(
+                f"lr_scheduler_type: {self.lr_scheduler_type} needs lr_scheduler_steps above warmup_steps "
+                f"({self.warmup_steps}): the optimizer steps after which the learning rate is 0"
+            )
+        if not falls and steps is not None:
+            raise ValueError(f"lr_scheduler_steps has no effect with lr_scheduler_type: {self.lr_scheduler_type}")
+        return self
 
 
 class DeepSpeedConfig(Model):

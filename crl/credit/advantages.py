@@ -19,15 +19,15 @@ SMALLEST_STD = 1e-6
 """Below this population standard deviation every advantage is 0: all rewards of the subgroup are equal."""
 
 
-def standardized(rewards_K: NDArray[np.float64], normalize: Literal["std", "mean"]) -> NDArray[np.float64]:
-    """Rewards [K] less their mean, divided by their population standard deviation when `normalize` is `std`.
+def standardized(rewards_K: NDArray[np.float64], scale_rewards: Literal["group", "none"]) -> NDArray[np.float64]:
+    """Rewards [K] less their mean, divided by their population standard deviation where `scale_rewards` is `group`.
 
     All zeros where the deviation is below :data:`SMALLEST_STD`, so a singleton has advantage 0.
     """
     if rewards_K.size == 0 or rewards_K.std() < SMALLEST_STD:
         return np.zeros_like(rewards_K)
     centered_K: NDArray[np.float64] = rewards_K - rewards_K.mean()
-    if normalize == "std":
+    if scale_rewards == "group":
         centered_K /= rewards_K.std()
     return centered_K
 
@@ -37,7 +37,7 @@ def subgroup_advantages(
     streams_G: Sequence[str],
     *,
     streams: Sequence[str] = (GUIDED, FREE),
-    normalize: Literal["std", "mean"] = "std",
+    scale_rewards: Literal["group", "none"] = "group",
     mode: Literal["subgroup", "pooled"] = "subgroup",
     groups: int = 1,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -62,7 +62,7 @@ def subgroup_advantages(
     )
     for members, share in shares:
         if members.any():
-            advantages[members] = standardized(rewards[members], normalize)
+            advantages[members] = standardized(rewards[members], scale_rewards)
             weights[members] = share / members.sum() / groups
     return advantages, weights
 
@@ -87,5 +87,5 @@ def stream_advantages(
         if len(members) == 1:
             advantages[members] = rewards[members] if config.singleton == "reward" else 0.0
         else:
-            advantages[members] = standardized(rewards[members], config.normalize)
+            advantages[members] = standardized(rewards[members], config.scale_rewards)
     return advantages

@@ -88,7 +88,7 @@ def grpo_samples(
             [episode.reward for episode in members],
             [episode.stream for episode in members],
             streams=streams,
-            normalize=config.normalize,
+            scale_rewards=config.scale_rewards,
             mode=config.advantage,
             groups=len(groups),
         )

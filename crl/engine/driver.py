@@ -248,7 +248,7 @@ class Driver:
         prune(
             self.run.path,
             self.recipe.checkpoint_stages(),
-            keep_last=max(self.runtime.keep_checkpoints, self.recipe.reach()),
+            keep_last=max(self.runtime.save_total_limit, self.recipe.reach()),
             keep_every=self.runtime.keep_every,
             token=self.token,
         )

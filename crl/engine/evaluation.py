@@ -133,7 +133,7 @@ def _require_weights(directory: RunDirectory, recipe: Recipe, number: int) -> No
         f"the weights of round {number} were deleted by retention",
         expected=f"one of the rounds {', '.join(left)}" if left else "a round whose weights were kept",
         where=str(directory.path),
-        next_step="runtime.keep_every and runtime.keep_checkpoints say which weights later rounds keep",
+        next_step="runtime.keep_every and runtime.save_total_limit say which weights later rounds keep",
     )
 
 

@@ -336,7 +336,7 @@ def _lists(found: Sequence[torch.Tensor]) -> Logprobs:
 
 def _move(model: Any, lora: LoraConfig) -> None:
     """Let an adapter that changes nothing change something, about as much whatever its scale."""
-    by = _MOVED * min(1.0, lora.rank / lora.alpha)
+    by = _MOVED * min(1.0, lora.r / lora.lora_alpha)
     generator = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
         for parameter in model.parameters():

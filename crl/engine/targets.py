@@ -98,7 +98,7 @@ def last_runtime(run_path: Path) -> Runtime:
         return Runtime.model_validate(known)
     except ValidationError as error:
         dropped = sorted({str(each["loc"][0]) for each in error.errors()})
-    keeps = {"keep_checkpoints": MOST_ROUNDS} if any(key.startswith("keep_") for key in dropped) else {}
+    keeps = {"save_total_limit": MOST_ROUNDS} if any(key.startswith("keep_") for key in dropped) else {}
     told = ", ".join(f"runtime.{key}" for key in dropped)
     warnings.warn(
         f"of the settings that {run_path} last ran with, this version of crl does not take {told}: "

@@ -79,11 +79,12 @@ def check_server(role: str, server: ServerConfig, context: int) -> None:
             where=where,
             next_step="run `make vllm`, or name another one",
         )
-    if 0 < (there := gpu_count()) < server.gpus:
+    if 0 < (there := gpu_count()) < server.tensor_parallel_size:
         raise BadInput(
-            f"runtime.servers.{role}.gpus is {server.gpus}, and the GPUs here are {there}",
+            f"runtime.servers.{role}.tensor_parallel_size is {server.tensor_parallel_size}, and the GPUs here are "
+            f"{there}",
             expected=f"at most {there}: a server runs on one machine",
-            where=f"runtime.servers.{role}.gpus",
+            where=f"runtime.servers.{role}.tensor_parallel_size",
             next_step="lower it, or start the server elsewhere and name its address",
         )
 
@@ -226,7 +227,12 @@ def command_line(python: Path, weights: Path, socket: Path, role: RoleConfig, se
         "--uvicorn-log-level", "warning",
     ]  # fmt: skip
     if gpu_count():
-        words += ["--tensor-parallel-size", str(server.gpus), "--gpu-memory-utilization", str(server.memory_share)]
+        words += [
+            "--tensor-parallel-size",
+            str(server.tensor_parallel_size),
+            "--gpu-memory-utilization",
+            str(server.gpu_memory_utilization),
+        ]
     else:
         words.append("--enforce-eager")  # compiling for the CPU takes minutes and gains little
         # A prompt that one pass cannot hold would be read in two, after which vLLM 0.32 turns the request's generator

@@ -38,28 +38,28 @@ def clipped_objective(
 ) -> tuple[torch.Tensor, Statistics]:
     """- sum_k w_k agg_t [min(rho A, clip(rho, 1 - low, 1 + high) A) - kl k3], agg the sum or mean over trained tokens.
 
-    `reference_BT` may be None where `kl` is 0. A token counts as clipped where a bound takes its gradient away. With a
-    `correction` the ratio is against another policy, the first term has a weight, and a token counts where that was
-    bounded (`mismatch`); the penalty has no weight.
-    Raises ValueError where there is a penalty and nothing to compare with.
+    `reference_BT` may be None where `kl` is 0. A token counts as clipped where a bound takes its gradient away. With an
+    `importance_sampling_correction` the ratio is against another policy, the first term has a weight, and a token
+    counts where that was bounded (`mismatch`); the penalty has no weight. Raises ValueError where there is a penalty
+    and nothing to compare with.
     """
-    if config.kl and reference_BT is None:
+    if config.beta and reference_BT is None:
         raise ValueError("the objective has a penalty, and nobody gave the base model's log-probabilities")
-    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.correction)
+    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.importance_sampling_correction)
     ratio_BT = log_ratio(logprobs_BT, by.old_BT, mask_BT).exp()
     advantages_B1 = advantages_B[:, None]
-    clipped_BT = ratio_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
+    clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
     objective_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1) * by.factor_BT
     penalty_sum = 0.0
     if reference_BT is not None:
         penalty_BT = divergence(logprobs_BT, reference_BT, mask_BT)
-        objective_BT = objective_BT - config.kl * penalty_BT
+        objective_BT = objective_BT - config.beta * penalty_BT
         penalty_sum = float(penalty_BT.detach().sum())
     objective_B = (objective_BT * mask_BT).sum(1)
     if config.aggregation == "token_mean":
         objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
-    low_BT = (ratio_BT < 1 - config.clip_low) & (advantages_B1 < 0)
-    high_BT = (ratio_BT > 1 + config.clip_high) & (advantages_B1 > 0)
+    low_BT = (ratio_BT < 1 - config.epsilon) & (advantages_B1 < 0)
+    high_BT = (ratio_BT > 1 + config.epsilon_high) & (advantages_B1 > 0)
     counted = statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT, by)
     return -(weights_B * objective_B).sum(), replace(counted, reference_sum=penalty_sum)
 

@@ -9,13 +9,13 @@ Without a correction the ratio of an objective is current / sampler, and the cli
 With one, the ratio is current / proximal, and each token's term of the objective is multiplied by a constant weight
 made of w = proximal / sampler:
 
-- `truncate`: min(w, high), truncated importance sampling (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings
-  You Off-Policy RL Training");
-- `mask`: w where low <= w <= high, else 0: IcePop (Ling Team 2025, arXiv 2510.18855).
+- `token_truncate`: w held within [clip_min, clip_max], truncated importance sampling (Yao et al. 2025, "Your Efficient
+  RL Framework Secretly Brings You Off-Policy RL Training");
+- `token_mask`: w where clip_min <= w <= clip_max, else 0: IcePop (Ling Team 2025, arXiv 2510.18855).
 
 So the clip takes no gradient away for what is rounding. As a batch takes one step, current / proximal is 1 in it: no
 clip acts, and w holds all that is between the sampler and the step; for tokens of earlier rounds that is their age too.
-Over several passes (`optimizer.passes`) nothing would then bound the move, so the config refuses the two together.
+With `optimizer.num_iterations` above 1 nothing would then bound the move, so the config refuses the two together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from crl.config import CorrectionConfig
+from crl.config import ImportanceSamplingCorrection
 from crl.learn.batches import MicroBatch
 
 LARGEST_LOG_RATIO = 20.0
@@ -51,17 +51,19 @@ def log_ratio(logprobs_BT: torch.Tensor, old_BT: torch.Tensor, mask_BT: torch.Te
 
 
 def corrected(
-    logprobs_BT: torch.Tensor, behavior_BT: torch.Tensor, mask_BT: torch.Tensor, config: CorrectionConfig | None
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    config: ImportanceSamplingCorrection | None,
 ) -> Corrected:
     """What an objective goes by: the sampler's log-probabilities, or the proximal ones and weights."""
     if config is None:
         return Corrected(behavior_BT, mask_BT)
     proximal_BT = logprobs_BT.detach()
     weight_BT = log_ratio(proximal_BT, behavior_BT, mask_BT).exp()
-    low_BT, high_BT = weight_BT < config.low, weight_BT > config.high
-    if config.kind == "truncate":
-        low_BT = torch.zeros_like(low_BT)
-        weight_BT = weight_BT.clamp(max=config.high)
+    low_BT, high_BT = weight_BT < (config.clip_min or 0.0), weight_BT > config.clip_max
+    if config.mode == "token_truncate":
+        weight_BT = weight_BT.clamp(config.clip_min, config.clip_max)
     else:
         weight_BT = weight_BT.masked_fill(low_BT | high_BT, 0.0)
     return Corrected(proximal_BT, weight_BT * mask_BT, low_BT, high_BT)

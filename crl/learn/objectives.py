@@ -85,28 +85,30 @@ def grpo_objective(
     weights_B: torch.Tensor,
     config: ActorObjective,
 ) -> tuple[torch.Tensor, Statistics]:
-    """Eq. 5: - sum_k w_k 1/|y_k| sum_t min(rho A, clip(rho, 1 - eps, 1 + eps) A).
+    """Eq. 5: - sum_k w_k 1/|y_k| sum_t min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A).
 
-    `ratio: sequence` gives every token the ratio of its whole sequence, the product of the token ratios (the paper's
-    wording; with token_mean the sum over t is then L_clip once). `aggregation: token_sum` leaves 1/|y_k| out. The
-    weight w_k holds 1/2 1/K_c and the mean over groups. A token counts as clipped where the bound takes its gradient
-    away: a ratio above it with A > 0, below it with A < 0. With a `correction` the ratio is against another policy, and
-    a token counts where its weight was bounded (`mismatch`).
+    `importance_sampling_level: sequence_product` gives every token the ratio of its whole sequence, the product of the
+    token ratios (the paper's wording; with token_mean the sum over t is then L_clip once). `aggregation: token_sum`
+    leaves 1/|y_k| out. The weight w_k holds 1/2 1/K_c and the mean over groups. A token counts as clipped where the
+    bound takes its gradient away: a ratio above it with A > 0, below it with A < 0. With an
+    `importance_sampling_correction` the ratio is against another policy, and a token counts where its weight was
+    bounded (`mismatch`).
     """
-    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.correction)
+    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.importance_sampling_correction)
     log_ratio_BT = log_ratio(logprobs_BT, by.old_BT, mask_BT)
-    if config.ratio == "sequence":
+    if config.importance_sampling_level == "sequence_product":
         sequence_B1 = ((logprobs_BT - by.old_BT) * mask_BT).sum(1, keepdim=True)
         log_ratio_BT = sequence_B1.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).expand_as(log_ratio_BT)
     ratio_BT = log_ratio_BT.exp()
     advantages_B1 = advantages_B[:, None]
-    clipped_BT = ratio_BT.clamp(1 - config.clip, 1 + config.clip)
+    epsilon_high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + epsilon_high)
     objective_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1) * by.factor_BT
     objective_B = objective_BT.sum(1)
     if config.aggregation == "token_mean":
         objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
-    low_BT = (ratio_BT < 1 - config.clip) & (advantages_B1 < 0)
-    high_BT = (ratio_BT > 1 + config.clip) & (advantages_B1 > 0)
+    low_BT = (ratio_BT < 1 - config.epsilon) & (advantages_B1 < 0)
+    high_BT = (ratio_BT > 1 + epsilon_high) & (advantages_B1 > 0)
     counted = statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT, by)
     return -(weights_B * objective_B).sum(), counted
 
@@ -121,20 +123,20 @@ def cispo_objective(
     *,
     normalizer: float,
 ) -> tuple[torch.Tensor, Statistics]:
-    """Eq. 3: - 1/normalizer sum_i sum_t sg(clip(rho, 1 - eps_low, 1 + eps_high)) w_i A_i log pi(m_it).
+    """Eq. 3: - 1/normalizer sum_i sum_t sg(clip(rho, 1 - epsilon, 1 + epsilon_high)) w_i A_i log pi(m_it).
 
     `normalizer` is sum_i |m_i|, the trained tokens of the **whole** batch, over micro-batches and ranks. The weight
     w_i is eq. 7. Both bounds act, and no token loses its gradient: the ratio is a constant (sg, stop gradient). The
-    value of this loss measures no progress. A token counts as clipped where its ratio is outside a bound; with a
-    `correction`, where its weight was bounded (`mismatch`).
+    value of this loss measures no progress. A token counts as clipped where its ratio is outside a bound; with an
+    `importance_sampling_correction`, where its weight was bounded (`mismatch`).
     """
-    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.correction)
+    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.importance_sampling_correction)
     clipped_BT = log_ratio(logprobs_BT.detach(), by.old_BT, mask_BT).exp()
-    clipped_BT = clipped_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
+    clipped_BT = clipped_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
     scale_B1 = (weights_B * advantages_B)[:, None]
     loss = -(clipped_BT * scale_B1 * logprobs_BT * by.factor_BT).sum() / normalizer
     ratio_BT = log_ratio(logprobs_BT.detach(), behavior_BT, mask_BT).exp()
-    low_BT, high_BT = ratio_BT < 1 - config.clip_low, ratio_BT > 1 + config.clip_high
+    low_BT, high_BT = ratio_BT < 1 - config.epsilon, ratio_BT > 1 + config.epsilon_high
     return loss, statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT, by)
 
 

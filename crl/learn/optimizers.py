@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,10 +22,18 @@ def make_optimizer(config: OptimizerConfig, parameters: list[torch.nn.Parameter]
 
 
 def learning_rate(config: OptimizerConfig, update: int) -> float:
-    """The rate of an update (the first is 1): it rises in a line from 0, which no update has, and then stays."""
-    return (
-        config.learning_rate * min(1.0, update / config.warmup_steps) if config.warmup_steps else config.learning_rate
-    )
+    """The rate of an optimizer step (the first is 1).
+
+    It rises in a line from 0, which no step has, over `warmup_steps`. Then it is that of transformers' schedule of this
+    name: it stays, or falls to 0, which the step after `lr_scheduler_steps` is the first to have.
+    """
+    if update <= config.warmup_steps:
+        return config.learning_rate * update / config.warmup_steps
+    if config.lr_scheduler_steps is None:
+        return config.learning_rate
+    share = min(1.0, (update - 1 - config.warmup_steps) / (config.lr_scheduler_steps - config.warmup_steps))
+    left = 1 - share if config.lr_scheduler_type == "linear" else 0.5 * (1 + math.cos(math.pi * share))
+    return config.learning_rate * left
 
 
 class Moved:

@@ -285,10 +285,10 @@ def _with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source:
     if checkpoint is not None:
         adapted: Any = peft.PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
     else:
-        alpha: Any = lora.alpha
+        alpha: Any = lora.lora_alpha
         config = peft.LoraConfig(
             task_type="CAUSAL_LM",
-            r=lora.rank,
+            r=lora.r,
             lora_alpha=alpha,
             lora_dropout=0.0,
             target_modules=lora.target_modules,

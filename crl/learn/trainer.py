@@ -374,7 +374,7 @@ def _engine_config(role: RoleConfig) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": settings.micro_batch,
         # Accumulation is driven by explicit boundaries; 1 keeps DeepSpeed from dividing by it.
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": role.optimizer.gradient_clip,
+        "gradient_clipping": role.optimizer.max_grad_norm,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

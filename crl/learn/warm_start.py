@@ -44,11 +44,11 @@ def run_warm_start(
     output_dir: Path,
     on_step: OnStep | None = None,
 ) -> dict[str, float]:
-    """Train `config.epochs` passes over `samples` and write the sampling weights into `output_dir`.
+    """Train `config.num_train_epochs` passes over `samples` and write the sampling weights into `output_dir`.
 
     A step is one micro-batch of the role (`deepspeed.micro_batch` samples, shuffled by `seed`), AdamW at
-    `config.learning_rate` with its `schedule`; full weights or LoRA as the role says. Equal inputs write equal bytes;
-    no checkpoints, logs or model cards are left behind and nothing is reported anywhere but to `on_step`.
+    `config.learning_rate` with its `lr_scheduler_type`; full weights or LoRA as the role says. Equal inputs write equal
+    bytes; no checkpoints, logs or model cards are left behind and nothing is reported anywhere but to `on_step`.
 
     Returns figures: `loss_first`, `loss_last` (mean next-token loss of the first and last step), `steps`, `samples`,
     `tokens` (trained tokens of one pass), `deepspeed` 0. Raises BadInput without a sample to learn from, RecordDamaged
@@ -144,16 +144,16 @@ def _train(
     with tempfile.TemporaryDirectory(prefix="crl-warm-start-") as scratch, _plainly(), _configs_kept(model):
         args: Any = SFTConfig(
             output_dir=scratch,
-            num_train_epochs=config.epochs,
+            num_train_epochs=config.num_train_epochs,
             per_device_train_batch_size=role.deepspeed.micro_batch,
             gradient_accumulation_steps=1,
             learning_rate=config.learning_rate,
-            lr_scheduler_type=_schedule(config),
+            lr_scheduler_type=config.lr_scheduler_type,
             warmup_steps=config.warmup_steps,
             adam_beta1=role.optimizer.betas[0],
             adam_beta2=role.optimizer.betas[1],
             weight_decay=role.optimizer.weight_decay,
-            max_grad_norm=role.optimizer.gradient_clip,
+            max_grad_norm=role.optimizer.max_grad_norm,
             seed=seed,
             data_seed=seed,
             bf16=role.deepspeed.autocast == "bfloat16",
@@ -205,13 +205,6 @@ def next_token_loss(model: Any, inputs: dict[str, Any], num_label_tokens: Any) -
     targets_N = labels_BT[:, 1:][trained_BT[:, :-1]]
     loss = torch.nn.functional.cross_entropy(logits_NV.float(), targets_N, reduction="sum")
     return loss / (num_label_tokens if num_label_tokens is not None else max(1, len(targets_N)))
-
-
-def _schedule(config: WarmStartConfig) -> str:
-    """The trainer's name for the schedule: its `constant` ignores the warm-up."""
-    if config.schedule == "constant" and config.warmup_steps:
-        return "constant_with_warmup"
-    return config.schedule
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ def estimate(experiment: Experiment) -> Estimate:
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
-    kept = max(experiment.runtime.keep_checkpoints, recipe.reach())
+    kept = max(experiment.runtime.save_total_limit, recipe.reach())
     handed = {name: handed_over_bytes(known[name], method.role(name)) for name in served(experiment)}
     # The engine itself has the weights only while it writes them for the server.
     sampling |= {
@@ -195,7 +195,7 @@ def _servers(experiment: Experiment, handed: Mapping[str, int], *, on_gpu: bool)
 
     made = {}
     for name, server in served(experiment).items():
-        share, cache = server.memory_share, server.cache_gigabytes * 2**30
+        share, cache = server.gpu_memory_utilization, server.cache_gigabytes * 2**30
         if server.address is None and on_gpu:
             made[name] = {f"{share:g} of the GPU's memory:": int(share * (device_bytes() or 0))}
         elif server.address is None:

@@ -15,7 +15,7 @@ from crl.preflight.placement import due_stages, engines_by_gpu, served
 from crl.rounds.stage import Recipe, Stage
 
 _MOST_OF_A_GPU = 0.95
-"""Share of its memory that servers may take together, as one may alone (`memory_share`)."""
+"""Share of its memory that servers may take together, as one may alone (`gpu_memory_utilization`)."""
 
 
 def server_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]:
@@ -63,7 +63,7 @@ def _check_memory(experiment: Experiment, owner: str) -> None:
     """
     from crl.policies.machine import gpu_count  # torch takes seconds to import
 
-    started = {name: each.memory_share for name, each in served(experiment).items() if each.address is None}
+    started = {name: each.gpu_memory_utilization for name, each in served(experiment).items() if each.address is None}
     if not (gpus := gpu_count()) or owner != experiment.method.owner([*started][-1]):
         return
     taken = [
@@ -78,7 +78,7 @@ def _check_memory(experiment: Experiment, owner: str) -> None:
         f"the servers that start on one GPU would take {told} of its memory"
         + (f": {count} engines share it" if count > 1 else ""),
         expected=f"at most {_MOST_OF_A_GPU} together: they run side by side, one per role in each engine",
-        where=f"runtime.servers.{owner}.memory_share",
+        where=f"runtime.servers.{owner}.gpu_memory_utilization",
         next_step="lower the shares, or start a server elsewhere and name its address"
         + (", or run fewer engines: runtime.shards, runtime.overlap_engines" if count > 1 else ""),
     )

@@ -67,7 +67,7 @@ class ModelShape:
             if isinstance(lora.target_modules, str)
             else [width for name, width in widths.items() if name in lora.target_modules]
         )
-        return self.layers * lora.rank * sum(named or widths.values())
+        return self.layers * lora.r * sum(named or widths.values())
 
 
 SHAPES = {

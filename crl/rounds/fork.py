@@ -188,7 +188,7 @@ def check_weights(parent: RunDirectory, method: Method, owner: str, place: tuple
     if not (parent.path / row.checkpoint).is_dir():
         raise BadInput(
             f"the checkpoint of role {owner} that the next round begins with was pruned: {row.checkpoint}",
-            expected="a round whose checkpoints are kept: runtime.keep_checkpoints, runtime.keep_every",
+            expected="a round whose checkpoints are kept: runtime.save_total_limit, runtime.keep_every",
             where="--round",
             next_step="fork at a later round; to fork anywhere, train with runtime.keep_every=1, which keeps them all",
         )

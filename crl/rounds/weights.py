@@ -118,11 +118,11 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
         trainer = ctx.services.trainer(owner, before)
         in_order = sorted(samples, key=lambda sample: sample.step)
         batches = [list(batch) for _, batch in groupby(in_order, key=lambda sample: sample.step)]
-        passes, stale = ctx.method.role(owner).optimizer.passes, stale_samples(ctx, owner, samples)
+        iterations, stale = ctx.method.role(owner).optimizer.num_iterations, stale_samples(ctx, owner, samples)
         steps: list[dict[str, float]] = []
-        for batch in batches * passes:
+        for batch in batches * iterations:
             steps.append(trainer.update(batch, ctx.recipe.objectives, stale=stale))
-            ctx.progress(int(sum(step["samples"] for step in steps)) // passes, len(samples))
+            ctx.progress(int(sum(step["samples"] for step in steps)) // iterations, len(samples))
         figures = over_passes(steps, len(batches))
         if figures["stepped"]:
             trainer.save(ctx.directory / CHECKPOINT)

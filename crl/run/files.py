@@ -373,7 +373,7 @@ def require_free(
     needed_bytes: int,
     reserve_bytes: int = 0,
     what: str = "the run directory",
-    next_step: str = "free some space, put the runs elsewhere (CRL_RUNS), or lower runtime.keep_checkpoints",
+    next_step: str = "free some space, put the runs elsewhere (CRL_RUNS), or lower runtime.save_total_limit",
 ) -> None:
     """Raise NotEnoughDisk unless `needed_bytes` fit at `path` and `reserve_bytes` stay free beside them.
 

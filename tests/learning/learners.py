@@ -113,7 +113,8 @@ method:
   evaluation: {{every: 0}}
   recipe:
     kind: baseline
-    warm_start: {{actor_episodes: 384, extractor_episodes: 0, epochs: 2, learning_rate: 4.0e-3, demonstrations: random}}
+    warm_start:
+      {{actor_episodes: 384, extractor_episodes: 0, num_train_epochs: 2, learning_rate: 4.0e-3, demonstrations: random}}
   threads: {threads}
   prompts:
     actor: {{system: move, first: "{{experience}}{{observation}}", following: "{{feedback}}{{observation}}"}}

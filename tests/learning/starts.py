@@ -133,7 +133,7 @@ def _trained(
         config,
         base,
         samples,
-        WarmStartConfig(epochs=epochs, learning_rate=3e-3),
+        WarmStartConfig(num_train_epochs=epochs, learning_rate=3e-3),
         seed=0,
         threads=1,
         output_dir=directory,

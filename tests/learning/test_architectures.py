@@ -26,7 +26,7 @@ from tests.architectures import kinds, parameters, write_small
 pytestmark = pytest.mark.slow
 CONTEXT, LARGEST = 128, 3e7
 ROWS = [[7, 9, 30, 41, 5, 77, 80, 12], [7, 9, 30, 41, 6, 90, 14, 15, 70, 3]]
-LORA = LoraConfig(rank=4)
+LORA = LoraConfig(r=4)
 NOISE = {
     "attention_dropout": 0.2, "residual_dropout": 0.2, "embedding_dropout": 0.2, "attn_pdrop": 0.2, "resid_pdrop": 0.2,
     "embd_pdrop": 0.2, "dropout": 0.2, "hidden_dropout": 0.2, "layerdrop": 0.2, "router_jitter_noise": 0.2,

@@ -52,7 +52,8 @@ method:
     retrieval: {embedder: lexical, threshold: -1.0}
     merge: {every: 2, chunk: 3}
     extractor_objective: {batch: 92}
-    warm_start: {actor_episodes: 48, extractor_episodes: 48, epochs: 4, learning_rate: 4.0e-3, demonstrations: random}
+    warm_start:
+      {actor_episodes: 48, extractor_episodes: 48, num_train_epochs: 4, learning_rate: 4.0e-3, demonstrations: random}
   evaluation: {every: 0}
   threads: 1
   prompts:
@@ -98,7 +99,7 @@ def make_experiment(dtype: str, bases: dict[str, Path] | None = None, constrain:
     for name, role in roles.items():
         role["dtype"] = dtype
         if bases is not None:
-            role |= {"model": str(bases[name]), "lora": {"rank": 4, "alpha": 16}}
+            role |= {"model": str(bases[name]), "lora": {"r": 4, "lora_alpha": 16}}
             data["method"]["recipe"]["warm_start"] = None
     return parse_experiment(data, base=Path(), where="test")
 

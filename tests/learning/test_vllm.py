@@ -202,7 +202,7 @@ def settings(model: Path) -> dict[str, Any]:
         role |= {"model": str(model), "engine": "vllm"}
     method["recipe"] |= {"extractor_objective": {"batch": 16}}
     method["recipe"]["warm_start"] |= {"actor_episodes": 24, "extractor_episodes": 24}
-    data["runtime"] = {"retry_delay_seconds": 0.1, "retries": 3, "keep_checkpoints": 9}
+    data["runtime"] = {"retry_delay_seconds": 0.1, "retries": 3, "save_total_limit": 9}
     return data
 
 

@@ -72,7 +72,12 @@ def random_batch(seed: int, *, samples: int = 6, tokens: int = 17, vocabulary: i
 
 
 def eq_5(
-    batch: Batch, epsilon: float, *, ratio: str = "token", aggregation: str = "token_mean"
+    batch: Batch,
+    epsilon: float,
+    epsilon_high: float | None = None,
+    *,
+    level: str = "token",
+    aggregation: str = "token_mean",
 ) -> tuple[float, Floats]:
     """Loss and its derivatives in the log-probabilities, [B, T]: PPO's pessimistic minimum, by cases."""
     logprobs = batch.logprobs()
@@ -86,11 +91,11 @@ def eq_5(
         share = batch.weights_B[b] / (len(positions) if aggregation == "token_mean" else 1)
         gaps = {t: logprobs[b, t] - batch.behavior_BT[b, t] for t in positions}
         for t in positions:
-            rho = np.exp(gaps[t] if ratio == "token" else sum(gaps.values()))
-            clipped = min(max(rho, 1 - epsilon), 1 + epsilon)
+            rho = np.exp(gaps[t] if level == "token" else sum(gaps.values()))
+            clipped = min(max(rho, 1 - epsilon), 1 + (epsilon if epsilon_high is None else epsilon_high))
             if rho * a <= clipped * a:
                 loss -= share * rho * a
-                for s in [t] if ratio == "token" else positions:
+                for s in [t] if level == "token" else positions:
                     derivative[b, s] -= share * rho * a
             else:
                 loss -= share * clipped * a

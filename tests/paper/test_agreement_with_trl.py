@@ -62,7 +62,7 @@ def test_grpo_with_equal_weights_is_trls(seed: int) -> None:
     batch = random_batch(seed)
     batch.weights_B = np.full(len(batch.weights_B), 1 / len(batch.weights_B))
     logprobs_BT, rows = tensors(batch)
-    loss, _ = grpo_objective(logprobs_BT, *rows, ActorObjective(clip=0.2))
+    loss, _ = grpo_objective(logprobs_BT, *rows, ActorObjective(epsilon=0.2))
     loss.backward()
     expected, gradient = trl_loss(batch, loss_type="grpo", epsilon_low=0.2, epsilon_high=0.2)
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-9)
@@ -76,7 +76,7 @@ def test_cispo_with_ratios_above_the_lower_bound_is_trls(seed: int) -> None:
     gaps = np.abs(batch.logprobs() - batch.behavior_BT)
     batch.behavior_BT = (batch.logprobs() - gaps) * batch.mask_BT  # every ratio is 1 or more
     logprobs_BT, rows = tensors(batch)
-    config = ExtractorObjective(clip_low=0.1, clip_high=0.1)
+    config = ExtractorObjective(epsilon=0.1, epsilon_high=0.1)
     loss, statistics = cispo_objective(logprobs_BT, *rows, config, normalizer=float(batch.mask_BT.sum()))
     loss.backward()
     expected, gradient = trl_loss(batch, loss_type="cispo", epsilon_low=0.1, epsilon_high=1.1)

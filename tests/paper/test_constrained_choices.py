@@ -72,7 +72,7 @@ def test_the_update_renormalizes_as_sampling_did(model: Path) -> None:
             figures = trainer.update(shown, objectives(objective))
         finally:
             trainer.dispose()
-        assert figures["loss"] == pytest.approx(eq_5(restricted(shown, model), objective.clip)[0], rel=1e-5)
+        assert figures["loss"] == pytest.approx(eq_5(restricted(shown, model), objective.epsilon)[0], rel=1e-5)
         if shown is samples:
             assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
             assert figures["logprob_mismatch"] == pytest.approx(0.0, abs=1e-5)

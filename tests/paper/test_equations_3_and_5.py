@@ -34,14 +34,16 @@ def ours(batch: Batch, objective: Objective, *arguments: Any, **named: Any) -> t
     return float(loss.detach()), logits_BTV.grad.double().numpy(), statistics
 
 
-@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", "sequence_product"])
+@pytest.mark.parametrize("epsilon_high", [None, 0.4])
 @pytest.mark.parametrize("aggregation", ["token_mean", "token_sum"])
 @pytest.mark.parametrize("seed", range(6))
-def test_eq_5_and_its_gradient(seed: int, ratio: Any, aggregation: Any) -> None:
-    batch = random_batch(seed, spread=0.4 if ratio == "token" else 0.15)
-    config = ActorObjective(ratio=ratio, aggregation=aggregation)
+def test_eq_5_and_its_gradient(seed: int, level: Any, aggregation: Any, epsilon_high: float | None) -> None:
+    batch = random_batch(seed, spread=0.4 if level == "token" else 0.15)
+    config = ActorObjective(importance_sampling_level=level, aggregation=aggregation, epsilon_high=epsilon_high)
     loss, gradient, _ = ours(batch, grpo_objective, config)
-    expected, derivative = eq_5(batch, config.clip, ratio=ratio, aggregation=aggregation)
+    bounds = (config.epsilon, epsilon_high or config.epsilon)
+    expected, derivative = eq_5(batch, *bounds, level=level, aggregation=aggregation)
     assert loss == pytest.approx(expected, rel=TOLERANCE)
     assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE
 
@@ -49,9 +51,9 @@ def test_eq_5_and_its_gradient(seed: int, ratio: Any, aggregation: Any) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_eq_3_and_its_gradient(seed: int) -> None:
     batch = random_batch(seed)
-    config = ExtractorObjective(clip_low=0.1, clip_high=0.3)
+    config = ExtractorObjective(epsilon=0.1, epsilon_high=0.3)
     loss, gradient, _ = ours(batch, cispo_objective, config, normalizer=float(batch.mask_BT.sum()))
-    expected, derivative = eq_3(batch, config.clip_low, config.clip_high)
+    expected, derivative = eq_3(batch, config.epsilon, config.epsilon_high)
     assert loss == pytest.approx(expected, rel=TOLERANCE)
     assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE
 
@@ -132,5 +134,5 @@ def test_a_sequence_far_from_its_behavior_stays_finite() -> None:
     batch.behavior_BT = -60.0 * batch.mask_BT
     for advantage in (1.0, -1.0):
         batch.advantages_B = np.full_like(batch.advantages_B, advantage)
-        loss, gradient, _ = ours(batch, grpo_objective, ActorObjective(ratio="sequence"))
+        loss, gradient, _ = ours(batch, grpo_objective, ActorObjective(importance_sampling_level="sequence_product"))
         assert np.isfinite(loss) and np.isfinite(gradient).all()

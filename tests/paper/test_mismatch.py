@@ -16,9 +16,9 @@ import pytest
 from crl.config import (
     ActorObjective,
     ClippedObjective,
-    CorrectionConfig,
     DeepSpeedConfig,
     ExtractorObjective,
+    ImportanceSamplingCorrection,
     LoraConfig,
     RoleConfig,
 )
@@ -32,12 +32,19 @@ from tests.paper.test_equations_3_and_5 import TOLERANCE, ours
 from tests.paper.test_stored_behavior import demonstrations, moved, update
 
 LOW, HIGH = 0.8, 1.3
+KINDS = ["truncate", "truncate both", "mask"]
+
+
+def bounds(kind: str) -> ImportanceSamplingCorrection:
+    """The correction of a kind."""
+    low = None if kind == "truncate" else LOW
+    return ImportanceSamplingCorrection(mode=f"token_{kind.split()[0]}", clip_min=low, clip_max=HIGH)
 
 
 def weight(ratio: float, kind: str) -> float:
     """Of one token."""
-    if kind == "truncate":
-        return HIGH if ratio > HIGH else ratio
+    if kind.startswith("truncate"):
+        return HIGH if ratio > HIGH else LOW if ratio < LOW and kind != "truncate" else ratio
     return ratio if LOW <= ratio <= HIGH else 0.0
 
 
@@ -50,12 +57,12 @@ def corrected(batch: Batch, kind: str, *, shares: list[float]) -> tuple[Floats, 
     return derivative, ratios
 
 
-@pytest.mark.parametrize("kind", ["truncate", "mask"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_token_of_eq_5_has_the_weight_of_its_own(seed: int, kind: Any) -> None:
     batch = random_batch(seed)
     lengths = batch.mask_BT.sum(1)
-    config = ActorObjective(clip=0.01, correction=CorrectionConfig(kind=kind, low=LOW, high=HIGH))
+    config = ActorObjective(epsilon=0.01, importance_sampling_correction=bounds(kind))
     loss, gradient, statistics = ours(batch, grpo_objective, config)
     shares = [float(w / n) if n else 0.0 for w, n in zip(batch.weights_B, lengths, strict=True)]
     derivative, ratios = corrected(batch, kind, shares=shares)
@@ -64,33 +71,34 @@ def test_every_token_of_eq_5_has_the_weight_of_its_own(seed: int, kind: Any) -> 
     _check(batch, kind, ratios, statistics)
 
 
-@pytest.mark.parametrize("kind", ["truncate", "mask"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_token_of_eq_3_has_the_weight_of_its_own(seed: int, kind: Any) -> None:
     batch = random_batch(seed)
     trained = float(batch.mask_BT.sum())
-    correction = CorrectionConfig(kind=kind, low=LOW, high=HIGH)
-    config = ExtractorObjective(clip_low=0.01, clip_high=0.01, correction=correction)
+    correction = bounds(kind)
+    config = ExtractorObjective(epsilon=0.01, epsilon_high=0.01, importance_sampling_correction=correction)
     _, gradient, statistics = ours(batch, cispo_objective, config, normalizer=trained)
     derivative, ratios = corrected(batch, kind, shares=[float(each / trained) for each in batch.weights_B])
     assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE
     _check(batch, kind, ratios, statistics)
 
 
-@pytest.mark.parametrize("kind", ["truncate", "mask"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_two_bounds_and_a_penalty_have_the_weight_of_every_token_too(seed: int, kind: Any) -> None:
     batch = random_batch(seed)
-    correction = CorrectionConfig(kind=kind, low=LOW, high=HIGH)
-    config = ClippedObjective(clip_low=0.01, clip_high=0.01, kl=0.0, correction=correction)
+    correction = bounds(kind)
+    config = ClippedObjective(epsilon=0.01, epsilon_high=0.01, beta=0.0, importance_sampling_correction=correction)
     loss, gradient, statistics = ours(batch, clipped, config)
     derivative, ratios = corrected(batch, kind, shares=[float(each) for each in batch.weights_B])
     assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE, "and no clip acts"
     assert loss == pytest.approx(float(derivative.sum()), rel=TOLERANCE)
     _check(batch, kind, ratios, statistics)
     # The penalty is beside it: with the base model's log-probabilities r, its derivative is kl (1 - r).
-    penalized, steeper, _ = ours(batch, penalty_alone, config.model_copy(update={"kl": 0.5}))
-    _, reference, _ = ours(batch, penalty_alone, config.model_copy(update={"kl": 0.5, "correction": None}))
+    penalized, steeper, _ = ours(batch, penalty_alone, config.model_copy(update={"beta": 0.5}))
+    uncorrected = config.model_copy(update={"beta": 0.5, "importance_sampling_correction": None})
+    _, reference, _ = ours(batch, penalty_alone, uncorrected)
     assert penalized > 0 and relative_error(steeper, reference) < TOLERANCE, (
         "without advantages only the penalty is left"
     )
@@ -113,7 +121,7 @@ def _check(batch: Batch, kind: str, ratios: Floats, statistics: Any) -> None:
     own = ratios[batch.mask_BT > 0]
     above, below = int((own > HIGH).sum()), int((own < LOW).sum())
     assert above > 0 and below > 0
-    assert (statistics.clipped_high, statistics.clipped_low) == (above, below if kind == "mask" else 0)
+    assert (statistics.clipped_high, statistics.clipped_low) == (above, 0 if kind == "truncate" else below)
     assert statistics.ratio_sum == pytest.approx(own.sum(), rel=1e-5)
 
 
@@ -172,13 +180,13 @@ def test_what_can_be_known_of_a_divergence_is_named_the_likeliest_first() -> Non
     order = ["the engine vllm", "attn_pdrop 0.1", "(phimoe)", "its 8 experts", "or its adapter", "rounding: it"]
     places = [told.index(each) for each in order]
     assert places == sorted(places) and "samples in bfloat16, the adapter merged before it is rounded" in told
-    assert "optimizer.passes 1" in told, "a correction is refused beside more"
+    assert "optimizer.num_iterations 1" in told, "a correction is refused beside more"
     assert "learns in bfloat16" in _causes({}, deepspeed=DeepSpeedConfig(autocast="bfloat16"))
 
 
 def test_without_a_correction_a_method_is_the_one_it_was() -> None:
     """Its digest is over all that is dumped: a key that is not set must not be there."""
     for objective in (ActorObjective, ExtractorObjective, ClippedObjective):
-        assert "correction" not in objective().model_dump(mode="json")
-        kept = objective(correction=CorrectionConfig(kind="mask"))
+        assert "importance_sampling_correction" not in objective().model_dump(mode="json")
+        kept = objective(importance_sampling_correction=ImportanceSamplingCorrection(mode="token_mask"))
         assert objective.model_validate(kept.model_dump(mode="json")) == kept

@@ -161,14 +161,14 @@ def test_the_loss_is_that_of_the_policy_and_the_weighted_mean_over_the_distilled
     stripped = nll_samples(chosen, *rows(chosen, rng), config, round=4)
     role = RoleConfig(
         model="miniature",
-        optimizer=OptimizerConfig(kind="sgd", learning_rate=0.01, gradient_clip=0),
+        optimizer=OptimizerConfig(kind="sgd", learning_rate=0.01, max_grad_norm=0),
         deepspeed=DeepSpeedConfig(micro_batch=3),
     )
 
     def updated(samples: list[Sample]) -> tuple[dict[str, float], Gradients]:
         caught: list[Gradients] = []
         trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
-        figures = trainer.update(samples, objectives(ActorObjective(clip=0.2)), inspect=caught.append)
+        figures = trainer.update(samples, objectives(ActorObjective(epsilon=0.2)), inspect=caught.append)
         trainer.dispose()
         return figures, caught[0]
 

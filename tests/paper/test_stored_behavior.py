@@ -109,7 +109,7 @@ def test_actor_loss_follows_the_stored_values(model: Path) -> None:
     for noise in (0.1, 0.6):
         noisy = moved(samples, noise, np.random.default_rng(8))
         figures = update(model, noisy, objective)
-        assert figures["loss"] == pytest.approx(eq_5(batch_of(model, noisy), objective.clip)[0], rel=1e-5)
+        assert figures["loss"] == pytest.approx(eq_5(batch_of(model, noisy), objective.epsilon)[0], rel=1e-5)
     assert figures["clipped_low"] > 0 and figures["clipped_high"] > 0
 
 
@@ -120,5 +120,5 @@ def test_extractor_loss_follows_the_stored_values(model: Path) -> None:
         figures = update(model, moved(samples, shift), objective)
         assert figures["loss"] == pytest.approx(factor * on_policy["loss"], rel=1e-5), "both bounds of the clip act"
     noisy = moved(samples, 0.3, np.random.default_rng(9))
-    expected = eq_3(batch_of(model, noisy), objective.clip_low, objective.clip_high)[0]
+    expected = eq_3(batch_of(model, noisy), objective.epsilon, objective.epsilon_high)[0]
     assert update(model, noisy, objective)["loss"] == pytest.approx(expected, rel=1e-5)

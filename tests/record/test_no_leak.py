@@ -43,7 +43,7 @@ WARM = {
     "name": "leak", "seed": 5, "threads": 1, "environment": {"kind": "realms", "practice": True, "longest_path": 8},
     "prompts": yaml.safe_load((ROOT / "conf/prompts/realms.yaml").read_text()),
     "miniature": {"width": 32, "layers": 2, "heads": 2},
-    "training": {"epochs": 6, "batch": 8, "learning_rate": 4e-3},
+    "training": {"num_train_epochs": 6, "batch": 8, "learning_rate": 4e-3},
     "actor": {"episodes": 120}, "extractor": {"episodes": 120},
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ class MiniatureConfig(Model):
 class Training(Model):
     """A supervised update."""
 
-    epochs: int = Field(3, ge=1, le=100, description="Passes over the demonstrations.")
+    num_train_epochs: int = Field(3, ge=1, le=100, description="Passes over the demonstrations.")
     batch: int = Field(64, ge=1, le=4096, description="Demonstrations per step.")
     learning_rate: float = Field(2e-3, gt=0, le=1, description="Peak; it rises for 100 steps and falls in a cosine.")
 

@@ -271,7 +271,10 @@ def _train(
         base,
         [sample_of(row) for row in generations],
         WarmStartConfig(
-            epochs=training.epochs, learning_rate=training.learning_rate, schedule="cosine", warmup_steps=_WARMUP_STEPS
+            num_train_epochs=training.num_train_epochs,
+            learning_rate=training.learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=_WARMUP_STEPS,
         ),
         seed=int(seed_for(settings.seed, "training").generate_state(1)[0]),
         threads=settings.threads,

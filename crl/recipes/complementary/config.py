@@ -266,10 +266,15 @@ def _roles(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             next_step="leave it out",
         )
     yield from hidden_answers(method)
-    corrections = {ACTOR: config.actor_objective.correction, EXTRACTOR: config.extractor_objective.correction}
+    corrections = {
+        ACTOR: config.actor_objective.importance_sampling_correction,
+        EXTRACTOR: config.extractor_objective.importance_sampling_correction,
+    }
     trained = config.TRAINED & config.roles().keys()
     for role in sorted(trained):
-        yield from unbounded(method, role, corrections[role], f"method.recipe.{role}_objective.correction")
+        yield from unbounded(
+            method, role, corrections[role], f"method.recipe.{role}_objective.importance_sampling_correction"
+        )
     if method.overlap and EXTRACTOR in trained and method.owner(ACTOR) == method.owner(EXTRACTOR):
         yield BadInput(
             "actor and extractor share their weights, so the update that the next round waits for needs both",

@@ -48,7 +48,7 @@ class FitConfig(Model):
         description="Who says why a transition is as it is: the environment where it can, the role `teacher`, nobody.",
     )
     most: int = Field(4096, ge=1, le=1_000_000, description="Transitions of a fit at most: the newest of the pool.")
-    epochs: int = Field(2, ge=1, le=1000, description="Passes over them.")
+    num_train_epochs: int = Field(2, ge=1, le=1000, description="Passes over them.")
     batch: int = Field(16, ge=1, le=4096, description="Transitions of an optimizer step.")
 
 
@@ -254,7 +254,12 @@ class DreamGymConfig(RecipeConfig):
                     f"method.roles.{role}.sampling.constrain", "what it writes is text, not an action", "none"
                 )
         yield from whole_reference(method, self.objective, {method.owner(ACTOR)} & set(method.trained()))
-        yield from unbounded(method, ACTOR, self.objective.correction, "method.recipe.objective.correction")
+        yield from unbounded(
+            method,
+            ACTOR,
+            self.objective.importance_sampling_correction,
+            "method.recipe.objective.importance_sampling_correction",
+        )
 
     def _nothing_to_fit(self, families: int, fewest: int) -> Iterator[BadInput]:
         """Explorations of which a task family gets so few episodes that all of them are held out, or none at all."""

@@ -61,7 +61,9 @@ def corpus(ctx: StageContext) -> None:
             records.append(
                 dataclasses.replace(record, generation_id=name, round=ctx.round, weights_digest=weights.weights_digest)
             )
-    samples = batches(records, config.epochs, config.batch, round=ctx.round, seed=number_of(ctx.seed("order")))
+    samples = batches(
+        records, config.num_train_epochs, config.batch, round=ctx.round, seed=number_of(ctx.seed("order"))
+    )
     ctx.write(Generation, records)
     ctx.write(Sample, samples)
     figures = {TRANSITIONS: len(rows), TOO_LONG: len(rows) - len(records)}

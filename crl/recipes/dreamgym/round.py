@@ -156,7 +156,7 @@ def build(method: Method) -> Recipe:
         initial={update_name(owner): "initialize" for owner in method.owners()},
         trains=frozenset(method.trained()),
         objectives={
-            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0),
+            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.beta > 0),
             "nll": NLL,
         },
         row_types=ROWS,

@@ -111,7 +111,7 @@ def require_truth(ctx: StageContext) -> None:
             expected="; ".join(f"{name}: {alarm}" for name, alarm in alarms.items()),
             where=f"round {last}, stage {VALIDATE}",
             next_step="read the table predictions of that stage; then begin an experiment with more real episodes "
-            "(method.recipe.explore.first), more epochs (fit.epochs), or a lower floor (truth)",
+            "(method.recipe.explore.first), more epochs (fit.num_train_epochs), or a lower floor (truth)",
         )
 
 

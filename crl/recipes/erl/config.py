@@ -160,7 +160,12 @@ class ErlConfig(RecipeConfig):
             yield refused("method.roles.reflector.sampling.constrain", "a reflection is text, not an action", "none")
         yield from whole_reference(method, self.objective, method.trained())
         for role in self.roles():
-            yield from unbounded(method, role, self.objective.correction, "method.recipe.objective.correction")
+            yield from unbounded(
+                method,
+                role,
+                self.objective.importance_sampling_correction,
+                "method.recipe.objective.importance_sampling_correction",
+            )
 
 
 config_of = ErlConfig.of

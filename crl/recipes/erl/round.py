@@ -106,7 +106,7 @@ def build(method: Method) -> Recipe:
         initial={"consolidate": "initialize", **{update_name(owner): "initialize" for owner in method.owners()}},
         trains=frozenset(method.trained()),
         objectives={
-            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0),
+            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.beta > 0),
             "nll": NLL,
         },
         row_types=(Reflection,),

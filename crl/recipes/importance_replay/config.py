@@ -101,7 +101,7 @@ class ImportanceReplayConfig(RecipeConfig):
     extractor: ExtractorNetworkConfig = Field(ExtractorNetworkConfig(), description="The network that scores samples.")
     probe: ReplayProbeConfig = Field(ReplayProbeConfig(), description="How it is measured whether an update helped.")
     objective: ClippedObjective = Field(
-        ClippedObjective(clip_high=0.2, kl=0.0, aggregation="token_mean"),
+        ClippedObjective(epsilon_high=0.2, beta=0.0, aggregation="token_mean"),
         description="GRPO; ratios are against the probabilities that sampled the tokens, however long ago.",
     )
 
@@ -151,7 +151,12 @@ class ImportanceReplayConfig(RecipeConfig):
         """Combinations that would run for hours and do nothing of what was asked for."""
         yield from unread_settings(method, reward="samples are compared by what the task pays")
         yield from whole_reference(method, self.objective, [method.owner(ACTOR)])
-        yield from unbounded(method, ACTOR, self.objective.correction, "method.recipe.objective.correction")
+        yield from unbounded(
+            method,
+            ACTOR,
+            self.objective.importance_sampling_correction,
+            "method.recipe.objective.importance_sampling_correction",
+        )
         for index, family in enumerate(method.families):
             if self.probe.pool >= family.train_seeds.count:
                 yield refused(

@@ -108,7 +108,7 @@ def build(method: Method) -> Recipe:
         initial={update_name(owner): "initialize"},
         trains=frozenset(method.trained()),
         objectives={
-            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.kl > 0)
+            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.beta > 0)
         },
         row_types=ROWS if config.replays else (),
         check_ready=check_ready,

@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
     },
     "method.roles.actor.sampling.constrain": "none",
     "method.recipe.fit.reasoning": "environment",
-    "method.recipe.fit.epochs": 2,
+    "method.recipe.fit.num_train_epochs": 2,
     "method.recipe.explore.first": 10,
     "method.recipe.explore.further": 5,
     "method.families.0.evaluation_seeds.count": 2,

@@ -102,7 +102,7 @@ def test_below_its_floor_nothing_is_played_in_the_model_and_the_record_says_why(
 
     with pytest.raises(BadInput, match=r"observation_agreement is 0\.00") as caught:
         played(tmp_path, 1, answer=wrong, method__recipe__truth__observation_floor=0.5)
-    assert "fit.epochs" in caught.value.next_step
+    assert "fit.num_train_epochs" in caught.value.next_step
     [path] = [each for each in tmp_path.iterdir() if each.is_dir()]
     run = RunDirectory.open(path)
     assert "validate" in run.complete_stages(1) and "plan" not in run.complete_stages(1)

@@ -60,7 +60,7 @@ def nll(network: Any, tokens: list[int], first: int, last: int) -> float:
 
 @pytest.mark.parametrize(
     "lora",
-    [pytest.param(None, id="full weights"), pytest.param(LoraConfig(rank=2), id="adapters", marks=pytest.mark.slow)],
+    [pytest.param(None, id="full weights"), pytest.param(LoraConfig(r=2), id="adapters", marks=pytest.mark.slow)],
 )
 def test_the_loss_is_that_of_the_reasoning_and_of_what_follows_it(lora: LoraConfig | None) -> None:
     """−log P(R | x) − log P(s' | x, R), each part of its own, over the trained tokens of a step."""

@@ -182,7 +182,7 @@ def test_kept_rollouts_keep_the_fit_that_they_were_played_in(tmp_path: Path) -> 
     rate = "roles__experience__optimizer__learning_rate"
     with pytest.raises(BadInput, match=rate.replace("__", ".")):
         kept("refused", **{rate: 0.5})
-    child = kept("other", recipe__objective__normalize="mean", roles__actor__optimizer__learning_rate=0.5)
+    child = kept("other", recipe__objective__scale_rewards="none", roles__actor__optimizer__learning_rate=0.5)
     assert {"update_experience", "collect"} <= set(child.complete_stages(2))
     play(child, 2)
     ours, theirs = (digests(run)["2/credit"] for run in (child, parent))

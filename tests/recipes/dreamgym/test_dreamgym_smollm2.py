@@ -24,7 +24,7 @@ CUT: dict[str, Any] = {
     "method.recipe.explore.first": 8,
     "method.recipe.explore.further": 4,
     "method.recipe.explore.every": 1,
-    "method.recipe.fit.epochs": 1,
+    "method.recipe.fit.num_train_epochs": 1,
     # So few steps teach the form at best; what is right is not asked for here.
     "method.recipe.truth": {"most": 4, "observation_floor": None, "reward_floor": None, "ending_floor": None},
     "method.recipe.synthetic_rounds": None,

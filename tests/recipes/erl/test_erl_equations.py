@@ -52,7 +52,7 @@ def test_the_objective_clips_by_two_bounds_and_penalizes_leaving_the_base_model(
     batch = random_batch(seed)
     rng = np.random.default_rng(seed + 100)
     reference_BT = (batch.logprobs() + 0.5 * rng.normal(size=batch.mask_BT.shape)) * batch.mask_BT
-    config = ClippedObjective(clip_low=0.2, clip_high=0.28, kl=kl, aggregation=aggregation)
+    config = ClippedObjective(epsilon=0.2, epsilon_high=0.28, beta=kl, aggregation=aggregation)
     expected, derivative = by_hand(batch, reference_BT, 0.2, 0.28, kl, aggregation == "token_mean")
     ratios = np.exp(batch.logprobs() - batch.behavior_BT)[batch.mask_BT > 0]
     assert ((ratios > 1.2) & (ratios < 1.28)).any() and (ratios > 1.28).any() and (ratios < 0.8).any()
@@ -92,7 +92,7 @@ def test_a_penalty_needs_something_to_compare_with() -> None:
 
     one = torch.ones(1, 1)
     with pytest.raises(ValueError, match="penalty"):
-        clipped_objective(-one, -one, None, one, one[0], one[0], ClippedObjective(kl=0.1))
+        clipped_objective(-one, -one, None, one, one[0], one[0], ClippedObjective(beta=0.1))
 
 
 def test_every_stream_of_every_task_is_normalized_on_its_own() -> None:
@@ -140,7 +140,7 @@ def logprobs(network: Any, tokens: list[int], mask: list[int]) -> Floats:
     return np.array(found)
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["full weights", "adapters"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=2)], ids=["full weights", "adapters"])
 @pytest.mark.parametrize("aggregation", ["token_sum", "token_mean"])
 def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_model(
     model: Path, tmp_path: Path, lora: LoraConfig | None, aggregation: Any
@@ -155,7 +155,7 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
     kl, factor = 0.3, 0.5
     method = load_experiment(
         ROOT / "conf/erl_tiny.yaml",
-        {"method.recipe.objective.kl": kl, "method.recipe.objective.aggregation": aggregation,
+        {"method.recipe.objective.beta": kl, "method.recipe.objective.aggregation": aggregation,
          "method.recipe.internalize.weight": factor},
     ).method  # fmt: skip
     rewards = {"first": [1.0, 0.0, 0.0, 1.0], "reflection": [1.0, 0.25], "second": [1.0, 0.25]}
@@ -181,7 +181,7 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
     }  # type: ignore[attr-defined]
 
     role = RoleConfig(
-        model="miniature", lora=lora, optimizer=OptimizerConfig(kind="sgd", learning_rate=0.3, gradient_clip=0),
+        model="miniature", lora=lora, optimizer=OptimizerConfig(kind="sgd", learning_rate=0.3, max_grad_norm=0),
         deepspeed=DeepSpeedConfig(micro_batch=3),
     )  # fmt: skip
     trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
@@ -227,7 +227,7 @@ def test_a_round_whose_rewards_are_equal_takes_no_step_for_the_penalty_alone(mod
     rng = np.random.default_rng(8)
     method = load_experiment(ROOT / "conf/erl_tiny.yaml", {}).method
     equal = [Sequenced("actor", generation(f"g{index}", rng), 1.0, "first") for index in range(3)]
-    objectives = {"grpo": Objective("crl.learn.clipped:clipped_term", ClippedObjective(kl=0.1), reference=True)}
+    objectives = {"grpo": Objective("crl.learn.clipped:clipped_term", ClippedObjective(beta=0.1), reference=True)}
     trainer = Trainer(RoleConfig(model="miniature"), model_path=model, checkpoint=None, threads=1)
     assert trainer.update(samples_of(equal, [], method, round=1), objectives)["stepped"] == 0
     unequal = [*equal, Sequenced("actor", generation("g3", rng), 0.0, "second"), Sequenced("actor", generation("g4", rng), 1.0, "second")]  # noqa: E501  # fmt: skip
@@ -240,4 +240,4 @@ def test_zero_3_is_refused_where_the_objective_compares_with_the_base_model() ->
     setting = {"method.roles.actor.deepspeed.zero_stage": 3}
     with pytest.raises(BadInput, match="compares with the base model"):
         load_experiment(ROOT / "conf/erl_tiny.yaml", setting)
-    load_experiment(ROOT / "conf/erl_tiny.yaml", {**setting, "method.recipe.objective.kl": 0})
+    load_experiment(ROOT / "conf/erl_tiny.yaml", {**setting, "method.recipe.objective.beta": 0})

@@ -276,7 +276,7 @@ def test_the_actor_loss_is_weighted_by_scores_and_its_ratio_is_against_the_store
             terms.append(min(ratio * advantages[b], min(max(ratio, 0.8), 1.2) * advantages[b]))
         expected -= draws[b] / 5 * scores[b] * sum(terms) / len(places)
     weights = [count / 5 * score for count, score in zip(draws, scores, strict=True)]
-    config = ClippedObjective(clip_low=0.2, clip_high=0.2, kl=0.0, aggregation="token_mean")
+    config = ClippedObjective(epsilon=0.2, epsilon_high=0.2, beta=0.0, aggregation="token_mean")
     tensors = [torch.tensor(each) for each in (now * mask, stored * mask)]
     loss, counted = clipped_objective(
         *tensors, None, torch.tensor(mask), torch.tensor(advantages), torch.tensor(weights), config

@@ -91,7 +91,7 @@ def test_rollouts_are_kept_only_with_the_update_between_the_probes(learned: RunD
     for change in (
         {"roles__actor__optimizer__learning_rate": 0.5},
         {"roles__actor__deepspeed__zero_stage": 1},
-        {"recipe__objective__clip_low": 0.1},
+        {"recipe__objective__epsilon": 0.1},
         {"recipe__buffer__steps": 2},
         {"recipe__extractor__refresh_every": 2},
         {"recipe__probe__tasks": 2},

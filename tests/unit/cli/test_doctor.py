@@ -95,10 +95,10 @@ def test_adapters_at_the_default_learning_rate_are_named(crl: Crl, tiny: Path, t
     plain = "".join(line for line in lines if "optimizer:" not in line)
     changed = tmp_path / "changed.yaml"
     for text, named in (
-        (plain.replace("model: tiny", "model: tiny\n      lora: {rank: 16}", 1), True),
+        (plain.replace("model: tiny", "model: tiny\n      lora: {r: 16}", 1), True),
         (
             plain.replace(
-                "model: tiny", "model: tiny\n      lora: {rank: 16}\n      optimizer: {learning_rate: 1.0e-6}", 1
+                "model: tiny", "model: tiny\n      lora: {r: 16}\n      optimizer: {learning_rate: 1.0e-6}", 1
             ),
             False,
         ),

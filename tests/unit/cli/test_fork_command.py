@@ -33,8 +33,8 @@ def test_the_run_it_makes_is_gone_on_with_and_the_tree_shows_it(own: Path, monke
     checked: list[str] = []
     monkeypatch.setattr("crl.preflight.check_ready", lambda made, path, rounds: checked.append(made.name))
     said = crl_here(own, "fork", "played", "--round", "1", "--name", "milder",
-                    "--set", "method.recipe.actor_objective.clip=0.3", "--keep-rollouts").stdout  # fmt: skip
-    assert "recipe.actor_objective.clip 0.2 → 0.3" in said and "plan, collect of round 2" in said
+                    "--set", "method.recipe.actor_objective.epsilon=0.3", "--keep-rollouts").stdout  # fmt: skip
+    assert "recipe.actor_objective.epsilon 0.2 → 0.3" in said and "plan, collect of round 2" in said
     assert "crl resume" in said and "--rounds" not in said
     assert "unfinished: round 2, distill" in crl_here(own, "status", "milder").stdout
     play(RunDirectory.open(own / "milder"), 2)
@@ -43,7 +43,7 @@ def test_the_run_it_makes_is_gone_on_with_and_the_tree_shows_it(own: Path, monke
     assert checked == ["milder", "merges"], "held against this machine where the method is another one"
     tree = """forks:
   played
-  ├─ milder, from round 1, with its rollouts of the next: recipe.actor_objective.clip 0.2 → 0.3
+  ├─ milder, from round 1, with its rollouts of the next: recipe.actor_objective.epsilon 0.2 → 0.3
   │  └─ merges, from round 2: recipe.merge.every 2 → 1  ← this run
   └─ same, from round 0: nothing changed
 """
@@ -110,7 +110,7 @@ def test_the_parents_runtime_goes_along(own: Path) -> None:
     from crl.config import Runtime
     from crl.engine.targets import last_runtime, remember_target
 
-    runtime = Runtime(shards=3, keep_checkpoints=9)
+    runtime = Runtime(shards=3, save_total_limit=9)
     remember_target(Journal(own / "played"), 1, 2, purpose=None, token=1, runtime=runtime)
     crl_here(own, "fork", "played", "--round", "1", "--name", "child")
     assert last_runtime(own / "child") == runtime

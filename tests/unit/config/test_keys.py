@@ -21,7 +21,7 @@ def test_the_first_keys_are_in_every_experiment_and_have_a_description() -> None
 def test_a_key_leads_through_references_lists_and_unions() -> None:
     assert field_schema("method.seed")["type"] == "integer"
     assert field_schema("method.families.3.environment.max_turns")["minimum"] == 1
-    assert field_schema("method.recipe.warm_start.epochs")["type"] == "integer"
+    assert field_schema("method.recipe.warm_start.num_train_epochs")["type"] == "integer"
     whole = inlined(field_schema("method.families"))
     assert "$ref" not in str(whole) and "oneOf" not in str(whole)
     members = [member["properties"] for member in whole["items"]["properties"]["environment"]["anyOf"]]

@@ -215,7 +215,9 @@ def test_runs_lie_where_the_experiment_or_the_environment_says(monkeypatch, tmp_
 def test_a_run_that_was_begun_before_a_key_was_added_goes_on(name: str):
     """A key that nobody sets is in no digest: a changed method is another experiment, and its run is refused."""
     dumped = load_experiment(CONF / f"{name}.yaml").method.model_dump(mode="json")
-    assert {"overlap", "correction"}.isdisjoint(dumped | dumped["recipe"] | dumped["recipe"].get("actor_objective", {}))
+    assert {"overlap", "importance_sampling_correction"}.isdisjoint(
+        dumped | dumped["recipe"] | dumped["recipe"].get("actor_objective", {})
+    )
     assert {"batch", "environment_lag"}.isdisjoint(dumped["rollout"])
     own = {"group_size", "max_turns", "sampling", "prompts", "reward", "bank"}
     assert all(own.isdisjoint(family) for family in dumped["families"])

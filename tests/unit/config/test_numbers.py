@@ -61,7 +61,7 @@ def test_every_number_has_both_bounds_and_is_finite_and_strict():
                 assert "le" in number or "lt" in number, f"{place} has no upper bound"
                 assert number.get("strict") is True, f"{place} takes what is no number"
     some = {"SeedRange.count", "OptimizerConfig.betas", "ExtractorObjective.return_reward", "Study.seeds"}
-    assert some | {"LoraConfig.alpha", "RealmsConfig.held_out_moves", "BaselineConfig.warm_up_rounds"} <= seen
+    assert some | {"LoraConfig.lora_alpha", "RealmsConfig.held_out_moves", "BaselineConfig.warm_up_rounds"} <= seen
 
 
 SEEDS = "method.families.0.evaluation_seeds"
@@ -85,8 +85,8 @@ ADAM = "method.roles.actor.optimizer"
         (f"{ADAM}.betas", "[0.9, 1.0]"),
         (f"{ADAM}.betas", "[-0.1, 0.9]"),
         (f"{ADAM}.betas", "[.nan, 0.9]"),
-        (f"{ADAM}.gradient_clip", ".inf"),
-        ("method.roles.actor.lora", "{alpha: .inf}"),
+        (f"{ADAM}.max_grad_norm", ".inf"),
+        ("method.roles.actor.lora", "{lora_alpha: .inf}"),
         ("method.roles.actor.sampling.top_k", "3.0"),
         ("method.roles.actor.sampling.temperature", "1e-300"),
         ("method.evaluation.temperature", "1e-300"),
@@ -97,7 +97,7 @@ ADAM = "method.roles.actor.optimizer"
         ("method.recipe.bank.capacity", str(2**63)),
         ("runtime.stage_time_limit_seconds", ".inf"),
         ("runtime.wait_seconds", ".nan"),
-        ("runtime.keep_checkpoints", str(2**63)),
+        ("runtime.save_total_limit", str(2**63)),
     ],
 )
 def test_what_is_no_such_number_is_refused(key, value):

@@ -40,7 +40,11 @@ def test_without_the_variable_the_devices_of_the_machine_count(tmp_path: Path, m
 
 def test_engines_get_as_many_as_the_widest_server_that_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
-    servers = {"actor": {"gpus": 2}, "extractor": {}, "judge": {"gpus": 8, "address": "http://gpu:8000"}}
+    servers = {
+        "actor": {"tensor_parallel_size": 2},
+        "extractor": {},
+        "judge": {"tensor_parallel_size": 8, "address": "http://gpu:8000"},
+    }
     runtime = Runtime.model_validate({"servers": servers, "shards": 2})
     assert (runtime.engine_gpus, Runtime().engine_gpus) == (2, 1)
     devices = []

@@ -15,7 +15,7 @@ from crl.engine.probe import MOST_NATS, Question, Verdict, answer
 from crl.policies import resolve_model
 from tests.architectures import write_small
 
-LORA = {"rank": 4, "alpha": 32.0, "target_modules": "all-linear"}
+LORA = {"r": 4, "lora_alpha": 32.0, "target_modules": "all-linear"}
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_model_whose_layers_cannot_be_computed_twice_is_named(small: Any) -> N
 
 
 def test_an_adapter_of_a_large_scale_is_moved_as_little(small: Any) -> None:
-    verdict = answer(replace(small("granitemoe", num_hidden_layers=4), lora={**LORA, "rank": 16, "alpha": 512.0}))
+    verdict = answer(replace(small("granitemoe", num_hidden_layers=4), lora={**LORA, "r": 16, "lora_alpha": 512.0}))
     assert right(verdict), verdict
 
 

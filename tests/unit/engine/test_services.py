@@ -149,7 +149,7 @@ def test_a_baseline_never_asks_for_the_extractor_that_its_config_names(services,
     assert services.policy("actor", dataclasses.replace(base, round=1, weights_digest="2" * 64)) is policy
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, alpha=12.0)], ids=["full", "adapter"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=4, lora_alpha=12.0)], ids=["full", "adapter"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_new_weights_in_a_living_policy_are_those_of_a_fresh_one(services, base, monkeypatch, dtype, lora):
     monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)

@@ -18,11 +18,11 @@ from tests.unit.engine.harness import make_driver, make_experiment
 def test_settings_of_another_version_lose_only_what_this_one_does_not_know(
     tmp_path: Path, unknown: str, keeps: int
 ) -> None:
-    before = Runtime(keep_checkpoints=5, keep_every=2).model_dump(mode="json")
+    before = Runtime(save_total_limit=5, keep_every=2).model_dump(mode="json")
     Journal(tmp_path).record("target", token=1, first=0, last=1, runtime={**before, unknown: 1, "retries": -1})
     with pytest.warns(UserWarning, match="runtime.retries"):
         found = last_runtime(tmp_path)
-    assert found == Runtime(keep_checkpoints=keeps, keep_every=2)
+    assert found == Runtime(save_total_limit=keeps, keep_every=2)
 
 
 def test_a_retried_flow_run_keeps_its_rounds_and_takes_the_settings_of_now(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_retried_flow_run_keeps_its_rounds_and_takes_the_settings_of_now(tmp_p
         return remember_target(journal, 4, 9, purpose=purpose, token=1, runtime=runtime)
 
     old = Runtime.model_validate({"servers": {"actor": {"address": "http://old:8000"}}})
-    new = Runtime.model_validate({"servers": {"actor": {"address": "http://new:8000"}}, "keep_checkpoints": 10})
+    new = Runtime.model_validate({"servers": {"actor": {"address": "http://new:8000"}}, "save_total_limit": 10})
     remember_target(journal, 1, 3, purpose="flow", token=1, runtime=old)
     for _ in range(2):
         assert ask(new) == (1, 3)

@@ -323,11 +323,11 @@ def test_adapters_are_merged_before_they_are_handed_over(process: type[Process],
     from safetensors.torch import load_file
 
     model = load_model(resolve_model("tiny").path, None, dtype=torch.float32)
-    settings = LoraConfig(rank=2, alpha=8)
+    settings = LoraConfig(r=2, lora_alpha=8)
     with torch.random.fork_rng():
         torch.manual_seed(2)
         adapted = get_peft_model(
-            model, PeftConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules="all-linear")
+            model, PeftConfig(r=settings.r, lora_alpha=settings.lora_alpha, target_modules="all-linear")
         )
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:

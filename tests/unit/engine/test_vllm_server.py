@@ -128,9 +128,9 @@ def test_what_is_missing_is_said_before_anything_is_started(
         check_server("actor", ServerConfig(python=Path(sys.executable)), 512)
     for there, wanted in ((0, 4), (4, 4)):
         monkeypatch.setattr("crl.engine.vllm_server.gpu_count", lambda there=there: there)
-        check_server("actor", ServerConfig(python=python, gpus=wanted), 512)
-    with pytest.raises(BadInput, match="gpus is 8, and the GPUs here are 4"):
-        check_server("actor", ServerConfig(python=python, gpus=8), 512)
+        check_server("actor", ServerConfig(python=python, tensor_parallel_size=wanted), 512)
+    with pytest.raises(BadInput, match="tensor_parallel_size is 8, and the GPUs here are 4"):
+        check_server("actor", ServerConfig(python=python, tensor_parallel_size=8), 512)
     monkeypatch.setenv(INTERPRETER, str(tmp_path / "named"))
     assert interpreter(ServerConfig()) == tmp_path / "named"
     assert interpreter(ServerConfig(python=python)) == python

@@ -21,7 +21,7 @@ def update(model_path, samples, hide_gpu, autocast, queue):
     from crl.learn.trainer import Trainer
 
     role = RoleConfig(
-        optimizer=OptimizerConfig(kind="sgd", learning_rate=0.1, gradient_clip=0),
+        optimizer=OptimizerConfig(kind="sgd", learning_rate=0.1, max_grad_norm=0),
         deepspeed=DeepSpeedConfig(autocast=autocast),
     )
     trainer = Trainer(role, model_path=model_path, checkpoint=None, threads=1)

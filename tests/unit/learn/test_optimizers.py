@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
+from transformers import get_scheduler
 
 from crl.config import OptimizerConfig
 from crl.learn import optimizers
-from crl.learn.optimizers import Moved, make_optimizer
+from crl.learn.optimizers import Moved, learning_rate, make_optimizer
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,37 @@ def test_the_norm_of_a_step_is_the_distance_of_the_weights(
         pairs = zip(parts, before, strict=True)
         expected = sum(float((part.detach().double() - old).square().sum()) for part, old in pairs)
         assert moved.squared == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
+def test_the_learning_rate_is_that_of_the_schedule_of_transformers(schedule: Any, warmup: int) -> None:
+    if schedule == "constant_with_warmup" and not warmup:
+        return
+    steps = None if schedule == "constant_with_warmup" else 10
+    config = OptimizerConfig(
+        learning_rate=0.5, lr_scheduler_type=schedule, warmup_steps=warmup, lr_scheduler_steps=steps
+    )
+    theirs = get_scheduler(
+        schedule, torch.optim.SGD([torch.zeros(1)], lr=0.5), num_warmup_steps=warmup, num_training_steps=10
+    ).lr_lambdas[0]
+    # Theirs counts from 0, so that the first step of a warm-up moves nothing; ours has a warm-up of steps that move.
+    expected = [0.5 * (theirs(step + 1) if step < warmup else theirs(step)) for step in range(10)]
+    assert [learning_rate(config, update) for update in range(1, 11)] == pytest.approx(expected)
+    if steps is not None:
+        assert learning_rate(config, 11) == pytest.approx(0) and learning_rate(config, 50) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"warmup_steps": 2},
+        {"lr_scheduler_type": "constant_with_warmup"},
+        {"lr_scheduler_type": "cosine"},
+        {"lr_scheduler_type": "linear", "warmup_steps": 5, "lr_scheduler_steps": 5},
+        {"lr_scheduler_steps": 5},
+    ],
+)
+def test_a_schedule_without_effect_or_without_its_steps_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="lr_scheduler"):
+        OptimizerConfig(**settings)

@@ -75,7 +75,7 @@ def test_an_update_keeps_them_for_sampling_and_for_the_next_update(
 
 
 def test_a_supervised_start_keeps_them(routed: Path, random_samples: MakeSamples, tmp_path: Path) -> None:
-    settings = WarmStartConfig(epochs=1, learning_rate=1e-2)
+    settings = WarmStartConfig(num_train_epochs=1, learning_rate=1e-2)
     run_warm_start(ROLE, routed, random_samples(2, "nll"), settings, seed=1, threads=1, output_dir=tmp_path / "c")
     assert _bias(load_model(routed, tmp_path / "c", dtype=torch.float32)) == [0.5, -0.25, 0.0, 1.0]
 

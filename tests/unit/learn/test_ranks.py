@@ -27,7 +27,7 @@ base, samples, output, stage, ranks = sys.argv[1:]
 samples = pickle.loads(Path(samples).read_bytes())
 role = RoleConfig(
     model="miniature",
-    optimizer=OptimizerConfig(kind="sgd", learning_rate=0.1, gradient_clip=0),
+    optimizer=OptimizerConfig(kind="sgd", learning_rate=0.1, max_grad_norm=0),
     deepspeed=DeepSpeedConfig(zero_stage=int(stage), ranks=int(ranks), micro_batch=2),
 )
 adam = role.model_copy(update={"optimizer": OptimizerConfig(learning_rate=1e-2)})

@@ -30,7 +30,7 @@ def role(*, stage: int = 0, micro_batch: int = 2, lora: bool = False, **optimize
     settings: dict[str, Any] = {"learning_rate": 1e-2, **optimizer}
     return RoleConfig(
         model="miniature",
-        lora=LoraConfig(rank=4) if lora else None,
+        lora=LoraConfig(r=4) if lora else None,
         optimizer=OptimizerConfig(**settings),
         deepspeed=DeepSpeedConfig(zero_stage=stage, micro_batch=micro_batch),  # type: ignore[arg-type]
     )
@@ -137,8 +137,8 @@ def test_accumulation_gives_the_gradient_of_one_batch(
     base_model: Path, random_samples: MakeSamples, stage: int
 ) -> None:
     samples = random_samples(7)
-    whole = first_gradients(role(micro_batch=16, gradient_clip=0), base_model, samples)
-    cut = first_gradients(role(stage=stage, micro_batch=2, gradient_clip=0), base_model, samples)
+    whole = first_gradients(role(micro_batch=16, max_grad_norm=0), base_model, samples)
+    cut = first_gradients(role(stage=stage, micro_batch=2, max_grad_norm=0), base_model, samples)
     assert whole.keys() == cut.keys() and len(whole) > 10
     for name, expected in whole.items():
         assert (cut[name] - expected).norm() <= 1e-5 * expected.norm() + 1e-9, name
@@ -168,12 +168,12 @@ def test_plain_sgd_moves_by_the_learning_rate_times_the_clipped_gradient(
 ) -> None:
     samples = random_samples(4)
     for stage in (0, 2):
-        one = trainer(role(stage=stage, kind="sgd", learning_rate=0.5, gradient_clip=0), base_model)
+        one = trainer(role(stage=stage, kind="sgd", learning_rate=0.5, max_grad_norm=0), base_model)
         figures = one.update(samples, objectives(ActorObjective()))
         one.dispose()
         assert figures["update_norm"] == pytest.approx(0.5 * figures["grad_norm"], rel=1e-4)
         clip = figures["grad_norm"] / 4
-        one = trainer(role(stage=stage, kind="sgd", learning_rate=0.5, gradient_clip=clip), base_model)
+        one = trainer(role(stage=stage, kind="sgd", learning_rate=0.5, max_grad_norm=clip), base_model)
         clipped = one.update(samples, objectives(ActorObjective()))
         one.dispose()
         assert clipped["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-5), "the norm before clipping"
@@ -185,7 +185,8 @@ def test_the_learning_rate_rises_over_the_first_updates_and_a_resumed_run_goes_o
     base_model: Path, random_samples: MakeSamples, tmp_path: Path, stage: int
 ) -> None:
     samples = random_samples(4)
-    config = role(stage=stage, kind="sgd", learning_rate=0.5, gradient_clip=0, warmup_steps=3)
+    rising = {"warmup_steps": 3, "lr_scheduler_type": "constant_with_warmup"}
+    config = role(stage=stage, kind="sgd", learning_rate=0.5, max_grad_norm=0, **rising)
     one = trainer(config, base_model)
     straight = []
     for number in range(1, 5):

@@ -31,9 +31,9 @@ def run(
     on_step: OnStep | None = None,
 ) -> dict[str, float]:
     role = RoleConfig(
-        model="miniature", lora=LoraConfig(rank=4) if lora else None, deepspeed=DeepSpeedConfig(micro_batch=4)
+        model="miniature", lora=LoraConfig(r=4) if lora else None, deepspeed=DeepSpeedConfig(micro_batch=4)
     )
-    config = WarmStartConfig(epochs=epochs, learning_rate=1e-2)
+    config = WarmStartConfig(num_train_epochs=epochs, learning_rate=1e-2)
     return run_warm_start(role, base, samples, config, seed=seed, threads=1, output_dir=output, on_step=on_step)
 
 
@@ -64,7 +64,7 @@ def test_it_learns_repeats_and_the_update_starts_from_it(
         assert {name: after[name] for name in ("eos_token_id", "pad_token_id", "use_cache")} == {
             name: before[name] for name in ("eos_token_id", "pad_token_id", "use_cache")
         }
-    role = RoleConfig(model="miniature", lora=LoraConfig(rank=4) if lora else None)
+    role = RoleConfig(model="miniature", lora=LoraConfig(r=4) if lora else None)
     trainer = Trainer(role, model_path=base_model, checkpoint=tmp_path / "a", threads=1)
     plain = [dataclasses.replace(row, temperature=1.0, weight=1.0) for row in samples]
     loss = trainer.update(plain, objectives(ActorObjective()))

@@ -66,8 +66,11 @@ def method(**changes: Any) -> Method:
         ("recipe.self_distillation.episodes", {"recipe__self_distillation": {}, "recipe__guided_share": 1.0}),
         *(
             (
-                f"recipe.{role}_objective.correction",
-                {f"recipe__{role}_objective__correction": {}, f"roles__{role}__optimizer__passes": 2},
+                f"recipe.{role}_objective.importance_sampling_correction",
+                {
+                    f"recipe__{role}_objective__importance_sampling_correction": {},
+                    f"roles__{role}__optimizer__num_iterations": 2,
+                },
             )
             for role in ("actor", "extractor")
         ),
@@ -88,11 +91,11 @@ def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, chan
 
 @pytest.mark.parametrize("name", [f"{recipe}_tiny" for recipe in OTHERS])
 def test_a_correction_beside_several_passes_is_refused_in_every_recipe(name: str) -> None:
-    path, correction = ROOT / f"conf/{name}.yaml", {"method.recipe.objective.correction": {}}
-    assert load_experiment(path, correction).method.recipe.objective.correction is not None
+    path, correction = ROOT / f"conf/{name}.yaml", {"method.recipe.objective.importance_sampling_correction": {}}
+    assert load_experiment(path, correction).method.recipe.objective.importance_sampling_correction is not None
     with pytest.raises(BadInput, match="no clip bounds") as caught:
-        load_experiment(path, {**correction, "method.roles.actor.optimizer.passes": 2})
-    assert caught.value.where == "method.recipe.objective.correction"
+        load_experiment(path, {**correction, "method.roles.actor.optimizer.num_iterations": 2})
+    assert caught.value.where == "method.recipe.objective.importance_sampling_correction"
 
 
 @pytest.mark.parametrize("name", [f"{recipe}_tiny" for recipe in OTHERS])
@@ -121,9 +124,13 @@ def test_answers_in_which_no_action_would_be_found_are_refused_in_every_recipe(n
         {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK},
         {"rollout__search_and_ask": {"train_answers": True}, "prompts__ask": ASK, "recipe__kind": "experience_only"},
         {"recipe__self_distillation": {}},
-        {"recipe__actor_objective__correction": {}, "roles__extractor__optimizer__passes": 2},
         {
-            "recipe__extractor_objective__correction": {}, "roles__extractor__optimizer__passes": 2,
+            "recipe__actor_objective__importance_sampling_correction": {},
+            "roles__extractor__optimizer__num_iterations": 2,
+        },
+        {
+            "recipe__extractor_objective__importance_sampling_correction": {},
+            "roles__extractor__optimizer__num_iterations": 2,
             "recipe__kind": "static_online",
         },
         {"recipe__self_distillation": {"episodes": "wins"}, "recipe__guided_share": 1.0},

@@ -76,7 +76,7 @@ def test_an_embedder_that_is_a_model_takes_memory(tmp_path: Path) -> None:
 
 def test_adapters_need_less_than_full_weights() -> None:
     full = make_experiment()
-    role = full.method.role("actor").model_copy(update={"lora": LoraConfig(rank=2)}).model_dump()
+    role = full.method.role("actor").model_copy(update={"lora": LoraConfig(r=2)}).model_dump()
     adapted = changed(full, actor=role, extractor=role)
     assert (estimate(adapted).checkpoint_bytes or 0) < (estimate(full).checkpoint_bytes or 0) / 4
     assert (estimate(adapted).memory_bytes or 0) < (estimate(full).memory_bytes or 0)
@@ -111,7 +111,7 @@ def test_top_p_of_one_family_takes_memory() -> None:
 
 
 def test_disk_grows_with_rounds_and_kept_checkpoints() -> None:
-    few, many = (estimate(make_experiment(keep_checkpoints=keep)) for keep in (1, 5))
+    few, many = (estimate(make_experiment(save_total_limit=keep)) for keep in (1, 5))
     assert (many.checkpoint_bytes or 0) == 3 * (few.checkpoint_bytes or 0)
     assert (few.disk_bytes(10) or 0) - (few.disk_bytes(4) or 0) == 6 * few.round_bytes > 0
 
@@ -129,7 +129,7 @@ def test_a_run_that_goes_on_has_room_for_the_checkpoint_that_is_written_before_o
 
 def test_checkpoints_that_later_rounds_read_are_kept_and_counted() -> None:
     """Where rounds overlap, a trial plays with the actor of the round before while the next one is written."""
-    changes = {"runtime.keep_checkpoints": 1, "method.recipe.trial": {}}
+    changes = {"runtime.save_total_limit": 1, "method.recipe.trial": {}}
     plain, overlapping = (
         estimate(load_experiment(ROOT / "conf/tiny.yaml", {**changes, "method.overlap": overlap}))
         for overlap in (False, True)
@@ -185,7 +185,7 @@ def test_engines_that_share_a_gpu_are_counted_together(
     gpus: int, engines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_gpu(monkeypatch, gpus)
-    changes = {**SERVED, "runtime.shards": 3, "runtime.servers": {"actor": {"memory_share": 0.1}}}
+    changes = {**SERVED, "runtime.shards": 3, "runtime.servers": {"actor": {"gpu_memory_utilization": 0.1}}}
     servers = engines * 40_000_000_000
     assert servers < estimate(load_experiment(ROOT / "conf/tiny.yaml", changes)).device_bytes < servers + 1_000_000_000
 
@@ -224,7 +224,7 @@ def test_doctor_says_what_servers_take(tmp_path: Path, monkeypatch: pytest.Monke
     assert "for the largest process, vLLM servers included; the GPU has 80.0 GB" in alone["memory of the GPU"].said
     assert alone["memory of the GPU"].fits and not two["memory of the GPU"].fits
     assert "for the 2 engines that share one" in two["memory of the GPU"].said
-    assert "memory_share" in two["memory of the GPU"].mend
+    assert "gpu_memory_utilization" in two["memory of the GPU"].mend
     assert f"in {tmp_path} for vLLM servers" in two["disk"].said
 
 

@@ -49,8 +49,8 @@ def test_parameters_are_those_that_transformers_counts_but_for_norms_and_biases(
 def test_parameters_of_layers_and_adapters() -> None:
     assert SHAPE.layer_parameters == LAYER
     assert SHAPE.parameters == SHAPE.matrix_parameters == 3 * LAYER + TABLE
-    assert SHAPE.adapter_parameters(LoraConfig(rank=2)) == 3 * 2 * (2 * 192 + 2 * 96 + 3 * 224)
-    assert SHAPE.adapter_parameters(LoraConfig(rank=2, target_modules=["q_proj", "v_proj"])) == 3 * 2 * (192 + 96)
+    assert SHAPE.adapter_parameters(LoraConfig(r=2)) == 3 * 2 * (2 * 192 + 2 * 96 + 3 * 224)
+    assert SHAPE.adapter_parameters(LoraConfig(r=2, target_modules=["q_proj", "v_proj"])) == 3 * 2 * (192 + 96)
 
 
 def test_sampling_holds_weights_cache_and_one_pass() -> None:
@@ -113,15 +113,15 @@ def test_zero_divides_what_its_stage_says(
 
 
 @requires("erl")
-@pytest.mark.parametrize(("kl", "lora", "copies"), [(0.001, None, 1), (0.0, None, 0), (0.001, {"rank": 2}, 0)])
+@pytest.mark.parametrize(("kl", "lora", "copies"), [(0.001, None, 1), (0.0, None, 0), (0.001, {"r": 2}, 0)])
 def test_a_penalty_for_leaving_the_base_model_holds_a_second_one_beside_full_weights(
     kl: float, lora: dict[str, int] | None, copies: int
 ) -> None:
     """On every rank, and from one update to the next: the trainer keeps it."""
-    changes = {"method.recipe.objective.kl": kl, "method.roles.actor.lora": lora}
+    changes = {"method.recipe.objective.beta": kl, "method.roles.actor.lora": lora}
     plain, made = (
         estimate(load_experiment(tiny_run.ROOT / "conf/erl.yaml", {**changes, **more}))
-        for more in ({"method.recipe.objective.kl": 0.0}, {})
+        for more in ({"method.recipe.objective.beta": 0.0}, {})
     )
     model = 4 * SHAPES["smollm2-135m-instruct"].parameters
     for before, update in zip(plain.updates.values(), made.updates.values(), strict=True):
@@ -168,7 +168,7 @@ def plain_linear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("plain_linear")
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=2)], ids=["full", "lora"])
 @pytest.mark.parametrize("autocast", sampled(["none", "bfloat16"], 2))
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 def test_activations_are_what_autograd_keeps_of_a_layer(

@@ -61,24 +61,26 @@ def test_servers_of_one_engine_share_the_memory_of_its_gpus(
     gpus: int, shares: tuple[float, float], told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: gpus)
-    servers = {role: {"memory_share": share} for role, share in zip(("actor", "extractor"), shares, strict=True)}
+    servers = {
+        role: {"gpu_memory_utilization": share} for role, share in zip(("actor", "extractor"), shares, strict=True)
+    }
     found = refusals(BOTH, servers)
     assert len(found) == told
     for error in found.values():
         assert "0.5 for actor and 0.5 for extractor" in error.found and "engines share" not in error.found
-        assert error.where == "runtime.servers.extractor.memory_share"
+        assert error.where == "runtime.servers.extractor.gpu_memory_utilization"
 
 
 def test_roles_that_share_weights_have_a_server_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 1)
     shared = {"method.roles.actor.engine": "vllm", "method.roles.extractor": {"weights": "actor"}}
     shared["method.recipe.warm_start.extractor_episodes"] = 0
-    assert not refusals(shared, {"actor": {"memory_share": 0.45}})
-    error = refusals(shared, {"actor": {"memory_share": 0.6}})["actor"]
+    assert not refusals(shared, {"actor": {"gpu_memory_utilization": 0.45}})
+    error = refusals(shared, {"actor": {"gpu_memory_utilization": 0.6}})["actor"]
     assert "0.6 for actor and 0.6 for extractor" in error.found
-    assert error.where == "runtime.servers.actor.memory_share"
+    assert error.where == "runtime.servers.actor.gpu_memory_utilization"
     alone = {**shared, "method.recipe.kind": "baseline", "method.recipe.warm_start": None}
-    assert not refusals(alone, {"actor": {"memory_share": 0.6}}), "the baseline has no extractor"
+    assert not refusals(alone, {"actor": {"gpu_memory_utilization": 0.6}}), "the baseline has no extractor"
 
 
 SHARED = "0.6 for actor and 0.6 for extractor of its memory: 2 engines share it"
@@ -103,7 +105,7 @@ def test_engines_that_share_a_gpu_share_its_memory(
 ) -> None:
     """Engines take the GPUs in turn, and begin again with the first."""
     monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: gpus)
-    found = refusals(BOTH, {role: {"memory_share": 0.3} for role in ("actor", "extractor")}, **runtime)
+    found = refusals(BOTH, {role: {"gpu_memory_utilization": 0.3} for role in ("actor", "extractor")}, **runtime)
     assert [error.found.partition("would take ")[2] for error in found.values()] == [told] * bool(told)
     assert all("runtime.shards" in (error.next_step or "") for error in found.values())
 
@@ -111,13 +113,13 @@ def test_engines_that_share_a_gpu_share_its_memory(
 def test_engines_of_a_dask_cluster_that_is_there_are_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 1)
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://there:8786")
-    servers = {role: {"memory_share": 0.3} for role in ("actor", "extractor")}
+    servers = {role: {"gpu_memory_utilization": 0.3} for role in ("actor", "extractor")}
     assert not refusals(BOTH, servers, shards=2, task_runner="dask")
 
 
 def test_a_server_on_two_gpus_leaves_half_as_many_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crl.policies.machine.gpu_count", lambda: 4)
-    wide = {"actor": {"gpus": 2, "memory_share": 0.5}}
+    wide = {"actor": {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.5}}
     changes = {"method.roles.actor.engine": "vllm"}
     assert not refusals(changes, wide, shards=2)
     assert "3 engines" not in refusals(changes, wide, shards=3)["actor"].found

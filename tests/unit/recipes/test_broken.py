@@ -312,7 +312,7 @@ def test_a_warm_start_fails_before_it_trains_on_what_is_left(tmp_path: Path) -> 
         "actor_episodes": 8,
         "extractor_episodes": 0,
         "learning_rate": 1e-3,
-        "epochs": 1,
+        "num_train_epochs": 1,
     }
     stages = Stages(tmp_path, family("sim"), warm_start=warm)
     stages.services._policies["actor"].chat = Answering()

@@ -45,10 +45,10 @@ PLAYED = {
     "uniform": {"plan", "collect"},
 }
 FOLLOWS: dict[str, dict[str, Any]] = {
-    "complementary": {"recipe__actor_objective__normalize": "mean", "evaluation__every": 0},
-    "overlap": {"recipe__actor_objective__normalize": "mean", "evaluation__every": 0},
-    "erl": {"recipe__objective__normalize": "mean", "evaluation__every": 0},
-    "uniform": {"recipe__objective__normalize": "mean", "recipe__buffer__steps": 2, "evaluation__every": 0},
+    "complementary": {"recipe__actor_objective__scale_rewards": "none", "evaluation__every": 0},
+    "overlap": {"recipe__actor_objective__scale_rewards": "none", "evaluation__every": 0},
+    "erl": {"recipe__objective__scale_rewards": "none", "evaluation__every": 0},
+    "uniform": {"recipe__objective__scale_rewards": "none", "recipe__buffer__steps": 2, "evaluation__every": 0},
 }
 """Changes of what follows the rollouts; without evaluation nothing else plays in the round."""
 

@@ -32,7 +32,7 @@ class SteppingTrainer(Trainer):
 
 
 def played(root: Path, passes: int) -> tuple[Played, Services]:
-    made = experiment(**{"method__roles__actor__optimizer__passes": passes, **FEW})
+    made = experiment(**{"method__roles__actor__optimizer__num_iterations": passes, **FEW})
     services = Services(made)
     services.trainers = {"actor": SteppingTrainer(), "extractor": SteppingTrainer()}
     return Played(root, made, 1, services), services
@@ -59,7 +59,7 @@ def test_samples_are_told_once_and_steps_together() -> None:
 
 
 def test_one_pass_is_not_written_down_and_none_is_refused() -> None:
-    assert "passes" not in RoleConfig().model_dump()["optimizer"]
-    assert RoleConfig(optimizer=OptimizerConfig(passes=4)).model_dump()["optimizer"]["passes"] == 4
+    assert "num_iterations" not in RoleConfig().model_dump()["optimizer"]
+    assert RoleConfig(optimizer=OptimizerConfig(num_iterations=4)).model_dump()["optimizer"]["num_iterations"] == 4
     with pytest.raises(ValueError, match="greater than or equal to 1"):
-        OptimizerConfig(passes=0)
+        OptimizerConfig(num_iterations=0)

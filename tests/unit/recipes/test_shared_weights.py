@@ -47,7 +47,7 @@ def test_what_belongs_to_the_weights_is_the_owners() -> None:
     [
         ({"extractor": {"weights": "nobody"}}, "expected a role with weights of its own: actor"),
         ({"extractor": {"weights": "actor"}, "actor": {"weights": "extractor"}}, "weights of its own"),
-        ({"extractor": {"weights": "actor", "lora": {"rank": 4}}}, "so lora is set there"),
+        ({"extractor": {"weights": "actor", "lora": {"r": 4}}}, "so lora is set there"),
     ],
 )
 def test_weights_that_cannot_be_shared_are_refused(roles: dict[str, Any], told: str) -> None:

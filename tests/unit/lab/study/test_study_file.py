@@ -75,7 +75,7 @@ def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
         ({"arms": {**ARMS, "other": {"seeds": [13], "prepared_by": "baseline"}}},
          "arm other: baseline, which prepares for it, has no seed 13"),
         ({"arms": {**ARMS, "other": {"prepared_by": "complementary", "set": {
-            **ARMS["complementary"]["set"], "method.roles.actor.lora": {"rank": 2}}}}},
+            **ARMS["complementary"]["set"], "method.roles.actor.lora": {"r": 2}}}}},
          "method.roles.actor.lora is LoraConfig("),
         ({"arms": {**ARMS, "other": {"prepared_by": "complementary"}}},
          "arm complementary, which prepares for arm other, has no role extractor"),
