@@ -68,7 +68,7 @@ def docs(
         typer.Option(min=0, metavar="N", help="Validate this round; may be repeated; default the newest."),
     ] = None,
 ) -> None:
-    """Have Great Expectations validate rounds again, and write their verdicts and Data Docs. The pages need no network."""
+    """Have Great Expectations validate rounds again. Writes their verdicts, and Data Docs that need no network."""
     from crl.engine.targets import last_runtime
     from crl.report.data_docs import INDEX
     from crl.report.page import REPORT, write_report
@@ -76,7 +76,7 @@ def docs(
 
     directory = find_run(run)
     for verdict in validate_rounds(directory, round or (), last_runtime(directory).expectations):
-        say(f"round {verdict.round}: {verdict.told()}")
+        say(f"round {verdict.round}: {verdict.summary()}")
         for alarm in verdict.alarms:
             say(f"  alarm: {alarm}")
     if (directory / REPORT).exists():

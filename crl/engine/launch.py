@@ -50,8 +50,8 @@ _SILENCE_SECONDS = 60.0
 def start_of(
     world_size: int, nodes: NodesConfig | None, environment: Mapping[str, str], module: str = WORKER
 ) -> tuple[list[str], dict[str, str]]:
-    """Command line and environment of the process here that starts the workers, whose `environment` this is. One process
-    alone may be another `module` that serves as they do."""
+    """Command line and environment of the process here that starts the workers, whose `environment` this is. One
+    process alone may be another `module` that serves as they do."""
     if nodes is None:
         return command_line(world_size, module), {**environment, **launch_environment()}
     there = {**environment, "PYTHONPATH": os.pathsep.join(_import_path()), "PYTHONUNBUFFERED": "1"}

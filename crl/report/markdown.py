@@ -183,7 +183,7 @@ def validation_markdown(name: str, verdict: Verdict, data_docs: str | None = Non
 
     `data_docs`: address of the run's Data Docs, where they are written and served.
     """
-    lines = [f"# Validation of round {verdict.round} of {plain(name)}", "", f"**{plain(verdict.told())}**", ""]
+    lines = [f"# Validation of round {verdict.round} of {plain(name)}", "", f"**{plain(verdict.summary())}**", ""]
     lines += [f"- **alarm**: {plain(alarm)}" for alarm in verdict.alarms] + [""]
     lines += _table([
         {

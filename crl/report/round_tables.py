@@ -182,7 +182,7 @@ def notes(summaries: Sequence[RoundSummary]) -> list[str]:
             lines.append(f"preparation (round 0), seconds: {parts}")
     verdicts = [each.validation for each in summaries if each.validation is not None]
     if verdicts:
-        lines.append(f"round {verdicts[-1].round} {verdicts[-1].told()}")
+        lines.append(f"round {verdicts[-1].round} {verdicts[-1].summary()}")
     alarmed = [each for each in summaries if each.alarms]
     if alarmed:
         lines += [f"alarm in round {alarmed[-1].round}, {alarm}" for alarm in alarmed[-1].alarms]

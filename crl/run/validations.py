@@ -57,7 +57,7 @@ class Verdict(BaseModel):
     """Its version."""
     seconds: float = 0.0
     megabytes: float = 0.0
-    """Memory of the process that validated, at most so far."""
+    """Memory of the process that validated, behind it."""
 
     @property
     def rules(self) -> int:
@@ -79,7 +79,7 @@ class Verdict(BaseModel):
         """Every disagreement with the compiled pass, with its place."""
         return [f"{each.stage}, {each.table}: {alarm}" for each in self.tables for alarm in each.alarms]
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """In one line: `passed: 455 rules, 119 of them queries; 0 more by the compiled pass only`."""
         if self.outcome == "not validated":
             return f"not validated: {self.reason}"

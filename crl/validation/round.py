@@ -8,14 +8,13 @@ Great Expectations and the compiled pass. The verdict goes to `validations/`, th
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -76,7 +75,7 @@ def validate_rounds(
             tables=tables,
             great_expectations=version(),
             seconds=round(time.monotonic() - began, 3),
-            megabytes=round(_megabytes(), 1),
+            megabytes=round(psutil.Process().memory_info().rss / 1e6, 1),
         )
         verdicts.append(verdict)
         keep_verdict(run.path, verdict)
@@ -86,12 +85,6 @@ def validate_rounds(
             validated += [_page(number, stage, name, tables_of, own, rows, committed=False) for name in tables_of]
     _publish(run, validated, own)
     return verdicts
-
-
-def _megabytes() -> float:
-    """The most memory that this process has had."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def native_rules(table: str, written: Iterable[str]) -> list[Config]:
@@ -149,9 +142,7 @@ def _page(
     return Validated(page, result, told)
 
 
-def _compiled(
-    connection: duckdb.DuckDBPyConnection, name: str, tables: Mapping[str, pa.Table]
-) -> dict[str, int] | str:
+def _compiled(connection: duckdb.DuckDBPyConnection, name: str, tables: Mapping[str, pa.Table]) -> dict[str, int] | str:
     """Broken rows by rule, as the compiled pass counts them; why it could not."""
     rules = applying(suite_of(name)["expectations"], frozenset(tables))
     try:
@@ -161,7 +152,12 @@ def _compiled(
 
 
 def _compared(
-    stage: str, name: str, validated: Validated, compiled: dict[str, int] | str, written: frozenset[str], alarms: list[str]
+    stage: str,
+    name: str,
+    validated: Validated,
+    compiled: dict[str, int] | str,
+    written: frozenset[str],
+    alarms: list[str],
 ) -> TableVerdict:
     """The verdict about a table, and where Great Expectations and the compiled pass do not say the same."""
     configs = [(each.expectation_config.to_json_dict(), each) for each in validated.result.results]

@@ -31,7 +31,7 @@ _LIMIT_SECONDS = 600.0
 _TICK_SECONDS = 0.5
 """Short, so that Ctrl-C reaches the thread that waits."""
 _END_SECONDS = 10.0
-_THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 _open: dict[Path, Validations] = {}
 
@@ -83,7 +83,9 @@ class Validations:
         try:
             if kind is None and self._waiting:
                 rounds = ", ".join(map(str, sorted(self._waiting)))
-                self._say(f"waiting for Great Expectations, which validates round{'s' * (len(self._waiting) > 1)} {rounds}")
+                self._say(
+                    f"waiting for Great Expectations, which validates round{'s' * (len(self._waiting) > 1)} {rounds}"
+                )
             while kind is None and self._thread.is_alive():
                 self._thread.join(_TICK_SECONDS)
         finally:
@@ -96,15 +98,21 @@ class Validations:
     def validate(self, number: int) -> Verdict:
         """Have a round validated and its verdict kept; why not, where that could not be done."""
         job = Job(
-            JobKind.validate, str(self._run.path.resolve()), number, "validate", token=0, expectations=self._expectations
+            JobKind.validate,
+            str(self._run.path.resolve()),
+            number,
+            "validate",
+            token=0,
+            expectations=self._expectations,
         )
         try:
             return Verdict.model_validate(self._engine.run(job, time_limit=_LIMIT_SECONDS))
-        except CrlError as error:
+        except (CrlError, OSError) as error:
+            reason = error.found if isinstance(error, CrlError) else str(error)
             verdict = Verdict(
                 round=number,
                 outcome="not validated",
-                reason=" ".join(error.found.split()),
+                reason=" ".join(reason.split()),
                 stages=stage_digests(self._run.path, number),
             )
             with contextlib.suppress(CrlError, OSError):  # the disk may be why
@@ -116,19 +124,16 @@ class Validations:
         while number is not None and not self._stopped:
             number = self._rounds.get()
             with contextlib.suppress(CrlError, OSError):  # a record that cannot be read is no concern of this thread
-                for each in [*self._lacking(number), *([] if number is None else [number])]:
+                for each in self._lacking(number):
                     if not self._stopped:
                         self._try(each)
-            self._waiting.discard(number if number is not None else -1)
+            self._waiting = {each for each in self._waiting if number is not None and each > number}
 
-    def _lacking(self, number: int | None) -> list[int]:
-        """Complete rounds before this one, or of all, that lack a verdict: those of this run that were not tried yet."""
-        found = []
-        for each in self._run.rounds() if self._every else ():
-            earlier = number is None or each < number
-            if earlier and each % self._every == 0 and each not in self._done | self._waiting and self._is_due(each):
-                found.append(each)
-        return found[-_MOST_LACKING:]
+    def _lacking(self, last: int | None) -> list[int]:
+        """Complete rounds up to this one (None: all) that lack a verdict and were not tried; not those of a parent."""
+        rounds = [each for each in self._run.rounds() if self._every and each % self._every == 0]
+        due = [each for each in rounds if (last is None or each <= last) and each not in self._done]
+        return [each for each in due if self._is_due(each)][-_MOST_LACKING:]
 
     def _is_due(self, number: int) -> bool:
         verdict = load_verdict(self._run.path, number)
@@ -145,13 +150,13 @@ class Validations:
             verdict = load_verdict(self._run.path, number)
         except Cancelled:
             return
-        except Exception as error:  # Prefect's server may be away; the next round is validated all the same
-            self._say(f"round {number} was not validated: {type(error).__name__}: {' '.join(str(error).split())}")
-            return
+        except Exception as error:  # Prefect's server may be away: the verdict is made without it
+            self._say(f"the validation of round {number} cannot be shown: {' '.join(str(error).split())}")
+            verdict = load_verdict(self._run.path, number) or self.validate(number)
         if verdict is None:
             self._say(f"round {number} has no verdict of Great Expectations; its stages changed, or the disk is full")
         elif verdict.outcome == "not validated":
-            self._say(f"round {number} was {verdict.told()}")
+            self._say(f"round {number} was {verdict.summary()}")
         for alarm in verdict.alarms if verdict else ():
             self._say(f"alarm in round {number}, validate: {alarm}")
 

@@ -66,6 +66,7 @@ def make_warm_start(path: Path) -> None:
 @contextmanager
 def _open(directory: RunDirectory, runtime: Runtime) -> Iterator[Driver]:
     deadline = time.monotonic() + _LEASE_PATIENCE_SECONDS
+
     def say(line: str) -> None:
         tell(event="note", text=line)
 
