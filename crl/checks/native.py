@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -98,9 +98,9 @@ def version() -> str:
     return str(gx.__version__)
 
 
-def failures(table: str, key: list[str], result: Any, rows: pa.Table) -> list[str]:
+def failures(table: str, key: list[str], results: Iterable[Any], rows: pa.Table) -> list[str]:
     """A sentence for each expectation that failed: rule, columns, how many rows, position and id of the first ones."""
-    return [_sentence(table, key, each, rows) for each in result.results if not each.success]
+    return [_sentence(table, key, each, rows) for each in results if not each.success]
 
 
 def _sentence(table: str, key: list[str], result: Any, rows: pa.Table) -> str:

@@ -23,7 +23,7 @@ def require_sound(brought: OutsideRows) -> None:
     result = validate(name, key, expectations_of(row_type, {}, rules), tables)
     if not result.success:
         raise BadInput(
-            f"{brought.file} cannot be taken:\n" + "\n".join(failures(name, key, result, tables[name])),
+            f"{brought.file} cannot be taken:\n" + "\n".join(failures(name, key, result.results, tables[name])),
             expected="rows of which every rule holds, counted from row 0",
             where=brought.file,
             next_step=brought.next_step,

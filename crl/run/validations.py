@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.errors import RecordDamaged
 from crl.run.directory import stage_manifests
-from crl.run.files import disk_errors, write_atomically
+from crl.run.files import disk_errors, making, write_atomically
 
 VALIDATIONS = "validations"
 Outcome = Literal["passed", "failed", "not validated"]
@@ -98,8 +98,7 @@ def stage_digests(run_path: Path, round_number: int) -> dict[str, str]:
 def keep_verdict(run_path: Path, verdict: Verdict) -> None:
     """Write a verdict in place of an earlier one of its round. Raises DiskFull, RunDirectoryUnusable."""
     path = verdict_path(run_path, verdict.round)
-    with disk_errors(path):
-        path.parent.mkdir(exist_ok=True)
+    with disk_errors(path), making(path.parent):
         write_atomically(path, verdict.model_dump_json(indent=1).encode() + b"\n")
 
 

@@ -132,14 +132,23 @@ def _page(
     *,
     committed: bool = True,
 ) -> Validated:
-    """What Great Expectations finds in a table; where it finds something broken, with the rows."""
+    """What Great Expectations finds in a table; where it finds something broken, with the rows.
+
+    An expectation that it could not evaluate breaks no committed table: the compiled pass evaluated it.
+    """
     rules = [*native_rules(name, tables), *own_expectations(own.get(name), tables[name].num_rows)]
     result = validate(name, key_of(name), rules, tables, rows=rows)
-    if not result.success and not rows:
+    if not rows and any(not each.success for each in _evaluated(result)):
         result = validate(name, key_of(name), rules, tables)
-    told = failures(name, key_of(name), result, tables[name])
-    page = Page(number, stage, name, tables[name].num_rows, len(result.results), bool(result.success), committed)
-    return Validated(page, result, told)
+    results = _evaluated(result) if committed else result.results
+    sentences = failures(name, key_of(name), results, tables[name])
+    page = Page(number, stage, name, tables[name].num_rows, len(result.results), not sentences, committed)
+    return Validated(page, result, sentences)
+
+
+def _evaluated(result: Any) -> list[Any]:
+    """Results of the expectations that Great Expectations could evaluate."""
+    return [each for each in result.results if exception_of(each.exception_info) is None]
 
 
 def _compiled(connection: duckdb.DuckDBPyConnection, name: str, tables: Mapping[str, pa.Table]) -> dict[str, int] | str:
@@ -160,47 +169,46 @@ def _compared(
     alarms: list[str],
 ) -> TableVerdict:
     """The verdict about a table, and where Great Expectations and the compiled pass do not say the same."""
-    configs = [(each.expectation_config.to_json_dict(), each) for each in validated.result.results]
-    results = {_identity(config): each for config, each in configs}
-    counts: dict[str, int] = {}
+    results = {_identity(_config(each)): each for each in validated.result.results}
+    unknown = isinstance(compiled, str)
+    counts = {} if isinstance(compiled, str) else compiled
+    rules = {_identity(rule): f"'{sentence_of(rule)}'" for rule in applying(suite_of(name)["expectations"], written)}
+    only_compiled = 0
+    for identity, rule in rules.items():
+        result, count = results.get(identity), counts.get(identity, 0)
+        raised = result is not None and exception_of(result.exception_info) is not None
+        only_compiled += raised
+        if result is None:
+            alarms.append(f"Great Expectations was not asked for {rule}: its suite is weaker than the compiled rules")
+        elif count and (raised or not result.success):
+            alarms.append(f"{rule} held at the commit and is broken in {count} rows now")
+        elif count:
+            alarms.append(f"Great Expectations passes {rule}, which the compiled pass finds broken in {count} rows")
+        elif not raised and not result.success and not unknown:
+            alarms.append(f"Great Expectations finds {rule} broken, which the compiled pass lets pass")
     if isinstance(compiled, str):
         alarms.append(compiled)
-    else:
-        counts = compiled
-    only_compiled = set[str]()
-    rules = applying(suite_of(name)["expectations"], written)
-    for rule in rules:
-        identity, told = _identity(rule), f"'{sentence_of(rule)}'"
-        result, rows = results.get(identity), counts.get(identity, 0)
-        if result is None:
-            alarms.append(f"Great Expectations was not asked for {told}: its suite is weaker than the compiled rules")
-        elif exception_of(result.exception_info) is not None:
-            only_compiled.add(identity)
-            if rows:
-                alarms.append(f"{told} held at the commit and is broken in {rows} rows now")
-        elif result.success and rows:
-            alarms.append(f"Great Expectations passes {told}, which the compiled pass finds broken in {rows} rows")
-        elif not result.success and not rows:
-            alarms.append(f"Great Expectations finds {told} broken, which the compiled pass lets pass")
-        elif not result.success:
-            alarms.append(f"{told} held at the commit and is broken in {rows} rows now")
-    known = {_identity(rule) for rule in rules}
-    for config, result in configs:
-        if _identity(config) not in known and not result.success:
-            alarms.append(f"'{sentence_of(config)}', a rule of your own, does not hold in rows that were committed")
-    evaluated = [config for config, _ in configs if _identity(config) not in only_compiled]
-    raised = [each for each in validated.result.results if exception_of(each.exception_info) is not None]
+    for identity, result in results.items():
+        if identity not in rules and not result.success:
+            rule = sentence_of(_config(result))
+            alarms.append(f"'{rule}', a rule of your own, does not hold in rows that were committed")
+    evaluated = _evaluated(validated.result)
     return TableVerdict(
         stage=stage,
         table=name,
         rows=validated.page.rows,
         rules=len(evaluated),
-        queries=sum(config["type"] == SQL for config in evaluated),
-        only_compiled=len(only_compiled),
-        passed=all(each.success for each in validated.result.results if each not in raised),
+        queries=sum(_config(each)["type"] == SQL for each in evaluated),
+        only_compiled=only_compiled,
+        passed=validated.page.passed,
         broken=tuple(validated.broken),
         alarms=tuple(alarms),
     )
+
+
+def _config(result: Any) -> Config:
+    config: Config = result.expectation_config.to_json_dict()
+    return config
 
 
 def _identity(config: Config) -> str:
