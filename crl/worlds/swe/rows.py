@@ -27,9 +27,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from crl import records
 from crl.errors import BadInput
 from crl.paths import possible_path, short
+from crl.records import OutsideRows, Rules, table_of
+from crl.records import Row as RecordRow
 
 WHERE = "method.families[].environment.rows"
 _LINES, _ARROW = (".jsonl", ".ndjson"), ".arrow"
@@ -100,11 +101,11 @@ class Row(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow(records.Row):
+class TaskRow(RecordRow):
     """A task of a person's file, as Great Expectations looks at it before it is played."""
 
     table: ClassVar[str] = "swe_tasks"
-    rules: ClassVar[records.Rules] = records.Rules(
+    rules: ClassVar[Rules] = Rules(
         key=("instance_id",),
         filled=("instance_id", "repo", "base_commit"),
         ranges={"fail_to_pass": (1, None)},
@@ -117,7 +118,7 @@ class TaskRow(records.Row):
     fail_to_pass: Annotated[int, "tests that decide"]
 
 
-def outside_rows(rows: Sequence[Row], file: str) -> records.OutsideRows:
+def outside_rows(rows: Sequence[Row], file: str) -> OutsideRows:
     """The tasks of a file, before they are taken."""
     listed = [
         TaskRow(
@@ -129,7 +130,7 @@ def outside_rows(rows: Sequence[Row], file: str) -> records.OutsideRows:
         )
         for each in rows
     ]
-    return records.OutsideRows(TaskRow, records.table_of(TaskRow, listed), file, NEXT_STEP)
+    return OutsideRows(TaskRow, table_of(TaskRow, listed), file, NEXT_STEP)
 
 
 def load_rows(name: str | Path, *, where: str = WHERE) -> list[Row]:
