@@ -301,6 +301,8 @@ class WholeTurns:
 class Chat(Protocol):
     """Turns messages into ids that are only ever appended to."""
 
+    template: str
+    """Which chat template writes the prompts, in words."""
     opens_thought: bool
     """Whether a prompt ends inside a thought (`<think>`) that the model is to end: thinking models' templates do so."""
 

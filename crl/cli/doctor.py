@@ -121,6 +121,7 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
         if all(finding.ok for finding in findings) and all(readiness(model) == "ready" for model in models.values()):
             prompts = partial(recipe_of(method).check_ready, method, run_path)
             findings.append(_checked("prompts and tokenizers", prompts, "the first prompts fit, and are read whole"))
+            findings += _templates(method) if findings[-1].ok else []
         for name, check in compared.checks(prepare=False):
             findings.append(_checked(f"{name}, computed", check, "as transformers computes it"))
     said = replaced(method)
@@ -136,6 +137,16 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     ]
     enough = _checked("free disk", lambda: check_disk(experiment, run_path, rounds), "enough for it")
     return [*findings, *found, enough]
+
+
+def _templates(method: Method) -> Iterator[Finding]:
+    """A line for each role whose prompts are not written by its model's own chat template."""
+    from crl.policies.chat import TRAINING
+    from crl.rounds.ready import chat_of
+
+    for role, use in method.recipe.roles().items():
+        if use.multi_turn and chat_of(method, role).template == TRAINING:
+            yield Finding(f"chat template, {role}", f"{TRAINING}: the model's own rewrites earlier turns")
 
 
 def _learning_rates(method: Method) -> Iterator[Finding]:

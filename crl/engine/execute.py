@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _NOTES = "notes"
 """Where the manifest of a part keeps what its stage wants in the manifest beside the digest."""
+_TEMPLATES = "chat_templates"
+"""Where a manifest says which chat templates its stage sampled with."""
 _PACKAGES = ("torch", "transformers", "deepspeed", "peft", "trl", "numpy", "pyarrow")
 
 
@@ -60,6 +62,8 @@ class Attempt:
     """Called with the stage's temporary directory before it runs: it is sent to further ranks."""
     before_commit: Callable[[], None] = lambda: None
     """Called after the stage ran, before it is committed: waits for further ranks."""
+    chat_templates: Callable[[], Mapping[str, str]] = dict
+    """Which chat template wrote the prompts of each role that sampled here; provenance only."""
 
 
 def execute_stage(
@@ -90,6 +94,7 @@ def execute_stage(
             inputs = _run_as_one(stage, context, writer)
         elif stage.parts is not None:
             inputs = _concatenate(run, stage, round_number, stage.parts(context), context)
+        _note_templates(context, attempt)
         try:
             context.require_games()
         except EnvironmentBroken:
@@ -136,6 +141,7 @@ def execute_part(
     with run.begin_part(round_number, stage_name, part, token=attempt.token) as writer:
         context = _context(run, recipe, stage, round_number, writer, services, attempt.progress)
         stage.run_part(context, part)
+        _note_templates(context, attempt)
         tables = writer.tables()
         # A user's rules speak of all rows of a stage: they are held against the whole of it.
         _check(tables, f"round {round_number}, stage {stage_name}, part {part}", {})
@@ -195,7 +201,7 @@ def _run_missing_parts(
             round_number,
             stage.name,
             part,
-            attempt=Attempt(attempt.token, inner, attempt.number, attempt.command),
+            attempt=replace(attempt, progress=inner),
             services=services,
         )
 
@@ -239,6 +245,12 @@ def _context(
         unfinished=run.unfinished_path(round_number, stage.name),
         broken_episodes_limit=broken_episodes_limit,
     )
+
+
+def _note_templates(context: StageContext, attempt: Attempt) -> None:
+    """Note which chat templates the stage, or its part, sampled with: not all are the models' own."""
+    if found := attempt.chat_templates():
+        context.notes[_TEMPLATES] = {**context.notes.get(_TEMPLATES, {}), **found}
 
 
 def _check(tables: dict[type[Row], pa.Table], where: str, own: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -110,6 +110,10 @@ class EngineServices:
         self._policies[role] = (weights.weights_digest, policy)
         return policy
 
+    def chat_templates(self) -> dict[str, str]:
+        """Which chat template writes the prompts of each role whose model is held."""
+        return {role: policy.chat.template for role, (_, policy) in self._policies.items()}
+
     def _make_room_for_server(self) -> None:
         """On a GPU a server takes its share of the memory when it starts: a trainer that is only kept goes before."""
         from crl.policies.machine import gpu_count

@@ -84,6 +84,7 @@ class Worker:
             broken_episodes_limit=job.broken_episodes_limit,
             begun=lambda directory: self._send(type="begun", directory=str(directory)),
             before_commit=self._wait_for_ranks,
+            chat_templates=services.chat_templates,
         )
         if job.kind is JobKind.part:
             part = cast(int, job.part)

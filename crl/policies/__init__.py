@@ -2,6 +2,11 @@
 
 torch and transformers are imported inside functions or in modules that only the engine imports, so that naming a
 model (`sources`) stays light.
+
+Suffixes of tensors and arrays name their shapes, `logits_BV`: B rows that are sampled, T tokens of a pass or of a
+sequence, V vocabulary; R rows of the cache, A of them that attend together, S with one new token; P pieces (of a word:
+parts), N new tokens of one, C slots of a row; Q query heads, H key-value heads, G query heads that share one, X = G N;
+D width of a key, an embedding or a layer, E of a value; K answers to choose among; digits are lengths.
 """
 
 from __future__ import annotations

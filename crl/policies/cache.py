@@ -8,8 +8,7 @@ slots without holes.
 Transformers' models find this attention under the name :data:`ATTENTION`, and it finds the pass among their keyword
 arguments; calls without one (scoring) get transformers' scaled dot product attention.
 
-Shapes: T tokens of a pass, N of one piece, R rows, Hq query and H key-value heads, G = Hq / H, C slots, D width of a
-key, E of a value.
+Suffixes of tensors name their shapes: see `crl.policies`.
 """
 
 from __future__ import annotations
@@ -69,13 +68,13 @@ class RowCache:
         self.rows, self.slots = rows, row_slots(longest)
         self._layers: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * layers
 
-    def room(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer. Those of some tokens, [H, T, D] each, say the rest; values may be narrower."""
+    def room(self, index: int, key_HTD: torch.Tensor, value_HTE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer. Those of some tokens say the rest; values may be narrower."""
         states = self._layers[index]
         if states is None:
             # Zeros: a hidden slot has weight 0, and 0 times a stray NaN is NaN.
-            shapes = [(self.rows, new.shape[0], self.slots, new.shape[2]) for new in (key, value)]
-            self._layers[index] = states = _zeros(shapes[0], key), _zeros(shapes[1], value)
+            shapes = [(self.rows, new.shape[0], self.slots, new.shape[2]) for new in (key_HTD, value_HTE)]
+            self._layers[index] = states = _zeros(shapes[0], key_HTD), _zeros(shapes[1], value_HTE)
         return states
 
     def copy(self, source: int, target: int, slots: slice) -> None:
@@ -112,11 +111,11 @@ class Pass:
         if len(single) < 2 or len(single) < _TOGETHER * self._reach:
             single = []
         self._apart = sorted(set(range(len(pieces))) - set(single))
-        self._single_rows = torch.tensor([pieces[index].rows[0] for index in single], dtype=torch.long, device=device)
-        self._single_places = torch.tensor([self._firsts[index] for index in single], dtype=torch.long, device=device)
+        self._single_rows_S = torch.tensor([pieces[index].rows[0] for index in single], dtype=torch.long, device=device)
+        self._single_places_S = torch.tensor([self._firsts[index] for index in single], dtype=torch.long, device=device)
         self._lengths_R = torch.ones(self._reach, dtype=torch.long, device=device)
         lengths = [pieces[index].length for index in single]
-        self._lengths_R[self._single_rows] = torch.tensor(lengths, dtype=torch.long, device=device)
+        self._lengths_R[self._single_rows_S] = torch.tensor(lengths, dtype=torch.long, device=device)
         self._span = max(lengths, default=0)
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
@@ -129,65 +128,65 @@ class Pass:
         ]
 
     def attend(
-        self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self, index: int, query_QTD: torch.Tensor, key_HTD: torch.Tensor, value_HTE: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """Store the new tokens' keys and values of a layer, and attend from each token to its row up to itself.
 
         Args:
             index: the layer.
-            query: [Hq, T, D].
-            key: [H, T, D].
-            value: [H, T, E].
+            query_QTD: of all query heads.
+            key_HTD: of the new tokens.
+            value_HTE: of the new tokens.
             scaling: factor of the products.
 
         Returns:
-            [T, Hq, E].
+            What is found, [T, Q, E].
         """
-        keys, values = self._cache.room(index, key, value)
-        keys[self._rows_N, :, self._slots_N] = key[:, self._places_N].transpose(0, 1)
-        values[self._rows_N, :, self._slots_N] = value[:, self._places_N].transpose(0, 1)
+        keys_RHCD, values_RHCE = self._cache.room(index, key_HTD, value_HTE)
+        keys_RHCD[self._rows_N, :, self._slots_N] = key_HTD[:, self._places_N].transpose(0, 1)
+        values_RHCE[self._rows_N, :, self._slots_N] = value_HTE[:, self._places_N].transpose(0, 1)
         # Heads that share keys become so many queries of one head: several times as fast on the CPU as copying keys.
-        query = query.view(key.shape[0], -1, *query.shape[1:])  # [H, G, T, D]
-        out = query.new_empty(query.shape[2], *query.shape[:2], value.shape[2])  # [T, H, G, E]
-        if len(self._single_rows):
-            query_RHGD = query.new_zeros(self._reach, *query.shape[:2], query.shape[3])
-            query_RHGD[self._single_rows] = query[:, :, self._single_places].movedim(2, 0)
+        query_HGTD = query_QTD.view(key_HTD.shape[0], -1, *query_QTD.shape[1:])
+        out_THGE = query_QTD.new_empty(query_HGTD.shape[2], *query_HGTD.shape[:2], value_HTE.shape[2])
+        if len(self._single_rows_S):
+            query_RHGD = query_QTD.new_zeros(self._reach, *query_HGTD.shape[:2], query_HGTD.shape[3])
+            query_RHGD[self._single_rows_S] = query_HGTD[:, :, self._single_places_S].movedim(2, 0)
             found_RHGE = torch.nn.functional.scaled_dot_product_attention(
                 query_RHGD,
-                keys[: self._reach, :, : self._span],
-                values[: self._reach, :, : self._span],
-                attn_mask=self._until_length(query_RHGD.shape[2], query.dtype),
+                keys_RHCD[: self._reach, :, : self._span],
+                values_RHCE[: self._reach, :, : self._span],
+                attn_mask=self._until_length(query_RHGD.shape[2], query_QTD.dtype),
                 scale=scaling,
             )
-            out[self._single_places] = found_RHGE[self._single_rows]
+            out_THGE[self._single_places_S] = found_RHGE[self._single_rows_S]
         for number in self._apart:
             piece, first = self._pieces[number], self._firsts[number]
-            row, part = piece.rows[0], query[:, :, first : first + piece.count]
-            found = torch.nn.functional.scaled_dot_product_attention(
-                part.reshape(1, part.shape[0], -1, part.shape[3]),
-                keys[None, row, :, : piece.length],
-                values[None, row, :, : piece.length],
-                attn_mask=self._causal(piece, part.shape[1], query.dtype),
+            row, part_HGND = piece.rows[0], query_HGTD[:, :, first : first + piece.count]
+            found_1HXE = torch.nn.functional.scaled_dot_product_attention(
+                part_HGND.reshape(1, part_HGND.shape[0], -1, part_HGND.shape[3]),
+                keys_RHCD[None, row, :, : piece.length],
+                values_RHCE[None, row, :, : piece.length],
+                attn_mask=self._causal(piece, part_HGND.shape[1], query_QTD.dtype),
                 scale=scaling,
             )
-            out[first : first + piece.count] = found.view(*part.shape[:3], -1).movedim(2, 0)
-        return out.flatten(1, 2)
+            out_THGE[first : first + piece.count] = found_1HXE.view(*part_HGND.shape[:3], -1).movedim(2, 0)
+        return out_THGE.flatten(1, 2)
 
     def _until_length(self, heads: int, dtype: torch.dtype) -> torch.Tensor:
-        """Mask [R, 1, G, span] that hides what is behind a row's length."""
+        """Mask [R, 1, G, C] that hides what is behind a row's length."""
         if (0, heads) not in self._masks:
-            hidden = torch.arange(self._span, device=self._device) >= self._lengths_R[:, None, None, None]
-            self._masks[0, heads] = hiding(hidden, dtype).expand(-1, -1, heads, -1)
+            hidden_R11C = torch.arange(self._span, device=self._device) >= self._lengths_R[:, None, None, None]
+            self._masks[0, heads] = hiding(hidden_R11C, dtype).expand(-1, -1, heads, -1)
         return self._masks[0, heads]
 
     def _causal(self, piece: Piece, heads: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Mask [1, 1, G N, past + N] that hides what comes after each token; None for one token."""
+        """Mask [1, 1, X, C] that hides what comes after each token; None for one token."""
         if piece.count == 1:
             return None
         shape = (piece.count, piece.past)
         if shape not in self._masks:
-            hidden = torch.ones(piece.count, piece.length, dtype=torch.bool, device=self._device).triu(piece.past + 1)
-            self._masks[shape] = hiding(hidden, dtype).repeat(heads, 1)[None, None]
+            ones_NC = torch.ones(piece.count, piece.length, dtype=torch.bool, device=self._device)
+            self._masks[shape] = hiding(ones_NC.triu(piece.past + 1), dtype).repeat(heads, 1)[None, None]
         return self._masks[shape]
 
 
@@ -214,12 +213,12 @@ def pass_logits(
     Raises BadInput for a model that would compute something else (`EveryLayerOnce`).
     """
     # A mask of four dimensions is taken as it is; the attention of a pass makes its own.
-    mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=ids_T.device)
-    with EveryLayerOnce(model, mask):
+    mask_1111 = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=ids_T.device)
+    with EveryLayerOnce(model, mask_1111):
         output = model(
             input_ids=ids_T[None],
             position_ids=positions_T[None],
-            attention_mask=mask,
+            attention_mask=mask_1111,
             use_cache=False,
             logits_to_keep=ends_B,
             row_pass=row_pass,
@@ -239,7 +238,7 @@ def _attention(
     row_pass: Pass | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers' models call; [1, Hq, T, D] to [1, T, Hq, E] in a pass. Raises BadInput for an argument that
+    """What transformers' models call; [1, Q, T, D] to [1, T, Q, E] in a pass. Raises BadInput for an argument that
     changes what attention computes."""
     check_plain(module, kwargs)
     EveryLayerOnce.attends(module, attention_mask, told=row_pass is not None)

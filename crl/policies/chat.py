@@ -12,6 +12,9 @@ Where a template knows no system role, or moves the system text about, the syste
 user message, as the makers of such models (Gemma, Mistral) advise.
 
 Leading and trailing white space that a template would strip from a message is kept: ids must not depend on a rewrite.
+
+A chat of several turns is only ever appended to. Where a model's own template renders earlier turns anew once the chat
+goes on (it drops thoughts, say), TRL's training template of its family takes its place, if TRL has one that does not.
 """
 
 from __future__ import annotations
@@ -48,6 +51,8 @@ _CODE = (
     '{"name": "search", "arguments": {"query": "a\\nb", "k": 5}}\n'
 )
 _NO_THOUGHT = "\n</think>\n\n"
+OWN, TRAINING = "the model's own", "TRL's training template of its family"
+"""Which template writes prompts."""
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
 
@@ -56,6 +61,7 @@ class ChatFormat:
     """A model's chat format, built from its tokenizer's template (protocol `Chat`).
 
     Attributes:
+        template: which template is used, :data:`OWN` or :data:`TRAINING`.
         end_ids: ids that end an assistant's turn in this template (one id; generation adds the model's own).
         opens_thought: whether the template ends a prompt with the beginning of a thought, as thinking models' do.
     """
@@ -68,7 +74,7 @@ class ChatFormat:
             tokenizer: a fast tokenizer with a chat template; its truncation, padding and dropout are switched off.
             name: the model, for messages.
             multi_turn: whether `reply` will be used. A template that rewrites history (drops earlier thoughts, say)
-                can serve one-turn chats only, so it is refused unless this is False.
+                can serve one-turn chats only: unless this is False, TRL's training template is used, if there is one.
             rows: of the model's embeddings; None: any id may be used.
 
         Raises:
@@ -81,23 +87,34 @@ class ChatFormat:
         if not getattr(tokenizer, "is_fast", False):
             raise self._refuse("its tokenizer has no tokenizer.json", "Convert the tokenizer to the fast format.")
         _settle(tokenizer)
-        self._template = _NO_CLOCK + tokenizer.get_chat_template()
+        self._multi_turn = multi_turn
+        self.template = OWN
+        self._use(tokenizer.get_chat_template())
+        if multi_turn and not self._keeps_history():
+            training = _training_template(tokenizer)
+            if training is None:
+                raise self._refuse_history("TRL has no other template for exactly this text")
+            self.template = TRAINING
+            self._use(training)
+            if not self._keeps_history():
+                raise self._refuse_history("so does TRL's training template of its family")
+        self._folds_system = not self._shows_system()
+        self._check_ids(rows)
+
+    def _use(self, template: str) -> None:
+        """Write prompts with this template from now on."""
+        self._template = _NO_CLOCK + template
         try:
-            self._ids = ChatIds(tokenizer, tokenizer.get_chat_template())
+            self._ids = ChatIds(self._tokenizer, template)
         except ForgeableToken as error:
             raise self._refuse(
                 f"its tokenizer turns the written text {str(error)!r} into the control token", "Use another model."
             ) from error
         # A thought's tags may be control tokens; what follows the end of a thought is found by them, so they are read.
         self._hidden_ids = {index for text, index in self._ids.control_ids.items() if not THOUGHT_TAG.fullmatch(text)}
-        self._multi_turn = multi_turn
         self._after, self._before, self._begin = self._between_turns()
         self.end_ids = (self._after_end_id(),)
         self.opens_thought = after_thoughts(self._before) is None
-        if multi_turn and not self._keeps_history():
-            raise self._refuse_history()
-        self._folds_system = not self._shows_system()
-        self._check_ids(rows)
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -131,7 +148,7 @@ class ChatFormat:
     def reply(self, text: str, *, ended: bool) -> list[int]:
         """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening."""
         if not self._multi_turn:
-            raise self._refuse_history()
+            raise AssertionError("a chat of one turn has no reply")
         ids = self._ids.encode(self._after + SLOT.format(0) + self._before, [text])
         return ids[1:] if ended else ids
 
@@ -214,8 +231,14 @@ class ChatFormat:
             return False
 
     def _keeps_history(self, first: Sequence[Mapping[str, str]] = (), tools: Sequence[Tool] = ()) -> bool:
-        """Probe: every rendering is a prefix of the renderings of longer chats, with and without thoughts."""
-        for answer in ("An answer.", "<think>\nA thought.\n</think>\n\nAn answer."):
+        """Probe: every rendering is a prefix of the renderings of longer chats, with and without thoughts; where the
+        prompt begins a thought or holds one, with the kind of answer that this asks for."""
+        thinks = None if after_thoughts(self._before) == self._before else self.opens_thought
+        for thought in ("", "<think>\nA thought.\n</think>\n\n"):
+            if thinks is not None and thinks != bool(thought):
+                continue
+            answer = f"{thought}An answer."
+            written = answer.removeprefix("<think>\n") if self.opens_thought else answer
             chat = [*first, {"role": "user", "content": "A question."}]
             shown = self._render(chat, ready=True, tools=tools)
             for number in range(3):
@@ -224,7 +247,7 @@ class ChatFormat:
                 ended = longer.removesuffix(self._tokenizer.eos_token or "")
                 if ended.rstrip().endswith(str(self._tokenizer.convert_ids_to_tokens(self.end_ids[0]))):
                     longer = ended  # Phi-3's template closes the chat behind the end of the turn
-                if not longer.startswith(shown) or answer not in longer[len(shown) :]:
+                if not longer.startswith(shown) or written not in longer[len(shown) :]:
                     return False
                 chat.append({"role": "user", "content": f"Question {number}."})
                 shown = self._render(chat, ready=True, tools=tools)
@@ -266,8 +289,7 @@ class ChatFormat:
     def _check_rows(self, rows: int, used: Set[int]) -> None:
         """Raise BadInput where the model has no row for an id that a chat can have: torch would end the process, or
         read what is not there. A token that no chat has (an image's, say) needs none."""
-        template = self._tokenizer.get_chat_template()
-        written = {index for text, index in self._ids.control_ids.items() if text in template}
+        written = {index for text, index in self._ids.control_ids.items() if text in self._template}
         beyond = sorted(index for index in used | written | {self._ids.largest_of_texts} if index >= rows)
         if beyond:
             token = self._tokenizer.convert_ids_to_tokens(beyond[0])
@@ -278,10 +300,10 @@ class ChatFormat:
                 "model.resize_token_embeddings(len(tokenizer)), teach it the new tokens, and save both.",
             )
 
-    def _refuse_history(self) -> BadInput:
+    def _refuse_history(self, training: str) -> BadInput:
         return self._refuse(
-            "its chat template rewrites history (earlier turns render differently once the chat goes on), so the ids "
-            "sampled would not be the ids trained",
+            "its chat template rewrites history (earlier turns render differently once the chat goes on), and "
+            f"{training}",
             "Use a model whose template only appends, such as the same family's non-thinking instruct model.",
         )
 
@@ -301,6 +323,21 @@ def _settle(tokenizer: PreTrainedTokenizerFast) -> None:
     backend.no_padding()
     if getattr(backend.model, "dropout", None):
         backend.model.dropout = None
+
+
+def _training_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """TRL's training template of the family whose template this tokenizer has, letter for letter; None: there is none.
+
+    It keeps what came before a tool's answer as it is. Whether it also does before a user's turn, the caller looks at.
+    """
+    import jinja2
+    from trl.chat_template_utils import get_training_chat_template
+
+    try:
+        found: str | None = get_training_chat_template(tokenizer)
+    except (jinja2.TemplateError, TypeError, ValueError):
+        return None
+    return found
 
 
 def _long_texts(number: int, without: Callable[[str], str]) -> list[str]:

@@ -62,15 +62,15 @@ class LexicalEmbedder:
 
     def _compute(self, text: str) -> NDArray[np.float32]:
         counts = Counter(_WORD.findall(text.lower())) or Counter([""])  # an empty text has a direction too
-        vector = np.zeros(self.dimension, dtype=np.float64)
+        vector_D = np.zeros(self.dimension, dtype=np.float64)
         for word in sorted(counts):
             digest = hashlib.sha256(word.encode("utf-8", "surrogatepass")).digest()
             sign = 1.0 if digest[4] & 1 else -1.0
-            vector[int.from_bytes(digest[:4], "little") % self.dimension] += sign * (1 + math.log(counts[word]))
-        norm = math.sqrt(math.fsum(value * value for value in vector.tolist()))
+            vector_D[int.from_bytes(digest[:4], "little") % self.dimension] += sign * (1 + math.log(counts[word]))
+        norm = math.sqrt(math.fsum(value * value for value in vector_D.tolist()))
         if norm == 0:  # words that cancelled out
             return self._compute("")
-        return (vector / norm).astype(np.float32)
+        return (vector_D / norm).astype(np.float32)
 
 
 class ModelEmbedder:
@@ -166,8 +166,8 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8") or " "
 
 
-def _first(vectors: Any) -> NDArray[np.float32]:
-    return np.asarray(vectors[0], dtype=np.float32)
+def _first(vectors_BD: Any) -> NDArray[np.float32]:
+    return np.asarray(vectors_BD[0], dtype=np.float32)
 
 
 def _stack(vectors: list[NDArray[np.float32]], dimension: int) -> NDArray[np.float32]:

@@ -125,6 +125,7 @@ class EndpointSession(SentWhole):
 class EndpointChat:
     """Implements `crl.protocols.Chat`."""
 
+    template = "the endpoint's"
     opens_thought = False
     takes_tools = False
 

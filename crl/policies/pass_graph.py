@@ -8,9 +8,8 @@ A pass of a small model on a GPU is hundreds of calls that each compute less tha
 of them in one. It computes equally many tokens in every row of the batch, over a fixed number of slots: those that a
 row has too many are written to a slot that no row reaches, and nobody reads what they say.
 
-Shapes: T tokens of a pass, A rows that attend together, R rows of the cache, N tokens of each (of padded rows the most
-new tokens of one, of a graph T = R N), Hq query and H key-value heads, G = Hq / H, D width of a key, E
-of a value, V vocabulary.
+Suffixes of tensors name their shapes: see `crl.policies`. Of padded rows N is the most new tokens of one;
+T of a graph is R N.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ class PaddedPass:
         """`pieces`: in the order of the tokens; none twice, what rows share before what follows it."""
         self._cache = cache
         positions = [np.arange(piece.past, piece.length) for piece in pieces]
-        firsts = np.cumsum([0, *(piece.count for piece in pieces)])
+        firsts_P = np.cumsum([0, *(piece.count for piece in pieces)])
         stored = [
             (np.full(piece.count, row), np.arange(first, first + piece.count), own)
-            for piece, first, own in zip(pieces, firsts, positions, strict=False)
+            for piece, first, own in zip(pieces, firsts_P, positions, strict=False)
             for row in piece.rows
         ]
         positions_T = np.concatenate(positions)
@@ -65,7 +64,7 @@ class PaddedPass:
             np.stack([np.concatenate(each) for each in zip(*stored, strict=True)])
         ).to(device)
         places: dict[int, list[int]] = {}
-        for piece, first in zip(pieces, firsts, strict=False):  # what rows share is attended to in the first of them
+        for piece, first in zip(pieces, firsts_P, strict=False):  # what rows share is attended to in the first of them
             places.setdefault(piece.rows[0], []).extend(range(first, first + piece.count))
         self._groups = [
             _Group({row: places[row] for row in rows}, positions_T, device)
@@ -73,20 +72,20 @@ class PaddedPass:
         ]
 
     def attend(
-        self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self, index: int, query_QTD: torch.Tensor, key_HTD: torch.Tensor, value_HTE: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """As `cache.Pass.attend`: queries [Hq, T, D], keys [H, T, D] and values [H, T, E]; outputs [T, Hq, E]."""
-        keys, values = self._cache.room(index, key, value)
-        keys[self._rows_N, :, self._slots_N] = key[:, self._places_N].transpose(0, 1)
-        values[self._rows_N, :, self._slots_N] = value[:, self._places_N].transpose(0, 1)
-        query = query.view(key.shape[0], -1, *query.shape[1:])  # [H, G, T, D]
-        found = [group.attend(query, keys, values, scaling) for group in self._groups]
+        """As `cache.Pass.attend`."""
+        keys_RHCD, values_RHCE = self._cache.room(index, key_HTD, value_HTE)
+        keys_RHCD[self._rows_N, :, self._slots_N] = key_HTD[:, self._places_N].transpose(0, 1)
+        values_RHCE[self._rows_N, :, self._slots_N] = value_HTE[:, self._places_N].transpose(0, 1)
+        query_HGTD = query_QTD.view(key_HTD.shape[0], -1, *query_QTD.shape[1:])
+        found = [group.attend(query_HGTD, keys_RHCD, values_RHCE, scaling) for group in self._groups]
         if len(found) == 1:
             return found[0].flatten(1, 2)
-        out = found[0].new_empty(query.shape[2], *found[0].shape[1:])
-        for group, part in zip(self._groups, found, strict=True):
-            out[group.places] = part
-        return out.flatten(1, 2)
+        out_THGE = found[0].new_empty(query_HGTD.shape[2], *found[0].shape[1:])
+        for group, part_THGE in zip(self._groups, found, strict=True):
+            out_THGE[group.places_T] = part_THGE
+        return out_THGE.flatten(1, 2)
 
 
 class RowAttention:
@@ -97,18 +96,20 @@ class RowAttention:
         self._limits_AN = limits_AN
         self._masks: dict[int, torch.Tensor] = {}  # by G, in which layers may differ
 
-    def found(self, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Outputs [A, H, G, N, E] of the queries `asked` [A, H, G, N, D], for the rows' own keys [A, H, C, D] and
-        values [A, H, C, E]."""
-        rows, heads, groups, _, width = asked.shape
+    def found(
+        self, asked_AHGND: torch.Tensor, keys_AHCD: torch.Tensor, values_AHCE: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Outputs [A, H, G, N, E] of these queries, for the rows' own keys and values."""
+        rows, heads, groups, _, width = asked_AHGND.shape
         if groups not in self._masks:
-            hidden = torch.arange(keys.shape[2], device=keys.device) > self._limits_AN[:, None, None, :, None]
-            mask = hiding(hidden, asked.dtype)
-            self._masks[groups] = mask.expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [A, 1, G N, C]
-        found = torch.nn.functional.scaled_dot_product_attention(
-            asked.reshape(rows, heads, -1, width), keys, values, attn_mask=self._masks[groups], scale=scaling
+            slots_C = torch.arange(keys_AHCD.shape[2], device=keys_AHCD.device)
+            mask_A11NC = hiding(slots_C > self._limits_AN[:, None, None, :, None], asked_AHGND.dtype)
+            self._masks[groups] = mask_A11NC.expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [A, 1, X, C]
+        asked_AHXD = asked_AHGND.reshape(rows, heads, -1, width)
+        found_AHXE = torch.nn.functional.scaled_dot_product_attention(
+            asked_AHXD, keys_AHCD, values_AHCE, attn_mask=self._masks[groups], scale=scaling
         )
-        return found.view(*asked.shape[:4], -1)
+        return found_AHXE.view(*asked_AHGND.shape[:4], -1)
 
 
 class _Group:
@@ -126,16 +127,17 @@ class _Group:
         whole = rows == list(range(len(rows)))
         self._rows_A = slice(len(rows)) if whole else torch.tensor(rows, device=device)
         asked = sorted((place, a, n) for a, row in enumerate(rows) for n, place in enumerate(places[row]))
-        self.places, self._a, self._n = torch.tensor(asked, device=device).T
+        self.places_T, self._a_T, self._n_T = torch.tensor(asked, device=device).T
 
     def attend(
-        self, query_HGTD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        self, query_HGTD: torch.Tensor, keys_RHCD: torch.Tensor, values_RHCE: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """Outputs [T, H, G, E] of this group's tokens, in their order."""
-        span = min(-(-self._reach // _ALIGNED) * _ALIGNED, keys.shape[2])
-        asked = query_HGTD[:, :, self._index_AN].permute(2, 0, 1, 3, 4)
-        keys, values = keys[self._rows_A, :, :span], values[self._rows_A, :, :span]
-        return self._attention.found(asked, keys, values, scaling)[self._a, :, :, self._n]
+        span = min(-(-self._reach // _ALIGNED) * _ALIGNED, keys_RHCD.shape[2])
+        asked_AHGND = query_HGTD[:, :, self._index_AN].permute(2, 0, 1, 3, 4)
+        keys_AHCD, values_AHCE = keys_RHCD[self._rows_A, :, :span], values_RHCE[self._rows_A, :, :span]
+        found_AHGNE = self._attention.found(asked_AHGND, keys_AHCD, values_AHCE, scaling)
+        return found_AHGNE[self._a_T, :, :, self._n_T]
 
 
 def grouped(counts: Mapping[int, int]) -> list[list[int]]:
@@ -210,15 +212,15 @@ class PassGraphs:
         if width not in self._numbers:
             tokens_3RN = torch.zeros(3, count, width, dtype=torch.long, device=device)
             self._numbers[width] = _Numbers(tokens_3RN, torch.zeros(count, dtype=torch.long, device=device))
-        lengths = np.array([len(own) for own in ids])
-        firsts = np.cumsum(lengths) - lengths
-        within = np.arange(lengths.sum()) - np.repeat(firsts, lengths)
-        positions = np.repeat(pasts, lengths) + within
+        lengths_B = np.array([len(own) for own in ids])
+        firsts_B = np.cumsum(lengths_B) - lengths_B
+        within_T = np.arange(lengths_B.sum()) - np.repeat(firsts_B, lengths_B)
+        positions_T = np.repeat(pasts, lengths_B) + within_T
         told_3RN = np.zeros((3, count, width), dtype=np.int64)
         told_3RN[2] = self._cache.slots - 1
-        told_3RN[:, np.repeat(rows, lengths), within] = [list(chain.from_iterable(ids)), positions, positions]
+        told_3RN[:, np.repeat(rows, lengths_B), within_T] = [list(chain.from_iterable(ids)), positions_T, positions_T]
         ends_R = np.arange(count) * width
-        ends_R[list(rows)] += lengths - 1
+        ends_R[list(rows)] += lengths_B - 1
         self._numbers[width].tokens_3RN.copy_(torch.from_numpy(told_3RN))
         self._numbers[width].ends_R.copy_(torch.from_numpy(ends_R))
 
@@ -270,13 +272,15 @@ class _EveryRow:
         self._attention = RowAttention(positions_RN)
 
     def attend(
-        self, index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self, index: int, query_QTD: torch.Tensor, key_HTD: torch.Tensor, value_HTE: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """As `cache.Pass.attend`: queries [Hq, T, D], keys [H, T, D] and values [H, T, E]; outputs [T, Hq, E]."""
-        keys, values = self._cache.room(index, key, value)
-        by_row = key.shape[0], *self._slots_RN.shape, -1
-        keys[self._rows_R1, :, self._slots_RN] = key.reshape(by_row).permute(1, 2, 0, 3)
-        values[self._rows_R1, :, self._slots_RN] = value.reshape(by_row).permute(1, 2, 0, 3)
-        asked = query.reshape(len(key), -1, *self._slots_RN.shape, query.shape[2]).permute(2, 0, 1, 3, 4)
-        found = self._attention.found(asked, keys[:, :, : self._span], values[:, :, : self._span], scaling)
-        return found.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+        """As `cache.Pass.attend`."""
+        keys_RHCD, values_RHCE = self._cache.room(index, key_HTD, value_HTE)
+        by_row = key_HTD.shape[0], *self._slots_RN.shape, -1
+        keys_RHCD[self._rows_R1, :, self._slots_RN] = key_HTD.reshape(by_row).permute(1, 2, 0, 3)
+        values_RHCE[self._rows_R1, :, self._slots_RN] = value_HTE.reshape(by_row).permute(1, 2, 0, 3)
+        asked_HGRND = query_QTD.reshape(len(key_HTD), -1, *self._slots_RN.shape, query_QTD.shape[2])
+        found_RHGNE = self._attention.found(
+            asked_HGRND.permute(2, 0, 1, 3, 4), keys_RHCD[:, :, : self._span], values_RHCE[:, :, : self._span], scaling
+        )
+        return found_RHGNE.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)

@@ -2,7 +2,7 @@
 ids would have had as log-probabilities, by teacher forcing: what the stored ones are checked against.
 
 A row's draw depends on its own logits and its own number only, so it is the same whatever else is in the batch.
-Shapes: B rows, V vocabulary.
+Suffixes of tensors name their shapes: see `crl.policies`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def draw(
     # float64: a float32 running sum over 10^5 tokens would lose the rare ones.
     probs_BV = logprobs_BV.double().exp()
     if 0 < sampling.top_k < probs_BV.shape[1]:
-        kept = torch.zeros_like(probs_BV, dtype=torch.bool)
-        kept.scatter_(1, probs_BV.topk(sampling.top_k, dim=1).indices, True)
-        probs_BV = probs_BV.where(kept, 0.0)
+        kept_BV = torch.zeros_like(probs_BV, dtype=torch.bool)
+        kept_BV.scatter_(1, probs_BV.topk(sampling.top_k, dim=1).indices, True)
+        probs_BV = probs_BV.where(kept_BV, 0.0)
     if sampling.top_p < 1:
         probs_BV = _nucleus(probs_BV, sampling.top_p)
     cumulative_BV = probs_BV.cumsum(1)
@@ -67,10 +67,10 @@ def draw_among(
     """As :func:`draw`, each row from its own choices of ids: their probabilities are renormalized, and top-k and top-p
     see nothing else."""
     width = max(map(len, choices))
-    ids_BC = torch.tensor([[*ids, *([-1] * (width - len(ids)))] for ids in choices], device=logits_BV.device)
-    logits_BC = logits_BV.gather(1, ids_BC.clamp(min=0)).float().masked_fill(ids_BC < 0, float("-inf"))
-    places_B, logprobs_B = draw(logits_BC, uniforms_B, sampling)
-    return ids_BC.gather(1, places_B[:, None])[:, 0], logprobs_B
+    ids_BK = torch.tensor([[*ids, *([-1] * (width - len(ids)))] for ids in choices], device=logits_BV.device)
+    logits_BK = logits_BV.gather(1, ids_BK.clamp(min=0)).float().masked_fill(ids_BK < 0, float("-inf"))
+    places_B, logprobs_B = draw(logits_BK, uniforms_B, sampling)
+    return ids_BK.gather(1, places_B[:, None])[:, 0], logprobs_B
 
 
 def _nucleus(probs_BV: torch.Tensor, mass: float) -> torch.Tensor:
@@ -124,6 +124,6 @@ def sequence_logprobs(
                 results[index][first + 1 : last + 1] = logprobs_TV.gather(1, targets_T1)[:, 0].cpu().numpy()
                 for position, ids in (choices[index] if choices is not None else {}).items():
                     if first < position <= last:
-                        among = logprobs_TV[position - first - 1][torch.as_tensor(ids, device=model.device)]
-                        results[index][position] -= float(among.logsumexp(0))
+                        among_K = logprobs_TV[position - first - 1][torch.as_tensor(ids, device=model.device)]
+                        results[index][position] -= float(among_K.logsumexp(0))
     return results

@@ -7,7 +7,7 @@ row is next sampled. A forward pass holds whatever each row under way has to rea
 be in the same turn, and a row that ends makes room for a waiting one. Log-probabilities are those of teacher forcing up
 to rounding.
 
-Which rows share a pass follows from what was drawn, never from time. Shapes: B rows of a pass, V vocabulary.
+Which rows share a pass follows from what was drawn, never from time. Suffixes of tensors: see `crl.policies`.
 """
 
 from __future__ import annotations
@@ -250,14 +250,14 @@ class BatchSession(OwnPace):
                 self._cached[row] += reading.skipped + len(reading.ids)
         if self._graphs is not None and all(reading.rows == (reading.ends,) for reading in readings):
             rows, pasts = [piece.rows[0] for piece in pieces], [piece.past for piece in pieces]
-            replayed = self._graphs.logits(rows, pasts, [reading.ids for reading in readings])
-            if replayed is not None:
-                return replayed
+            logits_BV = self._graphs.logits(rows, pasts, [reading.ids for reading in readings])
+            if logits_BV is not None:
+                return logits_BV
         current = self._pass(self._cache, pieces, device)
-        last = np.cumsum([len(reading.ids) for reading in readings]) - 1
-        ends = last[[reading.ends is not None for reading in readings]]
+        last_P = np.cumsum([len(reading.ids) for reading in readings]) - 1
+        ends_B = torch.from_numpy(last_P[[reading.ends is not None for reading in readings]]).to(device)
         ids_T = torch.tensor([index for reading in readings for index in reading.ids], device=device)
-        return pass_logits(self._model, ids_T, current.positions_T, torch.from_numpy(ends).to(device), current)
+        return pass_logits(self._model, ids_T, current.positions_T, ends_B, current)
 
     def _draw(self, rows: Sequence[int], logits_BV: torch.Tensor) -> None:
         """Draw the next id of each row."""

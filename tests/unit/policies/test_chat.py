@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from crl.errors import BadInput
-from crl.policies.chat import ChatFormat
+from crl.policies.chat import OWN, ChatFormat
 from crl.protocols import Tool
 
 CHATML = (
@@ -121,15 +121,14 @@ def test_the_actors_of_the_paper_files_may_play_several_turns(tokenizer):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
     for model in actors:
-        ChatFormat(_with(tokenizer, (template / f"{TEMPLATES[model]}.jinja").read_text()), model)
-    with pytest.raises(BadInput, match="rewrites history"):
-        ChatFormat(_with(tokenizer, (template / "qwen3.jinja").read_text()), "Qwen/Qwen3-4B")
+        chat = ChatFormat(_with(tokenizer, (template / f"{TEMPLATES[model]}.jinja").read_text()), model)
+        assert chat.template == OWN
 
 
 def test_one_turn_roles_may_use_it_and_nothing_more(tokenizer):
     chat = ChatFormat(_with(tokenizer, DROPS_THOUGHTS), "m", multi_turn=False)
     assert chat.opening(MESSAGES[1:2])
-    with pytest.raises(BadInput, match="rewrites history"):
+    with pytest.raises(AssertionError, match="one turn"):
         chat.reply("x", ended=True)
 
 
