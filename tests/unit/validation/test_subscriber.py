@@ -25,7 +25,6 @@ from tests.unit.validation.child import ORDERS
 from tests.unit.validation.test_round import RECIPE
 
 
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """Rounds 0 to 4 are complete; a process of the tests validates them."""
