@@ -88,10 +88,7 @@ def test_every_rule_is_evaluated_and_the_verdict_is_everywhere(run: RunDirectory
     assert verdict.summary() in write_report(run.path).read_text(encoding="utf-8")
     assert f"round 2 {verdict.summary()}" in notes(History(run.path).summaries())
     text = validation_markdown("tiny", verdict, "http://127.0.0.1:1/tiny/cache/data_docs/index.html")
-    assert (
-        f"| collect | retrieval counts | {table_of(verdict, 'retrieval_counts').rows} | {len(RULES['retrieval_counts'])} |"
-        in text
-    )
+    assert f"| collect | retrieval counts | {table_of(verdict, 'retrieval_counts').rows} | {len(RULES['retrieval_counts'])} |" in text
     assert "](http://127.0.0.1:1/tiny/cache/data_docs/index.html)" in text
     assert (run.path / INDEX).read_text(encoding="utf-8").count("passed</a>") == 2
 
