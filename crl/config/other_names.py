@@ -8,7 +8,7 @@ compares the list with the installed libraries and with the schema.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -136,7 +136,7 @@ def _held(annotation: Any, field: str) -> Iterator[tuple[str, type[BaseModel]]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield "", annotation
         return
-    origin = getattr(annotation, "__origin__", None)
-    part = {dict: "<role>." if field in ("roles", "servers") else "<name>.", list: "0.", tuple: "0."}.get(origin, "")
+    origin, entry = get_origin(annotation), "<role>." if field in ("roles", "servers") else "<name>."
+    part = entry if origin is dict else "0." if origin in (list, tuple) else ""
     for argument in get_args(annotation):
         yield from ((part + inner, model) for inner, model in _held(argument, field))

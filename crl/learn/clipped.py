@@ -36,12 +36,12 @@ def clipped_objective(
     weights_B: torch.Tensor,
     config: ClippedObjective,
 ) -> tuple[torch.Tensor, Statistics]:
-    """- sum_k w_k agg_t [min(rho A, clip(rho, 1 - low, 1 + high) A) - kl k3], agg the sum or mean over trained tokens.
+    """- sum_k w_k agg_t [min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) - beta k3].
 
-    `reference_BT` may be None where `kl` is 0. A token counts as clipped where a bound takes its gradient away. With an
-    `importance_sampling_correction` the ratio is against another policy, the first term has a weight, and a token
-    counts where that was bounded (`mismatch`); the penalty has no weight. Raises ValueError where there is a penalty
-    and nothing to compare with.
+    `agg` is the sum or mean over trained tokens. `reference_BT` may be None where `beta` is 0. A token counts as
+    clipped where a bound takes its gradient away. With an `importance_sampling_correction` the ratio is against another
+    policy, the first term has a weight, and a token counts where that was bounded (`mismatch`); the penalty has no
+    weight. Raises ValueError where there is a penalty and nothing to compare with.
     """
     if config.beta and reference_BT is None:
         raise ValueError("the objective has a penalty, and nobody gave the base model's log-probabilities")

@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 RECORD_FORMAT = 3
-"""The form of the record: raised by hand whenever a row type, a manifest or the place of a file changes. A run says in
-its experiment file which one it has; one of another format is refused, not translated."""
+"""The form of the record: raised by hand whenever a column, a manifest or the place of a file changes its meaning. A
+run says in its experiment file which one it has; one of another format is refused, not translated. A new column needs
+no new format: it has a default, and its row type names it in `added`."""
 TOKENS = pa.list_(pa.int32())
 FLOATS = pa.list_(pa.float32())
 MASK = pa.list_(pa.int8())
@@ -84,6 +85,8 @@ class Row:
 
     table: ClassVar[str]
     rules: ClassVar[Rules]
+    added: ClassVar[tuple[str, ...]] = ()
+    """Columns that came after the first release of this format, each with a default: files of before lack them."""
 
 
 R = TypeVar("R", bound=Row)
@@ -125,6 +128,16 @@ def table_of(row_type: type[R], rows: Iterable[R]) -> pa.Table:
     schema = schema_of(row_type)
     columns = [pa.array([getattr(row, name) for row in listed], type=schema.field(name).type) for name in schema.names]
     return pa.table(columns, schema=schema)
+
+
+def with_added(row_type: type[Row], table: pa.Table) -> pa.Table:
+    """A table as it was written, with the columns that its row type was given since, each at its default."""
+    for name in (name for name in row_type.added if name not in table.column_names):
+        field = row_type.__dataclass_fields__[name]  # type: ignore[attr-defined]
+        value = field.default_factory() if field.default is dataclasses.MISSING else field.default
+        column = pa.array([value] * len(table), schema_of(row_type).field(name).type)
+        table = table.append_column(schema_of(row_type).field(name), column)
+    return table.select(schema_of(row_type).names) if row_type.added else table
 
 
 def rows_of(row_type: type[R], table: pa.Table) -> list[R]:

@@ -265,6 +265,11 @@ class Tables:
         # DuckDB keeps no order of itself where `among` holds more values than there are rows.
         order = "ORDER BY file_index, file_row_number"
         read = "read_parquet($files, hive_partitioning = false)"  # a folder `round=7` says nothing about rows
+        if row_type.added:
+            present = {name for file in files for name in pq.read_schema(file).names}
+            kinds = {name: sql_type(schema_of(row_type).field(name).type) for name in row_type.added}
+            none = "".join(f", NULL::{kind} AS {name}" for name, kind in kinds.items() if name not in present)
+            read = f"(SELECT *{none}, file_index, file_row_number FROM {read[:-1]}, union_by_name = true))"
         sql = f"SELECT {selected} FROM {read} WHERE {' AND '.join(conditions)} {order}"
         try:
             rows = self._connection.execute(sql, {"files": [_literal(file) for file in files]}).fetchall()
@@ -302,6 +307,24 @@ def absolute(path: Path) -> Path:
 def quoted(path: str) -> str:
     """A path as an SQL string that DuckDB takes literally."""
     return "'" + _literal(path).replace("'", "''") + "'"
+
+
+_SQL_TYPES = {
+    pa.string(): "VARCHAR",
+    pa.int64(): "BIGINT",
+    pa.int32(): "INTEGER",
+    pa.int8(): "TINYINT",
+    pa.float64(): "DOUBLE",
+    pa.float32(): "FLOAT",
+    pa.bool_(): "BOOLEAN",
+}
+
+
+def sql_type(arrow: pa.DataType) -> str:
+    """The DuckDB type of an Arrow type that the records use."""
+    if pa.types.is_list(arrow):
+        return f"{sql_type(arrow.value_type)}[]"
+    return _SQL_TYPES.get(arrow, "VARCHAR")  # another's file may have columns of any type
 
 
 def _literal(path: str) -> str:

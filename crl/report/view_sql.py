@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 
 from crl.records import (
+    ROW_TYPE_BY_TABLE,
     ROW_TYPES,
     SYNTHETIC,
     Approval,
@@ -27,17 +28,8 @@ from crl.records import (
     schema_of,
 )
 from crl.report.success import Z
-from crl.report.view_files import MANIFEST, Source
+from crl.report.view_files import MANIFEST, Source, sql_type
 
-_SQL_TYPES = {
-    pa.string(): "VARCHAR",
-    pa.int64(): "BIGINT",
-    pa.int32(): "INTEGER",
-    pa.int8(): "TINYINT",
-    pa.float64(): "DOUBLE",
-    pa.float32(): "FLOAT",
-    pa.bool_(): "BOOLEAN",
-}
 _PLACE = (
     ("round", "BIGINT", "CAST(parse_path(filename)[-3] AS BIGINT)"),
     ("stage", "VARCHAR", "parse_path(filename)[-2]"),
@@ -305,13 +297,6 @@ def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
     return [*added, *fields, *((name, "VARCHAR", meaning) for name, _, meaning in _NOTED.get(row_type, ()))]
 
 
-def sql_type(arrow: pa.DataType) -> str:
-    """The DuckDB type of an Arrow type that the records use."""
-    if pa.types.is_list(arrow):
-        return f"{sql_type(arrow.value_type)}[]"
-    return _SQL_TYPES.get(arrow, "VARCHAR")  # another's file may have columns of any type
-
-
 def identifier(name: str) -> str:
     """The name of a table or column as SQL; in a file of somebody else's it may hold anything."""
     return '"' + name.replace('"', '""') + '"'
@@ -375,14 +360,20 @@ def _read(
         return _empty(listed)
     place = {name: f"{expression} AS {name}" for name, _, expression in _PLACE}
     chosen = ", ".join(identifier(name) if name in own else place[name] for name, _ in listed)
-    return f"SELECT {chosen} FROM {_parquet(source, files, [pair for pair in listed if pair[0] in own])}"
+    row_type = ROW_TYPE_BY_TABLE.get(table)
+    columns = [pair for pair in listed if pair[0] in own]
+    return f"SELECT {chosen} FROM {_parquet(source, files, columns, bool(row_type and row_type.added))}"
 
 
-def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
-    """Rows of files, with the name of each."""
+def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]], added: bool = False) -> str:
+    """Rows of files, with the name of each; with `added`, a file may lack columns: they are null."""
     read = f"read_parquet({files}, filename = true, hive_partitioning = false"
+    read += ", union_by_name = true" if added else ""
     if source.patterns:
         return _perhaps_none(source, f"{read}, allow_empty = true)", columns)
+    if added:
+        none = ", ".join(f"NULL::{kind} AS {identifier(name)}" for name, kind in columns)
+        return f"(SELECT {none} WHERE false UNION ALL BY NAME SELECT * FROM {read}))"
     return f"{read})"
 
 

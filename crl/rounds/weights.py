@@ -131,8 +131,12 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
     if figures.get("stepped"):
         after = new_weights(ctx, before, updates=before.updates + int(figures["stepped"]))
     ctx.write(Weights, [after])
-    none = "no update: all rewards of each baseline were equal, so every advantage is 0"
-    ctx.write_figures(dict(sorted(figures.items())), {} if figures.get("stepped", 1.0) else {"stepped": none})
+    alarms = {}
+    if not figures.get("stepped", 1.0):
+        alarms["stepped"] = "no update: all rewards of each baseline were equal, so every advantage is 0"
+    if figures.get("learning_rate") == 0:
+        alarms["learning_rate"] = "no weight moves any more: lr_scheduler_steps of the optimizer are over"
+    ctx.write_figures(dict(sorted(figures.items())), alarms)
     if samples:
         ctx.services.trained(owner, after)
 

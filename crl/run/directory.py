@@ -30,7 +30,7 @@ import pyarrow as pa
 from crl.config import Experiment, Method
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.paths import possible_path
-from crl.records import Row, schema_of
+from crl.records import Row, schema_of, with_added
 from crl.run import experiment_file
 from crl.run import files as files_
 from crl.run.lineage import Lineage, load_lineage, method_in
@@ -182,7 +182,7 @@ class RunDirectory:
         if recorded is None:
             return schema_of(row_type).empty_table()
         relative = (directory / name).relative_to(self.path).as_posix()
-        return files_.parsed_parquet(files_.read_checked(self.path, relative, recorded.sha256))
+        return with_added(row_type, files_.parsed_parquet(files_.read_checked(self.path, relative, recorded.sha256)))
 
     def unfinished_path(self, round_number: int, stage: str) -> Path:
         """Where finished parts of a stage are until it is committed, and what its attempts leave to later ones."""

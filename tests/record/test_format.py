@@ -6,15 +6,18 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
+import pyarrow.parquet as pq
 import pytest
 
 from crl.audit.verify import require_intact, verify
 from crl.cli import main
 from crl.errors import OtherFormat
-from crl.records import RECORD_FORMAT, ROW_TYPES, schema_of
+from crl.records import RECORD_FORMAT, ROW_TYPES, Episode, rows_of, schema_of, with_added
 from crl.report.bank import entries_after
 from crl.report.diff import bank_diff
 from crl.report.summary import summarize
+from crl.report.view_files import Tables
 from crl.report.views import connect, query, write_catalog
 from crl.report.why import why
 from crl.run.directory import RunDirectory
@@ -26,7 +29,7 @@ from crl.transfer.gather import gather
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
 ENTRY = "an entry"
-COLUMNS = {3: "17f63a9345ce08c2afa83df256cbd9f0ce9073debceac1f9cfef9d10647aa295"}
+COLUMNS = {3: "5dbbe5c7feb054c119a56e2bcdf5fd8bb1345a0c4da1c92d1970d4f8dfef256f"}
 """SHA-256 of the names and types of all columns of a format."""
 READERS: dict[str, Callable[[Path], object]] = {
     "open": RunDirectory.open,
@@ -64,11 +67,40 @@ def numbered(run_path: Path, line: str) -> None:
     path.write_text(f"{head.rpartition(' ')[0]} {sha256_bytes(body.encode())}\n{body}")
 
 
-def test_rows_do_not_change_without_a_new_format() -> None:
-    """Runs of before would be called damaged, or end in a KeyError."""
+def test_columns_do_not_change_without_a_new_format() -> None:
+    """Runs of before would be called damaged, or end in a KeyError. Columns that were added (`Row.added`) may come."""
     rows = sorted(ROW_TYPES, key=lambda row_type: row_type.table)
-    told = "\n".join(f"{each.table}\n{schema_of(each).to_string(show_field_metadata=False)}" for each in rows)
-    assert COLUMNS.get(RECORD_FORMAT) == sha256_bytes(told.encode()), "raise RECORD_FORMAT, and name the digest here"
+    told = "".join(
+        f"{row_type.table} {field.name} {field.type} {field.nullable}\n"
+        for row_type in rows for field in schema_of(row_type) if field.name not in row_type.added
+    )  # fmt: skip
+    assert COLUMNS.get(RECORD_FORMAT) == sha256_bytes(told.encode()), "raise RECORD_FORMAT, or name it in `added`"
+
+
+def test_a_column_that_was_added_has_its_default_in_files_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ScriptedRun(tmp_path) as run:
+        run.initialize()
+        run.play(Ask("add", "look for the key first"))
+        run.play(Ask("return"))
+    paths = sorted(run.path.glob("rounds/*/collect/episodes.parquet"))
+    whole = [pq.read_table(path) for path in paths]
+    monkeypatch.setattr(Episode, "added", ("entry_ids", "stream"))
+    assert rows_of(Episode, with_added(Episode, whole[1])) == rows_of(Episode, whole[1])
+    old = [table.drop_columns(["entry_ids", "stream"]) for table in whole]
+    assert with_added(Episode, old[1])["entry_ids"].to_pylist() == [[]] * len(old[1])
+    nothing, lists = [[None] * len(table) for table in whole], [table["entry_ids"].to_pylist() for table in whole]
+    for second, expected in ((old[1], nothing[0] + nothing[1]), (whole[1], nothing[0] + lists[1])):
+        for path, table in zip(paths, (old[0], second), strict=True):
+            pq.write_table(table, path)
+        sql = "SELECT entry_ids FROM episodes ORDER BY round, episode_id"
+        assert [row[0] for row in query(run.path, sql)[1]] == expected
+        write_catalog(run.path)
+        with duckdb.connect(str(run.path / "catalog.duckdb"), read_only=True) as catalog:
+            assert [row[0] for row in catalog.execute(sql).fetchall()] == expected
+        with Tables(run.path) as tables:
+            assert [row["entry_ids"] for row in tables.select(Episode, ["entry_ids", "goal"])] == expected
 
 
 @pytest.fixture(params=[f"format: {RECORD_FORMAT + 1}\n", ""], ids=["another number", "no number"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from crl.config import OptimizerConfig, RoleConfig
-from crl.records import Weights
+from crl.records import Metric, Weights
 from crl.rounds.weights import over_passes
 from tests.unit.recipes.played import Played, Services, Trainer, experiment
 
@@ -63,3 +63,13 @@ def test_one_pass_is_not_written_down_and_none_is_refused() -> None:
     assert RoleConfig(optimizer=OptimizerConfig(num_iterations=4)).model_dump()["optimizer"]["num_iterations"] == 4
     with pytest.raises(ValueError, match="greater than or equal to 1"):
         OptimizerConfig(num_iterations=0)
+
+
+def test_a_learning_rate_of_nothing_is_an_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    updated = SteppingTrainer.update
+    monkeypatch.setattr(
+        SteppingTrainer, "update", lambda *rest, **more: {**updated(*rest, **more), "learning_rate": 0.0}
+    )
+    done, _ = played(tmp_path, 1)
+    alarms = {metric.name: metric.alarm for metric in done.rows(Metric, "update_actor", 1) if metric.alarm}
+    assert list(alarms) == ["learning_rate"] and "lr_scheduler_steps" in (alarms["learning_rate"] or "")
