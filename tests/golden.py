@@ -66,6 +66,14 @@ RENAMED_TABLES: dict[str, str] = {"judgments": "critiques"}
 """Older to newer names."""
 
 
+def _listed(row: dict[str, Any]) -> None:
+    """What guided an episode and what it was sampled in are lists; the first of a list has no column."""
+    for column in ("entry_id", "content_digest", "experience"):
+        row.pop(column, None)
+    if "generation_id" in row:
+        row["generation_ids"] = [row.pop("generation_id")]
+
+
 def _critique(row: dict[str, Any]) -> None:
     """Stage `judge` is `critique`; ids of its generations, and the seeds of its verdicts, derive from the name."""
     row["generation_id"] = re.sub("-judge$", "-critique", row["generation_id"])
@@ -78,6 +86,7 @@ def _experience(note: re.Match[str]) -> str:
 
 
 def _metric(row: dict[str, Any]) -> None:
+    row["name"] = {"sequences": "rollouts"}.get(row["name"], row["name"])
     row["name"] = re.sub(r"(?<=_)note(?=$)|(?<=_)notes(?=$)|notes(?=_)", _experience, row["name"])
     if row["alarm"] is not None:
         row["alarm"] = row["alarm"].replace("are shown unjudged", "are shown as they are")
@@ -85,19 +94,23 @@ def _metric(row: dict[str, Any]) -> None:
 
 
 def _condition(row: dict[str, Any]) -> None:
+    _listed(row)
     if "arm" in row:
         row["condition"] = row.pop("arm")
 
 
 BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {
-    "critiques": _critique, "generations": _critique, "metrics": _metric, "evaluations": _condition, "again": _condition
+    "episodes": _listed, "evaluations": _condition, "again": _condition, "metrics": _metric,
+    "critiques": _critique, "generations": _critique,
 }  # fmt: skip
 """By table (its newer name), what makes a newer row of an older one, in place; it leaves newer rows as they are."""
-RENAMED_OR_GONE: dict[tuple[str, str], str] = {}
+RENAMED_OR_GONE: dict[tuple[str, str], str] = {
+    ("turns", "generation_id"): "a turn names the sequence that it is in; an episode had one",
+}
 """(table, column), or (table, "") for all of it: the reason why it is on one side only. Known to be so, and counted as
 equal."""
 
-PATIENT = {"runtime.keep_every": 1, "runtime.retry_delay_seconds": 0.1}
+PATIENT = {"runtime.keep_every": 1, "runtime.retry_delay_seconds": 0.1, "runtime.validate_every": 0}
 TINY = "conf/tiny.yaml"
 SHORT = {
     "method.recipe.warm_start.actor_episodes": 32,

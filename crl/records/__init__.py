@@ -17,7 +17,18 @@ from crl.records.bank import (
     Operation,
     Resemblance,
 )
-from crl.records.base import RECORD_FORMAT, Row, Rules, rows_of, rows_with, schema_of, table_of, vectors_of, with_added
+from crl.records.base import (
+    RECORD_FORMAT,
+    OutsideRows,
+    Row,
+    Rules,
+    rows_of,
+    rows_with,
+    schema_of,
+    table_of,
+    vectors_of,
+    with_added,
+)
 from crl.records.critique import Critique, SuccessRate
 from crl.records.learning import BufferItem, Credit, EntryScore, EntryUsefulness, Metric, Sample, UseReward, Weights
 from crl.records.play import (
@@ -35,6 +46,8 @@ from crl.records.play import (
     StrippedContext,
     Task,
     Turn,
+    numbered,
+    shown_text,
 )
 from crl.records.trials import TRIAL, CandidateUtility, Suppression, TextEffect, Trial, TrialResult
 
@@ -75,6 +88,7 @@ __all__ = [
     "ImportedEntry",
     "Metric",
     "Operation",
+    "OutsideRows",
     "Question",
     "RawReward",
     "Resemblance",
@@ -93,9 +107,11 @@ __all__ = [
     "Turn",
     "UseReward",
     "Weights",
+    "numbered",
     "rows_of",
     "rows_with",
     "schema_of",
+    "shown_text",
     "table_of",
     "vectors_of",
     "with_added",

@@ -24,11 +24,14 @@ from crl.records import (
     BankEntry,
     BankSnapshot,
     BankText,
+    Episode,
+    Evaluation,
     Row,
     schema_of,
 )
 from crl.report.success import Z
 from crl.report.view_files import MANIFEST, Source, sql_type
+from crl.run.validations import VALIDATIONS
 
 _PLACE = (
     ("round", "BIGINT", "CAST(parse_path(filename)[-3] AS BIGINT)"),
@@ -38,6 +41,22 @@ _PLACE = (
 _NOTED: dict[type[Row], tuple[tuple[str, str, str], ...]] = {
     Approval: (("decided_at", "$.provenance.decision.decided_at", "when the person decided: ISO 8601, UTC"),),
 }
+# Columns that a view computes of others: name, SQL type, expression, description.
+_FIRST_ENTRY = ("entry_id", "VARCHAR", "entry_ids[1]", "the first of entry_ids; null without any")
+_COMPUTED: dict[type[Row], tuple[tuple[str, str, str, str], ...]] = {
+    Episode: (
+        _FIRST_ENTRY,
+        ("content_digest", "VARCHAR", "content_digests[1]", "version of that entry"),
+        (
+            "experience", "VARCHAR",
+            r"""CASE WHEN len(experiences) < 2 THEN experiences[1] ELSE array_to_string(
+    [replace(each[2] || '. ' || each[1], chr(10), chr(10) || '   ')
+        for each in list_zip(experiences, range(1, len(experiences) + 1))], chr(10)) END""",
+            "what was shown: the text of that entry, or of several entries, numbered",
+        ),
+    ),
+    Evaluation: (_FIRST_ENTRY,),
+}  # fmt: skip
 
 # The bank of every round: the rows of its base, and since then those of its changes, each until the entry's next one.
 _BANK = """
@@ -80,6 +99,24 @@ WHERE if(
 )
 """
 
+SEQUENCES = """
+SELECT
+    round, stage, episode_id, sequence, generation_id, len(token_ids) AS tokens,
+    len(token_ids) - coalesce(wrote, 0) AS tokens_read, coalesce(wrote, 0) AS tokens_sampled,
+    list_sum(loss_mask)::BIGINT AS tokens_trained, coalesce(turns, []) AS turns
+FROM (
+    SELECT round, stage, episode_id, unnest(generation_ids) AS generation_id,
+        generate_subscripts(generation_ids, 1) - 1 AS sequence
+    FROM episodes
+)
+LEFT JOIN generations USING (round, stage, generation_id)
+LEFT JOIN (
+    SELECT round, stage, generation_id, list(turn ORDER BY turn) AS turns,
+        sum(last_token - first_token)::BIGINT AS wrote
+    FROM turns GROUP BY ALL
+) USING (round, stage, generation_id)
+"""
+
 _BANK_TEXT = """
 SELECT bank.*, bank_texts.text
 FROM bank LEFT JOIN bank_texts USING (content_digest)
@@ -108,6 +145,37 @@ STAGE_COLUMNS = (
     ("sequence", "BIGINT", "$.provenance.sequence", "its place in the order of commits of the round, from 1"),
 )
 """Columns of `stages` from a manifest: name, SQL type, place in the manifest, description."""
+
+# A round that could not be validated has one row, without a table. A verdict of stages that were redone says nothing.
+_VALIDATIONS = """
+WITH verdicts AS (SELECT TRY_CAST(content AS JSON) AS verdict FROM {files})
+SELECT {columns}
+FROM (
+    SELECT verdict, unnest(CASE WHEN json_array_length(verdict, '$.tables') > 0
+        THEN CAST(verdict -> '$.tables' AS JSON[]) ELSE [NULL::JSON] END) AS validated
+    FROM verdicts WHERE verdict IS NOT NULL
+)
+WHERE NOT EXISTS (
+    FROM stages WHERE stages.round = CAST(verdict ->> '$.round' AS BIGINT)
+    AND stages.digest IS DISTINCT FROM json_extract_string(verdict, '$.stages.' || stages.stage)
+)
+ORDER BY round
+"""
+VALIDATION_COLUMNS = (
+    ("round", "BIGINT", "verdict", "$.round", "round that was validated"),
+    ("outcome", "VARCHAR", "verdict", "$.outcome", "of the round: passed, failed, or not validated"),
+    ("reason", "VARCHAR", "verdict", "$.reason", "why it was not validated"),
+    ("stage", "VARCHAR", "validated", "$.stage", "stage that wrote the table; null where the round was not validated"),
+    ("table_name", "VARCHAR", "validated", "$.table", "the table"),
+    ("rows", "BIGINT", "validated", "$.rows", "its rows"),
+    ("rules", "BIGINT", "validated", "$.rules", "rules that Great Expectations evaluated"),
+    ("queries", "BIGINT", "validated", "$.queries", "of them SQL, which DuckDB answers for it"),
+    ("only_compiled", "BIGINT", "validated", "$.only_compiled", "rules that only the compiled pass evaluated"),
+    ("passed", "BOOLEAN", "validated", "$.passed", "whether every rule holds that Great Expectations evaluated"),
+    ("broken", "VARCHAR[]", "validated", "$.broken", "a sentence for each that does not"),
+    ("alarms", "VARCHAR[]", "validated", "$.alarms", "where it disagrees with the compiled pass"),
+)
+"""Columns of `validations`: name, SQL type, part and place in the verdict, description."""
 
 _ROUNDS = """
 SELECT
@@ -264,6 +332,7 @@ _DERIVED = {
     "rounds": _ROUNDS,
     "bank_text": _BANK_TEXT,
     "lineage": LINEAGE,
+    "sequences": SEQUENCES,
     "broken_games": BROKEN_GAMES,
     "timings": TIMINGS,
     "success_by_condition": SUCCESS_BY_CONDITION,
@@ -276,6 +345,7 @@ _MADE_OF = {
     **dict.fromkeys(("bank", "bank_texts"), _STORED_BANK),
     **dict.fromkeys(("broken_games", "timings", "approvals"), "stages"),
     **{signature.partition("(")[0]: body for signature, body in MACROS.items()},
+    VALIDATIONS: "stages",
 }
 """What is read for what a query names."""
 
@@ -295,7 +365,8 @@ def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
         return fields
     place = {"round": "round of the directory it is in", "stage": "stage that wrote it"}
     added = [(name, kind, place[name]) for name, kind, _ in _PLACE if name not in schema.names]
-    return [*added, *fields, *((name, "VARCHAR", meaning) for name, _, meaning in _NOTED.get(row_type, ()))]
+    computed = ((name, kind, meaning) for name, kind, _, meaning in _COMPUTED.get(row_type, ()))
+    return [*added, *fields, *((name, "VARCHAR", meaning) for name, _, meaning in _NOTED.get(row_type, ())), *computed]
 
 
 def identifier(name: str) -> str:
@@ -317,10 +388,14 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies[BankText.table] = _texts(source, earlier)
     bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}
     bodies["stages"] = _stages(source)
+    bodies[VALIDATIONS] = _validations(source)
     for row_type, noted in _NOTED.items():
         added = ", ".join(f"stages.manifest ->> '{where}' AS {name}" for name, where, _ in noted)
         written = f"({_stored(source, row_type)}) AS written"
         bodies[row_type.table] = f"SELECT written.*, {added} FROM {written} JOIN stages USING (round, stage)"
+    for row_type, computed in _COMPUTED.items():
+        added = ", ".join(f"{expression} AS {name}" for name, _, expression, _ in computed)
+        bodies[row_type.table] = f"SELECT *, {added} FROM ({bodies[row_type.table]})"
     return bodies | _DERIVED
 
 
@@ -334,15 +409,15 @@ def views_behind(sql: str, foreign: Collection[str] = ()) -> set[str]:
             found.add(word)
             pending.append(_MADE_OF.get(word, ""))
     # Names of others may have capital letters, and signs between quotes.
-    return found & {*(row_type.table for row_type in ROW_TYPES), "stages"} | {
+    return found & {*(row_type.table for row_type in ROW_TYPES), "stages", VALIDATIONS} | {
         name for name in foreign if name.lower() in sql.lower()
     }
 
 
 def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -> str:
     """Rows of a type as the stages wrote them, with round and stage."""
-    noted = {name for name, _, _ in _NOTED.get(row_type, ())}
-    listed = [(name, kind) for name, kind, _ in columns_of(row_type) if name not in noted]
+    added = {name for name, *_ in (*_NOTED.get(row_type, ()), *_COMPUTED.get(row_type, ()))}
+    listed = [(name, kind) for name, kind, _ in columns_of(row_type) if name not in added]
     return _read(source, row_type.table, listed, schema_of(row_type).names, every_round=every_round)
 
 
@@ -439,6 +514,20 @@ def _stages(source: Source) -> str:
         f"CAST(TRY_CAST(content AS JSON) ->> '{place}' AS {kind}) AS {name}" for name, kind, place, _ in STAGE_COLUMNS
     )
     return _STAGES.format(files=read, columns=columns)
+
+
+def _validations(source: Source) -> str:
+    files = source.verdicts()
+    if files is None:
+        return _empty([(name, kind) for name, kind, *_ in VALIDATION_COLUMNS])
+    read = f"read_text({files})"
+    if source.patterns:
+        read = _perhaps_none(source, f"read_text({files}, allow_empty = true)", [("content", "VARCHAR")])
+    columns = ",\n    ".join(
+        f"CAST({part} ->{'' if kind.endswith('[]') else '>'} '{place}' AS {kind}) AS {name}"
+        for name, kind, part, place, _ in VALIDATION_COLUMNS
+    )
+    return _VALIDATIONS.format(files=read, columns=columns)
 
 
 def _empty(columns: Sequence[tuple[str, str]]) -> str:

@@ -30,6 +30,7 @@ from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, Sources, Text, TruthShare
 from crl.records import TRIAL, Episode, Generation, Operation, Trial, TrialResult, Turn
+from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
@@ -236,9 +237,10 @@ class _Bin:
         )
         if experience is None:
             return EpisodeSlot(task)
-        return EpisodeSlot(
-            task, experience.operation.entry_id, experience.key.content_digest, experience.operation.text
+        guide = Guide(
+            experience.operation.entry_id or "", experience.key.content_digest, experience.operation.text or ""
         )
+        return EpisodeSlot(task, (guide,))
 
     def _played(self, slots: list[EpisodeSlot]) -> list[PlayedEpisode]:
         """Play the slots a wave at a time. With the experience and without it an episode has the stream of its
@@ -255,7 +257,7 @@ class _Bin:
         }
         for episode in (each.episode for each in played if each.episode.guided):
             pair = (episode, free[episode.family, episode.group])
-            noted[TextKey(episode.family, episode.content_digest or "")].append(pair)
+            noted[TextKey(episode.family, episode.content_digests[0])].append(pair)
         return {key: result_of(key, pairs, round=self._ctx.round) for key, pairs in noted.items()}
 
 
