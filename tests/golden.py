@@ -90,6 +90,7 @@ def _metric(row: dict[str, Any]) -> None:
     row["name"] = re.sub(r"(?<=_)note(?=$)|(?<=_)notes(?=$)|notes(?=_)", _experience, row["name"])
     if row["alarm"] is not None:
         row["alarm"] = row["alarm"].replace("are shown unjudged", "are shown as they are")
+        row["alarm"] = row["alarm"].replace("below the floor of", "below the minimum of")
         row["alarm"] = re.sub(r"\bnotes?\b", _experience, row["alarm"])
 
 

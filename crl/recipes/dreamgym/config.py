@@ -74,7 +74,7 @@ class PredictConfig(Model):
 
 _Floor = Annotated[float | None, Field(ge=0, le=1)]
 FEWEST_UNSEEN = 10
-"""Fewer unseen steps than these say too little: floors then apply to all held-out steps."""
+"""Fewer unseen steps than these say too little: minimums then apply to all held-out steps."""
 
 
 class ValidateConfig(Model):

@@ -35,7 +35,7 @@ dream_rows = metric_table(
 
 def truth_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
     """One row per round that knows how true its experience model is: of all held-out steps, and of the unseen ones
-    where they are enough. An alarm of the stage `validate` is marked: the model is below a floor."""
+    where they are enough. An alarm of the stage `validate` is marked: the model is below a minimum."""
     return [
         {
             "round": each.label + (" !" if _alarmed(each) else ""),

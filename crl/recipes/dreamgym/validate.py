@@ -2,7 +2,7 @@
 
 `validate` asks the model as it now is. `drift` asks the model of the fit before, shown what the store had until this
 round, about what was explored since: how well it still answers for the newer policy. Neither trains anything. What is
-found below a floor is an alarm of the round, and stops the stage that plans synthetic tasks (:func:`require_truth`).
+found below a minimum is an alarm of the round, and stops the stage that plans synthetic tasks (:func:`require_truth`).
 How true the model is, as metrics, are pure functions over predictions (:func:`truth_metrics`).
 """
 
@@ -27,7 +27,7 @@ from crl.rounds.stage import maker_of
 
 VALIDATE, DRIFT = "validate", "drift"
 FLOORED = ("observation_agreement", "reward_accuracy", "ending_accuracy")
-"""Metrics that have a floor."""
+"""Metrics that have a minimum."""
 UNSEEN = "unseen_{}"
 """Name of such a metric of the unseen steps alone."""
 
@@ -44,7 +44,7 @@ def held_out_rows(ctx: StageContext) -> list[Transition]:
 
 
 def validate(ctx: StageContext) -> None:
-    """Predict them with the model as it now is; metrics, and alarms where they are below the floor."""
+    """Predict them with the model as it now is; metrics, and alarms where they are below the minimum."""
     config = config_of(ctx.method).truth
     true = held_out_rows(ctx)
     rows, records = predicted(ctx, true, VALIDATE)
@@ -83,7 +83,7 @@ def predicted(ctx: StageContext, true: Sequence[Transition], name: str) -> tuple
 
 def require_truth(ctx: StageContext) -> None:
     """Raise BadInput where synthetic episodes would be played in a model that was never fitted, or that the last
-    validation found below the floors."""
+    validation found below the minimums."""
     if not config_of(ctx.method).share(ctx.round):
         return
     rounds = range(ctx.round, 0, -1)
@@ -96,12 +96,12 @@ def require_truth(ctx: StageContext) -> None:
             next_step=f"fork again with --set method.recipe.explore.every=1, or another interval at which round "
             f"{ctx.round} has a fit",
         )
-    # Its own round's plan has applied these floors; of an inherited round they may have been others.
-    floors = config_of(ctx.method).truth
-    if last < ctx.round and config_of(maker_of(ctx.recipe, ctx.method, last)[1]).truth == floors:
+    # Its own round's plan has applied these minimums; of an inherited round they may have been others.
+    minimums = config_of(ctx.method).truth
+    if last < ctx.round and config_of(maker_of(ctx.recipe, ctx.method, last)[1]).truth == minimums:
         return
     metrics = {row.name: row.value for row in ctx.rows_at(Metric, last, VALIDATE)}
-    alarms = alarms_of(metrics, floors)
+    alarms = alarms_of(metrics, minimums)
     if alarms:
         told = ", ".join(f"{name} is {metrics[name]:.2f}" for name in alarms)
         fit = {row.name: row.value for row in ctx.rows_at(Metric, last, CORPUS)}
@@ -111,7 +111,7 @@ def require_truth(ctx: StageContext) -> None:
             expected="; ".join(f"{name}: {alarm}" for name, alarm in alarms.items()),
             where=f"round {last}, stage {VALIDATE}",
             next_step="read the table predictions of that stage; then begin an experiment with more real episodes "
-            "(method.recipe.explore.first), more epochs (fit.num_train_epochs), or a lower floor (truth)",
+            "(method.recipe.explore.first), more epochs (fit.num_train_epochs), or a lower minimum (truth)",
         )
 
 
@@ -177,24 +177,24 @@ def _shares(judged: Sequence[tuple[Prediction, Transition]], fewest: int) -> Met
 
 
 def alarms_of(metrics: Metrics, config: ValidateConfig) -> dict[str, str]:
-    """What is below its floor, by metric: of the unseen steps where they have one, else of all. With a floor, also that
-    there was nothing to hold the model to."""
-    floors = dict(
+    """What is below its minimum, by metric: of the unseen steps where they have one, else of all. With a minimum, also
+    that there was nothing to hold the model to."""
+    minimums = dict(
         zip(
             FLOORED,
             (config.min_observation_accuracy, config.min_reward_accuracy, config.min_ending_accuracy),
             strict=True,
         )
     )
-    wanted = {name: floor for name, floor in floors.items() if floor is not None}
+    wanted = {name: minimum for name, minimum in minimums.items() if minimum is not None}
     if not metrics[HELD_OUT]:
         return {HELD_OUT: "no real step says how true the model is: nothing is played in it"} if wanted else {}
     found = {}
-    for name, floor in wanted.items():
+    for name, minimum in wanted.items():
         unseen = UNSEEN.format(name)
         judged, steps = (unseen, "unseen held-out steps") if unseen in metrics else (name, "all held-out steps")
         if judged == "ending_accuracy" and metrics.get("endings", 0.0) < FEWEST_UNSEEN:
             continue  # one wrong ending of one would stop the run
-        if metrics.get(judged, floor) < floor:
-            found[judged] = f"below the floor of {floor:g} on {steps}: nothing is played in this model"
+        if metrics.get(judged, minimum) < minimum:
+            found[judged] = f"below the minimum of {minimum:g} on {steps}: nothing is played in this model"
     return found

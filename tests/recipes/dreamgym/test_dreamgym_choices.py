@@ -101,7 +101,7 @@ def test_below_its_floor_nothing_is_played_in_the_model_and_the_record_says_why(
         return "Observation:\nnothing\nOutcome: continues"
 
     with pytest.raises(BadInput, match=r"observation_agreement is 0\.00") as caught:
-        played(tmp_path, 1, answer=wrong, method__recipe__truth__observation_floor=0.5)
+        played(tmp_path, 1, answer=wrong, method__recipe__truth__min_observation_accuracy=0.5)
     assert "fit.num_train_epochs" in caught.value.next_step
     [path] = [each for each in tmp_path.iterdir() if each.is_dir()]
     run = RunDirectory.open(path)

@@ -101,17 +101,17 @@ def test_fits_and_predictions_show_as_many_earlier_turns(tmp_path: Path, turns: 
 @pytest.mark.slow
 def test_a_fork_applies_its_own_floors_to_the_last_metrics(tmp_path: Path) -> None:
     parent = finished(tmp_path, 2, **ONE_FIT)
-    child = forked(parent, 1, tmp_path, recipe__truth__observation_floor=1.0)
+    child = forked(parent, 1, tmp_path, recipe__truth__min_observation_accuracy=1.0)
     with pytest.raises(BadInput, match=r"not true enough to play in: observation_agreement is 0\.\d\d\n") as caught:
         go_on(child, 2)
     assert caught.value.where == "round 1, stage validate" and "plan" not in child.complete_stages(2)
     grandchild = forked(child, 1, tmp_path, "grandchild")
     with pytest.raises(BadInput, match="not true enough"):
         go_on(grandchild, 2)
-    child = forked(parent, 1, tmp_path, "low", recipe__truth__observation_floor=0.01)
+    child = forked(parent, 1, tmp_path, "low", recipe__truth__min_observation_accuracy=0.01)
     go_on(child, 2)
     assert "synthetic" in streams(child, 2) and not problems_of(child, recipe_in(child))
-    child = forked(parent, 1, tmp_path, "real", recipe__truth__observation_floor=1.0, recipe__mix=0.0)
+    child = forked(parent, 1, tmp_path, "real", recipe__truth__min_observation_accuracy=1.0, recipe__mix=0.0)
     go_on(child, 2)
     assert streams(child, 2) == {"real"}, "what is not played in need not be true"
 
