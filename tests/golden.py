@@ -58,8 +58,8 @@ RENAMED_SETTINGS = {
         "objective.importance_sampling_correction': {'mode': 'token_truncate'}",
     "objective.kl'": "objective.beta'", "warm_start.epochs'": "warm_start.num_train_epochs'",
     "'notes': 6, 'holds': 1": "'max_experiences': 6, 'reuse_rounds': 1",
-    "'uses': 2, 'standard_errors': 0.0, 'below'": "'min_uses': 2, 'standard_errors': 0.0, 'max_effect'",
-    "'max_output_characters'": "'max_output_characters'", "'show_missing'": "'show_missing'",
+    "'uses': 2, 'sureness': 0.0, 'below'": "'min_uses': 2, 'standard_errors': 0.0, 'max_effect'",
+    "'longest_output'": "'max_output_characters'", "'tell_missing'": "'show_missing'",
 }  # fmt: skip
 """Parts of settings' names and values, older to newer: a run that was recorded by the older is the same run."""
 RENAMED_TABLES: dict[str, str] = {"judgments": "critiques"}
