@@ -101,7 +101,8 @@ def _condition(row: dict[str, Any]) -> None:
 
 
 BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {
-    "episodes": _listed, "evaluations": _condition, "again": _condition, "metrics": _metric,
+    "episodes": _listed, "evaluations": _condition, "evaluations/evaluations": _condition, "again": _condition,
+    "metrics": _metric,
     "critiques": _critique, "generations": _critique,
 }  # fmt: skip
 """By table (its newer name), what makes a newer row of an older one, in place; it leaves newer rows as they are."""

@@ -83,7 +83,7 @@ def read_recorded(path: Path) -> dict[str, Any]:
         except (KeyError, TypeError, AttributeError) as error:
             raise BadInput(
                 f"line {number} of {path} is not a game: {type(error).__name__}: {error}",
-                expected="an object with seed, goal, observation, turns (said, action), finished and success",
+                expected="an object with seed, goal, observation, turns (text, action), finished and success",
                 next_step="remove the line, or record the game again",
             ) from None
     if not games:

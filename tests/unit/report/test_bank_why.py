@@ -190,8 +190,8 @@ def test_history_tells_one_line_an_event(told: Told) -> None:
     assert rewritten["before"] == "left or right" and rewritten["after"] == "left, then right"
     assert rewritten["output"] == "UPDATE: left, then right" and rewritten["operation_id"] == "d-r0004-0-o0"
     assert (made["uses"], made["mean_outcome"]) == (1, 1.0)
-    assert refused["note"] == f"update: duplicate of {told.c}" and refused["after"] == "wait"
-    assert left["note"] == f"into {told.merged}" and (left["before"], left["after"]) == ("right, then left", None)
+    assert refused["remark"] == f"update: duplicate of {told.c}" and refused["after"] == "wait"
+    assert left["remark"] == f"into {told.merged}" and (left["before"], left["after"]) == ("right, then left", None)
     kinds = [each["kind"] for each in why(told.path, told.merged).history()]
     assert kinds == ["merge", "update", "update", "update", "keep"]
     out = Console(file=io.StringIO(), width=240)
