@@ -25,7 +25,7 @@ import numpy as np
 from crl.bank.changes import applied, change_rows
 from crl.bank.consolidate import Rules, consolidate
 from crl.bank.retrieve import BankRetriever
-from crl.bank.segments import new_segments, place
+from crl.bank.segments import new_segments, with_files
 from crl.bank.snapshot import Snapshot
 from crl.config import Method, RoleConfig
 from crl.config.load import load_experiment
@@ -235,7 +235,7 @@ class CoEvolution:
         rules = Rules(self.recipe.bank, self.recipe.distill.max_characters)
         result = consolidate(self.bank, operations, self.scores, rules, round=number)
         # A bank names the files of its texts; here they are made and not written.
-        changes = place(result.changes, new_segments(result.new_texts.values(), self.embedder), {})
+        changes = with_files(result.changes, new_segments(result.new_texts.values(), self.embedder), {})
         self.bank = Snapshot(number, applied(self.bank.table, [change_rows(changes)]))
         self.texts |= result.new_texts
 
