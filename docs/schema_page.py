@@ -9,7 +9,7 @@ from typing import Any
 
 from crl.config.load import load_experiment
 from crl.config.method import RECIPES
-from crl.records import ROW_TYPES, BankEntry, Row
+from crl.records import ROW_TYPES, BankEntry, Episode, Evaluation, Row
 from crl.report.view_sql import STAGE_COLUMNS, VALIDATION_COLUMNS, columns_of
 from crl.rounds.recipe import recipe_of
 from crl.rounds.stage import Recipe
@@ -32,6 +32,7 @@ Put together from these are
 | `bank_text` | `bank`, with the `text` of each entry |
 | `stages` | one per committed stage, from its manifest (below) |
 | `rounds` | one per round: `round`, `stages` (how many are complete), `complete` (their names) |
+| `sequences` | one per sequence of an episode: its tokens and turns (below) |
 | `success_by_arm` | one per round and arm: success with its interval, actions and tokens per game (below) |
 | `success_by_task` | the same by task family (below) |
 | `broken_games` | one per stage, task family and kind of break: how many games broke, and the first traceback (below) |
@@ -49,6 +50,12 @@ and there are macros:
 | `latest_round()` | in `crl sql` and `crl.report.views.connect`: the newest round whose bank is published |
 """  # noqa: E501 - a row of a table
 _NOTES: dict[type[Row], str] = {
+    Episode: """
+The columns `entry_id`, `content_digest` and `experience` are computed from the lists.
+""",
+    Evaluation: """
+The column `entry_id` is computed from `entry_ids`.
+""",
     BankEntry: """
 This view is put together: a round stores the entries it changed (`bank_changes`), now and then the whole bank (the
 file `bank.parquet` of its stage: a *base*). A row here is an entry as it was after `round`: its row in the newest
@@ -56,6 +63,12 @@ base up to that round, or its last row of `bank_changes` since. So there is one 
 `WHERE round = …` gives one bank.
 """,
 }
+_SEQUENCES = """
+## sequences
+
+One sequence of an episode, put together from `episodes`, `turns` and `generations`. An episode has several where its
+context was built anew. Each output is trained in the sequence that it was sampled in.
+"""
 _BROKEN = """
 ## broken_games
 
@@ -79,6 +92,19 @@ _OTHER_TABLES = """
 
 Each is there only in runs of the recipe that writes it; what it is for is on the recipe's page.
 """
+SEQUENCE_COLUMNS = (
+    ("round", "BIGINT", "round of the episode"),
+    ("stage", "VARCHAR", "stage that played it"),
+    ("episode_id", "VARCHAR", "episode"),
+    ("sequence", "BIGINT", "its place among the sequences of the episode, from 0"),
+    ("generation_id", "VARCHAR", "its token record, with prompt and output, in `generations`"),
+    ("tokens", "BIGINT", "its length"),
+    ("tokens_read", "BIGINT", "tokens of it that the actor read, earlier outputs that it showed again included"),
+    ("tokens_sampled", "BIGINT", "tokens that the actor wrote in it"),
+    ("tokens_trained", "BIGINT", "tokens with mask 1: those it wrote, but for those that left no choice"),
+    ("turns", "BIGINT[]", "turns whose output was sampled in it"),
+)
+"""Columns of the view `sequences`: name, type, meaning."""
 SUCCESS_COLUMNS = (
     ("round", "BIGINT", "round played in"),
     ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),
@@ -181,6 +207,8 @@ def page() -> str:
     place = [("round", "BIGINT", "round it belongs to"), ("stage", "VARCHAR", "its name")]
     own = [(name, kind, meaning) for name, kind, _, meaning in STAGE_COLUMNS]
     parts.append(_table([*place, *own, ("manifest", "JSON", "the whole manifest")]))
+    parts.append(_SEQUENCES)
+    parts.append(_table(list(SEQUENCE_COLUMNS)))
     parts.append("\n## success_by_arm\n\nSuccess of one arm in one round, and what its games took.\n")
     parts.append(_table(list(SUCCESS_COLUMNS)))
     parts.append("\n## success_by_task\n\nSuccess of one arm in one round on one task, and what its games took.\n")

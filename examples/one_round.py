@@ -54,6 +54,7 @@ from crl.records import (
     Sample,
     Task,
 )
+from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 from crl.run.seeds import seed_for
 
@@ -150,7 +151,7 @@ class CoEvolution:
         self.scores = entry_scores(self.scores, credits)
 
         # The actor's samples: advantages inside the guided and inside the free members of a group (eq. 5).
-        generations = {each.generation.generation_id: each.generation for each in played}
+        generations = {record.generation_id: record for each in played for record in each.generations}
         actor_samples = grpo_samples(episodes, generations, recipe.actor_objective, round=number)
 
         # The extractor's samples: outputs wait in a buffer until they are scored, the oldest first; the advantage is an
@@ -217,7 +218,7 @@ class CoEvolution:
         """Play tasks, each with its chosen experience in the prompt if it has one."""
         chosen = {row.episode_id: row for row in retrievals if row.chosen}
         slots = [
-            EpisodeSlot(task, row.entry_id, row.content_digest, self.texts[row.content_digest])
+            EpisodeSlot(task, (Guide(row.entry_id, row.content_digest, self.texts[row.content_digest]),))
             if (row := chosen.get(task.episode_id)) is not None
             else EpisodeSlot(task)
             for task in tasks

@@ -61,9 +61,29 @@ RENAMED_SETTINGS = {
 """Parts of settings' names and values, older to newer: a run that was recorded by the older is the same run."""
 RENAMED_TABLES: dict[str, str] = {}
 """Older to newer names."""
-BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {}
+
+
+def _listed(row: dict[str, Any]) -> None:
+    """What guided an episode and what it was sampled in are lists; the first of a list has no column."""
+    for column in ("entry_id", "content_digest", "experience"):
+        row.pop(column, None)
+    if "generation_id" in row:
+        row["generation_ids"] = [row.pop("generation_id")]
+
+
+def _counts_rollouts(row: dict[str, Any]) -> None:
+    row["name"] = {"sequences": "rollouts"}.get(row["name"], row["name"])
+
+
+BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {
+    "episodes": _listed,
+    "evaluations": _listed,
+    "metrics": _counts_rollouts,
+}
 """By table (its newer name), what makes a newer row of an older one, in place; it leaves newer rows as they are."""
-RENAMED_OR_GONE: dict[tuple[str, str], str] = {}
+RENAMED_OR_GONE: dict[tuple[str, str], str] = {
+    ("turns", "generation_id"): "a turn names the sequence that it is in; an episode had one",
+}
 """(table, column), or (table, "") for all of it: the reason why it is on one side only. Known to be so, and counted as
 equal."""
 

@@ -329,7 +329,7 @@ class ClippedObjective(Model):
         "base model is read in updates.",
     )
     aggregation: Literal["token_mean", "token_sum"] = Field(
-        "token_sum", description="Over the tokens of a sequence; over sequences it is always the mean."
+        "token_sum", description="Over the tokens of a rollout; over rollouts it is always the mean."
     )
     scale_rewards: ScaleRewards = "group"
     singleton: Literal["reward", "zero"] = Field(

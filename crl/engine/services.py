@@ -45,6 +45,7 @@ class EngineServices:
         self._environments: dict[tuple[str, int], Environment] = {}
         """By task family, and how many of its changes have come."""
         self._policies: dict[str, tuple[str, LoadedPolicy]] = {}
+        self._templates: dict[str, str] = {}
         self._embedder: Embedder | None = None
         self._sources: dict[str, ModelSource] = {}
         self._trainers: dict[str, tuple[str, Trainer]] = {}
@@ -71,6 +72,11 @@ class EngineServices:
 
     def policy(self, role: str, weights: Weights) -> Policy:
         """The role's sampling model with the weights of a row. Raises RecordDamaged where their files are missing."""
+        policy = self._policy(role, weights)
+        self._templates[role] = policy.chat.template
+        return policy
+
+    def _policy(self, role: str, weights: Weights) -> Policy:
         held = self._policies.get(role)
         if held is not None and held[0] == weights.weights_digest:
             return held[1]
@@ -109,10 +115,6 @@ class EngineServices:
                 )
         self._policies[role] = (weights.weights_digest, policy)
         return policy
-
-    def chat_templates(self) -> dict[str, str]:
-        """Which chat template writes the prompts of each role whose model is held."""
-        return {role: policy.chat.template for role, (_, policy) in self._policies.items()}
 
     def _make_room_for_server(self) -> None:
         """On a GPU a server takes its share of the memory when it starts: a trainer that is only kept goes before."""
@@ -177,6 +179,10 @@ class EngineServices:
 
     # -- what the worker asks for ----------------------------------------------------------------------------------
 
+    def chat_templates(self) -> dict[str, str]:
+        """Which chat template writes the prompts of each role whose model the job asked for."""
+        return dict(self._templates)
+
     def begin(self, round_number: int, stage: str, part: int | None, *, attempt: int = 1) -> None:
         """Before each job: a trainer left by a failed stage goes, and torch's generators start from the job's seed.
 
@@ -186,6 +192,7 @@ class EngineServices:
             self._tried_again = (round_number, stage, attempt)
             self._close_environments()
         self._drop_trainers([role for role, (digest, _) in self._trainers.items() if not digest])
+        self._templates.clear()
         _give_back()
         place: tuple[str | int, ...] = ("torch", round_number, stage, -1 if part is None else part)
         self._stage_seed = _torch_seed(self._method.seed, *(str(item) for item in place))

@@ -121,7 +121,8 @@ def _rows(
     item: DistillItem, output: Output, shown: int, origin: Origin, config: DistillConfig, examples: Set[str]
 ) -> Distilled:
     episode, distillation_id = item.episode, output.prompt.name
-    parsed = judged(output, origin, config, examples, guided=episode.entry_id is not None)
+    guide = next(iter(episode.entry_ids), None)
+    parsed = judged(output, origin, config, examples, guided=episode.guided)
     operations: list[Operation] = [
         operation_row(
             distillation_id,
@@ -129,7 +130,7 @@ def _rows(
             origin,
             operation.kind,
             episode.family,
-            entry_id=episode.entry_id if operation.kind == "update" else None,
+            entry_id=guide if operation.kind == "update" else None,
             text=operation.text,
             episode_ids=[episode.episode_id],
         )
@@ -142,7 +143,7 @@ def _rows(
         len(operations),
         family=episode.family,
         episode_id=episode.episode_id,
-        guiding_entry_id=episode.entry_id,
+        guiding_entry_id=guide,
         turns=len(item.turns),
         turns_shown=shown,
     )

@@ -115,7 +115,8 @@ class MicroBatch:
     """1 where the target was sampled by the model, as float."""
     behavior_BT: torch.Tensor
     """Stored behavior log-probabilities of the targets."""
-    advantages_B: torch.Tensor
+    advantages_BT: torch.Tensor
+    """Advantage of each target: today that of its sample."""
     weights_B: torch.Tensor
     temperature_B: torch.Tensor
     fresh_B: torch.Tensor
@@ -201,7 +202,7 @@ def collate(samples: Sequence[Sample], stale: Set[str] = frozenset()) -> MicroBa
         targets_BT=padded([sample.token_ids[1:] for sample in samples], torch.long),
         mask_BT=padded([sample.loss_mask[1:] for sample in samples], torch.float32),
         behavior_BT=padded([sample.logprobs[1:] for sample in samples], torch.float32),
-        advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
+        advantages_BT=torch.tensor([[sample.advantage] for sample in samples], dtype=torch.float32).repeat(1, length),
         weights_B=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
         temperature_B=torch.tensor([sample.temperature for sample in samples], dtype=torch.float32),
         fresh_B=torch.tensor([float(_fresh(sample) and sample.sample_id not in stale) for sample in samples]),

@@ -46,6 +46,8 @@ from crl.records.play import (
     StrippedContext,
     Task,
     Turn,
+    numbered,
+    shown_text,
 )
 from crl.records.trials import TRIAL, CandidateUtility, Suppression, TextEffect, Trial, TrialResult
 
@@ -64,6 +66,6 @@ __all__ = [
     "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry",
     "Judgment", "Metric", "Operation", "OutsideRows", "Question", "RawReward", "Resemblance", "Retrieval",
     "RetrievalCount", "Row", "Rules", "Sample", "StrippedContext", "SuccessRate", "Suppression", "Task", "TextEffect",
-    "Trial", "TrialResult", "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of", "table_of",
-    "vectors_of", "with_added",
+    "Trial", "TrialResult", "Turn", "UseReward", "Weights", "numbered", "rows_of", "rows_with", "schema_of",
+    "shown_text", "table_of", "vectors_of", "with_added",
 ]  # fmt: skip

@@ -98,7 +98,8 @@ class TrialResult(Row):
                 "if(2 * counted < count(*), 0, counted) AS pairs, "
                 "if(pairs = 0, 0, sum(noted::INT) FILTER (sound)) AS wins_with, "
                 "if(pairs = 0, 0, sum(free::INT) FILTER (sound)) AS wins_without FROM ("
-                "SELECT noted.family, noted.content_digest, noted.success AS noted, free.success AS free, "
+                "SELECT noted.family, noted.content_digests[1] AS content_digest, noted.success AS noted, "
+                "free.success AS free, "
                 "noted.error IS NULL AND free.error IS NULL AS sound FROM episodes noted "
                 'JOIN episodes free ON free.family = noted.family AND free."group" = noted."group" AND NOT free.guided '
                 "AND free.environment_seed = noted.environment_seed WHERE noted.guided) GROUP BY ALL"
@@ -109,7 +110,7 @@ class TrialResult(Row):
             ),
             "a note that was played has its result": (
                 "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN trial_results r "
-                "ON r.family = e.family AND r.content_digest = e.content_digest "
+                "ON r.family = e.family AND r.content_digest = e.content_digests[1] "
                 "WHERE e.guided AND r.round IS DISTINCT FROM e.round"
             ),
         },

@@ -44,7 +44,7 @@ class SourceEpisode:
     """None where the record does not hold the game: it was played in another experiment."""
     goal: str | None = None
     guided_by: str | None = None
-    """Entry that guided it."""
+    """Entry that guided it; of several, all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from crl.records import (
     BankEntry,
     BankSnapshot,
     BankText,
+    Episode,
+    Evaluation,
     Row,
     schema_of,
 )
@@ -39,6 +41,22 @@ _PLACE = (
 _NOTED: dict[type[Row], tuple[tuple[str, str, str], ...]] = {
     Approval: (("decided_at", "$.provenance.decision.decided_at", "when the person decided: ISO 8601, UTC"),),
 }
+# Columns that a view computes of others: name, SQL type, expression, description.
+_FIRST_ENTRY = ("entry_id", "VARCHAR", "entry_ids[1]", "the first of entry_ids; null without any")
+_COMPUTED: dict[type[Row], tuple[tuple[str, str, str, str], ...]] = {
+    Episode: (
+        _FIRST_ENTRY,
+        ("content_digest", "VARCHAR", "content_digests[1]", "version of that entry"),
+        (
+            "experience", "VARCHAR",
+            r"""CASE WHEN len(experiences) < 2 THEN experiences[1] ELSE array_to_string(
+    [replace(each[2] || '. ' || each[1], chr(10), chr(10) || '   ')
+        for each in list_zip(experiences, range(1, len(experiences) + 1))], chr(10)) END""",
+            "what was shown: the text of that entry, or of several entries, numbered",
+        ),
+    ),
+    Evaluation: (_FIRST_ENTRY,),
+}  # fmt: skip
 
 # The bank of every round: the rows of its base, and since then those of its changes, each until the entry's next one.
 _BANK = """
@@ -79,6 +97,24 @@ WHERE if(
     counted.short,
     error('a file of the bank after round ' || shown.round || ' is gone: `crl verify RUN` names it'), true
 )
+"""
+
+SEQUENCES = """
+SELECT
+    round, stage, episode_id, sequence, generation_id, len(token_ids) AS tokens,
+    len(token_ids) - coalesce(wrote, 0) AS tokens_read, coalesce(wrote, 0) AS tokens_sampled,
+    list_sum(loss_mask)::BIGINT AS tokens_trained, coalesce(turns, []) AS turns
+FROM (
+    SELECT round, stage, episode_id, unnest(generation_ids) AS generation_id,
+        generate_subscripts(generation_ids, 1) - 1 AS sequence
+    FROM episodes
+)
+LEFT JOIN generations USING (round, stage, generation_id)
+LEFT JOIN (
+    SELECT round, stage, generation_id, list(turn ORDER BY turn) AS turns,
+        sum(last_token - first_token)::BIGINT AS wrote
+    FROM turns GROUP BY ALL
+) USING (round, stage, generation_id)
 """
 
 _BANK_TEXT = """
@@ -295,6 +331,7 @@ _DERIVED = {
     "rounds": _ROUNDS,
     "bank_text": _BANK_TEXT,
     "lineage": LINEAGE,
+    "sequences": SEQUENCES,
     "broken_games": BROKEN_GAMES,
     "timings": TIMINGS,
     "success_by_arm": SUCCESS_BY_ARM,
@@ -327,7 +364,8 @@ def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
         return fields
     place = {"round": "round of the directory it is in", "stage": "stage that wrote it"}
     added = [(name, kind, place[name]) for name, kind, _ in _PLACE if name not in schema.names]
-    return [*added, *fields, *((name, "VARCHAR", meaning) for name, _, meaning in _NOTED.get(row_type, ()))]
+    computed = ((name, kind, meaning) for name, kind, _, meaning in _COMPUTED.get(row_type, ()))
+    return [*added, *fields, *((name, "VARCHAR", meaning) for name, _, meaning in _NOTED.get(row_type, ())), *computed]
 
 
 def identifier(name: str) -> str:
@@ -354,6 +392,9 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
         added = ", ".join(f"stages.manifest ->> '{where}' AS {name}" for name, where, _ in noted)
         written = f"({_stored(source, row_type)}) AS written"
         bodies[row_type.table] = f"SELECT written.*, {added} FROM {written} JOIN stages USING (round, stage)"
+    for row_type, computed in _COMPUTED.items():
+        added = ", ".join(f"{expression} AS {name}" for name, _, expression, _ in computed)
+        bodies[row_type.table] = f"SELECT *, {added} FROM ({bodies[row_type.table]})"
     return bodies | _DERIVED
 
 
@@ -374,8 +415,8 @@ def views_behind(sql: str, foreign: Collection[str] = ()) -> set[str]:
 
 def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -> str:
     """Rows of a type as the stages wrote them, with round and stage."""
-    noted = {name for name, _, _ in _NOTED.get(row_type, ())}
-    listed = [(name, kind) for name, kind, _ in columns_of(row_type) if name not in noted]
+    added = {name for name, *_ in (*_NOTED.get(row_type, ()), *_COMPUTED.get(row_type, ()))}
+    listed = [(name, kind) for name, kind, _ in columns_of(row_type) if name not in added]
     return _read(source, row_type.table, listed, schema_of(row_type).names, every_round=every_round)
 
 

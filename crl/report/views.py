@@ -5,6 +5,7 @@ One view per row type of `crl/records/`, over every round and stage that wrote i
 - `bank`: the bank after every round, put together from `bank_changes`; `bank_text`: the same with the texts;
 - `approvals`: the rows of that type with the time of the decision, which is in the stage's manifest;
 - `stages`: one row per committed stage, from its manifest; `rounds`: one row per round;
+- `sequences`: one row per sequence of an episode, with its tokens and turns;
 - `success_by_arm`: success of each round and arm, with its interval, actions and tokens per game;
 - `success_by_task`: the same by task family;
 - `broken_games`: games that broke, by kind, with the first traceback, from the manifests;

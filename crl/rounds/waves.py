@@ -25,18 +25,16 @@ def slots_of(
     tasks: Sequence[Task], chosen: Mapping[str, Sequence[Retrieval]], texts: Mapping[str, str]
 ) -> list[EpisodeSlot]:
     """Tasks with the experiences that guide each, if some were chosen. `texts` maps content digest to text."""
-    slots = []
-    for task in tasks:
-        guides = [
-            Guide(row.entry_id, row.content_digest, texts[row.content_digest])
-            for row in chosen.get(task.episode_id, [])
-        ]
-        if not guides:
-            slots.append(EpisodeSlot(task))
-        else:
-            first, *others = guides
-            slots.append(EpisodeSlot(task, first.entry_id, first.content_digest, first.experience, tuple(others)))
-    return slots
+    return [
+        EpisodeSlot(
+            task,
+            tuple(
+                Guide(row.entry_id, row.content_digest, texts[row.content_digest])
+                for row in chosen.get(task.episode_id, [])
+            ),
+        )
+        for task in tasks
+    ]
 
 
 def play(
@@ -141,7 +139,7 @@ def write_played(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Se
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
     answers = [answer for each in played for answer in each.answers]
-    ctx.write(Generation, [*(each.generation for each in played), *answers, *outputs])
+    ctx.write(Generation, [*(record for each in played for record in each.generations), *answers, *outputs])
 
 
 def wave_width(method: Method) -> int:

@@ -39,14 +39,14 @@ def hostile_run(path: Path) -> Path:
         episodes.append(
             dataclasses.replace(
                 builder.episode(1, 0, guided=True, success=False),
-                episode_id=name, group=number, goal=text, experience=text, entry_id=text, stop_reason="error",
+                episode_id=name, group=number, goal=text, experiences=[text], entry_ids=[text], stop_reason="error",
                 error=text, family=text,
             )
         )  # fmt: skip
         turns.append(
             Turn(
                 episode_id=name, turn=0, observation=text, output=text, action=text, valid=True, feedback=text,
-                first_token=0, last_token=1, stop_reason="length",
+                generation_id="g", first_token=0, last_token=1, stop_reason="length",
             )
         )  # fmt: skip
         found.append(dataclasses.replace(builder.retrieval(0), episode_id=name, round=1, entry_id=text))

@@ -300,7 +300,7 @@ def won_alone(rows: Rows) -> list[tuple[Any, ...]]:
             max(row.round for row in won),
             max(won, key=lambda row: row.round).experience,
         )
-        for entry, won in grouped(saved, lambda row: row.entry_id)
+        for entry, won in grouped(saved, lambda row: row.entry_ids[0])
     ]
     return sorted(told, key=lambda row: (-row[1], row[0]))[:20]
 

@@ -271,7 +271,7 @@ def test_the_mask_marks_the_sampled_tokens_and_nothing_else(run_of: Callable[...
     turns: dict[str, list[Turn]] = {}
     for turn in rows(run, Turn, "collect", range(FIRST, LAST + 1)):
         turns.setdefault(turn.episode_id, []).append(turn)
-    episodes = {row.generation_id: row for row in rows(run, Episode, "collect", range(FIRST, LAST + 1))}
+    episodes = {row.generation_ids[0]: row for row in rows(run, Episode, "collect", range(FIRST, LAST + 1))}
     for generation in played(run):
         episode, ids = episodes[generation.generation_id], generation.token_ids
         said = turns[episode.episode_id]

@@ -63,11 +63,12 @@ def played(round_number: int, rng: np.random.Generator, *, judged: bool) -> Play
             episodes.append(
                 Episode(
                     episode_id=episode_id, round=round_number, family="f", group=group, member=member,
-                    environment_seed=group, guided=text is not None, entry_id=entry if text is not None else None,
-                    content_digest=f"d-{entry}" if text is not None else None, experience=text, goal="g",
+                    environment_seed=group, guided=text is not None, entry_ids=[entry] if text is not None else [],
+                    content_digests=[f"d-{entry}"] if text is not None else [],
+                    experiences=[] if text is None else [text], goal="g",
                     success=success and not broken, reward=float(success and not broken), turns=1, invalid_actions=0,
                     stop_reason="error" if broken else "success" if success else "failure",
-                    error="environment_broke" if broken else None, generation_id=f"a-{episode_id}", tokens_read=4,
+                    error="environment_broke" if broken else None, generation_ids=[f"a-{episode_id}"], tokens_read=4,
                     tokens_sampled=2, last_observation=None if broken else "over",
                 )
             )  # fmt: skip

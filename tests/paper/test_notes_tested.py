@@ -22,10 +22,10 @@ def episode(name: str, *, success: bool, family: str = "room", seed: int = 0, gu
             broke: bool = False) -> Episode:  # fmt: skip
     return Episode(
         episode_id=name, round=1, family=family, group=group, member=0, environment_seed=seed, guided=guided,
-        entry_id="e" if guided else None, content_digest="d" if guided else None, experience="t" if guided else None,
+        entry_ids=["e"] if guided else [], content_digests=["d"] if guided else [], experiences=["t"] if guided else [],
         goal="", success=success, reward=float(success), turns=1, invalid_actions=0, tokens_read=1, tokens_sampled=1,
         stop_reason="error" if broke else "success" if success else "failure", last_observation="",
-        error="broke" if broke else None, generation_id=f"g-{name}",
+        error="broke" if broke else None, generation_ids=[f"g-{name}"],
     )  # fmt: skip
 
 

@@ -238,7 +238,7 @@ def test_the_rows_behind_a_prompt_hold_the_truth_only_where_a_model_wrote_it(mad
                 assert (episode.family, episode.experience) in earlier
                 guided += 1
             silent = [dataclasses.replace(turn, output=turn.action or "") for turn in item.turns]
-            bare = dataclasses.replace(episode, experience=None)
+            bare = dataclasses.replace(episode, experiences=[])
             messages = distill_messages(run.method.prompts["distill"], bare, silent, run.method.recipe.distill)
             assert "take" not in prompt_text(messages), "the word that every rule is told with"
         operations = rows(run, Operation, "distill", [number])

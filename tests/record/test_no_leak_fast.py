@@ -311,7 +311,7 @@ def test_no_prompt_and_no_row_behind_one_tells_a_rule(run: RunDirectory) -> None
             assert re.fullmatch(r"r\d+", item.episode.goal)
             assert all(re.fullmatch(SEEN, turn.observation) for turn in item.turns)
             silent = [dataclasses.replace(turn, output=turn.action or "", feedback=None) for turn in item.turns]
-            bare = dataclasses.replace(item.episode, experience=None)
+            bare = dataclasses.replace(item.episode, experiences=[])
             messages = distill_messages(run.method.prompts["distill"], bare, silent, run.method.recipe.distill)
             assert "take" not in prompt_text(messages), "the word that every rule is told with"
     assert kinds == {"episode", "critic", "ask", "distill", "merge"}

@@ -79,9 +79,9 @@ def _collect(ctx: StageContext) -> None:
 def _episode(number: int, member: int) -> Episode:
     return Episode(
         episode_id=f"r{number}-m{member}", round=number, family="lake", group=0, member=member, environment_seed=0,
-        guided=False, entry_id=None, content_digest=None, experience=None, goal="", success=False, reward=0.0, turns=1,
+        guided=False, goal="", success=False, reward=0.0, turns=1,
         invalid_actions=0, tokens_read=40, tokens_sampled=2, stop_reason="failure", last_observation="", error=None,
-        generation_id="g",
+        generation_ids=["g"],
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _evaluation(number: int, bank: bool, place: int, won: bool) -> Evaluation:
     arm = "with_bank" if bank else "without_bank"
     return Evaluation(
         evaluation_id=f"e{number}/{arm}/{place}", round=number, arm=arm, family="lake", environment_seed=place,
-        guided=bank, entry_id=None, success=won, reward=float(won), turns=1 + place % 2, invalid_actions=0,
+        guided=bank, success=won, reward=float(won), turns=1 + place % 2, invalid_actions=0,
         tokens_read=60 if bank else 40, tokens_sampled=2, stop_reason="success", actions=[],
     )  # fmt: skip
 

@@ -226,7 +226,7 @@ def _demonstrations(chat: Chat, method: Method, settings: WarmStartFile, record:
 
     seed, actor, extractor = settings.seed, settings.actor, settings.extractor
     played = [each for wave in actor_demonstrations(chat, method, actor, seed, first_seed=0) for each in wave]
-    acting = [each.generation for each in played]
+    acting = [record for each in played for record in each.generations]
     if actor.judging:
         acting += verdict_demonstrations(chat, method, actor.judging, seed, first_seed=VERDICT_SEEDS)
     waves = extractor_demonstrations(chat, method, extractor, seed, first_seed=EXTRACTOR_SEEDS)

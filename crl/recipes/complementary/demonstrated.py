@@ -7,13 +7,11 @@ templates over episodes that the warm actor really played. Practice games, for e
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
-from crl.bank.segments import text_digest
 from crl.extractor.distill import items_of
 from crl.extractor.outputs import Distilled
 from crl.protocols import Environment, Instructive, Lesson
@@ -29,6 +27,7 @@ from crl.rounds.demonstrations import (
     demonstrate,
     demonstration,
     shares,
+    slot_with,
     write_script,
 )
 from crl.rounds.waves import of_all, play, sampling_of, starts_of
@@ -135,13 +134,6 @@ def lesson_about(environment: Environment, episode: Episode, turns: Sequence[Tur
 def _guided(wave: Sequence[EpisodeSlot], notes: Sequence[str]) -> list[EpisodeSlot]:
     """Half of a wave guided by notes, which no bank holds: these episodes exist to be written about."""
     return [
-        dataclasses.replace(
-            slot,
-            entry_id=f"warm-{index:05d}",
-            content_digest=text_digest(notes[index % len(notes)]),
-            experience=notes[index % len(notes)],
-        )
-        if index % 2 == 0
-        else slot
+        slot_with(slot.task, notes[index % len(notes)] if index % 2 == 0 else None, f"warm-{index:05d}")
         for index, slot in enumerate(wave)
     ]

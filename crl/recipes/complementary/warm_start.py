@@ -45,7 +45,8 @@ def warm_start_actor(ctx: StageContext) -> None:
     write_played(ctx, played)
     learned = won if start.demonstrations == "oracle" and won else [each for each in played if usable(each.episode)]
     recorded = start.demonstrations == "recorded"
-    samples = [sample_of(without_refused(each) if recorded else each.generation) for each in learned]
+    records = [record for each in learned for record in (without_refused(each) if recorded else each.generations)]
+    samples = [sample_of(record) for record in records]
     _train(ctx, "actor", before, samples, {"demonstrations": len(played), "demonstrations_won": len(won)})
 
 

@@ -154,7 +154,7 @@ def test_a_prediction_ends_an_episode_with_a_reason_where_it_is_malformed(run: P
             if episode.episode_id in bad:
                 assert episode.error == "prediction_no_observation" and episode.reward == 0
                 assert bad[episode.episode_id].turn == episode.turns - 1, "it was the last turn"
-                assert episode.generation_id not in trained
+                assert trained.isdisjoint(episode.generation_ids)
                 broken += 1
             else:
                 assert episode.error is None
@@ -177,7 +177,7 @@ def test_a_synthetic_transition_names_its_prediction_and_that_its_neighbors(run:
 
 def test_the_actor_reads_what_is_predicted_and_never_why(run: Played) -> None:
     for number in range(1, ROUNDS + 1):
-        streams = {row.generation_id: row.stream for row in run.rows(Episode, "collect", number)}
+        streams = {row.generation_ids[0]: row.stream for row in run.rows(Episode, "collect", number)}
         for record in run.rows(Generation, "collect", number):
             text = "".join(map(chr, record.token_ids))
             assert record.role == "experience" or SECRET not in text
@@ -319,7 +319,7 @@ def test_an_actor_is_trained_on_what_sets_an_episode_apart_from_its_task_in_its_
     moved = 0
     for number in range(1, ROUNDS + 1):
         samples = {row.generation_id: row for row in run.rows(Sample, "credit", number)}
-        episodes = [row for row in run.rows(Episode, "collect", number) if row.generation_id in samples]
+        episodes = [row for row in run.rows(Episode, "collect", number) if row.generation_ids[0] in samples]
         assert len(episodes) == len(samples) and {row.stream for row in episodes} == {"synthetic", "real"}
         for episode in episodes:
             mates = [row.reward for row in episodes if (row.group, row.stream) == (episode.group, episode.stream)]
@@ -327,7 +327,7 @@ def test_an_actor_is_trained_on_what_sets_an_episode_apart_from_its_task_in_its_
             deviation = (sum((reward - mean) ** 2 for reward in mates) / len(mates)) ** 0.5
             apart = (episode.reward - mean) / deviation if deviation else 0.0
             expected = episode.reward if len(mates) == 1 else apart
-            assert samples[episode.generation_id].advantage == pytest.approx(expected)
+            assert samples[episode.generation_ids[0]].advantage == pytest.approx(expected)
             moved += bool(expected)
     assert moved > 10
 

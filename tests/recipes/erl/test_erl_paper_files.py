@@ -90,4 +90,4 @@ def test_without_the_mechanisms_it_is_grpo(tmp_path: Path) -> None:
     first, samples = run.rows(Episode, "collect", 1), run.rows(Sample, "credit", 1)
     assert not run.rows(Episode, "retry", 1), "nothing is tried again"
     assert {row.objective for row in samples} == {"grpo"} and {row.role for row in samples} == {"actor"}
-    assert {row.generation_id for row in samples} == {episode.generation_id for episode in first}
+    assert {row.generation_id for row in samples} == {episode.generation_ids[0] for episode in first}

@@ -225,11 +225,11 @@ def test_what_succeeded_by_a_reflection_is_learned_in_the_context_of_the_first_p
             starts.setdefault(turn.episode_id, turn.first_token)
         samples = [row for row in run.rows(Sample, "credit", number) if row.objective == "nll"]
         won = [row for row in run.rows(Episode, "retry", number) if row.reward > 0]
-        assert [row.generation_id for row in samples] == [row.generation_id for row in won]
+        assert [row.generation_id for row in samples] == [row.generation_ids[0] for row in won]
         total = sum(sum(row.loss_mask) for row in samples)
         for sample, episode in zip(samples, won, strict=True):
             before = first[episode.episode_id.removesuffix("-a2")]
-            prompt = opening[before.generation_id].token_ids[: starts[before.episode_id]]
+            prompt = opening[before.generation_ids[0]].token_ids[: starts[before.episode_id]]
             record = again[sample.generation_id]
             own = record.loss_mask.index(1)
             # Token for token: the first attempt's prompt, then everything from the second one's first sampled id on.

@@ -279,7 +279,12 @@ def test_the_actor_loss_is_weighted_by_scores_and_its_ratio_is_against_the_store
     config = ClippedObjective(epsilon=0.2, epsilon_high=0.2, beta=0.0, aggregation="token_mean")
     tensors = [torch.tensor(each) for each in (now * mask, stored * mask)]
     loss, counted = clipped_objective(
-        *tensors, None, torch.tensor(mask), torch.tensor(advantages), torch.tensor(weights), config
+        *tensors,
+        None,
+        torch.tensor(mask),
+        torch.tensor(advantages)[:, None].expand(3, 4),
+        torch.tensor(weights),
+        config,
     )
     assert loss.item() == pytest.approx(expected)
     assert counted.ratio_max == pytest.approx(np.exp(now - stored)[mask > 0].max()) and counted.ratio_max > 1.2

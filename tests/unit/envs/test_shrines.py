@@ -46,19 +46,20 @@ def played(
         turns.append(
             Turn(
                 episode_id="e", turn=number, observation="o", output=action, action=action, valid=step.legal,
-                feedback=None, first_token=0, last_token=1, stop_reason="end_of_turn",
+                feedback=None, generation_id="g", first_token=0, last_token=1, stop_reason="end_of_turn",
             )
         )  # fmt: skip
         if step.done:
             break
     assert step is not None and step.stop_reason is not None
-    shown = None if note is None else "x"
+    shown = [] if note is None else ["x"]
     episode = Episode(
         episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=note is not None,
-        entry_id=shown, content_digest=shown, experience=note, goal=f"Open the {game.name} shrine: offer 3",
+        entry_ids=shown, content_digests=shown, experiences=[] if note is None else [note],
+        goal=f"Open the {game.name} shrine: offer 3",
         success=step.success, reward=step.reward, turns=len(turns), invalid_actions=0, tokens_read=0, tokens_sampled=0,
         stop_reason=step.stop_reason.value, last_observation=step.observation, error=None,
-        generation_id="g",
+        generation_ids=["g"],
     )  # fmt: skip
     return episode, turns
 

@@ -160,10 +160,12 @@ def test_a_run_records_which_template_wrote_its_prompts(made: Experiment, tmp_pa
     try:
         with Lease.acquire(run.path, seconds=600) as lease:
             attempt = Attempt(token=lease.token, chat_templates=services.chat_templates)
-            for stage in ("initialize", "evaluate"):
-                execute_stage(run, recipe, 0, stage, attempt=attempt, services=services)
+            for number, stage in ((0, "initialize"), (0, "evaluate"), (1, "plan")):
+                services.begin(number, stage, None)
+                execute_stage(run, recipe, number, stage, attempt=attempt, services=services)
         assert run.manifest(0, "evaluate").provenance["chat_templates"] == {"actor": TRAINING}
-        assert "chat_templates" not in run.manifest(0, "initialize").provenance, "it sampled nothing"
+        for number, stage in ((0, "initialize"), (1, "plan")):
+            assert "chat_templates" not in run.manifest(number, stage).provenance, "it sampled nothing"
     finally:
         services.close()
 

@@ -253,7 +253,7 @@ def test_questions_move_no_counter_and_earn_nothing_unless_answers_are_trained(r
         counted = {row.entry_id: row.count for row in rows(run, RetrievalCount, "plan", [number])}
         assert counted == {entry: count for entry, count in chosen.items() if count}
     guiding = {
-        (each.episode_id, each.entry_id)
+        (each.episode_id, each.entry_ids[0])
         for each in rows(run, Episode, "collect", range(1, ROUNDS + 1))
         if each.guided and each.error is None
     }

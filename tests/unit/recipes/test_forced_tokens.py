@@ -88,7 +88,7 @@ def test_a_turn_without_a_choice_is_recorded_with_the_tokens_it_wrote(tmp_path: 
     episodes = played.rows(Episode, "collect", 1)
     assert episodes and all(each.success and each.turns == 3 for each in episodes)
     for each in episodes:
-        record = records[each.generation_id]
+        record = records[each.generation_ids[0]]
         wrote = sum(len(turn.output) + 1 for turn in turns if turn.episode_id == each.episode_id)
         assert sum(record.loss_mask) == 2, "two choices tell three things apart"
         assert wrote == len("applebellcrown") + 3

@@ -72,7 +72,7 @@ def test_every_chosen_experience_is_judged_and_the_episode_is_played_by_the_verd
             assert verdict.verdict == kind
             assert episode.experience == {"reject": None, "refine": "win"}.get(kind, text) == verdict.text
             assert episode.guided == (kind != "reject")
-            assert episode.entry_id == (verdict.entry_id if episode.guided else None)
+            assert episode.entry_ids == ([verdict.entry_id] if episode.guided else [])
         generations = {row.generation_id: row for row in judged.rows(Generation, "judge", number)}
         assert set(generations) == {row.generation_id for row in verdicts.values()}
         assert {row.kind for row in generations.values()} <= {"critic"}
@@ -137,7 +137,7 @@ def test_guided_episodes_that_beat_their_free_twins_are_distilled_in_rounds_wher
             assert taught == []
             continue
         better = [
-            row.generation_id
+            row.generation_ids[0]
             for row in episodes
             if row.guided
             and row.reward > np.mean([each.reward for each in episodes if each.group == row.group and not each.guided])
@@ -158,11 +158,11 @@ def test_evaluation_with_the_bank_judges_as_well(judged: Played) -> None:
     shown = {entry.entry_id: texts[entry.content_digest] for entry in bank.entries()}
     guided = [row for row in rows if row.guided]
     assert guided and all(row.arm == "with_bank" for row in guided)
-    assert "lose" not in {shown[row.entry_id or ""] for row in guided}, "what is rejected guides nobody"
+    assert "lose" not in {shown[row.entry_ids[0]] for row in guided}, "what is rejected guides nobody"
     for row in guided:
-        assert row.success == (shown[row.entry_id or ""] in ("win", "vague")), "what is refined is played as rewritten"
+        assert row.success == (shown[row.entry_ids[0]] in ("win", "vague")), "what is refined is played as rewritten"
         # A character is a token here; an answer has one more, its end.
-        wrote = [*row.actions, VERDICTS[shown[row.entry_id or ""]]]
+        wrote = [*row.actions, VERDICTS[shown[row.entry_ids[0]]]]
         assert row.tokens_sampled == sum(len(each) + 1 for each in wrote), "the verdict is part of what a game takes"
         assert row.tokens_read > 300, "with the prompt of the verdict"
 

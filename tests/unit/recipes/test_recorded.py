@@ -107,10 +107,10 @@ def test_games_are_played_once_more_and_refused_answers_are_not_learned(file: Pa
     assert played[0].turns[0].output.startswith("I think "), "as it was typed"
     second = played[1]
     assert [turn.valid for turn in second.turns] == [False] + [True] * (len(second.turns) - 1)
-    kept, refused = without_refused(second), second.turns[0]
+    [kept], refused = without_refused(second), second.turns[0]
     assert sum(kept.loss_mask) == sum(turn.last_token - turn.first_token for turn in second.turns[1:]) > 0
     assert not any(kept.loss_mask[refused.first_token : refused.last_token])
-    assert without_refused(played[0]) == played[0].generation
+    assert without_refused(played[0]) == played[0].generations
 
 
 def test_what_was_typed_is_worded_in_the_form_of_the_experiment(file: Path) -> None:

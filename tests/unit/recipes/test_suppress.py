@@ -71,7 +71,7 @@ def test_evaluation_passes_it_over_as_well(masked: Played) -> None:
     harmful = {row.content_digest for row in masked.rows(TextEffect, "effects", ROUNDS) if row.suppressed}
     bank = recorded_bank(masked.run, masked.recipe, ROUNDS)
     digest_of = {row.entry_id: row.content_digest for row in bank.entries()}
-    shown = {digest_of[row.entry_id] for row in masked.rows(Evaluation, "evaluate", ROUNDS) if row.entry_id}
+    shown = {digest_of[name] for row in masked.rows(Evaluation, "evaluate", ROUNDS) for name in row.entry_ids}
     assert shown and not shown & harmful and set(digest_of.values()) & harmful
     texts = load_texts(masked.run.path, bank.table)
     assert "win" in {texts[digest] for digest in shown}

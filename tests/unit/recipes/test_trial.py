@@ -89,7 +89,7 @@ def pairs_of(run: Played, number: int) -> dict[str, list[tuple[Episode, Episode]
     found = defaultdict(list)
     for each in episodes:
         if each.guided:
-            found[each.content_digest or ""].append((each, free[each.environment_seed]))
+            found[each.content_digests[0]].append((each, free[each.environment_seed]))
     return found
 
 
@@ -126,7 +126,7 @@ def test_a_pair_has_one_layout_and_one_sampling_stream(tried: Played) -> None:
         )
         played_by = {row.weights_digest for row in tried.rows(Generation, TRIAL, number)}
         assert played_by == {row.weights_digest for row in tried.rows(Generation, "collect", number)}
-        texts = len({row.content_digest for row in episodes})
+        texts = len({tuple(row.content_digests) for row in episodes})
         streams = tried.services.actor.seeds[number]
         assert len(streams) == LAYOUTS and set(streams.values()) == {texts}, (
             "each note, and none, has the layout's stream"

@@ -30,11 +30,11 @@ from crl.rounds.health import (
 def episode(group: int, member: int, *, guided: bool, success: bool, error: str | None = None) -> Episode:
     return Episode(
         episode_id=f"r0001-r0-g{group:04d}-m{member:03d}", round=1, family="r0", group=group, member=member,
-        environment_seed=group, guided=guided, entry_id="x" if guided else None,
-        content_digest="0" * 64 if guided else None, experience="take A then B" if guided else None, goal="r0",
+        environment_seed=group, guided=guided, entry_ids=["x"] if guided else [],
+        content_digests=["0" * 64] if guided else [], experiences=["take A then B"] if guided else [], goal="r0",
         success=success, reward=float(success), turns=3, invalid_actions=0,
         stop_reason="error" if error else "success" if success else "failure", error=error,
-        generation_id=f"a-{group}-{member}", tokens_read=4, tokens_sampled=3,
+        generation_ids=[f"a-{group}-{member}"], tokens_read=4, tokens_sampled=3,
         last_observation=None if error else "over",
     )  # fmt: skip
 

@@ -134,9 +134,9 @@ def judged_in_evaluation(
     judged = critic.judge(
         policy,
         [
-            _proposed(slot.task, chosen[slot.task.episode_id][0], slot.experience, rates)
+            _proposed(slot.task, chosen[slot.task.episode_id][0], slot.guides[0].experience, rates)
             for slot in slots
-            if slot.experience is not None
+            if slot.guides
         ],
         **_settings(ctx),
         seed_of=seed_of,
@@ -187,7 +187,8 @@ def _proposed(task: Task, row: Retrieval, experience: str, rates: Mapping[str, S
 
 
 def _with_text(slot: EpisodeSlot, text: str | None) -> EpisodeSlot:
-    return EpisodeSlot(task=slot.task) if text is None else dataclasses.replace(slot, experience=text)
+    guides = () if text is None else (dataclasses.replace(slot.guides[0], experience=text),)
+    return dataclasses.replace(slot, guides=guides)
 
 
 def verdict_figures(judgments: Sequence[Judgment]) -> FiguresAndAlarms:

@@ -29,6 +29,7 @@ from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, Sources, Text, TruthShare
 from crl.records import TRIAL, Episode, Generation, Operation, Trial, TrialResult, Turn
+from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.alarms import Figures
 from crl.rounds.context import StageContext
@@ -232,7 +233,8 @@ class _Bin:
         )
         if note is None:
             return EpisodeSlot(task)
-        return EpisodeSlot(task, note.operation.entry_id, note.key.content_digest, note.operation.text)
+        guide = Guide(note.operation.entry_id or "", note.key.content_digest, note.operation.text or "")
+        return EpisodeSlot(task, (guide,))
 
     def _played(self, slots: list[EpisodeSlot]) -> list[PlayedEpisode]:
         """Play the slots a wave at a time. With the note and without it an episode has the stream of its layout."""
@@ -248,7 +250,7 @@ class _Bin:
         }
         for episode in (each.episode for each in played if each.episode.guided):
             pair = (episode, free[episode.family, episode.group])
-            noted[TextKey(episode.family, episode.content_digest or "")].append(pair)
+            noted[TextKey(episode.family, episode.content_digests[0])].append(pair)
         return {key: result_of(key, pairs, round=self._ctx.round) for key, pairs in noted.items()}
 
 

@@ -25,7 +25,7 @@ def rows(number: int, won: Won, first: int = FIRST) -> list[Evaluation]:
     return [
         Evaluation(
             evaluation_id=f"e{number:04d}/{arm}/{task}-s{first + place}", round=number, arm=arm, family=task,
-            environment_seed=first + place, guided=arm == WITH, entry_id=None, success=bool(each),
+            environment_seed=first + place, guided=arm == WITH, success=bool(each),
             reward=1.0 if each else -1.0, turns=4 if each else 10, invalid_actions=0 if each else 1,
             tokens_read=20 if each else 40, tokens_sampled=10 if each else 20,
             stop_reason="success" if each else "turn_limit", actions=["left"],

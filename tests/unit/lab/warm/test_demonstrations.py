@@ -37,7 +37,7 @@ def test_every_demonstration_is_won_with_a_true_plan(chat: Chat, method: Method)
         layout = layouts(method.families[0].environment).of(each.task.environment_seed)  # type: ignore[arg-type]
         key, goal = layout.key, layout.goal
         plan = f"{key} {key}@{layout.cells[key]} {goal} {goal}@{layout.cells[goal]} "
-        assert each.episode.success and each.generation.output.startswith(plan)
+        assert each.episode.success and each.generations[0].output.startswith(plan)
 
 
 def test_hints_are_true_or_half_or_absent_in_the_shares_asked_for(chat: Chat, method: Method) -> None:
@@ -54,17 +54,17 @@ def test_hints_are_true_or_half_or_absent_in_the_shares_asked_for(chat: Chat, me
 def test_a_slip_is_played_and_not_learned(chat: Chat, method: Method) -> None:
     without = shown(chat, method, slips=0.0)
     slipping = shown(chat, method, slips=0.5)
-    assert all(sum(each.generation.loss_mask) >= 6 for each in slipping)  # the first turn always is
-    longer = [len(each.generation.token_ids) for each in slipping]
-    assert sum(longer) > sum(len(each.generation.token_ids) for each in without)
-    masked = sum(each.episode.turns * 2 + 4 - sum(each.generation.loss_mask) for each in slipping)
+    assert all(sum(each.generations[0].loss_mask) >= 6 for each in slipping)  # the first turn always is
+    longer = [len(each.generations[0].token_ids) for each in slipping]
+    assert sum(longer) > sum(len(each.generations[0].token_ids) for each in without)
+    masked = sum(each.episode.turns * 2 + 4 - sum(each.generations[0].loss_mask) for each in slipping)
     assert masked > 0
-    assert all(each.episode.turns * 2 + 4 == sum(each.generation.loss_mask) for each in without)
+    assert all(each.episode.turns * 2 + 4 == sum(each.generations[0].loss_mask) for each in without)
 
 
 def test_no_word_is_unknown_to_the_miniature(chat: Chat, method: Method) -> None:
     unknown = chat.opening([{"role": "user", "content": "surely-not-a-word"}])[0]
-    records = [each.generation for each in shown(chat, method, asking=0.5)]
+    records = [each.generations[0] for each in shown(chat, method, asking=0.5)]
     records += verdict_demonstrations(chat, method, 100, 5, first_seed=1000)
     records += answer_demonstrations(chat, method, 100, 5, first_seed=2000)
     records += merge_demonstrations(chat, method, ExtractorDemonstrations(merges=100), 8, 5)
@@ -73,10 +73,10 @@ def test_no_word_is_unknown_to_the_miniature(chat: Chat, method: Method) -> None
 
 def test_an_actor_that_may_ask_asks_first_and_plays_by_the_answer(chat: Chat, method: Method) -> None:
     demonstrations = shown(chat, method, episodes=100, asking=0.5, slips=0.0)
-    asking = [each for each in demonstrations if each.generation.output.startswith("ASK:")]
+    asking = [each for each in demonstrations if each.generations[0].output.startswith("ASK:")]
     assert len(demonstrations) == 150 and len(asking) == 50
-    assert all(each.episode.success and "ask?" in each.generation.prompt for each in asking)
-    assert all("ask?" not in each.generation.prompt for each in demonstrations if each not in asking)
+    assert all(each.episode.success and "ask?" in each.generations[0].prompt for each in asking)
+    assert all("ask?" not in each.generations[0].prompt for each in demonstrations if each not in asking)
 
 
 def test_answers_verdicts_and_merges_are_in_form(chat: Chat, method: Method) -> None:
