@@ -1,4 +1,4 @@
-"""A run of three rounds under Prefect: Great Expectations validates every table of every round, and everybody sees it."""
+"""A run of three rounds under Prefect: Great Expectations validates every table of every round, for all to see."""
 
 from __future__ import annotations
 
