@@ -161,7 +161,7 @@ def finished(made_once: Callable[[str, list[str]], Path]) -> Path:
 @pytest.fixture(scope="session")
 def unpruned(made_once: Callable[[str, list[str]], Path]) -> Path:
     """The same rounds with every checkpoint kept: cut back to any stage, nothing before it is made again."""
-    return made_once("unpruned", train(ROUNDS, name="unpruned", runtime__keep_checkpoints=9))
+    return made_once("unpruned", train(ROUNDS, name="unpruned", runtime__save_total_limit=9))
 
 
 @pytest.fixture(scope="session")

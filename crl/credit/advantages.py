@@ -22,8 +22,11 @@ SMALLEST_STD = 1e-6
 def standardized(rewards_K: NDArray[np.float64], scale_rewards: Literal["group", "none"]) -> NDArray[np.float64]:
     """Rewards [K] less their mean, divided by their population standard deviation where `scale_rewards` is `group`.
 
-    All zeros where the deviation is below :data:`SMALLEST_STD`, so a singleton has advantage 0.
+    All zeros where the deviation is below :data:`SMALLEST_STD`, so a singleton has advantage 0. Raises ValueError for
+    another word: a recipe that calls this by an older one would train by other advantages without a sign.
     """
+    if scale_rewards not in ("group", "none"):
+        raise ValueError(f"found scale_rewards {scale_rewards!r}; expected group or none")
     if rewards_K.size == 0 or rewards_K.std() < SMALLEST_STD:
         return np.zeros_like(rewards_K)
     centered_K: NDArray[np.float64] = rewards_K - rewards_K.mean()
@@ -69,7 +72,8 @@ def subgroup_advantages(
 def stream_advantages(
     rewards_N: Sequence[float], groups_N: Sequence[Hashable], config: ClippedObjective
 ) -> NDArray[np.float64]:
-    """Advantages [N]: rewards less the mean of their group, divided by its population standard deviation (`std`).
+    """Advantages [N]: rewards less the mean of their group, divided by its population standard deviation where
+    `scale_rewards` is `group`.
 
     A group is what compares equal in `groups_N`: a task and a stream. All of a group whose rewards are equal have
     advantage 0; the only member of a group has its reward (mean 0, deviation 1), or 0 as `singleton` says.

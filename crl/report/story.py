@@ -147,7 +147,7 @@ class Event:
     writing: Writing | None = None
     """The output behind a version or a rejected one; None for an import."""
     tried: Tried | None = None
-    """The trial of the text it made or wanted; None where notes are not tried."""
+    """The trial of the text it made or wanted; None where none is tried."""
     content_digest: str | None = None
     embedder_cut: bool = False
     """Whether the embedder reads only the beginning of the text."""

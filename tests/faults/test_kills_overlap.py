@@ -18,7 +18,7 @@ from tests.faults.test_kills import KILLS, SEED
 from tests.tiny_run import NAME, crl_here, digests, leftovers, train
 
 ROUNDS = 3
-OVERLAP: Mapping[str, Any] = {"method__overlap": True, "runtime__keep_checkpoints": 1}
+OVERLAP: Mapping[str, Any] = {"method__overlap": True, "runtime__save_total_limit": 1}
 
 pytestmark = pytest.mark.slow
 

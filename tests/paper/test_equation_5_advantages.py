@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.credit.advantages import subgroup_advantages
+from crl.credit.advantages import standardized, subgroup_advantages
 
 TOLERANCE = 1e-5
 members = st.lists(st.tuples(st.floats(-3, 3, allow_subnormal=False), st.booleans()), min_size=1, max_size=12)
@@ -33,7 +33,7 @@ def by_hand(rewards: list[float], scale_rewards: str) -> list[float]:
 
 
 @settings(deadline=None, max_examples=200)
-@given(members, st.sampled_from(["std", "mean"]), st.integers(1, 5))
+@given(members, st.sampled_from(["group", "none"]), st.integers(1, 5))
 def test_each_subgroup_has_its_own_baseline(
     group: list[tuple[float, bool]], scale_rewards: Literal["group", "none"], groups: int
 ) -> None:
@@ -103,3 +103,10 @@ def test_any_number_of_streams_each_with_its_own_baseline_and_an_equal_share() -
     assert list(weighed) == pytest.approx([1 / 3 / 2 / 2] * 6)
     with pytest.raises(ValueError, match="stream third; expected first, second"):
         subgroup_advantages([1.0], ["third"], streams=("first", "second"))
+
+
+@pytest.mark.parametrize("word", ["std", "mean", "batch", "", None])
+def test_another_word_for_the_scale_is_refused(word: Any) -> None:
+    """By an older one, or TRL's `batch`, nothing would be scaled and nobody told."""
+    with pytest.raises(ValueError, match="expected group or none"):
+        standardized(np.array([0.0, 1.0]), word)

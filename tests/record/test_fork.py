@@ -47,7 +47,7 @@ def test_other_recipes_forked_at_each_round_have_the_parents_digests(
 
 
 def test_overlapped_rounds_forked_at_each_round_have_the_parents_digests(tmp_path: Path) -> None:
-    crl(tmp_path, *train(3, method__overlap=True, runtime__keep_checkpoints=9))
+    crl(tmp_path, *train(3, method__overlap=True, runtime__save_total_limit=9))
     for number in (1, 2):
         name = f"child{number}"
         crl(tmp_path, "fork", "tiny", "--round", str(number), "--name", name)

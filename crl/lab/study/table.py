@@ -245,7 +245,7 @@ def footnotes(result: StudyResult) -> list[str]:
             for seed, count in arm.broken.items()
         ]
     if result.unfinished:
-        found.append(f"{result.unfinished} runs are not finished and not in these metrics.")
+        found.append(f"{result.unfinished} runs are not finished and not in these numbers.")
     found += [f"Among them {name} {told}." for name, told in result.failed.items()]
     return found
 

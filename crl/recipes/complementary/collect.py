@@ -37,9 +37,9 @@ def collect_part(ctx: StageContext, part: int, on: Sequence[Mechanism] = ()) -> 
 
 
 def guided(ctx: StageContext, tasks: Sequence[Task], policy: Policy, weights_digest: str) -> Guided:
-    """Held-out tasks with the experiences that guide them: found, judged and asked about as in training, and nothing is
-    recorded of it. Verdicts are part of how this actor uses a bank: held-out success with the bank would otherwise
-    measure an actor that is shown what it never was in training."""
+    """Held-out tasks with the experiences that guide them: retrieved, critiqued and asked about as in training, and
+    nothing is recorded of it. Verdicts are part of how this actor uses a bank: held-out success with the bank would
+    otherwise measure an actor that is shown what it never was in training."""
     bank = ctx.bank()
     retriever = open_retriever(ctx, bank, ctx.rows(RetrievalCount, "plan"), training=False)
     chosen = chosen_by_episode(retrieve_all(ctx, retriever, tasks, advance=False))

@@ -192,7 +192,7 @@ class DreamGymConfig(RecipeConfig):
                 yield refused(
                     "method.recipe.explore.held_out",
                     f"seeds from {sides[1][0]} on of family {family.name} would be held out; before it was those from "
-                    f"{before_sides[1][0]} on, and what fits saw and what judges the model must stay apart",
+                    f"{before_sides[1][0]} on, and what fits saw and what measures the model must stay apart",
                     "the share and the train_seeds of the rounds before",
                 )
 

@@ -23,7 +23,7 @@ _MOST = 4
 
 
 def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
-    """A new note about a game, a better one than the note that guided it, or nothing where that note was enough."""
+    """A new experience of a game, a better one than guided it, or nothing where that one was enough."""
     done = [turn.action for turn in turns if turn.valid and turn.action is not None]
     if episode.success and episode.guided:
         return Lesson("return")

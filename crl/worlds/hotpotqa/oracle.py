@@ -42,7 +42,7 @@ _ACTIONS = ("search[", "answer[")
 
 
 def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
-    """A new note about an episode, a better one than the note that guided it, or nothing where that note was enough.
+    """A new experience of an episode, a better one than guided it, or nothing where that one was enough.
 
     It names kinds of steps and not the names of one question, which no other question asks about.
     """

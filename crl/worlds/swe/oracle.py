@@ -140,7 +140,7 @@ def _executable(path: Path) -> bool:
 def lesson_of(episode: Episode, turns: Sequence[Turn], *, as_text: bool) -> Lesson:
     """What an episode teaches, in sentences that are true of it.
 
-    A new note, a better one than the note that guided it, or nothing where that was enough.
+    A new experience, a better one than guided it, or nothing where that one was enough.
     """
     if episode.success and episode.guided:
         return Lesson("return")

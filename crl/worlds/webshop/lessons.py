@@ -17,7 +17,7 @@ _NOT_MET = re.compile(rf"^{NOT_MET}(.+)\.$", re.MULTILINE)
 
 
 def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
-    """A new note about a visit, a better one than the note that guided it, or nothing where that note was enough."""
+    """A new experience of a visit, a better one than guided it, or nothing where that one was enough."""
     if episode.success and episode.guided:
         return Lesson("return")
     done = [parsed for turn in turns if turn.valid and (parsed := parse_action(turn.action)) is not None]

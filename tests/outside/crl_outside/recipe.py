@@ -159,7 +159,7 @@ def credit(ctx: StageContext) -> None:
     samples = grpo_samples(episodes, played, config.actor_objective, round=ctx.round, streams=(STREAM,))
     reviews = ctx.rows(Review, "review")
     written = {row.generation_id: row for row in ctx.rows(Generation, "review")}
-    advantages = standardized(np.array([row.score for row in reviews]), "std")
+    advantages = standardized(np.array([row.score for row in reviews]), "group")
     for row, advantage in zip(reviews, advantages, strict=True):
         record = written[row.generation_id]
         samples.append(

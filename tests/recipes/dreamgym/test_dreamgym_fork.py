@@ -83,7 +83,7 @@ def test_the_first_fit_of_a_fork_is_explored_as_a_first_one(tmp_path: Path) -> N
 @pytest.mark.parametrize("share", [0.4, 0.1])
 def test_levels_do_not_change_sides(tmp_path: Path, share: float) -> None:
     parent = finished(tmp_path, 1)
-    with pytest.raises(BadInput, match="what fits saw and what judges the model must stay apart") as caught:
+    with pytest.raises(BadInput, match="what fits saw and what measures the model must stay apart") as caught:
         forked(parent, 1, tmp_path, recipe__explore__held_out=share)
     forked(parent, 0, tmp_path, "again", recipe__explore__held_out=share)  # nothing was played yet
     assert caught.value.where == "method.recipe.explore.held_out" and not (tmp_path / "child").exists()

@@ -34,7 +34,7 @@ class Suppress(Mechanism):
     def problems(self, method: Method) -> Iterator[BadInput]:
         if config_of(method).always_guided(method):
             yield BadInput(
-                "guided_share leaves no member of a group unguided, so no text has an effect to be judged by",
+                "guided_share leaves no member of a group unguided, so no effect of a text can be measured",
                 expected="a share that leaves some free, or no suppress",
                 where="method.recipe.suppress",
                 next_step="leave it out, or lower recipe.guided_share",
