@@ -124,10 +124,10 @@ def test_a_part_that_a_worker_has_is_not_waited_for_with_this_clock(
         now.seconds = LIMIT - 1
         cluster.scale(1)
         wait_until(lambda: any(client.processing().values()), "a worker has a part")
-        for late in (1.0, 10.0):
-            seen = len(asked)
-            wait_until(lambda seen=seen: len(asked) > seen + 1, "Dask was asked again")
+        for late in (0.0, 1.0, 10.0):
             now.seconds += LIMIT * late
+            seen = len(asked)  # a part that ended before it is asked for would not be found
+            wait_until(lambda seen=seen: len(asked) > seen + 1, "Dask was asked again")
         go_on.set()
         thread.join(PATIENCE_SECONDS)
     assert ended == [None]
