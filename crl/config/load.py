@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from crl.config import ENGINES, ENVIRONMENTS, RECIPES, Experiment
-from crl.config.other_names import answer
+from crl.config.other_names import answer, models_in
 from crl.config.recorded import with_recorded
 from crl.config.yaml_text import DEEPEST, read_value
 from crl.errors import BadInput
@@ -268,8 +268,6 @@ def readable(item: Any, model: type[BaseModel] = Experiment, recipe: Any = None)
 
 def _fields_at(location: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
     """Field names of the model at a location, walking annotations; tags of a discriminated union are part of it."""
-    import typing
-
     candidates: list[Any] = [root]
     for part in location:
         following: list[Any] = []
@@ -277,17 +275,11 @@ def _fields_at(location: tuple[Any, ...], root: type[BaseModel]) -> list[str]:
             if isinstance(part, int):
                 following.append(model)
             elif part in getattr(model, "model_fields", {}):
-                following.extend(_models_in(model.model_fields[part].annotation, typing.get_args))
+                following.extend(held for _, held in models_in(model.model_fields[part].annotation, part))
             else:  # a name in a mapping, or the kind, which comes before the fields of its class
                 following.extend([each.load(part) for each in _REGISTRIES if issubclass(model, each.base)] or [model])
         candidates = following
     return sorted({name for model in candidates for name in getattr(model, "model_fields", {})})
-
-
-def _models_in(annotation: Any, arguments: Any) -> list[Any]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in arguments(annotation) for model in _models_in(argument, arguments)]
 
 
 def find_expectations(base: Path) -> dict[str, dict[str, Any]]:

@@ -127,16 +127,16 @@ def _places(model: type[BaseModel], name: str, before: str) -> Iterator[str]:
     for field, info in model.model_fields.items():
         if field == name:
             yield before + field
-        for part, held in _held(info.annotation, field):
+        for part, held in models_in(info.annotation, field):
             yield from _places(held, name, f"{before}{field}.{part}")
 
 
-def _held(annotation: Any, field: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Models in the type of a field, each with the part of the key between the field and its own."""
+def models_in(annotation: Any, field: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Models in the type of a field, each with the part of the key between the field's name and its own keys."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield "", annotation
         return
     origin, entry = get_origin(annotation), "<role>." if field in ("roles", "servers") else "<name>."
     part = entry if origin is dict else "0." if origin in (list, tuple) else ""
     for argument in get_args(annotation):
-        yield from ((part + inner, model) for inner, model in _held(argument, field))
+        yield from ((part + inner, model) for inner, model in models_in(argument, field))
