@@ -156,7 +156,7 @@ def with_added(row_type: type[Row], table: pa.Table) -> pa.Table:
 
 def rows_of(row_type: type[R], table: pa.Table) -> list[R]:
     """The rows of an Arrow table (the inverse of :func:`table_of`)."""
-    return [row_type(**row) for row in table.select(schema_of(row_type).names).to_pylist()]
+    return [row_type(**row) for row in with_added(row_type, table).select(schema_of(row_type).names).to_pylist()]
 
 
 def rows_with(table: pa.Table, column: str, values: Iterable[str]) -> pa.Table:

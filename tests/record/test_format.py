@@ -90,6 +90,7 @@ def test_a_column_that_was_added_has_its_default_in_files_of_before(
     assert rows_of(Episode, with_added(Episode, whole[1])) == rows_of(Episode, whole[1])
     old = [table.drop_columns(["entry_ids", "stream"]) for table in whole]
     assert with_added(Episode, old[1])["entry_ids"].to_pylist() == [[]] * len(old[1])
+    assert [row.entry_ids for row in rows_of(Episode, old[1])] == [[]] * len(old[1])
     nothing, lists = [[None] * len(table) for table in whole], [table["entry_ids"].to_pylist() for table in whole]
     for second, expected in ((old[1], nothing[0] + nothing[1]), (whole[1], nothing[0] + lists[1])):
         for path, table in zip(paths, (old[0], second), strict=True):
