@@ -16,7 +16,6 @@ from typing import Any
 import duckdb
 import psutil
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from crl.checks.compiled import broken, connected
 from crl.checks.native import exception_of, failures, validate, version
@@ -24,12 +23,12 @@ from crl.checks.pages import Page, Validated, write_site
 from crl.checks.stage import OwnSuites, numbered, own_expectations
 from crl.checks.suites import SQL, Config, applying, key_of, row_types, sentence_of, suite_of, suite_with_own
 from crl.errors import BadInput
-from crl.records import Row
+from crl.records import Row, with_added
 from crl.report.data_docs import SITE
 from crl.rounds.recipe import recipe_in
 from crl.run.cache import CACHE, cached
 from crl.run.directory import RunDirectory
-from crl.run.files import sha256_file
+from crl.run.files import parsed_parquet, sha256_bytes
 from crl.run.refused import refused
 from crl.run.validations import TableVerdict, Verdict, keep_verdict, load_verdict, stage_digests
 
@@ -104,9 +103,10 @@ def _validated(
         if not name.endswith(".parquet") or row_type is None:
             continue
         try:
-            if sha256_file(path) != recorded.sha256:
+            content = path.read_bytes()
+            if sha256_bytes(content) != recorded.sha256:
                 changed[row_type.table] = f"{name} is not the file that was committed: `crl verify` says more"
-            written[row_type] = pq.ParquetFile(path).read()
+            written[row_type] = with_added(row_type, parsed_parquet(content))
         except (OSError, pa.ArrowException) as error:
             told = f"{name} cannot be read: {str(error).splitlines()[0]}"
             yield TableVerdict(
@@ -117,9 +117,10 @@ def _validated(
     with connected(tables) as connection:
         for name in tables:
             page = _page(number, stage, name, tables, own, rows)
-            found = _compiled(connection, name, tables)
+            rules = applying(suite_of(name)["expectations"], frozenset(tables))
+            found = _compiled(connection, name, tables[name], rules)
             alarms = [changed[name]] if name in changed else []
-            yield _compared(stage, name, page, found, frozenset(tables), alarms), page
+            yield _compared(stage, name, page, found, rules, alarms), page
 
 
 def _page(
@@ -151,11 +152,12 @@ def _evaluated(result: Any) -> list[Any]:
     return [each for each in result.results if exception_of(each.exception_info) is None]
 
 
-def _compiled(connection: duckdb.DuckDBPyConnection, name: str, tables: Mapping[str, pa.Table]) -> dict[str, int] | str:
+def _compiled(
+    connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table, rules: list[Config]
+) -> dict[str, int] | str:
     """Broken rows by rule, as the compiled pass counts them; why it could not."""
-    rules = applying(suite_of(name)["expectations"], frozenset(tables))
     try:
-        return {_identity(rule): count for rule, count in broken(connection, name, tables[name], rules)}
+        return {_identity(rule): count for rule, count in broken(connection, name, table, rules)}
     except (duckdb.Error, pa.ArrowException, KeyError) as error:
         return f"the compiled rules could not be checked: {str(error).splitlines()[0]}"
 
@@ -165,14 +167,15 @@ def _compared(
     name: str,
     validated: Validated,
     compiled: dict[str, int] | str,
-    written: frozenset[str],
+    applied: list[Config],
     alarms: list[str],
 ) -> TableVerdict:
-    """The verdict about a table, and where Great Expectations and the compiled pass do not say the same."""
+    """The verdict about a table, and where Great Expectations and the compiled pass, which `applied` these rules, do
+    not say the same."""
     results = {_identity(_config(each)): each for each in validated.result.results}
     unknown = isinstance(compiled, str)
     counts = {} if isinstance(compiled, str) else compiled
-    rules = {_identity(rule): f"'{sentence_of(rule)}'" for rule in applying(suite_of(name)["expectations"], written)}
+    rules = {_identity(rule): f"'{sentence_of(rule)}'" for rule in applied}
     only_compiled = 0
     for identity, rule in rules.items():
         result, count = results.get(identity), counts.get(identity, 0)
