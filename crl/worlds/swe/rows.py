@@ -155,7 +155,7 @@ def load_rows(name: str | Path, *, where: str = WHERE) -> list[Row]:
 
 
 def row_of(record: Any, where: str) -> Row:
-    """A record as a row. Raises BadInput that names the file, the line the column."""
+    """A record as a row. Raises BadInput that names the file, the line and the column."""
     if not isinstance(record, Mapping):
         raise bad_row(f"it is {_shown(record)}", "an object with the columns of SWE-Bench", where)
     try:
