@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -36,6 +36,7 @@ SMALL = {
     "rotary_dim": 8, "initializer_range": 0.08, "init_std": 0.08,
 }  # fmt: skip
 """Sizes by the names that configs have for them."""
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 ODD: dict[str, dict[str, Any]] = {
     "diffllama": {"attention_dropout": 0.0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 16},
@@ -54,7 +55,25 @@ def kinds() -> list[str]:
 
 
 def small_config(kind: str, vocabulary: int, **more: Any) -> Any:
-    """A config of the architecture's own defaults, with few and narrow layers."""
+    """A config of the architecture's own defaults, with few and narrow layers: as few as hold a layer of each kind."""
+    found = _config(kind, vocabulary, **more)
+    if (kinds_of := _layers(CONFIG_MAPPING[kind]())) and "num_hidden_layers" not in {*more, *ODD.get(kind, ())}:
+        for layers in (2, 4, 6, 8):
+            with contextlib.suppress(Exception):
+                larger = _config(kind, vocabulary, **more, **dict.fromkeys(_LAYERS, layers))
+                if _layers(larger) == kinds_of:
+                    return larger
+    return found
+
+
+def _layers(config: Any) -> set[type]:
+    """The kinds of state that layers of a model have."""
+    with contextlib.suppress(Exception):
+        return {type(layer) for layer in DynamicCache(config=config).layers}
+    return set()
+
+
+def _config(kind: str, vocabulary: int, **more: Any) -> Any:
     known = _settings(CONFIG_MAPPING[kind])
     chosen = {name: value for name, value in SMALL.items() if name in known}
     if "kv_lora_rank" in known:  # latent attention has as many heads of keys as of queries
