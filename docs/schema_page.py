@@ -10,7 +10,7 @@ from typing import Any
 from crl.config.load import load_experiment
 from crl.config.method import RECIPES
 from crl.records import ROW_TYPES, BankEntry, Row
-from crl.report.view_sql import STAGE_COLUMNS, columns_of
+from crl.report.view_sql import STAGE_COLUMNS, VALIDATION_COLUMNS, columns_of
 from crl.rounds.recipe import recipe_of
 from crl.rounds.stage import Recipe
 
@@ -36,6 +36,7 @@ Put together from these are
 | `success_by_task` | the same by task family (below) |
 | `broken_games` | one per stage, task family and kind of break: how many games broke, and the first traceback (below) |
 | `timings` | one per stage and kind of work: how long retrieval, answers and playing took (below) |
+| `validations` | one per table that Great Expectations validated after its commit (below) |
 | `lineage` | one per use of an experience, with all that led to it: [sql.md](sql.md) shows the query |
 
 and there are macros:
@@ -65,6 +66,13 @@ _TIMINGS = """
 ## timings
 
 How long one kind of work took in one stage. Rows hold no clock times, so this comes from the manifests' provenance.
+"""
+_VALIDATIONS = """
+## validations
+
+What Great Expectations found in one table after its round was committed, from `validations/` beside the record
+([checks.md](checks.md)). A round that could not be validated has one row, without a table. A verdict about stages that
+were redone since is left out.
 """
 _OTHER_TABLES = """
 ## Tables of other recipes
@@ -181,6 +189,8 @@ def page() -> str:
     parts.append(_table(list(BROKEN_COLUMNS)))
     parts.append(_TIMINGS)
     parts.append(_table(list(TIMING_COLUMNS)))
+    parts.append(_VALIDATIONS)
+    parts.append(_table([(name, kind, meaning) for name, kind, _, _, meaning in VALIDATION_COLUMNS]))
     parts.append(_OTHER_TABLES)
     others = [kind for kind in RECIPES.names() if kind not in RECIPES.built_in()]
     for kind in (kind for kind in others if (_CONF / f"{kind}.yaml").is_file()):

@@ -33,12 +33,14 @@ from prefect.states import Running
 
 from crl.config import Runtime, WhenBusy
 from crl.engine.driver import Driver, announce
-from crl.engine.events import Waits
+from crl.engine.events import Note, Waits
 from crl.errors import ConcurrencyLimitMissing, LeaseHeld
 from crl.run.directory import RunDirectory
 from crl.run.lease import lease_state
 from crl.trackers.subscriber import Trackers
+from crl.validation.subscriber import Validations
 from flows.present import flow_runs, run_logger, show
+from tasks.validate import validate
 
 SLOT_LEASE_SECONDS = 60.0
 """A slot whose run died is free again so long after its last renewal; the least that Prefect allows."""
@@ -101,15 +103,23 @@ def hold(experiment: str, run_path: Path, runtime: Runtime) -> Iterator[Waiting]
 @contextlib.contextmanager
 def exclusive(run: RunDirectory, runtime: Runtime) -> Iterator[Driver]:
     """The open driver of a run, with slot and lease. Raises as :func:`hold`, and RecordDamaged as the driver does."""
-    # The trackers are waited for last: then the lease and the slot are given back already.
+    # Trackers and validations are waited for last: then the lease and the slot are given back already.
     with (
+        Validations(run, runtime, say=_say, through=validate) as validations,
         Trackers(run, runtime, warn=run_logger().warning) as trackers,
         hold(run.experiment_name, run.path, runtime) as waiting,
         contextlib.ExitStack() as stack,
     ):
         driver = waiting.until_free(lambda: stack.enter_context(Driver(run, runtime)))
         driver.subscribe(trackers)
+        driver.subscribe(validations)
         yield driver
+
+
+def _say(line: str) -> None:
+    """Into the log of the flow run, and to the command line that may have started it."""
+    run_logger().warning(line)
+    announce(Note(line))
 
 
 def _take(stack: contextlib.ExitStack, name: str) -> bool:

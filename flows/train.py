@@ -97,7 +97,8 @@ def train(
                 )
             with visits(driver, first, last) as (numbers, due):
                 driver.visit(numbers, partial(run_round, str(driver.run.path)))
-            return {"run": str(driver.run.path), "rounds": due}
+        finish_page(driver.run.path)  # with the last validations
+        return {"run": str(driver.run.path), "rounds": due}
     except CrlError as error:
         log_error(error)
         return failed(error)
@@ -128,7 +129,8 @@ def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
             )
             with visits(driver, first, last) as (numbers, due):
                 driver.visit(numbers, partial(run_round, str(run.path)))
-            return {"run": str(run.path), "rounds": due}
+        finish_page(run.path)  # with the last validations
+        return {"run": str(run.path), "rounds": due}
     except CrlError as error:
         log_error(error)
         return failed(error)

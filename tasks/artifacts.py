@@ -25,6 +25,7 @@ from crl.report import markdown
 from crl.report.page import REPORT, docs_url, page_url, write_report
 from crl.report.summary import History
 from crl.run.head import head_after
+from crl.run.validations import Verdict
 
 PAGES = "CRL_PAGES"
 """Environment: the address of the server of report pages; `make ui` sets it. Without it the artifact names the file."""
@@ -33,7 +34,9 @@ ROUNDS, CURVE, BANK_DIFF, DATA_CHECKS, REPORT_LINK = (
     "rounds", "learning-curve", "bank-diff", "data-checks", "report",
 )  # fmt: skip
 KINDS: tuple[str, ...] = (ROUNDS, CURVE, BANK_DIFF, DATA_CHECKS, REPORT_LINK)
-"""What an experiment has an artifact of."""
+"""What an experiment has an artifact of with every round."""
+VALIDATION = "validation"
+"""And later, once Great Expectations has validated the round."""
 
 PAUSE = 20
 """A page is written again once so many times as long as it took have passed: rounds of seconds would wait for it."""
@@ -47,7 +50,7 @@ class _Shown:
     page_due: float = 0.0
     """When its page is due again, by the clock of this process."""
     behind: bool = False
-    """Whether a round is not on its page yet."""
+    """Whether a round, or the validation of one, is not on its page yet."""
 
 
 _runs: dict[Path, _Shown] = {}
@@ -93,8 +96,20 @@ def publish_round(run_path: str | Path, round_number: int) -> None:
     )
 
 
+def publish_validation(run_path: str | Path, verdict: Verdict) -> None:
+    """Publish what Great Expectations found in a round; the report page lacks it until it is written again."""
+    path = Path(run_path)
+    _shown(path).behind = True
+    name = path.resolve().name
+    publish(
+        name,
+        f"Round {verdict.round}",
+        {VALIDATION: lambda: markdown.validation_markdown(name, verdict, _served(docs_url, path))},
+    )
+
+
 def finish_page(run_path: str | Path) -> None:
-    """Write the report page of a run after its last round, where it lacks one."""
+    """Write the report page of a run where it lacks a round or a validation."""
     run = _shown(Path(run_path))
     if run.behind:
         _write_page(run)

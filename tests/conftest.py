@@ -101,6 +101,12 @@ def plain_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DRAWN, undrawn)
 
 
+@pytest.fixture
+def unvalidated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported banks are read without Great Expectations, which takes seconds, for a test of what else is done."""
+    monkeypatch.setattr("crl.transfer.folder.require_sound", lambda brought: None)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Where Chromium lies; where there is none the tests are skipped."""

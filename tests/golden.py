@@ -67,7 +67,7 @@ RENAMED_OR_GONE: dict[tuple[str, str], str] = {}
 """(table, column), or (table, "") for all of it: the reason why it is on one side only. Known to be so, and counted as
 equal."""
 
-PATIENT = {"runtime.keep_every": 1, "runtime.retry_delay_seconds": 0.1}
+PATIENT = {"runtime.keep_every": 1, "runtime.retry_delay_seconds": 0.1, "runtime.validate_every": 0}
 TINY = "conf/tiny.yaml"
 SHORT = {
     "method.recipe.warm_start.actor_episodes": 32,

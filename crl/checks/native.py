@@ -1,9 +1,11 @@
-"""Great Expectations at work: validates tables by suites and reports what is broken. Import it only where it is needed.
+"""Great Expectations at work: runs a checkpoint over a table and reports what is broken. Import it only where it is
+needed.
 
-It takes seconds to import and milliseconds per expectation, so a stage comes here for the rows that break a rule, and
-for the suites that users wrote; the Data Docs are made of its results. Frames keep Arrow's types, so a missing number
-is not NaN. `unexpected_rows_expectation` knows SQL databases only; here DuckDB answers it over the frame: its query
-sees the validated table as `{batch}` and the other tables of the stage by their names.
+It takes seconds to import and some 10 ms per expectation, so a stage comes here for the rows that break a rule, and for
+the suites that users wrote. What comes in from outside (`outside.py`) and every committed round (`crl/validation/`) is
+validated here as well. Frames keep Arrow's types, so a missing number is not NaN; lists are plain objects, which more
+expectations can read. `unexpected_rows_expectation` knows SQL databases only; here DuckDB answers it over the frame:
+its query sees the validated table as `{batch}` and the other tables of the stage by their names.
 """
 
 from __future__ import annotations
@@ -11,11 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -52,28 +53,54 @@ class _Stage:
 _stage: ContextVar[_Stage] = ContextVar("_stage")
 
 
-def validate(table: str, key: list[str], expectations: list[Config], tables: Mapping[str, pa.Table]) -> Any:
-    """Great Expectations' result of validating one of a stage's tables; every broken row is in it.
+def validate(
+    table: str,
+    key: list[str],
+    expectations: list[Config],
+    tables: Mapping[str, pa.Table],
+    *,
+    rows: bool = True,
+) -> Any:
+    """The result of a checkpoint over one of a stage's tables.
 
     `key` are the columns that name a row. Tables have the position of each row in `row`. An expectation that raised
-    is in the result as one that failed.
+    is in the result as one that failed: ask :func:`exception_of`. Without `rows` the result says which expectations
+    hold, and not which rows break the others; that takes two thirds of the time. Nothing of it stays in memory.
     """
-    suite = gx.ExpectationSuite(name=table, expectations=expectations)
+    detail = {"result_format": "COMPLETE", "unexpected_index_column_names": ["row", *key]}
     token = _stage.set(_Stage(tables, key))
     try:
         with _quiet():
-            frame = tables[table].to_pandas(types_mapper=pd.ArrowDtype)
-            batch = _definition(table).get_batch({"dataframe": frame})
-            return batch.validate(
-                suite, result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["row", *key]}
+            context = _context()
+            source = context.data_sources.add_pandas("rows")
+            data = source.add_dataframe_asset(table).add_batch_definition_whole_dataframe(table)
+            suite = context.suites.add(gx.ExpectationSuite(name=table, expectations=expectations))
+            definition = gx.ValidationDefinition(name=table, data=data, suite=suite)
+            checkpoint = gx.Checkpoint(
+                name=table,
+                validation_definitions=[context.validation_definitions.add(definition)],
+                result_format=detail if rows else "BOOLEAN_ONLY",
             )
+            frame = tables[table].to_pandas(types_mapper=_pandas_type)
+            done = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": frame})
+            (result,) = done.run_results.values()
+            return result
     finally:
         _stage.reset(token)
 
 
-def failures(table: str, key: list[str], result: Any, rows: pa.Table) -> list[str]:
+def _pandas_type(kind: pa.DataType) -> pd.ArrowDtype | None:
+    return None if pa.types.is_nested(kind) else pd.ArrowDtype(kind)
+
+
+def version() -> str:
+    """Of Great Expectations."""
+    return str(gx.__version__)
+
+
+def failures(table: str, key: list[str], results: Iterable[Any], rows: pa.Table) -> list[str]:
     """A sentence for each expectation that failed: rule, columns, how many rows, position and id of the first ones."""
-    return [_sentence(table, key, each, rows) for each in result.results if not each.success]
+    return [_sentence(table, key, each, rows) for each in results if not each.success]
 
 
 def _sentence(table: str, key: list[str], result: Any, rows: pa.Table) -> str:
@@ -158,22 +185,15 @@ def _answer(
         yield connection.sql(metric_value_kwargs["unexpected_rows_query"].format(batch=_BATCH))
 
 
-@cache
-def _definition(table: str) -> Any:
-    """The batch definition of a table, made once per process."""
-    return _source().add_dataframe_asset(table).add_batch_definition_whole_dataframe(table)
-
-
-@cache
-def _source() -> Any:
-    """The one data source of the one ephemeral context of this process."""
+def _context() -> Any:
+    """A new context in memory: it holds whatever it validated, and goes with it."""
     for noisy in ("great_expectations", "great_expectations.data_context"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     # Without a temporary directory for a documentation site, which nothing would remove.
     stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)
     context = gx.get_context(project_config=DataContextConfig(store_backend_defaults=stores, analytics_enabled=False))
     context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
-    return context.data_sources.add_pandas("rows")
+    return context
 
 
 @contextmanager

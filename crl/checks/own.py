@@ -62,7 +62,7 @@ def _check(table: str, config: Config, empty: Mapping[str, pa.Table], where: str
         raise BadInput(f"{kind} cannot be read: {message}", expected="arguments that it takes", where=where) from None
     if kind == SQL:
         result = validate(table, key_of(table), [config], empty)
-        for failure in failures(table, key_of(table), result, empty[table]):
+        for failure in failures(table, key_of(table), result.results, empty[table]):
             raise BadInput(
                 failure,
                 expected=f"a query for the rows of {{batch}} that break the rule; columns: {', '.join(columns)}",

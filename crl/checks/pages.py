@@ -7,6 +7,7 @@ renderers make the content, and a page template of ours (`templates/`) takes the
 from __future__ import annotations
 
 import html
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,22 +25,31 @@ INDEX = "index.html"
 
 
 @dataclass(frozen=True)
-class Validated:
-    """One table of one stage, and what Great Expectations found in it."""
+class Page:
+    """The page of one table of one stage, as the index lists it."""
 
     round: int
     stage: str
     table: str
     rows: int
-    result: Any
-    broken: Sequence[str]
-    """A sentence for each expectation that failed."""
-    committed: bool
+    rules: int
+    passed: bool
+    committed: bool = True
 
     @property
     def file(self) -> str:
-        """Where its page is in the site: four folders deep, as its link to the suite expects."""
+        """Where it is in the site: four folders deep, as its link to the suite expects."""
         return f"validations/rounds/{self.round:04d}/{self.stage}/{self.table}.html"
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A page that is to be written, and what Great Expectations found."""
+
+    page: Page
+    result: Any
+    broken: Sequence[str]
+    """A sentence for each expectation that failed."""
 
 
 class _View(DefaultJinjaPageView):
@@ -56,23 +66,35 @@ class _View(DefaultJinjaPageView):
 
 
 def write_site(
-    directory: Path, run: str, validated: Sequence[Validated], suites: Mapping[str, Mapping[str, Any]]
+    directory: Path,
+    run: str,
+    validated: Sequence[Validated],
+    suites: Mapping[str, Mapping[str, Any]],
+    *,
+    earlier: Sequence[Page] = (),
+    site: Path | None = None,
 ) -> None:
-    """Write `index.html`, a page for each validation and one for each suite into a directory that exists."""
+    """Write `index.html`, a page for each validation and one for each suite into a directory that exists; pages of
+    `earlier` validations are those of the old `site`."""
     view: Any = _View()
     suite_pages: Any = ExpectationSuitePageRenderer()
     for each in validated:
         document = ValidationResultsPageRenderer().render(each.result)
-        title = f"round {each.round}, {each.stage}: {each.table}"
+        title = f"round {each.page.round}, {each.page.stage}: {each.page.table}"
         content = view.render(document, title=title, run=run, home="../../../../", broken=each.broken)
-        _write(directory / each.file, content)
+        _write(directory / each.page.file, content)
+    for page in earlier:
+        assert site is not None
+        (directory / page.file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(site / page.file, directory / page.file)
     for name, suite in suites.items():
         expectations = gx.ExpectationSuite(name=name, expectations=list(suite["expectations"]))
         document = suite_pages.render(expectations)
         content = view.render(document, title=f"suite {name}", run=run, home="../")
         _write(directory / "expectations" / f"{name}.html", content)
     counts = {name: len(suite["expectations"]) for name, suite in suites.items()}
-    index = view.env.get_template("data_docs_index.j2").render(run=run, validated=validated, suites=counts)
+    pages = sorted([*earlier, *(each.page for each in validated)], key=lambda page: -page.round)
+    index = view.env.get_template("data_docs_index.j2").render(run=run, pages=pages, suites=counts)
     _write(directory / INDEX, index)
 
 

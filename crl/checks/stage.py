@@ -120,7 +120,7 @@ def _told(name: str, rules: list[Config], tables: Mapping[str, pa.Table]) -> lis
     """What Great Expectations finds broken: a sentence for each rule."""
     from crl.checks.native import failures, validate
 
-    return failures(name, key_of(name), validate(name, key_of(name), rules, tables), tables[name])
+    return failures(name, key_of(name), validate(name, key_of(name), rules, tables).results, tables[name])
 
 
 def summarize(table: pa.Table) -> pa.Table:

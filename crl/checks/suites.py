@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from crl.records import ROW_TYPE_BY_TABLE, Row, schema_of
+from crl.records import ROW_TYPE_BY_TABLE, Row, Rules, schema_of
 
 Config = dict[str, Any]
 """One expectation as plain data."""
@@ -95,9 +95,9 @@ def rows_breaking(predicate: str) -> str:
     return f"SELECT * FROM {{batch}} {clause} ({_escaped(predicate)}) IS NOT TRUE"
 
 
-def expectations_of(row_type: type[Row], between: Mapping[str, str]) -> list[Config]:
-    """Every rule of a row type as an expectation, those `between` tables last."""
-    rules = row_type.rules
+def expectations_of(row_type: type[Row], between: Mapping[str, str], rules: Rules | None = None) -> list[Config]:
+    """Every rule of a row type (or these `rules` in its place) as an expectation, those `between` tables last."""
+    rules = rules or row_type.rules
     found = [_expectation(NOT_NULL, column=column) for column in _required(row_type)]
     found += map(_unique, (rules.key, *rules.unique))
     found += [

@@ -68,16 +68,20 @@ def docs(
         typer.Option(min=0, metavar="N", help="Validate this round; may be repeated; default the newest."),
     ] = None,
 ) -> None:
-    """Write the Data Docs of a run. Great Expectations validates its rows again; the pages need no network."""
+    """Have Great Expectations validate rounds again. Writes their verdicts, and Data Docs that need no network."""
     from crl.engine.targets import last_runtime
-    from crl.report.data_docs import write_data_docs
+    from crl.report.data_docs import INDEX
     from crl.report.page import REPORT, write_report
+    from crl.validation.round import validate_rounds
 
     directory = find_run(run)
-    path = write_data_docs(directory, round or (), last_runtime(directory).expectations)
+    for verdict in validate_rounds(directory, round or (), last_runtime(directory).expectations):
+        say(f"round {verdict.round}: {verdict.summary()}")
+        for alarm in verdict.alarms:
+            say(f"  alarm: {alarm}")
     if (directory / REPORT).exists():
         write_report(directory)  # it links to the Data Docs from now on
-    say(f"{shown(path)}: open it in a browser")
+    say(f"{shown(directory / INDEX)}: open it in a browser")
 
 
 def _own(experiment: Path | None) -> dict[str, dict[str, Any]]:

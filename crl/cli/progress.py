@@ -167,6 +167,9 @@ class LiveProgress(MovingLines):
     def _on_Waits(self, event: events.Waits) -> None:
         self.say(event.reason)
 
+    def _on_Note(self, event: events.Note) -> None:
+        self.say(event.text)
+
     def _on_RoundDone(self, event: events.RoundDone) -> None:
         if skipped := self._open.pop(event.round, 0):
             self.say(f"  {skipped} stages were complete already and did not run again")

@@ -155,11 +155,16 @@ def _driver(directory: RunDirectory, runtime: Runtime, live: LiveProgress) -> It
     """A driver in this process: what the flow does, less Prefect."""
     from crl.engine.driver import Driver
     from crl.trackers.subscriber import Trackers
+    from crl.validation.subscriber import Validations
 
-    # Around the driver: the lease is given back before trackers are waited for.
-    with Trackers(directory, runtime, warn=live.say) as trackers, Driver(directory, runtime) as driver:
-        driver.subscribe(live)
-        driver.subscribe(trackers)
+    # Around the driver: the lease is given back before they are waited for.
+    with (
+        Validations(directory, runtime, say=live.say) as validations,
+        Trackers(directory, runtime, warn=live.say) as trackers,
+        Driver(directory, runtime) as driver,
+    ):
+        for subscriber in (live, trackers, validations):
+            driver.subscribe(subscriber)
         yield driver
 
 

@@ -8,6 +8,7 @@ the same have the same digest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -15,6 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from crl.config.base import COLDEST, LAST_SEED, LONGEST_SECONDS, MOST_ROUNDS, Model, PromptConfig, SeedRange, off, unset
 from crl.config.registry import Registry
 from crl.config.roles import SamplingConfig, StopString
+from crl.records import OutsideRows
 
 
 class FamilySampling(Model):
@@ -136,6 +138,11 @@ class EnvironmentConfig(Model):
         An environment with a fixed list of held-out tasks says how long it is: an evaluation plays none of them twice.
         """
         return None
+
+    def outside_rows(self) -> Iterable[OutsideRows]:
+        """The rows of a person's files that it plays with: Great Expectations looks at them before work starts. None of
+        what ships with the project. Raises BadInput as :meth:`make`."""
+        return ()
 
     def make(self) -> Any:
         """A new environment (`crl.protocols.Environment`). Import here, not at the top of the file, what is heavy.

@@ -103,6 +103,13 @@ class Runtime(Model):
         "experiment file, or beside a parent folder.",
     )
     """Not part of the frozen method: they can fail a stage and change no number in it."""
+    validate_every: int = Field(
+        1,
+        ge=0,
+        le=MOST_ROUNDS,
+        description="Great Expectations validates the tables of every so many rounds after they are committed, in a "
+        "process beside the run; 0: never.",
+    )
     min_free_gigabytes: float = Field(
         1.0, ge=0, le=1_000_000_000, description="Least to be left free after the estimate."
     )

@@ -116,6 +116,13 @@ class Waits:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line for a person that is about no stage."""
+
+    text: str
+
+
 Event = (
     RoundStarted
     | StageStarted
@@ -127,5 +134,6 @@ Event = (
     | RoundDone
     | LogLine
     | Waits
+    | Note
 )
 Subscriber = Callable[[Event], None]

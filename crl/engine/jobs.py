@@ -24,6 +24,8 @@ class JobKind(StrEnum):
     """Say how many parts a stage has, and which are complete."""
     release = "release"
     """Free every model that is held."""
+    validate = "validate"
+    """Validate a committed round by Great Expectations (`crl/validation/process.py`; no worker of stages does)."""
 
 
 @dataclass(frozen=True, slots=True)

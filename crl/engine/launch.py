@@ -32,7 +32,7 @@ from crl.run.guardian import PARENT, end_with_parent, on_loopback
 if TYPE_CHECKING:
     from crl.config import NodesConfig  # a launcher starts sooner without
 
-_WORKER = "crl.engine.worker"
+WORKER = "crl.engine.worker"
 _LAUNCH = "crl.engine.launch"
 VARIABLE = "CRL_ENGINE_NODES"
 """The orders as JSON, for :func:`launch_nodes`."""
@@ -48,22 +48,23 @@ _SILENCE_SECONDS = 60.0
 
 
 def start_of(
-    world_size: int, nodes: NodesConfig | None, environment: Mapping[str, str]
+    world_size: int, nodes: NodesConfig | None, environment: Mapping[str, str], module: str = WORKER
 ) -> tuple[list[str], dict[str, str]]:
-    """Command line and environment of the process here that starts the workers, whose `environment` this is."""
+    """Command line and environment of the process here that starts the workers, whose `environment` this is. One
+    process alone may be another `module` that serves as they do."""
     if nodes is None:
-        return command_line(world_size), {**environment, **launch_environment()}
+        return command_line(world_size, module), {**environment, **launch_environment()}
     there = {**environment, "PYTHONPATH": os.pathsep.join(_import_path()), "PYTHONUNBUFFERED": "1"}
     here = {PARENT: str(os.getpid()), "PYTHONPATH": there["PYTHONPATH"], "PYTHONUNBUFFERED": "1"}
     made = json.dumps(orders(nodes, world_size, there))
     return [sys.executable, "-m", _LAUNCH, "nodes"], {**here, VARIABLE: made}
 
 
-def command_line(world_size: int) -> list[str]:
+def command_line(world_size: int, module: str = WORKER) -> list[str]:
     """One process runs the worker itself; several are started by a launcher."""
     if world_size == 1:
-        return [sys.executable, "-m", _WORKER]
-    return [sys.executable, "-m", _LAUNCH, "ranks", "--ranks", str(world_size), "--", "-m", _WORKER]
+        return [sys.executable, "-m", module]
+    return [sys.executable, "-m", _LAUNCH, "ranks", "--ranks", str(world_size), "--", "-m", WORKER]
 
 
 def launch_environment() -> dict[str, str]:
@@ -108,7 +109,7 @@ def orders(nodes: NodesConfig, ranks: int, environment: Mapping[str, str]) -> li
             {
                 "shell": nodes.shell_for(host),
                 "directory": str(Path.cwd()),
-                "command": [sys.executable, "-m", _LAUNCH, "ranks", *part, "--", "-m", _WORKER],
+                "command": [sys.executable, "-m", _LAUNCH, "ranks", *part, "--", "-m", WORKER],
                 "environment": {**shared, **environment, **network, **meeting},
             }
         )

@@ -20,7 +20,7 @@ from typing import Any
 
 from crl.config import NodesConfig
 from crl.engine.jobs import Job, JobKind, decode, encode
-from crl.engine.launch import start_of
+from crl.engine.launch import WORKER, start_of
 from crl.engine.listener import WorkerListener
 from crl.engine.process import LINE_LENGTH, OnLine, ProcessGroup, ProcessOutput, describe_exit, own_folder
 from crl.errors import EngineDied, StageTimedOut, from_payload
@@ -41,7 +41,7 @@ class Cancelled(BaseException):
 
 class Engine:
     """A supervised worker, or `world_size` ranks on this machine or on those of `nodes`. `environment` is added to the
-    workers' environment."""
+    workers' environment; `module` is what one worker alone runs."""
 
     def __init__(
         self,
@@ -51,9 +51,10 @@ class Engine:
         environment: Mapping[str, str] | None = None,
         on_line: OnLine | None = None,
         nodes: NodesConfig | None = None,
+        module: str = WORKER,
     ) -> None:
         self.name, self.world_size = name, world_size
-        self._nodes = nodes
+        self._nodes, self._module = nodes, module
         self._environment = dict(environment or {})
         self._on_line = on_line
         self._one_job = threading.RLock()
@@ -173,7 +174,7 @@ class Engine:
             if self.world_size > 1 and nodes is None:
                 self._folder = own_folder()
                 workers[STORE_VARIABLE] = str(self._folder / "store")
-            command, environment = start_of(self.world_size, nodes, workers)
+            command, environment = start_of(self.world_size, nodes, workers, self._module)
             self._process = ProcessGroup(
                 command,
                 name=self.name,

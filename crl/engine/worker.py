@@ -51,7 +51,7 @@ class Worker:
             job = Job.from_json(message["job"])
             answer: dict[str, Any]
             try:
-                work = self._work_of(job)
+                work = self.work_of(job)
                 answer = {"type": "result", "result": work()}
             except BaseException as error:
                 # Also SystemExit: a library that exits must not take the engine down without a word.
@@ -63,7 +63,7 @@ class Worker:
         for _, services in self._opened.values():
             services.close()
 
-    def _work_of(self, job: Job) -> Callable[[], Any]:
+    def work_of(self, job: Job) -> Callable[[], Any]:
         """What a job asks for, ready to be called."""
         if job.kind is JobKind.release:
             return self._release
@@ -146,7 +146,7 @@ def _failure(job: Job, error: BaseException) -> dict[str, Any]:
     return {"type": "error", "error": payload, "traceback": failure.traceback, "fatal": failure.fatal}
 
 
-def main() -> None:
+def main(worker: type[Worker] = Worker) -> None:
     """Connect to the supervisor named in the environment and serve it."""
     end_with_parent()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -156,7 +156,7 @@ def main() -> None:
     except (EOFError, OSError) as error:  # an exit code of 0 would let the supervisor wait
         sys.exit(f"rank {rank} does not reach its supervisor at {address}: {type(error).__name__}: {error}")
     with contextlib.suppress(EOFError, ConnectionError):  # without a supervisor there is nothing to live for
-        Worker(connection, rank, world_size).serve()
+        worker(connection, rank, world_size).serve()
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip interpreter shutdown: thread pools of torch may abort there, which would look like a crash.

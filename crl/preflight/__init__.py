@@ -12,6 +12,7 @@ from pathlib import Path
 
 from crl.config import Experiment, FamilyConfig, Method, Runtime, TaskRunnerName
 from crl.config.engines import ServerConfig
+from crl.config.environments import EnvironmentConfig
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.directory import RunDirectory
@@ -144,8 +145,17 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
             since = f" from round {first} on" if first else ""
             check = partial(check_environment, then.environment, isolate=family.isolate)
             found.append((f"environment of family {family.name}{since}", check))
+            found.append((f"the files of family {family.name}{since}", partial(check_files, then.environment)))
             found.append((f"method.families, {family.name}{since}: evaluation_seeds", partial(check_held_out, then)))
     return found
+
+
+def check_files(environment: EnvironmentConfig) -> None:
+    """Raise BadInput where rows that a person brought, and that an environment plays with, break a rule of theirs."""
+    from crl.checks.outside import require_sound
+
+    for brought in environment.outside_rows():
+        require_sound(brought)
 
 
 def check_held_out(family: FamilyConfig) -> None:

@@ -17,7 +17,18 @@ from crl.records.bank import (
     Operation,
     Resemblance,
 )
-from crl.records.base import RECORD_FORMAT, Row, Rules, rows_of, rows_with, schema_of, table_of, vectors_of, with_added
+from crl.records.base import (
+    RECORD_FORMAT,
+    OutsideRows,
+    Row,
+    Rules,
+    rows_of,
+    rows_with,
+    schema_of,
+    table_of,
+    vectors_of,
+    with_added,
+)
 from crl.records.judging import Judgment, SuccessRate
 from crl.records.learning import BufferItem, Credit, EntryScore, EntryUsefulness, Metric, Sample, UseReward, Weights
 from crl.records.play import (
@@ -51,7 +62,8 @@ __all__ = [
     "FREE", "GUIDED", "QUESTION", "RECORD_FORMAT", "ROW_TYPES", "ROW_TYPE_BY_TABLE", "SYNTHETIC", "TRIAL", "Approval",
     "BankChange", "BankEntry", "BankEvent", "BankSnapshot", "BankText", "BufferItem", "CandidateUtility", "Credit",
     "Distillation", "EntryScore", "EntryUsefulness", "Episode", "Evaluation", "Generation", "ImportedEntry",
-    "Judgment", "Metric", "Operation", "Question", "RawReward", "Resemblance", "Retrieval", "RetrievalCount", "Row",
-    "Rules", "Sample", "StrippedContext", "SuccessRate", "Suppression", "Task", "TextEffect", "Trial", "TrialResult",
-    "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of", "table_of", "vectors_of", "with_added",
+    "Judgment", "Metric", "Operation", "OutsideRows", "Question", "RawReward", "Resemblance", "Retrieval",
+    "RetrievalCount", "Row", "Rules", "Sample", "StrippedContext", "SuccessRate", "Suppression", "Task", "TextEffect",
+    "Trial", "TrialResult", "Turn", "UseReward", "Weights", "rows_of", "rows_with", "schema_of", "table_of",
+    "vectors_of", "with_added",
 ]  # fmt: skip

@@ -89,6 +89,20 @@ class Row:
     """Columns that came after the first release of this format, each with a default: files of before lack them."""
 
 
+@dataclasses.dataclass(frozen=True)
+class OutsideRows:
+    """Rows that a person brought, before they are taken: `crl/checks/outside.py` validates them."""
+
+    row_type: type[Row]
+    rows: pa.Table
+    file: str
+    """Where they are from, for messages."""
+    next_step: str
+    """What to do where they cannot be taken."""
+    rules: Rules | None = None
+    """Those of this file, where they are more than those of the type."""
+
+
 R = TypeVar("R", bound=Row)
 
 

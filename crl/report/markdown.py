@@ -17,10 +17,11 @@ from crl.errors import CrlError
 from crl.paths import quoted
 from crl.report.cells import NOTHING, words
 from crl.report.curves import success_charts
-from crl.report.data_docs import StageChecks
+from crl.report.data_docs import INDEX, StageChecks
 from crl.report.diff import KINDS, BankDiff, Change
 from crl.report.round_tables import broken_words, newest_tasks, recipe_tables, success_rows, task_rows, training_rows
 from crl.report.summary import RoundSummary, random_policy
+from crl.run.validations import Verdict
 from crl.text.unicode import escaped
 
 SHOWN_CHANGES = 60
@@ -174,6 +175,31 @@ def checks_markdown(round_number: int, checks: Sequence[StageChecks], data_docs:
     lines += [made if data_docs is None else f"[Great Expectations' Data Docs]({data_docs}) of the run.", ""]
     lines += ["## The rules", ""] if tables else []
     lines += [f"- **{words(table)}**: {plain('; '.join(sentences(table)))}" for table in tables]
+    return "\n".join(lines) + "\n"
+
+
+def validation_markdown(name: str, verdict: Verdict, data_docs: str | None = None) -> str:
+    """What Great Expectations found in a round after it was committed: its verdict, what disagrees, every table.
+
+    `data_docs`: address of the run's Data Docs, where they are written and served.
+    """
+    lines = [f"# Validation of round {verdict.round} of {plain(name)}", "", f"**{plain(verdict.summary())}**", ""]
+    lines += [f"- **alarm**: {plain(alarm)}" for alarm in verdict.alarms] + [""]
+    lines += _table([
+        {
+            "stage": plain(words(each.stage)), "table": plain(words(each.table)), "rows": each.rows,
+            "rules": each.rules, "of them SQL": each.queries, "compiled pass only": each.only_compiled,
+            "result": "passed" if each.passed else "**failed**",
+        }
+        for each in verdict.tables
+    ])  # fmt: skip
+    lines += [f"- {code(sentence)}" for each in verdict.tables for sentence in each.broken]
+    if data_docs is not None:
+        lines += ["", f"[Great Expectations' Data Docs]({data_docs}) of the run."]
+    elif verdict.tables:
+        lines += ["", f"The Data Docs: {code(f'{name}/{INDEX}')}"]
+    if verdict.great_expectations:
+        lines += ["", f"Great Expectations {verdict.great_expectations}, {verdict.seconds:.1f} s"]
     return "\n".join(lines) + "\n"
 
 

@@ -51,6 +51,8 @@ SHOWN_DIFFS = 10
 SHOWN_CHANGES = 40
 """Changes shown of one round."""
 SHOWN_ALARMS = 30
+SHOWN_VALIDATIONS = 10
+"""Newest verdicts of Great Expectations."""
 SHOWN_CHARACTERS = 1200
 """Of one text; longer ones end in an ellipsis."""
 
@@ -106,6 +108,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
     summaries, rounds = history.summaries(), history.rounds()
     trained = [each for each in summaries if each.label == str(each.round)]
     listed = summaries[-LISTED_ROUNDS:]
+    validations = [each.validation for each in trained if each.validation is not None]
     checked = [(number, history.checks(number)) for number in rounds[-1:]]
     played = {each.round: each.guided.episodes + each.free.episodes + each.synthetic.episodes for each in trained}
     newest = (each for each in reversed(trained) if each.with_bank.episodes or each.without_bank.episodes)
@@ -150,6 +153,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             alarms=[(each.round, alarm) for each in reversed(trained) for alarm in each.alarms][:SHOWN_ALARMS],
             alarm_count=sum(len(each.alarms) for each in trained),
             checked=checked,
+            validations=validations[-SHOWN_VALIDATIONS:][::-1],
             data_docs=quote(os.path.relpath(site, folder or run_path)) if site.is_file() else None,
             rules={table: sentences(table) for table in tables},
         )

@@ -15,6 +15,7 @@ from crl.report.cells import NOTHING, count, percent
 from crl.report.sections import Rows, sections_of
 from crl.report.success import NONE, Average, Rate, average
 from crl.report.summary import RoundSummary, random_policy
+from crl.run.validations import Verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,6 +27,7 @@ MOST = 40
 _TRAINING = {"guided": "guided", "free": "free", "synthetic": "in the model"}
 """Arms of training, with their columns."""
 _HELD_OUT = ("with_bank", "without_bank")
+_BAD_VERDICTS = 3
 
 
 def success_rows(summaries: Sequence[RoundSummary], random: Rate) -> Rows:
@@ -173,13 +175,14 @@ def _newest(summaries: Sequence[RoundSummary], arms: Collection[str]) -> RoundSu
 
 
 def notes(summaries: Sequence[RoundSummary]) -> list[str]:
-    """What follows the tables: the seconds of the preparation, and of the newest round that has any, alarms and games
-    that broke."""
+    """What follows the tables: the seconds of the preparation, verdicts of Great Expectations, and of the newest round
+    that has any, alarms and games that broke."""
     lines = []
     for each in summaries:
         if each.round == 0 and each.seconds:
             parts = ", ".join(f"{stage.replace('_', ' ')} {taken:.1f}" for stage, taken in each.seconds.items())
             lines.append(f"preparation (round 0), seconds: {parts}")
+    lines += _verdicts([each.validation for each in summaries if each.validation is not None])
     alarmed = [each for each in summaries if each.alarms]
     if alarmed:
         lines += [f"alarm in round {alarmed[-1].round}, {alarm}" for alarm in alarmed[-1].alarms]
@@ -187,6 +190,17 @@ def notes(summaries: Sequence[RoundSummary]) -> list[str]:
     if broke:
         lines += [f"broken in round {broke[-1].round}, {broken_words(row)}" for row in broke[-1].broken]
         lines.append("the view broken_games of `crl sql` has the tracebacks")
+    return lines
+
+
+def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
+    """The newest verdict of Great Expectations, and the newest ones that are not good, each with its first alarm."""
+    bad = [each for each in verdicts if each.outcome != "passed" or each.alarms][-_BAD_VERDICTS:]
+    lines = []
+    for verdict in sorted({each.round: each for each in [*bad, *verdicts[-1:]]}.values(), key=lambda each: each.round):
+        more = f", and {len(verdict.alarms) - 1} more" if len(verdict.alarms) > 1 else ""
+        alarm = f"; alarm: {verdict.alarms[0]}{more}" if verdict.alarms else ""
+        lines.append(f"round {verdict.round} {verdict.summary()}{alarm}")
     return lines
 
 

@@ -6,6 +6,7 @@ for a terminal: `round_tables.py`. :class:`History` keeps what it read: a comple
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import defaultdict
@@ -21,11 +22,12 @@ from crl.report.diff import BankDiff, bank_diff
 from crl.report.success import NONE, ArmResult, Rate
 from crl.report.views import reading
 from crl.run.directory import RunDirectory
+from crl.run.validations import VALIDATIONS, Verdict, load_verdict
 
 if TYPE_CHECKING:
     import duckdb
 
-_ROUND = re.compile(r"\d{4,}")
+_ROUND, _VERDICT = re.compile(r"(\d{4,})"), re.compile(r"(\d{4,})\.json")
 _MANY = 50
 """With more rounds to read than this, one query over all is quicker than a list of them."""
 _KEPT = 64
@@ -122,8 +124,10 @@ class RoundSummary:
     """Figures of the stage `health` (`crl/rounds/health.py`); none in round 0."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage, in the order they ran."""
+    validation: Verdict | None = None
+    """What Great Expectations found in the round after its commit; None until then."""
     alarms: tuple[str, ...] = ()
-    """Metrics outside their bounds: `stage: name value, what is wrong`."""
+    """Metrics outside their bounds (`stage: name value, what is wrong`), and what the validation is alarmed about."""
 
 
 def random_policy(summaries: Sequence[RoundSummary]) -> Rate:
@@ -140,6 +144,9 @@ def summarize(run_path: Path, rounds: Sequence[int] | None = None) -> list[Round
     for number in numbers:
         if any(isinstance(figure, Rate) and figure.episodes for figure in base[number].values()):
             found.append(RoundSummary(number, f"{number} base", recipe(number), **base[number]))
+        if (verdict := load_verdict(run_path, number)) is not None:
+            alarms = tuple(f"validate: {alarm}" for alarm in verdict.alarms)
+            figures[number] |= {"validation": verdict, "alarms": (*figures[number].get("alarms", ()), *alarms)}
         found.append(RoundSummary(number, str(number), recipe(number), **figures[number]))
     return found
 
@@ -263,7 +270,8 @@ def _figures(connection: duckdb.DuckDBPyConnection) -> tuple[Figures, Figures]:
 class History:
     """The rounds of one run, read so that one more costs the same however many there are. Nothing is written.
 
-    The time stamp of a round's directory shows when a stage came or was set aside.
+    The time stamps of a round's directory and of its verdict show when a stage came or was set aside, and when the
+    round was validated.
     """
 
     def __init__(self, run_path: Path) -> None:
@@ -311,8 +319,11 @@ class History:
         return {number: self._summaries[number][1] for number in sorted(stamps)}
 
     def _stamps(self) -> dict[int, int]:
-        try:
-            with os.scandir(self.run_path / "rounds") as entries:
-                return {int(each.name): each.stat().st_mtime_ns for each in entries if _ROUND.fullmatch(each.name)}
-        except FileNotFoundError:
-            return {}
+        found: dict[int, int] = {}
+        for folder, name in (("rounds", _ROUND), (VALIDATIONS, _VERDICT)):
+            with contextlib.suppress(FileNotFoundError), os.scandir(self.run_path / folder) as entries:
+                for each in entries:
+                    if (match := name.fullmatch(each.name)) and (folder == "rounds" or int(match[1]) in found):
+                        number = int(match[1])
+                        found[number] = max(found.get(number, 0), each.stat().st_mtime_ns)
+        return found

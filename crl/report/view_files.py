@@ -25,6 +25,7 @@ from crl.records import ROW_TYPE_BY_TABLE, BankChange, BankEntry, BankEvent, Ban
 from crl.run.directory import round_numbers
 from crl.run.experiment_file import check_format
 from crl.run.files import mending
+from crl.run.validations import VALIDATIONS
 
 MANIFEST = "manifest.json"
 _SEGMENTS = "bank/segments"
@@ -37,6 +38,7 @@ _ALWAYS_WRITTEN = _CHANGES, _SNAPSHOTS, f"{BankEvent.table}.parquet"
 # A committed stage starts with a letter; what is being written starts with a dot.
 _ROUND, _STAGE = re.compile(r"\d{4,}"), re.compile(r"[a-z][a-z0-9_]*")
 _FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
+_VERDICT = re.compile(r"\d{4,}\.json", re.ASCII)
 _ROUND_GLOB, _STAGE_GLOB = "[0-9]*", "[a-z]*"
 
 
@@ -71,6 +73,11 @@ class Pinned:
         """Tables of row types that are not the project's, and their columns: another package's recipe wrote them."""
         # Texts are written before the stage that names them: listed after the stages, all of theirs are there.
         self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
+        self._verdicts = [
+            f"{VALIDATIONS}/{file}"
+            for file in sorted(self._names(VALIDATIONS, _VERDICT))
+            if (shown is None or int(file[:-5]) in shown) and (last is None or int(file[:-5]) <= last)
+        ]
         self.lost = self._list_lost(shown)
         """Run-relative paths of files of the bank that should be there."""
         self.latest = max((_round_of(path) for path in self._shown.get(_SNAPSHOTS, [])), default=None)
@@ -87,6 +94,7 @@ class Pinned:
             for name, paths in list(listed.items()):
                 listed[name] = [path for path in paths if name in names and path not in gone]
         self._texts = [path for path in self._texts if BankText.table in views and path not in gone]
+        self._verdicts = self._verdicts if VALIDATIONS in views else []
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
         """The SQL list of the files of this name; None where there is none and never will be.
@@ -99,9 +107,13 @@ class Pinned:
         """The SQL list of the bank's texts."""
         return self._listed(self._texts)
 
+    def verdicts(self) -> str | None:
+        """The SQL list of what Great Expectations found in rounds."""
+        return self._listed(self._verdicts)
+
     def paths(self) -> list[str]:
         """Every file: each as it is opened and as it is named in SQL."""
-        listed = [path for paths in self._every.values() for path in paths] + self._texts
+        listed = [path for paths in self._every.values() for path in paths] + self._texts + self._verdicts
         roots = dict.fromkeys((str(self.root), _literal(str(self.root))))
         return [f"{root}/{path}" for root in roots for path in listed]
 
@@ -195,6 +207,10 @@ class Patterns:
     def segments(self) -> str | None:
         """See :class:`Pinned`."""
         return f"[{self._pattern(f'{_SEGMENTS}/*.parquet')}]"
+
+    def verdicts(self) -> str | None:
+        """See :class:`Pinned`."""
+        return f"[{self._pattern(f'{VALIDATIONS}/{_ROUND_GLOB}.json')}]"
 
     def _pattern(self, relative: str) -> str:
         return f"{quoted(str(self.root))[:-1]}/{relative}'"

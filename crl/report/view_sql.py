@@ -29,6 +29,7 @@ from crl.records import (
 )
 from crl.report.success import Z
 from crl.report.view_files import MANIFEST, Source, sql_type
+from crl.run.validations import VALIDATIONS
 
 _PLACE = (
     ("round", "BIGINT", "CAST(parse_path(filename)[-3] AS BIGINT)"),
@@ -108,6 +109,37 @@ STAGE_COLUMNS = (
     ("sequence", "BIGINT", "$.provenance.sequence", "its place in the order of commits of the round, from 1"),
 )
 """Columns of `stages` from a manifest: name, SQL type, place in the manifest, description."""
+
+# A round that could not be validated has one row, without a table. A verdict of stages that were redone says nothing.
+_VALIDATIONS = """
+WITH verdicts AS (SELECT TRY_CAST(content AS JSON) AS verdict FROM {files})
+SELECT {columns}
+FROM (
+    SELECT verdict, unnest(CASE WHEN json_array_length(verdict, '$.tables') > 0
+        THEN CAST(verdict -> '$.tables' AS JSON[]) ELSE [NULL::JSON] END) AS validated
+    FROM verdicts WHERE verdict IS NOT NULL
+)
+WHERE NOT EXISTS (
+    FROM stages WHERE stages.round = CAST(verdict ->> '$.round' AS BIGINT)
+    AND stages.digest IS DISTINCT FROM json_extract_string(verdict, '$.stages.' || stages.stage)
+)
+ORDER BY round
+"""
+VALIDATION_COLUMNS = (
+    ("round", "BIGINT", "verdict", "$.round", "round that was validated"),
+    ("outcome", "VARCHAR", "verdict", "$.outcome", "of the round: passed, failed, or not validated"),
+    ("reason", "VARCHAR", "verdict", "$.reason", "why it was not validated"),
+    ("stage", "VARCHAR", "validated", "$.stage", "stage that wrote the table; null where the round was not validated"),
+    ("table_name", "VARCHAR", "validated", "$.table", "the table"),
+    ("rows", "BIGINT", "validated", "$.rows", "its rows"),
+    ("rules", "BIGINT", "validated", "$.rules", "rules that Great Expectations evaluated"),
+    ("queries", "BIGINT", "validated", "$.queries", "of them SQL, which DuckDB answers for it"),
+    ("only_compiled", "BIGINT", "validated", "$.only_compiled", "rules that only the compiled pass evaluated"),
+    ("passed", "BOOLEAN", "validated", "$.passed", "whether every rule holds that Great Expectations evaluated"),
+    ("broken", "VARCHAR[]", "validated", "$.broken", "a sentence for each that does not"),
+    ("alarms", "VARCHAR[]", "validated", "$.alarms", "where it disagrees with the compiled pass"),
+)
+"""Columns of `validations`: name, SQL type, part and place in the verdict, description."""
 
 _ROUNDS = """
 SELECT
@@ -275,6 +307,7 @@ _MADE_OF = {
     **dict.fromkeys(("bank", "bank_texts"), _STORED_BANK),
     **dict.fromkeys(("broken_games", "timings", "approvals"), "stages"),
     **{signature.partition("(")[0]: body for signature, body in MACROS.items()},
+    VALIDATIONS: "stages",
 }
 """What is read for what a query names."""
 
@@ -316,6 +349,7 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies[BankText.table] = _texts(source, earlier)
     bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}
     bodies["stages"] = _stages(source)
+    bodies[VALIDATIONS] = _validations(source)
     for row_type, noted in _NOTED.items():
         added = ", ".join(f"stages.manifest ->> '{where}' AS {name}" for name, where, _ in noted)
         written = f"({_stored(source, row_type)}) AS written"
@@ -333,7 +367,7 @@ def views_behind(sql: str, foreign: Collection[str] = ()) -> set[str]:
             found.add(word)
             pending.append(_MADE_OF.get(word, ""))
     # Names of others may have capital letters, and signs between quotes.
-    return found & {*(row_type.table for row_type in ROW_TYPES), "stages"} | {
+    return found & {*(row_type.table for row_type in ROW_TYPES), "stages", VALIDATIONS} | {
         name for name in foreign if name.lower() in sql.lower()
     }
 
@@ -438,6 +472,20 @@ def _stages(source: Source) -> str:
         f"CAST(TRY_CAST(content AS JSON) ->> '{place}' AS {kind}) AS {name}" for name, kind, place, _ in STAGE_COLUMNS
     )
     return _STAGES.format(files=read, columns=columns)
+
+
+def _validations(source: Source) -> str:
+    files = source.verdicts()
+    if files is None:
+        return _empty([(name, kind) for name, kind, *_ in VALIDATION_COLUMNS])
+    read = f"read_text({files})"
+    if source.patterns:
+        read = _perhaps_none(source, f"read_text({files}, allow_empty = true)", [("content", "VARCHAR")])
+    columns = ",\n    ".join(
+        f"CAST({part} ->{'' if kind.endswith('[]') else '>'} '{place}' AS {kind}) AS {name}"
+        for name, kind, part, place, _ in VALIDATION_COLUMNS
+    )
+    return _VALIDATIONS.format(files=read, columns=columns)
 
 
 def _empty(columns: Sequence[tuple[str, str]]) -> str:

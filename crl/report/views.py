@@ -9,6 +9,7 @@ One view per row type of `crl/records/`, over every round and stage that wrote i
 - `success_by_task`: the same by task family;
 - `broken_games`: games that broke, by kind, with the first traceback, from the manifests;
 - `timings`: how long retrieval, answers and playing took, from the manifests;
+- `validations`: what Great Expectations found in the tables of committed rounds, from `validations/`;
 - `lineage`: one row per use of an experience, with all that led to it;
 - the table macros `bank_at(round)` and `bank_diff(earlier, later)`, and `wilson_low(won, games)`, `wilson_high(…)`.
 

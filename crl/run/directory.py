@@ -8,6 +8,7 @@
     <run>/bank/…                              content-addressed, written once
     <run>/decisions/0007.json                 what a person decided about a round, until a stage records it
     <run>/evaluations/0007-<digest>/          evaluations that a person asked for; no part of the record
+    <run>/validations/0007.json               what Great Expectations found in a committed round; no part of the record
     <run>/cache/…, catalog.duckdb             derived
     <run>/journal.jsonl, lease.json, lease.lock, pruned.jsonl
     <run>/trackers.jsonl, tensorboard/        for people who watch; no part of the record

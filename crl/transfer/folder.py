@@ -10,6 +10,7 @@ and `provenance.json` in each: where the bank comes from, and the SHA-256 of eve
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
@@ -20,14 +21,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from crl.checks.outside import require_sound
 from crl.errors import BadInput, OtherFormat
-from crl.records import RECORD_FORMAT, schema_of
+from crl.records import RECORD_FORMAT, OutsideRows, Row, Rules, schema_of
 from crl.report.markdown import plain
 from crl.run.files import disk_errors, fsync, fsync_tree, remove_left_behind, sha256_file, temporary
 from crl.run.imports import EMBEDDING
 from crl.transfer import CARD, FORMATS, PROVENANCE, Format, file_of
-from crl.transfer.gather import FORMAT, TABLES, Gathered, entries_schema
+from crl.transfer.gather import FORMAT, TABLES, ExportedEntry, Gathered, entries_schema
 from crl.transfer.schema import (
+    EXPORT_AGAIN,
     check_bank,
     check_columns,
     check_no_nulls,
@@ -106,7 +109,19 @@ def read_folder(path: Path) -> Gathered:
             )
         tables[name] = _read(file, name, schema)
     check_bank(paths, tables, provenance)
+    for name, row_type in TABLES.items():
+        rows = tables[name].select(schema_of(row_type).names)  # without the vectors
+        require_sound(OutsideRows(row_type, rows, str(paths[name]), EXPORT_AGAIN, _rules(row_type, provenance)))
     return Gathered(tables, {name: value for name, value in provenance.items() if name != "files"})
+
+
+def _rules(row_type: type[Row], provenance: Mapping[str, Any]) -> Rules:
+    """Of the entries, also what `provenance.json` says of them."""
+    rules = row_type.rules
+    if row_type is not ExportedEntry:
+        return rules
+    limits = {"updated_round": (0, provenance["round"])}
+    return dataclasses.replace(rules, sets={"family": tuple(provenance["families"])}, ranges=limits)
 
 
 def _write(table: pa.Table, path: Path) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted
-from crl.records import RECORD_FORMAT, BankSnapshot, Row, Weights, rows_of, schema_of, table_of
+from crl.records import RECORD_FORMAT, BankSnapshot, Row, Rules, Weights, rows_of, schema_of, table_of
 from crl.report.bank import BankAfter, banked_round, banked_rounds
 from crl.report.story import Event, Story
 from crl.report.why import stories
@@ -43,6 +43,13 @@ class ExportedEntry(Row):
     """One entry of the bank after a round."""
 
     table: ClassVar[str] = "entries"
+    rules: ClassVar[Rules] = Rules(
+        key=("entry_id",),
+        filled=("text",),
+        sha256=("content_digest",),
+        ordered=(("updated_round", "created_round"),),
+        rows={"only what was used has an outcome": "(uses = 0) = (mean_outcome IS NULL)"},
+    )
     entry_id: A[str, "id in the experiment"]
     family: A[str, "task family"]
     text: A[str, "the experience"]
@@ -67,6 +74,7 @@ class LineageRow(Row):
     """One text that an exported entry, or one it was merged from, ever had."""
 
     table: ClassVar[str] = "lineage"
+    rules: ClassVar[Rules] = Rules(key=("entry_id", "version"), filled=("text",), sha256=("content_digest",))
     entry_id: A[str, "entry"]
     family: A[str, "task family"]
     version: A[int, "version of the entry"]
@@ -94,6 +102,7 @@ class UseRow(Row):
     """One game that a version of the table `lineage` guided."""
 
     table: ClassVar[str] = "uses"
+    rules: ClassVar[Rules] = Rules(key=("entry_id", "version", "episode_id"))
     entry_id: A[str, "entry"]
     version: A[int, "version of the entry"]
     episode_id: A[str, "the game"]

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from crl.config.load import load_experiment
-from crl.report.data_docs import write_data_docs
+from crl.report.data_docs import INDEX
 from crl.report.page import write_report
 from crl.run.directory import RunDirectory
+from crl.validation.round import validate_rounds
 from tests.browser.opened import Opened
 from tests.unit.report.builder import build_run
 
@@ -20,7 +21,8 @@ TINY = Path(__file__).parents[2] / "conf" / "tiny.yaml"
 @pytest.mark.slow
 def test_they_load_nothing_and_lead_from_page_to_page(browser: Any, tmp_path: Path) -> None:
     run = build_run(RunDirectory.create_or_open(load_experiment(TINY), tmp_path).path)
-    index = write_data_docs(run)
+    validate_rounds(run)
+    index = run / INDEX
     opened = Opened(browser.new_context().new_page(), write_report(run))
     opened.page.get_by_role("link", name="Data Docs", exact=True).click()
     assert opened.page.url == index.as_uri()

@@ -34,7 +34,7 @@ FLOORS = (
     ("crl.rounds", "crl.recipes"),
     ("crl.audit",),
     ("crl.engine", "crl.report", "crl.preflight"),
-    ("crl.transfer", "crl.trackers", "guests"),
+    ("crl.transfer", "crl.trackers", "crl.validation", "guests"),
     ("crl.lab",),
     ("crl.cli", "crl.api", "crl"),
     ("crl.__main__",),

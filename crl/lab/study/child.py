@@ -26,6 +26,7 @@ from crl.lab.study.figures import success_of
 from crl.report.page import write_report
 from crl.run.directory import RunDirectory
 from crl.trackers.subscriber import Trackers
+from crl.validation.subscriber import Validations
 
 _LEASE_PATIENCE_SECONDS = 20.0
 """An owner that was killed a moment ago may still be on its way out."""
@@ -65,8 +66,16 @@ def make_warm_start(path: Path) -> None:
 @contextmanager
 def _open(directory: RunDirectory, runtime: Runtime) -> Iterator[Driver]:
     deadline = time.monotonic() + _LEASE_PATIENCE_SECONDS
-    # Around the driver: the lease is given back before trackers are waited for.
-    with Trackers(directory, runtime, lambda line: tell(event="note", text=line)) as trackers, ExitStack() as stack:
+
+    def say(line: str) -> None:
+        tell(event="note", text=line)
+
+    # Around the driver: the lease is given back before they are waited for.
+    with (
+        Validations(directory, runtime, say) as validations,
+        Trackers(directory, runtime, say) as trackers,
+        ExitStack() as stack,
+    ):
         while True:
             try:
                 driver = stack.enter_context(Driver(directory, runtime))
@@ -76,6 +85,7 @@ def _open(directory: RunDirectory, runtime: Runtime) -> Iterator[Driver]:
                     raise
                 time.sleep(0.5)
         driver.subscribe(trackers)
+        driver.subscribe(validations)
         yield driver
 
 

@@ -31,11 +31,12 @@ def check_demonstrations(method: Method) -> None:
     from contextlib import ExitStack, closing
 
     from crl.envs import make_environment
-    from crl.recipes.complementary.recorded import check_recorded
+    from crl.recipes.complementary.recorded import check_recorded, require_games
 
     start = config_of(method).warm_start
     if start is None or start.actor_episodes == 0 or start.recorded is None:
         return
+    require_games(method)
     with ExitStack() as stack:
         made = {each.name: stack.enter_context(closing(make_environment(each))) for each in method.families}
         check_recorded(method, made)

@@ -10,13 +10,17 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated as A
+from typing import ClassVar
 
+from crl.checks.outside import require_sound
 from crl.config import FamilyConfig, Method
 from crl.config.recorded import RecordedGame, start_digest
 from crl.errors import BadInput, CrlError, PromptTooLong, StageFailed
 from crl.protocols import Environment, Start
 from crl.recipes.complementary.config import config_of
-from crl.records import Generation
+from crl.records import Generation, OutsideRows, Row, Rules, table_of
 from crl.rollout.actions import parse_action
 from crl.rollout.environments import Readable
 from crl.rollout.live import PROMPT_TOO_LONG
@@ -26,6 +30,45 @@ from crl.rounds.demonstrations import WAVE, ScriptedRole, Watched, as_answer, de
 from crl.rounds.waves import of_all
 
 _WHERE = "method.recipe.warm_start.recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GameRow(Row):
+    """A recorded game, as Great Expectations looks at it before it is learned from."""
+
+    table: ClassVar[str] = "recorded_games"
+    rules: ClassVar[Rules] = Rules(
+        key=("file", "number"),
+        ordered=(("turns", "actions"),),
+        ranges={"turns": (1, None), "actions": (1, None)},
+        patterns={"start": "^[0-9a-f]{16}$"},
+    )
+    file: A[int, "its file, counted from 0"]
+    number: A[int, "its place there"]
+    seed: A[int, "environment seed"]
+    start: A[str, "digest of goal and first observation"]
+    turns: A[int, "turns"]
+    actions: A[int, "of them with an action, which can be learned"]
+
+
+def require_games(method: Method) -> None:
+    """Raise BadInput where a recorded game breaks a rule: a checkpoint of Great Expectations, before any is played."""
+    start = config_of(method).warm_start
+    assert start is not None and start.recorded is not None
+    listed = [
+        GameRow(
+            file=place,
+            number=number,
+            seed=game.seed,
+            start=game.start,
+            turns=len(game.turns),
+            actions=sum(turn.action is not None for turn in game.turns),
+        )
+        for place, file in enumerate(start.recorded)
+        for number, game in enumerate(file.games)
+    ]
+    next_step = "play those games again: crl env play NAME --record FILE"
+    require_sound(OutsideRows(GameRow, table_of(GameRow, listed), _WHERE, next_step))
 
 
 def recorded_games(method: Method) -> list[tuple[FamilyConfig, RecordedGame]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,10 +12,19 @@ from pydantic import ConfigDict, Field, model_validator
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.slots import Slots, stepped, with_ending
 from crl.protocols import FreeText, Lesson, Start, Step, StopReason
-from crl.records import Episode, Turn
+from crl.records import Episode, OutsideRows, Turn
 from crl.worlds.hotpotqa.files import DISTRACTOR, FULLWIKI, TRAIN
 from crl.worlds.hotpotqa.oracle import lesson_of, next_action
-from crl.worlds.hotpotqa.questions import LEAST_F1, Paragraph, Question, Score, normalized, reward_of, score_of
+from crl.worlds.hotpotqa.questions import (
+    LEAST_F1,
+    Paragraph,
+    Question,
+    Score,
+    normalized,
+    reward_of,
+    rows_from,
+    score_of,
+)
 from crl.worlds.hotpotqa.search import Search, Way
 from crl.worlds.hotpotqa.sides import Sides, own_sides, sides_of
 
@@ -106,12 +115,28 @@ class HotpotQAConfig(EnvironmentConfig):
         """The questions. Raises BadInput where their files are missing or damaged."""
         if self.questions == "own":
             return own_sides(self.held_out_from, self.search, self.embedder)
-        names = (self.train_file, self.held_out_file, self.paragraphs_file)
-        if self.questions != "files":
-            names = (TRAIN, DISTRACTOR if self.questions == "distractor" else FULLWIKI, None)
         return sides_of(
-            self.directory, names, self.held_out_from, self.search, self.embedder, alone=self.scope == "question"
-        )
+            self.directory, self._names(), self.held_out_from, self.search, self.embedder,
+            alone=self.scope == "question",
+        )  # fmt: skip
+
+    def _names(self) -> tuple[str, str | None, str | None]:
+        """Files of the questions of training, of the held-out ones, and of further paragraphs."""
+        if self.questions == "files":
+            assert self.train_file is not None
+            return self.train_file, self.held_out_file, self.paragraphs_file
+        return TRAIN, DISTRACTOR if self.questions == "distractor" else FULLWIKI, None
+
+    def outside_rows(self) -> Iterator[OutsideRows]:
+        """The questions of files, file by file. Raises BadInput as :meth:`sides`."""
+        if self.questions == "own":
+            return
+        train, held_out, _ = self._names()
+        sides = self.sides()
+        listed = {train: list(sides.train.questions)}
+        listed[held_out or train] = [*listed.get(held_out or train, ()), *sides.held_out_side.questions]
+        for name, questions in listed.items():
+            yield rows_from(questions, name)
 
     def make(self) -> HotpotQAEnvironment:
         """A wave of questions. Raises BadInput where files or the embedder are missing, or a record is malformed."""

@@ -16,9 +16,11 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated as A
+from typing import Any, ClassVar
 
 from crl.errors import BadInput
+from crl.records import OutsideRows, Row, Rules, table_of
 from crl.text.unicode import valid_text
 from crl.worlds.json_files import shown
 
@@ -51,13 +53,37 @@ class Question:
     """Titles of the paragraphs that the answer follows from, each once; none where the file does not say."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionRow(Row):
+    """A question of a person's file, as Great Expectations looks at it before it is played."""
+
+    table: ClassVar[str] = "questions"
+    rules: ClassVar[Rules] = Rules(key=("question_id",), filled=("question", "answer"))
+    question_id: A[str, "its id in the file, else its number"]
+    question: A[str, "the question"]
+    answer: A[str, "the answer"]
+    paragraphs: A[int, "its own paragraphs"]
+
+
+NEXT_STEP = "correct or remove the record, or get the file again (hotpotqa.github.io)"
+
+
+def rows_from(questions: Sequence[Question], file: str) -> OutsideRows:
+    """The questions of a file, before they are taken."""
+    listed = [
+        QuestionRow(question_id=each.id, question=each.text, answer=each.answer, paragraphs=len(each.paragraphs))
+        for each in questions
+    ]
+    return OutsideRows(QuestionRow, table_of(QuestionRow, listed), file, NEXT_STEP)
+
+
 def malformed(found: str, expected: str, where: str) -> BadInput:
     """A record that cannot be read."""
     return BadInput(
         f"a record of HotpotQA's data cannot be read: {found}",
         expected=expected,
         where=where,
-        next_step="correct or remove the record, or get the file again (hotpotqa.github.io)",
+        next_step=NEXT_STEP,
     )
 
 

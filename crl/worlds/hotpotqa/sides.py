@@ -51,7 +51,7 @@ class Sides:
 
     def __init__(self, train: Side, held_out: Side, first: int | None) -> None:
         """Raises BadInput where a side that seeds mean has no question."""
-        self._train, self._held_out, self._first = train, held_out, first
+        self.train, self.held_out_side, self._first = train, held_out, first
         self._order = sorted(range(len(held_out.questions)), key=lambda at: _digest(held_out.questions[at].text))
         kept = {normalized(question.text) for question in held_out.questions} if first is not None else set()
         self._trained = [at for at, each in enumerate(train.questions) if normalized(each.text) not in kept]
@@ -72,13 +72,13 @@ class Sides:
     def of(self, seed: int) -> tuple[Side, int]:
         """The side of a seed, and the number of its question there."""
         if self._first is not None and seed < self._first:
-            return self._train, self._trained[seed % len(self._trained)]
+            return self.train, self._trained[seed % len(self._trained)]
         if self._first is not None:
-            return self._held_out, self._order[(seed - self._first) % len(self._order)]
+            return self.held_out_side, self._order[(seed - self._first) % len(self._order)]
         at = seed % (len(self._trained) + len(self._order))
         if at < len(self._trained):
-            return self._train, self._trained[at]
-        return self._held_out, self._order[at - len(self._trained)]
+            return self.train, self._trained[at]
+        return self.held_out_side, self._order[at - len(self._trained)]
 
 
 def own_sides(first: int | None, way: Way, embedder: str) -> Sides:

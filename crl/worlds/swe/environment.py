@@ -5,7 +5,7 @@ A tree is made when the first tool is called and removed when the episode is ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import ConfigDict
@@ -13,14 +13,14 @@ from pydantic import ConfigDict
 from crl.envs.slots import ENDINGS, Slots
 from crl.errors import BadInput
 from crl.protocols import Lesson, Start, Step, StopReason
-from crl.records import Episode, Turn
+from crl.records import Episode, OutsideRows, Turn
 from crl.worlds.swe.calls import BASH, EDITOR, FORM, TOOLS, BadCall, Call, call_of, written
 from crl.worlds.swe.editor import Editor, Refused
 from crl.worlds.swe.interpreters import interpreter_of
 from crl.worlds.swe.judge import Judge
 from crl.worlds.swe.oracle import calls_of, lesson_of
 from crl.worlds.swe.repository import Repositories, copy, remove
-from crl.worlds.swe.rows import Row
+from crl.worlds.swe.rows import Row, outside_rows
 from crl.worlds.swe.sandbox import TESTBED, Place
 from crl.worlds.swe.sandboxes import sandbox_of
 from crl.worlds.swe.settings import SweSettings, in_words
@@ -51,6 +51,12 @@ class SweConfig(SweSettings):
             return len(tasks_of(self).evaluation)
         except BadInput:
             return None
+
+    def outside_rows(self) -> Iterator[OutsideRows]:
+        """The tasks of files, side by side. Raises BadInput where they cannot be read."""
+        if self.rows is not None:
+            tasks = tasks_of(self)
+            yield outside_rows([*tasks.training, *tasks.evaluation], self.rows)
 
     def make(self) -> SweEnvironment:
         """A wave of tasks. Raises BadInput where rows, a repository, the interpreter or the sandbox are missing."""

@@ -20,14 +20,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from crl.errors import BadInput
 from crl.paths import possible_path, short
+from crl.records import OutsideRows, Rules, table_of
+from crl.records import Row as RecordRow
 
 WHERE = "method.families[].environment.rows"
 _LINES, _ARROW = (".jsonl", ".ndjson"), ".arrow"
@@ -55,6 +58,7 @@ def _text(value: Any) -> Any:
     return "" if value is None else value
 
 
+NEXT_STEP = "correct or remove the row, or get the data set again"
 TestNames = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Diff = Annotated[str, BeforeValidator(_text)]
 
@@ -94,6 +98,39 @@ class Row(BaseModel):
     def tests(self) -> tuple[str, ...]:
         """All tests that have to pass, each once."""
         return tuple(dict.fromkeys([*self.fail_to_pass, *self.pass_to_pass]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow(RecordRow):
+    """A task of a person's file, as Great Expectations looks at it before it is played."""
+
+    table: ClassVar[str] = "swe_tasks"
+    rules: ClassVar[Rules] = Rules(
+        key=("instance_id",),
+        filled=("instance_id", "repo", "base_commit"),
+        ranges={"fail_to_pass": (1, None)},
+        rows={"the problem is said in words": "trim(problem_statement) <> ''"},
+    )
+    instance_id: Annotated[str, "name of the task"]
+    repo: Annotated[str, "repository"]
+    base_commit: Annotated[str, "commit that it begins at"]
+    problem_statement: Annotated[str, "what is wrong"]
+    fail_to_pass: Annotated[int, "tests that decide"]
+
+
+def outside_rows(rows: Sequence[Row], file: str) -> OutsideRows:
+    """The tasks of a file, before they are taken."""
+    listed = [
+        TaskRow(
+            instance_id=each.instance_id,
+            repo=each.repo,
+            base_commit=each.base_commit,
+            problem_statement=each.problem_statement,
+            fail_to_pass=len(each.fail_to_pass),
+        )
+        for each in rows
+    ]
+    return OutsideRows(TaskRow, table_of(TaskRow, listed), file, NEXT_STEP)
 
 
 def load_rows(name: str | Path, *, where: str = WHERE) -> list[Row]:
@@ -144,7 +181,7 @@ def bad_row(found: str, expected: str, place: str) -> BadInput:
         f"a row of SWE-Bench's format cannot be read: {found}",
         expected=expected,
         where=place,
-        next_step="correct or remove the row, or get the data set again",
+        next_step=NEXT_STEP,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,12 +11,13 @@ from pydantic import ConfigDict, Field, model_validator
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.slots import Slots, stepped, with_ending
 from crl.protocols import FreeText, Lesson, Start, Step, StopReason
-from crl.records import Episode, Turn
-from crl.worlds.webshop.catalog import Catalog, catalog
+from crl.records import Episode, OutsideRows, Turn
+from crl.worlds.webshop.catalog import PRODUCTS, Catalog, catalog
 from crl.worlds.webshop.goals import NO_LIMIT, Goal, sizes
 from crl.worlds.webshop.lessons import KIND, NOT_MET, PRICE, lesson_of
 from crl.worlds.webshop.oracle import Plan, next_action, plan_for
 from crl.worlds.webshop.pages import page_text
+from crl.worlds.webshop.products import outside_rows
 from crl.worlds.webshop.reward import rapidfuzz
 from crl.worlds.webshop.site import Site, Visit
 
@@ -88,6 +89,11 @@ class WebShopConfig(EnvironmentConfig):
     def sold(self) -> Catalog:
         """The catalog. Raises BadInput where its data is missing, or a record of it is malformed."""
         return catalog(self.catalog, self.goals, self.products, self.directory)
+
+    def outside_rows(self) -> Iterator[OutsideRows]:
+        """The products of the original data. Raises BadInput as :meth:`sold`."""
+        if self.catalog != "own":
+            yield outside_rows(self.sold().products, PRODUCTS[self.catalog])
 
     def make(self) -> WebShopEnvironment:
         """A wave of visits. Raises BadInput where rapidfuzz or the data is missing, or a record of it is malformed."""

@@ -12,9 +12,10 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from crl.errors import BadInput
+from crl.records import OutsideRows, Row, Rules, table_of
 from crl.text.unicode import valid_text
 from crl.worlds.json_files import shown
 from crl.worlds.webshop.reward import Offered
@@ -45,13 +46,32 @@ class Product:
         return " ".join([self.offered.title, self.offered.description, first, options]).lower()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductRow(Row):
+    """A product of the original data, as Great Expectations looks at it before it is sold."""
+
+    table: ClassVar[str] = "products"
+    rules: ClassVar[Rules] = Rules(key=("asin",), filled=("asin", "title"))
+    asin: Annotated[str, "id of the product"]
+    title: Annotated[str, "its title"]
+
+
+def outside_rows(products: Sequence[Product], file: str) -> OutsideRows:
+    """The products of a file, before they are taken."""
+    listed = [ProductRow(asin=each.asin, title=each.offered.title) for each in products]
+    return OutsideRows(ProductRow, table_of(ProductRow, listed), file, NEXT_STEP)
+
+
+NEXT_STEP = "correct or remove the record, or get the file again: `bash setup.sh` of princeton-nlp/WebShop"
+
+
 def malformed(found: str, expected: str, where: str) -> BadInput:
     """A record that cannot be read."""
     return BadInput(
         f"a record of WebShop's data cannot be read: {found}",
         expected=expected,
         where=where,
-        next_step="correct or remove the record, or get the file again: `bash setup.sh` of princeton-nlp/WebShop",
+        next_step=NEXT_STEP,
     )
 
 

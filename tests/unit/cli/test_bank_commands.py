@@ -124,7 +124,9 @@ def test_search(crl: Crl, story: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert crl("bank", "search", "story", "go right", "--lexical").code == 0
 
 
-def test_export_then_import(crl: Crl, story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_then_import(
+    crl: Crl, story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unvalidated: None
+) -> None:
     monkeypatch.chdir(ROOT)
     runs, folder = tmp_path / "other", tmp_path / "bank"
     said = crl("bank", "export", "story", "--to", folder, "--round", "2", "--format", "huggingface").out

@@ -32,7 +32,8 @@ def make_experiment(
         threads=1,
         overlap=overlap,
     )
-    return Experiment(name="fake", method=method, runtime=Runtime(**{"retry_delay_seconds": 0.01, **runtime}))
+    settings = {"retry_delay_seconds": 0.01, "validate_every": 0, **runtime}
+    return Experiment(name="fake", method=method, runtime=Runtime(**settings))
 
 
 def make_driver(root: Path, mishaps: dict[str, Any] | None = None, **experiment: Any) -> Driver:

@@ -15,7 +15,7 @@ from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.errors import BadInput, DataCheckFailed
 from crl.records import schema_of
-from crl.report.data_docs import INDEX, write_data_docs
+from crl.report.data_docs import INDEX
 from crl.report.page import write_report
 from crl.rounds.context import StageContext
 from crl.rounds.recipe import recipe_in
@@ -24,6 +24,7 @@ from crl.run.cache import faults
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
 from crl.run.refused import keep_refused, refused
+from crl.validation.round import validate_rounds
 from tests.recipe_runs import requires
 from tests.unit.checks import example_rows as examples
 
@@ -56,6 +57,12 @@ def attempt(run: RunDirectory, number: int, recipe: Recipe = RECIPE, **more: obj
         )  # fmt: skip
 
 
+def docs(run_path: Path, *more: object) -> str:
+    """The first page of the Data Docs, made again."""
+    validate_rounds(run_path, *more)  # type: ignore[arg-type]
+    return (run_path / INDEX).read_text(encoding="utf-8")
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create_or_open(load_experiment(TINY), tmp_path)
@@ -66,9 +73,8 @@ def test_a_refused_stage_keeps_its_rows_and_the_docs_show_them(run: RunDirectory
     with pytest.raises(DataCheckFailed, match="as many turns, and as many of them invalid, as it says"):
         attempt(run, 1)
     assert not run.is_complete(1, "collect") and refused(run.path)[1, "collect"][r.Episode].num_rows == 4
-    index = write_data_docs(run.path)
-    assert index == run.path / INDEX and faults(run.path) == []
-    text = index.read_text(encoding="utf-8")
+    text, index = docs(run.path), run.path / INDEX
+    assert faults(run.path) == []
     assert text.count("passed</a>") == 5 and text.count("failed</a>, not committed") == 1
     links = re.findall(r'href="([^"]+)"', text)
     assert "validations/rounds/0001/collect/episodes.html" in links
@@ -95,7 +101,7 @@ def test_values_of_rows_are_text_in_the_docs(run: RunDirectory, monkeypatch: pyt
     monkeypatch.setattr(examples, "collect", spoiled)
     attempt(run, 2)
     goals = {"type": "expect_column_distinct_values_to_be_in_set", "kwargs": {"column": "goal", "value_set": ["a"]}}
-    write_data_docs(run.path, [2], {"episodes": {"expectations": [goals]}})
+    docs(run.path, [2], {"episodes": {"expectations": [goals]}})
     page = (run.path / INDEX).parent / "validations/rounds/0002/collect/episodes.html"
     text = page.read_text(encoding="utf-8")
     assert "&lt;img src=x" in text and "<img" not in text and "<script" not in text
@@ -125,15 +131,15 @@ def test_tables_that_a_recipe_brings_are_in_the_docs(tmp_path: Path, monkeypatch
     kept = run.path / "cache/refused-0002-reflect"
     shutil.copy(kept / "reflections.parquet", kept / "nobodys.parquet")
     monkeypatch.setattr(suites, "brought", {})  # as another process finds it
-    text = write_data_docs(run.path).read_text(encoding="utf-8")
+    text = docs(run.path)
     links = re.findall(r'href="validations/([^"]+)"', text)
-    assert links == ["rounds/0001/collect/reflections.html", "rounds/0002/reflect/reflections.html"]
+    assert links == ["rounds/0002/reflect/reflections.html", "rounds/0001/collect/reflections.html"]
 
 
 @pytest.mark.slow
 def test_own_suites_are_in_the_docs(run: RunDirectory) -> None:
     attempt(run, 2)
-    text = write_data_docs(run.path, [2], OWN).read_text(encoding="utf-8")
+    text = docs(run.path, [2], OWN)
     assert text.count("failed") == 1 and text.count("passed") == 2
 
 
@@ -141,7 +147,7 @@ def test_own_suites_are_in_the_docs(run: RunDirectory) -> None:
 def test_the_report_links_to_them_from_wherever_it_lies(run: RunDirectory, tmp_path: Path) -> None:
     attempt(run, 2)
     assert "crl checks docs" in write_report(run.path).read_text(encoding="utf-8")
-    write_data_docs(run.path)
+    docs(run.path)
     assert f'<a href="{INDEX}">Data Docs</a>' in write_report(run.path).read_text(encoding="utf-8")
     elsewhere = write_report(run.path, tmp_path / "page.html").read_text(encoding="utf-8")
     assert f'<a href="{run.path.name}/{INDEX}">Data Docs</a>' in elsewhere
@@ -149,7 +155,7 @@ def test_the_report_links_to_them_from_wherever_it_lies(run: RunDirectory, tmp_p
 
 def test_a_round_that_is_not_there_is_refused(run: RunDirectory) -> None:
     with pytest.raises(BadInput, match="no round yet"):
-        write_data_docs(run.path)
+        docs(run.path)
     attempt(run, 2)
     with pytest.raises(BadInput, match="no round 7"):
-        write_data_docs(run.path, [7])
+        docs(run.path, [7])
