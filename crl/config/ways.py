@@ -114,8 +114,8 @@ def check_same_positions(model: Any, context: int) -> None:
 
 @contextmanager
 def _masks_seen(model: Any, context: int) -> Iterator[list[int]]:
-    """Inside, of every mask that a layer attends with: how many tokens the last of a whole context sees. Where attention
-    is the model's own code, of every mask that is made."""
+    """Inside, of every mask that a layer attends with: how many tokens the last of a whole context sees. Of every mask
+    that is made, where attention is the model's own code."""
     torch, transformers = sys.modules["torch"], sys.modules["transformers"]
     masks = sys.modules["transformers.masking_utils"].ALL_MASK_ATTENTION_FUNCTIONS
     attentions = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
@@ -123,7 +123,7 @@ def _masks_seen(model: Any, context: int) -> Iterator[list[int]]:
     if kind not in masks:
         yield []  # an older architecture, whose own attention cannot be set
         return
-    make, attend = masks[kind], attentions[kind] if kind in attentions else None
+    make, attend = masks[kind], attentions.get(kind)
     made, seen = list[tuple[Any, int]](), list[int]()
 
     def making(*args: Any, mask_function: Callable[..., Any], **more: Any) -> Any:

@@ -31,6 +31,7 @@ from crl.records import Weights, rows_of
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
+    from crl.config.models import Ways
     from crl.learn.trainer import Trainer
     from crl.policies.sources import ModelSource
     from crl.run.directory import RunDirectory
@@ -51,6 +52,7 @@ class EngineServices:
         """(weights digest, trainer) by role; an empty digest while a stage trains it."""
         self._stage_seed = 0
         self._torch_ready = False
+        self._ways: dict[str, Ways] | None = None
         self._tried_again: tuple[int, str, int] | None = None
         """Round, stage and number of the further attempt that environments were made anew for."""
 
@@ -106,6 +108,7 @@ class EngineServices:
                     multi_turn=multi_turn,
                     server=server,
                     weights=weights.weights_digest,
+                    way=None if (ways := self._ways_of(role)) is None else ways.sampling,
                 )
         self._policies[role] = (weights.weights_digest, policy)
         return policy
@@ -113,6 +116,24 @@ class EngineServices:
     def chat_templates(self) -> dict[str, str]:
         """Which chat template writes the prompts of each role whose model is held."""
         return {role: policy.chat.template for role, (_, policy) in self._policies.items()}
+
+    def ways(self) -> dict[str, dict[str, str]]:
+        """In which way each role is sampled from and updated whose model is held."""
+        found: dict[str, dict[str, str]] = {}
+        for role, (_, policy) in self._policies.items():
+            if isinstance(way := getattr(policy, "way", None), str):
+                found.setdefault(role, {})["sampling"] = way
+        for role, (_, trainer) in self._trainers.items():
+            found.setdefault(role, {})["update"] = trainer.way
+        return found
+
+    def _ways_of(self, role: str) -> Ways | None:
+        """Those of the run; None where the model is tried when it is loaded."""
+        if self._ways is None:
+            from crl.engine.ways import ways_of
+
+            self._ways = ways_of(self._run)
+        return self._ways.get(self._method.owner(role))
 
     def _make_room_for_server(self) -> None:
         """On a GPU a server takes its share of the memory when it starts: a trainer that is only kept goes before."""
@@ -229,6 +250,7 @@ class EngineServices:
                 checkpoint=self._checkpoint(weights),
                 threads=self._method.threads,
                 seed=_torch_seed(self._method.seed, "weights", role),
+                way=None if (ways := self._ways_of(role)) is None else ways.update,
             )
 
     def _source(self, name: str) -> ModelSource:

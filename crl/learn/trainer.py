@@ -109,6 +109,11 @@ class Trainer:
             checkpoints.load_optimizer(self._optimizer, self._parts, checkpoint, self._state_rank)
             self._updates = updates
 
+    @property
+    def way(self) -> Update:
+        """How samples are read."""
+        return self._engine.module.way  # type: ignore[no-any-return]
+
     # -- the update ------------------------------------------------------------------------------------------------
 
     @deterministic()
@@ -194,8 +199,7 @@ class Trainer:
         normalizers = {
             kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind)) for kind in kinds
         }
-        way = self._engine.module.way
-        shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size, way=way)
+        shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size, way=self.way)
         mine = shares[self._ranks.rank]
         # The same objectives in the same order on every rank, whatever micro-batches it got.
         sums = {kind: (0.0, Statistics()) for kind in kinds}

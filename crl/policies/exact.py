@@ -104,7 +104,8 @@ def _played(
     session = BatchSession(
         model, frozenset(), longest, rows, [1, 2], stops=lambda each: StopStrings(each, str), absent=absent, way=way
     )
-    for pieces in (told, [[], []]):
+    nothing: list[list[int]] = [[], []]
+    for pieces in (told, nothing):
         session.begin([0, 1], SamplingConfig(max_new_tokens=TURN))
         ended = session.advance()
         while len(ended) < len(rows):

@@ -159,11 +159,12 @@ def test_a_run_records_which_template_wrote_its_prompts(made: Experiment, tmp_pa
     recipe, services = recipe_of(run.method), EngineServices(run)
     try:
         with Lease.acquire(run.path, seconds=600) as lease:
-            attempt = Attempt(token=lease.token, chat_templates=services.chat_templates)
+            attempt = Attempt(token=lease.token, chat_templates=services.chat_templates, ways=services.ways)
             for stage in ("initialize", "evaluate"):
                 execute_stage(run, recipe, 0, stage, attempt=attempt, services=services)
         assert run.manifest(0, "evaluate").provenance["chat_templates"] == {"actor": TRAINING}
-        assert "chat_templates" not in run.manifest(0, "initialize").provenance, "it sampled nothing"
+        assert run.manifest(0, "evaluate").provenance["ways"] == {"actor": {"sampling": "packed"}}
+        assert not {"chat_templates", "ways"} & run.manifest(0, "initialize").provenance.keys(), "it sampled nothing"
     finally:
         services.close()
 
