@@ -371,9 +371,27 @@ def _with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source:
             target_modules=lora.target_modules,
             bias="none",
         )
+        if lora.target_modules == "all-linear":
+            config.exclude_modules = _not_adapted(model, config)
         adapted = peft.get_peft_model(model, config)
     adapted.peft_config["default"].base_model_name_or_path = source
     return adapted
+
+
+def _not_adapted(model: Any, config: Any) -> list[str] | None:
+    """Modules of a state-space model that take no adapter: those that peft refuses, and `dt_proj`, of which only the
+    weight is read. None: there are none."""
+    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+
+    found = []
+    for name in sorted({name.rpartition(".")[2] for name, _ in model.named_modules()}):
+        try:
+            _check_lora_target_modules_mamba(config, model, name)
+        except ValueError:
+            found.append(name)
+        else:
+            found += [name] if name == "dt_proj" else []
+    return found or None
 
 
 class Reference:

@@ -27,8 +27,8 @@ from crl.policies.session import BatchSession
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _PLAIN = {"peft_type": "LORA", "bias": "none"}
 _ANY = {
-    "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_alpha", "lora_dropout", "megatron_core",
-    "peft_version", "qalora_group_size", "r", "revision", "target_modules", "task_type",
+    "base_model_name_or_path", "exclude_modules", "inference_mode", "init_lora_weights", "lora_alpha", "lora_dropout",
+    "megatron_core", "peft_version", "qalora_group_size", "r", "revision", "target_modules", "task_type",
 }  # fmt: skip
 """Settings that say nothing of what is added to a module beside A, B and one scale. Any other has to be off."""
 
