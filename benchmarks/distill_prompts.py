@@ -38,7 +38,7 @@ def played(family: FamilyConfig, seeds: Sequence[int]) -> list[tuple[Episode, li
             turns[slot].append(
                 Turn(
                     episode_id=f"g{slot}", turn=len(turns[slot]), observation=seen[slot], output=chosen[slot],
-                    action=chosen[slot], valid=True, feedback=None, first_token=0, last_token=1,
+                    action=chosen[slot], valid=True, feedback=None, generation_id="g", first_token=0, last_token=1,
                     stop_reason="end_of_turn",
                 )
             )  # fmt: skip
@@ -48,10 +48,10 @@ def played(family: FamilyConfig, seeds: Sequence[int]) -> list[tuple[Episode, li
             del actions[slot]
             episodes[slot] = Episode(
                 episode_id=f"g{slot}", round=1, family=family.name, group=slot, member=0, environment_seed=seeds[slot],
-                guided=False, entry_id=None, content_digest=None, experience=None, goal=starts[slot].goal,
+                guided=False, goal=starts[slot].goal,
                 success=step.success, reward=step.reward, turns=len(turns[slot]), invalid_actions=0,
                 tokens_read=0, tokens_sampled=0,
-                stop_reason=str(step.stop_reason), last_observation=step.observation, error=None, generation_id="g",
+                stop_reason=str(step.stop_reason), last_observation=step.observation, error=None, generation_ids=["g"],
             )  # fmt: skip
     environment.close()
     return [(episodes[slot], turns[slot]) for slot in range(len(seeds))]

@@ -9,7 +9,7 @@ from typing import Any
 
 from crl.config.load import load_experiment
 from crl.config.method import RECIPES
-from crl.records import ROW_TYPES, BankEntry, Row
+from crl.records import ROW_TYPES, BankEntry, Episode, Evaluation, Row
 from crl.report.view_sql import STAGE_COLUMNS, VALIDATION_COLUMNS, columns_of
 from crl.rounds.recipe import recipe_of
 from crl.rounds.stage import Recipe
@@ -32,7 +32,8 @@ Put together from these are
 | `bank_text` | `bank`, with the `text` of each entry |
 | `stages` | one per committed stage, from its manifest (below) |
 | `rounds` | one per round: `round`, `stages` (how many are complete), `complete` (their names) |
-| `success_by_arm` | one per round and arm: success with its interval, actions and tokens per game (below) |
+| `sequences` | one per sequence of an episode: its tokens and turns (below) |
+| `success_by_condition` | one per round and condition: success with its interval, actions and tokens per game (below) |
 | `success_by_task` | the same by task family (below) |
 | `broken_games` | one per stage, task family and kind of break: how many games broke, and the first traceback (below) |
 | `timings` | one per stage and kind of work: how long retrieval, answers and playing took (below) |
@@ -49,6 +50,12 @@ and there are macros:
 | `latest_round()` | in `crl sql` and `crl.report.views.connect`: the newest round whose bank is published |
 """  # noqa: E501 - a row of a table
 _NOTES: dict[type[Row], str] = {
+    Episode: """
+The columns `entry_id`, `content_digest` and `experience` are computed from the lists.
+""",
+    Evaluation: """
+The column `entry_id` is computed from `entry_ids`.
+""",
     BankEntry: """
 This view is put together: a round stores the entries it changed (`bank_changes`), now and then the whole bank (the
 file `bank.parquet` of its stage: a *base*). A row here is an entry as it was after `round`: its row in the newest
@@ -56,6 +63,12 @@ base up to that round, or its last row of `bank_changes` since. So there is one 
 `WHERE round = …` gives one bank.
 """,
 }
+_SEQUENCES = """
+## sequences
+
+One sequence of an episode, put together from `episodes`, `turns` and `generations`. An episode has several where its
+context was built anew. Each output is trained in the sequence that it was sampled in.
+"""
 _BROKEN = """
 ## broken_games
 
@@ -79,11 +92,24 @@ _OTHER_TABLES = """
 
 Each is there only in runs of the recipe that writes it; what it is for is on the recipe's page.
 """
+SEQUENCE_COLUMNS = (
+    ("round", "BIGINT", "round of the episode"),
+    ("stage", "VARCHAR", "stage that played it"),
+    ("episode_id", "VARCHAR", "episode"),
+    ("sequence", "BIGINT", "its place among the sequences of the episode, from 0"),
+    ("generation_id", "VARCHAR", "its token record, with prompt and output, in `generations`"),
+    ("tokens", "BIGINT", "its length"),
+    ("tokens_read", "BIGINT", "tokens of it that the actor read, earlier outputs that it showed again included"),
+    ("tokens_sampled", "BIGINT", "tokens that the actor wrote in it"),
+    ("tokens_trained", "BIGINT", "tokens with mask 1: those it wrote, but for those that left no choice"),
+    ("turns", "BIGINT[]", "turns whose output was sampled in it"),
+)
+"""Columns of the view `sequences`: name, type, meaning."""
 SUCCESS_COLUMNS = (
     ("round", "BIGINT", "round played in"),
     ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),
     (
-        "arm",
+        "condition",
         "VARCHAR",
         "guided, free (every other stream too), or synthetic (in an experience model, which says itself what is won) "
         "in training; with_bank, without_bank or random (any legal action) held out",
@@ -93,8 +119,8 @@ SUCCESS_COLUMNS = (
     (
         "broken",
         "BIGINT",
-        "games that broke: the environment failed, or the first prompt did not fit (a note that is too long breaks "
-        "games of one arm only)",
+        "games that broke: the environment failed, or the first prompt did not fit (an experience that is too long "
+        "breaks games of one condition only)",
     ),
     ("success", "DOUBLE", "share of them won"),
     ("low", "DOUBLE", "lower end of its 95 % interval (Wilson)"),
@@ -104,7 +130,7 @@ SUCCESS_COLUMNS = (
     ("tokens_read", "DOUBLE", "tokens the actor read in a game, mean"),
     ("tokens_sampled", "DOUBLE", "tokens the actor wrote in a game, mean"),
 )
-"""Columns of the view `success_by_arm`: name, type, meaning."""
+"""Columns of the view `success_by_condition`: name, type, meaning."""
 TASK_COLUMNS = (*SUCCESS_COLUMNS[:3], ("family", "VARCHAR", "task family"), *SUCCESS_COLUMNS[3:])
 """Columns of the view `success_by_task`."""
 BROKEN_COLUMNS = (
@@ -112,7 +138,7 @@ BROKEN_COLUMNS = (
     ("stage", "VARCHAR", "stage that played, or planned"),
     ("family", "VARCHAR", "task family"),
     ("error", "VARCHAR", "reason code, as in `episodes`"),
-    ("place", "VARCHAR", "where the traceback ends, as `game.py line 31 in act`; null without a traceback"),
+    ("location", "VARCHAR", "where the traceback ends, as `game.py line 31 in act`; null without a traceback"),
     ("games", "BIGINT", "games of the family that broke so"),
     ("played", "BIGINT", "all games of the family in the stage"),
     ("environment_seed", "BIGINT", "seed of the first of them"),
@@ -181,9 +207,13 @@ def page() -> str:
     place = [("round", "BIGINT", "round it belongs to"), ("stage", "VARCHAR", "its name")]
     own = [(name, kind, meaning) for name, kind, _, meaning in STAGE_COLUMNS]
     parts.append(_table([*place, *own, ("manifest", "JSON", "the whole manifest")]))
-    parts.append("\n## success_by_arm\n\nSuccess of one arm in one round, and what its games took.\n")
+    parts.append(_SEQUENCES)
+    parts.append(_table(list(SEQUENCE_COLUMNS)))
+    parts.append("\n## success_by_condition\n\nSuccess of one condition in one round, and what its games took.\n")
     parts.append(_table(list(SUCCESS_COLUMNS)))
-    parts.append("\n## success_by_task\n\nSuccess of one arm in one round on one task, and what its games took.\n")
+    parts.append(
+        "\n## success_by_task\n\nSuccess of one condition in one round on one task, and what its games took.\n"
+    )
     parts.append(_table(list(TASK_COLUMNS)))
     parts.append(_BROKEN)
     parts.append(_table(list(BROKEN_COLUMNS)))

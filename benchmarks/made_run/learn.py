@@ -49,16 +49,16 @@ def distill(
     held: dict[str, list[str]] = {family: [] for family in FAMILIES}
     for family, entry in zip(*(bank.table[name].to_pylist() for name in ("family", "entry_id")), strict=True):
         held[family].append(entry)
-    played = list(zip(*(episodes[name].to_pylist() for name in ("episode_id", "family", "entry_id")), strict=True))
+    played = list(zip(*(episodes[name].to_pylist() for name in ("episode_id", "family", "entry_ids")), strict=True))
     shown, operations = [], []
     fresh = {family: iter(rng.permutation(len(entries)).tolist()) for family, entries in held.items()}
     for index in range(max(len(played) // 2, changes)):
-        episode, family, guiding = played[index % len(played)]
+        episode, family, guides = played[index % len(played)]
         name = f"r{number:04d}-d{index:04d}"
         place = next(fresh[family], None) if rng.random() < 2 / 3 else None
         kind = "add" if place is None else "update"
         verdict = str(rng.choice(["malformed", "return"])) if index >= changes or rng.random() < 0.15 else kind
-        shown.append((name, episode, family, guiding, verdict))
+        shown.append((name, episode, family, guides[0] if guides else None, verdict))
         if verdict not in ("add", "update"):
             continue
         entry = f"e-{name}" if place is None else held[family][place]
@@ -143,14 +143,14 @@ def credit(rng: np.random.Generator, number: int, episodes: pa.Table, planned: d
             free.setdefault(each.group, []).append(1.0 if each.success else -1.0)
     credits = []
     for each in played:
-        if not each.guided or each.entry_id is None:
+        if not each.guided:
             continue
         outcome, twins, writer = 1.0 if each.success else -1.0, free.get(each.group), planned[each.episode_id]
         mean = sum(twins) / len(twins) if twins else None
         credits.append(
             Credit(
-                round=number, episode_id=each.episode_id, entry_id=each.entry_id, content_digest=each.content_digest,
-                generation_id=writer, outcome=outcome, free_mean=mean,
+                round=number, episode_id=each.episode_id, entry_id=each.entry_ids[0],
+                content_digest=each.content_digests[0], generation_id=writer, outcome=outcome, free_mean=mean,
                 guided_minus_free=None if mean is None else outcome - mean,
             )
         )  # fmt: skip
@@ -200,11 +200,11 @@ def weights(role: str, number: int) -> Weights:
 
 
 def update(rng: np.random.Generator, number: int, role: str) -> Tables:
-    """Weights and figures of an update."""
+    """Weights and metrics of an update."""
     names = ("loss", "clipped_low", "clipped_high")
     stage = f"update_{role}"
-    figures = [Metric(round=number, stage=stage, name=each, value=float(rng.random()), alarm=None) for each in names]
-    return {Weights: table_of(Weights, [weights(role, number)]), Metric: table_of(Metric, figures)}
+    metrics = [Metric(round=number, stage=stage, name=each, value=float(rng.random()), alarm=None) for each in names]
+    return {Weights: table_of(Weights, [weights(role, number)]), Metric: table_of(Metric, metrics)}
 
 
 def _text(number: int, index: int) -> str:

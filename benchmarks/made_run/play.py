@@ -115,9 +115,7 @@ def collect(rng: np.random.Generator, number: int, planned: Tables, texts: dict[
         Episode, count, **{name: tasks[name] for name in ("episode_id", "family", "group", "member")},
         environment_seed=tasks["environment_seed"], round=number,
         stream=["free" if each is None else "guided" for each in guide], guided=[each is not None for each in guide],
-        entry_id=[each and each["entry_id"] for each in guide],
-        content_digest=[each and each["content_digest"] for each in guide],
-        experience=[each and texts[each["content_digest"]] for each in guide], goal="reach the exit",
+        goal="reach the exit",
         entry_ids=[[each["entry_id"]] if each else [] for each in guide],
         content_digests=[[each["content_digest"]] if each else [] for each in guide],
         experiences=[[texts[each["content_digest"]]] if each else [] for each in guide],
@@ -125,13 +123,15 @@ def collect(rng: np.random.Generator, number: int, planned: Tables, texts: dict[
         tokens_sampled=tokens - tokens // 2,
         stop_reason=np.where(broken, "error", stops).tolist(),
         last_observation=[None if each else "the end" for each in broken],
-        error=["step_failed" if each else None for each in broken], generation_id=generation_ids,
+        error=["step_failed" if each else None for each in broken],
+        generation_ids=[[each] for each in generation_ids],
     )  # fmt: skip
     of = np.repeat(np.arange(count), turns)
     index = np.concatenate([np.arange(each) for each in turns])
     valid = index >= invalid[of]
     played = columns(
         Turn, len(of), episode_id=[tasks["episode_id"][each] for each in of], turn=index,
+        generation_id=[generation_ids[each] for each in of],
         observation=[f"step {each}: a door, a wall" for each in index], output="go east",
         action=[("east" if each else None) for each in valid], valid=valid,
         feedback=[(None if each else "no such move") for each in valid], first_token=index * 6,
@@ -169,17 +169,19 @@ def generations(
 
 def evaluate(rng: np.random.Generator, number: int, seeds: int) -> Tables:
     """Held-out episodes: the same seeds with and without the bank (round 0: without only)."""
-    arms = ("with_bank", "without_bank") if number else ("without_bank",)
-    listed = [(arm, family, seed) for arm in arms for family in FAMILIES for seed in range(seeds)]
-    chance = np.array([0.3 + 0.01 * number + (0.1 if arm == "with_bank" else 0.0) for arm, _, _ in listed])
+    conditions = ("with_bank", "without_bank") if number else ("without_bank",)
+    listed = [(condition, family, seed) for condition in conditions for family in FAMILIES for seed in range(seeds)]
+    chance = np.array([0.3 + 0.01 * number + (0.1 if condition == "with_bank" else 0.0) for condition, _, _ in listed])
     won = rng.random(len(listed)) < np.clip(chance, 0, 1)
     turns = rng.integers(1, 7, len(listed))
     return {
         Evaluation: columns(
             Evaluation, len(listed), evaluation_id=[f"r{number:04d}-{a}-{f}-{s}" for a, f, s in listed], round=number,
-            arm=[arm for arm, _, _ in listed], family=[family for _, family, _ in listed],
+            condition=[condition for condition, _, _ in listed], family=[family for _, family, _ in listed],
             environment_seed=[9000 + seed for _, _, seed in listed],
-            guided=[arm == "with_bank" for arm, _, _ in listed], entry_id=None, success=won, reward=won.astype(float),
+            guided=[condition == "with_bank" for condition, _, _ in listed], entry_ids=[[] for _ in listed],
+            success=won,
+            reward=won.astype(float),
             turns=turns, invalid_actions=rng.binomial(turns, 0.2),
             tokens_read=[40 * t + 30 * (a == "with_bank") for t, (a, _, _) in zip(turns, listed, strict=True)],
             tokens_sampled=3 * turns,

@@ -53,7 +53,7 @@ def collect(path: Path, model: str = MODEL, experiment: Path = EXPERIMENT, turns
     partial = path.with_suffix(f".{os.getpid()}")  # two processes may collect the same batch
     with partial.open("w") as file:
         for each, advantage in zip(played, advantages, strict=True):
-            generation = each.generation
+            generation = each.generations[0]
             sample = Sample(
                 sample_id=generation.generation_id, round=1, role="actor", objective="grpo", source="0001/collect",
                 generation_id=generation.generation_id, reward=0.0, advantage=float(advantage), weight=1 / len(played),

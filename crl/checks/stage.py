@@ -129,7 +129,7 @@ def summarize(table: pa.Table) -> pa.Table:
     Added columns, one value per row: `n_tokens`, `n_mask`, `n_logprobs` (lengths), `trained` (mask is 1), `bad_tokens`
     (negative ids), `bad_masks` (neither 0 nor 1), `nonfinite_logprobs`, `positive_logprobs`, `unmasked_logprobs`
     (not 0 where the mask is 0; 0 where the lengths differ, which is a breach of its own), `chosen` (tokens with
-    choices).
+    choices), `trained_since` and `trained_until` (offsets of the runs of mask 1, and one past them).
     """
     if not set(SUMMARIZED) <= set(table.column_names):
         return table
@@ -154,6 +154,8 @@ def summarize(table: pa.Table) -> pa.Table:
     rest = table.drop_columns(list(SUMMARIZED))
     for name, values in columns.items():
         rest = rest.append_column(name, pa.array(values))
+    for name, offsets in zip(("trained_since", "trained_until"), _runs(mask == 1, n_mask), strict=True):
+        rest = rest.append_column(name, offsets)
     return rest
 
 
@@ -175,3 +177,17 @@ def _count(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.i
     """How many flags are set in each row."""
     rows = np.repeat(np.arange(len(lengths)), lengths)
     return np.bincount(rows[flags], minlength=len(lengths)).astype(np.int64)
+
+
+def _runs(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> tuple[pa.ListArray, pa.ListArray]:
+    """Where the runs of set flags begin and end (one past the last) in each row."""
+    ends = np.cumsum(lengths)
+    first = np.zeros(len(flags) + 1, dtype=np.bool_)  # of a row
+    first[ends - lengths] = True
+    goes_on = flags[1:] & flags[:-1] & ~first[1:-1]  # from one to the next
+    begins = np.flatnonzero(flags & ~np.append(False, goes_on)[: len(flags)])
+    untils = np.flatnonzero(flags & ~np.append(goes_on, False)[: len(flags)]) + 1
+    rows = np.searchsorted(ends, begins, side="right")
+    offsets = pa.array(np.append(0, np.cumsum(np.bincount(rows, minlength=len(lengths)))), pa.int32())
+    starts = (ends - lengths)[rows]
+    return pa.ListArray.from_arrays(offsets, begins - starts), pa.ListArray.from_arrays(offsets, untils - starts)

@@ -1,6 +1,6 @@
 """Advantages and sample weights of eq. 5, and advantages of other streams that are normalized on their own. numpy only.
 
-Shapes: G members of one group (K in the paper), K_c members of a stream c; the paper's are {guided, free}; N sequences.
+The streams of the paper are {guided, free}. Shapes are those of `crl.credit`.
 """
 
 from __future__ import annotations
@@ -48,23 +48,22 @@ def subgroup_advantages(
     and its share is not given to the others. `pooled` takes one baseline, weight 1/G.
     J is the mean over groups: every weight is also divided by `groups`, the number of groups of the batch.
     """
-    rewards = np.asarray(rewards_G, dtype=np.float64)
-    streams_of_G = np.asarray(streams_G, dtype=object)
-    if rewards.shape != streams_of_G.shape:
-        raise ValueError(f"{rewards.size} rewards and {streams_of_G.size} streams; expected one of each per member")
+    earned_G = np.asarray(rewards_G, dtype=np.float64)
+    stream_G = np.asarray(streams_G, dtype=object)
+    if earned_G.shape != stream_G.shape:
+        raise ValueError(f"{earned_G.size} rewards and {stream_G.size} streams; expected one of each per member")
     if unknown := set(streams_G) - set(streams):
         raise ValueError(f"found members of stream {', '.join(sorted(unknown))}; expected {', '.join(streams)}")
-    advantages = np.zeros_like(rewards)
-    weights = np.zeros_like(rewards)
-    everyone = np.ones(rewards.shape, dtype=bool)
+    advantages_G, weights_G = np.zeros_like(earned_G), np.zeros_like(earned_G)
+    everyone_G = np.ones(earned_G.shape, dtype=bool)
     shares = (
-        [(streams_of_G == stream, 1 / len(streams)) for stream in streams] if mode == "subgroup" else [(everyone, 1.0)]
+        [(stream_G == stream, 1 / len(streams)) for stream in streams] if mode == "subgroup" else [(everyone_G, 1.0)]
     )
-    for members, share in shares:
-        if members.any():
-            advantages[members] = standardized(rewards[members], scale_rewards)
-            weights[members] = share / members.sum() / groups
-    return advantages, weights
+    for members_G, share in shares:
+        if members_G.any():
+            advantages_G[members_G] = standardized(earned_G[members_G], scale_rewards)
+            weights_G[members_G] = share / members_G.sum() / groups
+    return advantages_G, weights_G
 
 
 def stream_advantages(
@@ -76,16 +75,16 @@ def stream_advantages(
     advantage 0; the only member of a group has its reward (mean 0, deviation 1), or 0 as `singleton` says.
     Raises ValueError for unequal lengths.
     """
-    rewards = np.asarray(rewards_N, dtype=np.float64)
-    if len(groups_N) != rewards.size:
-        raise ValueError(f"{rewards.size} rewards and {len(groups_N)} groups; expected one of each per sequence")
+    earned_N = np.asarray(rewards_N, dtype=np.float64)
+    if len(groups_N) != earned_N.size:
+        raise ValueError(f"{earned_N.size} rewards and {len(groups_N)} groups; expected one of each per rollout")
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, group in enumerate(groups_N):
         places[group].append(place)
-    advantages = np.zeros_like(rewards)
+    advantages_N = np.zeros_like(earned_N)
     for members in places.values():
         if len(members) == 1:
-            advantages[members] = rewards[members] if config.singleton == "reward" else 0.0
+            advantages_N[members] = earned_N[members] if config.singleton == "reward" else 0.0
         else:
-            advantages[members] = standardized(rewards[members], config.scale_rewards)
-    return advantages
+            advantages_N[members] = standardized(earned_N[members], config.scale_rewards)
+    return advantages_N

@@ -1,8 +1,9 @@
 """Samples: generations with an advantage and a weight. All that an update ever reads, whatever produced them.
 
 Here is all of eq. 3 but its clipped sum (`crl/learn/objectives.py`): the batch, the reward of an output, its advantage.
-Those of episodes, eq. 5, are in `advantages.py`. Ids, masks and behavior log-probabilities are copied from the token
-record: what was sampled is what is trained.
+Those of episodes, eq. 5, are in `advantages.py`. An episode makes a sample of each of its sequences, all with its own
+advantage. Ids, masks and behavior log-probabilities are copied from the token record: what was sampled is what is
+trained.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from crl.config import ActorObjective, ClippedObjective, ExtractorObjective
 from crl.credit.advantages import stream_advantages, subgroup_advantages
 from crl.credit.buffer import reweight, ripe_items
 from crl.credit.uses import usable
 from crl.errors import RecordDamaged
-from crl.records import FREE, GUIDED, BufferItem, Episode, Generation, Sample
+from crl.records import FREE, GUIDED, BufferItem, Episode, Generation, Sample, StrippedContext
 
 
 def record_of(records: Mapping[str, Generation], generation_id: str, where: str | None = None) -> Generation:
@@ -29,6 +31,64 @@ def record_of(records: Mapping[str, Generation], generation_id: str, where: str 
             next_step="run `crl verify` on the run",
         )
     return records[generation_id]
+
+
+def records_of(episode: Episode, records: Mapping[str, Generation], where: str | None = None) -> list[Generation]:
+    """Token records of an episode's sequences, in their order. Raises as :func:`record_of`."""
+    return [record_of(records, name, where) for name in episode.generation_ids]
+
+
+def stripped_records(
+    episode: Episode,
+    records: Mapping[str, Generation],
+    contexts: Mapping[str, StrippedContext],
+    where: str | None = None,
+) -> list[Generation]:
+    """An episode's sequences as they are learned without its experiences: those of a guided one in their stripped
+    contexts. Nothing was sampled there, so there are no behavior log-probabilities: they are 0 and not read.
+
+    Both maps are by generation id. Raises RecordDamaged where one of them lacks a sequence.
+    """
+    found = []
+    for record in records_of(episode, records, where):
+        if episode.guided and record.generation_id not in contexts:
+            raise RecordDamaged(
+                f"no stripped context of {record.generation_id}",
+                expected="one of each sequence of a guided episode, from the stage that played it",
+                where=where,
+                next_step="run `crl verify` on the run",
+            )
+        made = contexts[record.generation_id] if episode.guided else record
+        found.append(
+            replace(
+                record,
+                token_ids=made.token_ids,
+                loss_mask=made.loss_mask,
+                choices=made.choices,
+                logprobs=[0.0] * len(made.token_ids),
+            )
+        )
+    return found
+
+
+def trained_of(records: Sequence[Generation]) -> list[Generation]:
+    """The sequences of an episode that have a trained token; without any the first one, whose sample weighs nothing."""
+    return [record for record in records if any(record.loss_mask)] or list(records[:1])
+
+
+def shared(
+    records: Sequence[Generation], aggregation: Literal["token_mean", "token_sum"]
+) -> list[tuple[Generation, float]]:
+    """The sequences of an episode that train (:func:`trained_of`), each with what its weight is of the episode's.
+
+    With `token_mean` an objective takes the mean over the tokens of a sequence, and the factor is the share of the
+    episode's trained tokens that are in it: the sum is the mean over all of them, with |y_k| of eq. 5. With
+    `token_sum` it is 1.
+    """
+    trained = trained_of(records)
+    counts = [sum(record.loss_mask) for record in trained]
+    by_share = aggregation == "token_mean" and any(counts)
+    return [(record, n / sum(counts) if by_share else 1.0) for record, n in zip(trained, counts, strict=True)]
 
 
 def sample_of(
@@ -72,11 +132,13 @@ def grpo_samples(
     role: str = "actor",
     streams: Sequence[str] = (GUIDED, FREE),
 ) -> list[Sample]:
-    """One sample per usable episode, in the order of `episodes` (eq. 5). `generations` is keyed by generation id;
-    `streams` are those that a group of the recipe may have, each with a baseline of its own.
+    """The samples of every usable episode, in the order of `episodes` (eq. 5), one per sequence (:func:`shared`).
+    `generations` is keyed by generation id; `streams` are those that a group of the recipe may have, each with a
+    baseline of its own. An episode counts once, however many sequences it has.
 
     Errored episodes are left out of the subgroup's size, mean and deviation; a group without any usable episode does
-    not count among the groups that J is averaged over. Weight: 1/groups * 1/2 * 1/K_c (1/groups * 1/K pooled).
+    not count among the groups that J is averaged over. Weight of an episode: 1/groups * 1/2 * 1/K_c (1/groups * 1/K
+    pooled); its sequences share it.
     """
     groups: dict[tuple[int, str, int], list[Episode]] = defaultdict(list)
     for episode in episodes:
@@ -94,19 +156,16 @@ def grpo_samples(
         )
         for episode, advantage, weight in zip(members, advantages_G, weights_G, strict=True):
             scored[episode.episode_id] = float(advantage), float(weight)
-    return [
-        sample_of(
-            record_of(generations, episode.generation_id, f"samples of {role}, round {round}"),
-            round=round,
-            role=role,
-            objective="grpo",
-            reward=episode.reward,
-            advantage=scored[episode.episode_id][0],
-            weight=scored[episode.episode_id][1],
-        )
-        for episode in episodes
-        if episode.episode_id in scored
-    ]
+    samples = []
+    for episode in episodes:
+        if episode.episode_id in scored:
+            advantage, weight = scored[episode.episode_id]
+            records = records_of(episode, generations, f"samples of {role}, round {round}")
+            samples += [
+                grpo_sample(record, role, episode.reward, advantage, weight * share, round=round)
+                for record, share in shared(records, config.aggregation)
+            ]
+    return samples
 
 
 def output_reward(item: BufferItem) -> float:
@@ -118,7 +177,7 @@ def output_advantages(batch: Sequence[BufferItem], config: ExtractorObjective) -
     """Â of eq. 3 of every output of a batch: r(m) less the baseline, the mean r(m) of the batch.
 
     With `baseline: used` it is the mean of the outputs that are not malformed, if there are any: a flood of malformed
-    outputs then does not make notes that always fail look good.
+    outputs then does not make experiences that always fail look good.
     """
     compared = [item for item in batch if item.kind != "malformed"] if config.baseline == "used" else []
     rewards = [output_reward(item) for item in compared or batch]
@@ -191,23 +250,26 @@ def cispo_samples(
 
 
 @dataclass(frozen=True, slots=True)
-class Sequenced:
-    """One sequence of a stream, with its reward and the group that it is compared in."""
+class Rollout:
+    """One rollout of a stream, an episode or a single output, with its reward and the group that it is compared in."""
 
     role: str
-    generation: Generation
+    records: Sequence[Generation]
+    """Token records of its sequences."""
     reward: float
     group: Hashable
 
 
-def sequence_samples(
-    sequences: Sequence[Sequenced], objective: ClippedObjective, weight_of: Callable[[str], float], *, round: int
+def rollout_samples(
+    rollouts: Sequence[Rollout], objective: ClippedObjective, weight_of: Callable[[str], float], *, round: int
 ) -> list[Sample]:
-    """One GRPO sample per sequence, in their order; `weight_of` is the weight of a sequence of a role."""
-    advantages = stream_advantages([each.reward for each in sequences], [each.group for each in sequences], objective)
+    """The GRPO samples of rollouts, one per sequence, in their order; `weight_of` is the weight of a rollout of a
+    role."""
+    advantages_N = stream_advantages([each.reward for each in rollouts], [each.group for each in rollouts], objective)
     return [
-        grpo_sample(each.generation, each.role, each.reward, float(advantage), weight_of(each.role), round=round)
-        for each, advantage in zip(sequences, advantages, strict=True)
+        grpo_sample(record, each.role, each.reward, float(advantage), weight_of(each.role) * share, round=round)
+        for each, advantage in zip(rollouts, advantages_N, strict=True)
+        for record, share in shared(each.records, objective.aggregation)
     ]
 
 

@@ -46,6 +46,8 @@ class EngineServices:
         self._environments: dict[tuple[str, int], Environment] = {}
         """By task family, and how many of its changes have come."""
         self._policies: dict[str, tuple[str, LoadedPolicy]] = {}
+        self._templates: dict[str, str] = {}
+        self._used: dict[str, dict[str, str]] = {}
         self._embedder: Embedder | None = None
         self._sources: dict[str, ModelSource] = {}
         self._trainers: dict[str, tuple[str, Trainer]] = {}
@@ -73,6 +75,13 @@ class EngineServices:
 
     def policy(self, role: str, weights: Weights) -> Policy:
         """The role's sampling model with the weights of a row. Raises RecordDamaged where their files are missing."""
+        policy = self._policy(role, weights)
+        self._templates[role] = policy.chat.template
+        if isinstance(way := getattr(policy, "way", None), str):  # a server has ways of its own
+            self._used.setdefault(role, {})["sampling"] = way
+        return policy
+
+    def _policy(self, role: str, weights: Weights) -> Policy:
         held = self._policies.get(role)
         if held is not None and held[0] == weights.weights_digest:
             return held[1]
@@ -113,20 +122,6 @@ class EngineServices:
         self._policies[role] = (weights.weights_digest, policy)
         return policy
 
-    def chat_templates(self) -> dict[str, str]:
-        """Which chat template writes the prompts of each role whose model is held."""
-        return {role: policy.chat.template for role, (_, policy) in self._policies.items()}
-
-    def ways(self) -> dict[str, dict[str, str]]:
-        """In which way each role is sampled from and updated whose model is held."""
-        found: dict[str, dict[str, str]] = {}
-        for role, (_, policy) in self._policies.items():
-            if isinstance(way := getattr(policy, "way", None), str):
-                found.setdefault(role, {})["sampling"] = way
-        for role, (_, trainer) in self._trainers.items():
-            found.setdefault(role, {})["update"] = trainer.way
-        return found
-
     def _ways_of(self, role: str) -> Ways | None:
         """Those of the run; None where the model is tried when it is loaded."""
         if self._ways is None:
@@ -162,6 +157,8 @@ class EngineServices:
             self._prepare_torch()
             trainer = self._new_trainer(role, weights)
         self._trainers[role] = ("", trainer)
+        if isinstance(way := getattr(trainer, "way", None), str):
+            self._used.setdefault(role, {})["update"] = way
         return trainer
 
     def trained(self, role: str, weights: Weights) -> None:
@@ -198,6 +195,14 @@ class EngineServices:
 
     # -- what the worker asks for ----------------------------------------------------------------------------------
 
+    def chat_templates(self) -> dict[str, str]:
+        """Which chat template writes the prompts of each role whose model the job asked for."""
+        return dict(self._templates)
+
+    def ways(self) -> dict[str, dict[str, str]]:
+        """In which way each role was sampled from and updated whose model the job asked for."""
+        return {role: dict(found) for role, found in self._used.items()}
+
     def begin(self, round_number: int, stage: str, part: int | None, *, attempt: int = 1) -> None:
         """Before each job: a trainer left by a failed stage goes, and torch's generators start from the job's seed.
 
@@ -207,6 +212,8 @@ class EngineServices:
             self._tried_again = (round_number, stage, attempt)
             self._close_environments()
         self._drop_trainers([role for role, (digest, _) in self._trainers.items() if not digest])
+        self._templates.clear()
+        self._used.clear()
         _give_back()
         place: tuple[str | int, ...] = ("torch", round_number, stage, -1 if part is None else part)
         self._stage_seed = _torch_seed(self._method.seed, *(str(item) for item in place))

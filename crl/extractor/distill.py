@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from crl.config import DistillConfig, PromptConfig, RoleConfig
-from crl.extractor.outputs import Distilled, Origin, SeedOf, distillation_row, generation_row, judged, operation_row
+from crl.extractor.outputs import (
+    Distilled,
+    Origin,
+    SeedOf,
+    distillation_row,
+    generation_row,
+    operation_row,
+    parsed_output,
+)
 from crl.extractor.parse import example_texts
 from crl.extractor.prompts import NO_OWN, distill_messages
 from crl.extractor.trajectory import Trajectory, render_trajectory
@@ -121,7 +129,8 @@ def _rows(
     item: DistillItem, output: Output, shown: int, origin: Origin, config: DistillConfig, examples: Set[str]
 ) -> Distilled:
     episode, distillation_id = item.episode, output.prompt.name
-    parsed = judged(output, origin, config, examples, guided=episode.entry_id is not None)
+    guide = next(iter(episode.entry_ids), None)
+    parsed = parsed_output(output, origin, config, examples, guided=episode.guided)
     operations: list[Operation] = [
         operation_row(
             distillation_id,
@@ -129,7 +138,7 @@ def _rows(
             origin,
             operation.kind,
             episode.family,
-            entry_id=episode.entry_id if operation.kind == "update" else None,
+            entry_id=guide if operation.kind == "update" else None,
             text=operation.text,
             episode_ids=[episode.episode_id],
         )
@@ -142,7 +151,7 @@ def _rows(
         len(operations),
         family=episode.family,
         episode_id=episode.episode_id,
-        guiding_entry_id=episode.entry_id,
+        guiding_entry_id=guide,
         turns=len(item.turns),
         turns_shown=shown,
     )

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from crl.config import DistillConfig, PromptConfig, RoleConfig
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat, Inquiry
-from crl.records import Episode, Turn
+from crl.records import Episode, Turn, numbered
 from crl.text import outputs
-from crl.text.outputs import Messages, messages_of, numbered
+from crl.text.outputs import Messages, messages_of
 
 DISTILL_NAMES = ("goal", "trajectory", "outcome", "experience", "max_operations", "max_characters")
 MERGE_NAMES = ("family", "entries", "max_characters")

@@ -114,7 +114,7 @@ class MicroBatch:
     depths_P: torch.Tensor
     """How many tokens of its sequence come before each."""
     tree: Tree
-    places_N: torch.Tensor
+    positions_N: torch.Tensor
     """For the N targets with mask 1, row by row: the position that predicts each."""
     targets_BT: torch.Tensor
     """Every token of each sequence but the first."""
@@ -122,7 +122,8 @@ class MicroBatch:
     """1 where the target was sampled by the model, as float."""
     behavior_BT: torch.Tensor
     """Stored behavior log-probabilities of the targets."""
-    advantages_B: torch.Tensor
+    advantages_BT: torch.Tensor
+    """Advantage of each target: today that of its sample."""
     weights_B: torch.Tensor
     temperature_B: torch.Tensor
     fresh_B: torch.Tensor
@@ -204,11 +205,11 @@ def collate(samples: Sequence[Sample], stale: Set[str] = frozenset()) -> MicroBa
         input_ids_P=torch.tensor(tree.token_ids),
         depths_P=torch.tensor(tree.depths),
         tree=tree,
-        places_N=torch.tensor(places, dtype=torch.long),
+        positions_N=torch.tensor(places, dtype=torch.long),
         targets_BT=padded([sample.token_ids[1:] for sample in samples], torch.long),
         mask_BT=padded([sample.loss_mask[1:] for sample in samples], torch.float32),
         behavior_BT=padded([sample.logprobs[1:] for sample in samples], torch.float32),
-        advantages_B=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
+        advantages_BT=torch.tensor([[sample.advantage] for sample in samples], dtype=torch.float32).repeat(1, length),
         weights_B=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
         temperature_B=torch.tensor([sample.temperature for sample in samples], dtype=torch.float32),
         fresh_B=torch.tensor([float(_fresh(sample) and sample.sample_id not in stale) for sample in samples]),

@@ -32,7 +32,7 @@ def clipped_objective(
     behavior_BT: torch.Tensor,
     reference_BT: torch.Tensor | None,
     mask_BT: torch.Tensor,
-    advantages_B: torch.Tensor,
+    advantages_BT: torch.Tensor,
     weights_B: torch.Tensor,
     config: ClippedObjective,
 ) -> tuple[torch.Tensor, Statistics]:
@@ -47,9 +47,8 @@ def clipped_objective(
         raise ValueError("the objective has a penalty, and nobody gave the base model's log-probabilities")
     by = corrected(logprobs_BT, behavior_BT, mask_BT, config.importance_sampling_correction)
     ratio_BT = log_ratio(logprobs_BT, by.old_BT, mask_BT).exp()
-    advantages_B1 = advantages_B[:, None]
     clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
-    objective_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1) * by.factor_BT
+    objective_BT = torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT) * by.factor_BT
     penalty_sum = 0.0
     if reference_BT is not None:
         penalty_BT = divergence(logprobs_BT, reference_BT, mask_BT)
@@ -58,13 +57,13 @@ def clipped_objective(
     objective_B = (objective_BT * mask_BT).sum(1)
     if config.aggregation == "token_mean":
         objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
-    low_BT = (ratio_BT < 1 - config.epsilon) & (advantages_B1 < 0)
-    high_BT = (ratio_BT > 1 + config.epsilon_high) & (advantages_B1 > 0)
+    low_BT = (ratio_BT < 1 - config.epsilon) & (advantages_BT < 0)
+    high_BT = (ratio_BT > 1 + config.epsilon_high) & (advantages_BT > 0)
     counted = statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT, by)
     return -(weights_B * objective_B).sum(), replace(counted, reference_sum=penalty_sum)
 
 
 def clipped_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ClippedObjective, normalizer: float) -> Term:
     """:func:`clipped_objective` of a micro-batch; its weights hold all that it divides by."""
-    tensors = (batch.behavior_BT, batch.reference_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    tensors = (batch.behavior_BT, batch.reference_BT, batch.mask_BT, batch.advantages_BT, batch.weights_B)
     return clipped_objective(logprobs_BT, *tensors, config)

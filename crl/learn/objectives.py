@@ -6,7 +6,8 @@ Every function takes tensors of one micro-batch, B samples of T target tokens:
 - ``behavior_BT``: log-probabilities **stored when the tokens were sampled**. They are never recomputed: recomputing
   them just before an update makes every ratio 1, and nothing is ever clipped;
 - ``mask_BT``: 1 on tokens the model sampled, else 0;
-- ``advantages_B``, ``weights_B``: the sample's advantage and its factor in the objective.
+- ``advantages_BT``: the advantage of each token, today that of its sample; outside the mask of no account;
+- ``weights_B``: the sample's factor in the objective.
 
 Each returns the loss and its :class:`Statistics`. Losses of micro-batches **add up** to the loss of the batch: whatever
 an objective divides by is known before (a weight, or the `normalizer` passed in), so gradients do not depend on how
@@ -81,7 +82,7 @@ def grpo_objective(
     logprobs_BT: torch.Tensor,
     behavior_BT: torch.Tensor,
     mask_BT: torch.Tensor,
-    advantages_B: torch.Tensor,
+    advantages_BT: torch.Tensor,
     weights_B: torch.Tensor,
     config: ActorObjective,
 ) -> tuple[torch.Tensor, Statistics]:
@@ -100,15 +101,14 @@ def grpo_objective(
         sequence_B1 = ((logprobs_BT - by.old_BT) * mask_BT).sum(1, keepdim=True)
         log_ratio_BT = sequence_B1.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).expand_as(log_ratio_BT)
     ratio_BT = log_ratio_BT.exp()
-    advantages_B1 = advantages_B[:, None]
     epsilon_high = config.epsilon if config.epsilon_high is None else config.epsilon_high
     clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + epsilon_high)
-    objective_BT = torch.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1) * by.factor_BT
+    objective_BT = torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT) * by.factor_BT
     objective_B = objective_BT.sum(1)
     if config.aggregation == "token_mean":
         objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
-    low_BT = (ratio_BT < 1 - config.epsilon) & (advantages_B1 < 0)
-    high_BT = (ratio_BT > 1 + epsilon_high) & (advantages_B1 > 0)
+    low_BT = (ratio_BT < 1 - config.epsilon) & (advantages_BT < 0)
+    high_BT = (ratio_BT > 1 + epsilon_high) & (advantages_BT > 0)
     counted = statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT, by)
     return -(weights_B * objective_B).sum(), counted
 
@@ -117,7 +117,7 @@ def cispo_objective(
     logprobs_BT: torch.Tensor,
     behavior_BT: torch.Tensor,
     mask_BT: torch.Tensor,
-    advantages_B: torch.Tensor,
+    advantages_BT: torch.Tensor,
     weights_B: torch.Tensor,
     config: ExtractorObjective,
     *,
@@ -133,8 +133,8 @@ def cispo_objective(
     by = corrected(logprobs_BT, behavior_BT, mask_BT, config.importance_sampling_correction)
     clipped_BT = log_ratio(logprobs_BT.detach(), by.old_BT, mask_BT).exp()
     clipped_BT = clipped_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
-    scale_B1 = (weights_B * advantages_B)[:, None]
-    loss = -(clipped_BT * scale_B1 * logprobs_BT * by.factor_BT).sum() / normalizer
+    scale_BT = weights_B[:, None] * advantages_BT
+    loss = -(clipped_BT * scale_BT * logprobs_BT * by.factor_BT).sum() / normalizer
     ratio_BT = log_ratio(logprobs_BT.detach(), behavior_BT, mask_BT).exp()
     low_BT, high_BT = ratio_BT < 1 - config.epsilon, ratio_BT > 1 + config.epsilon_high
     return loss, statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT, by)
@@ -155,13 +155,13 @@ Term = tuple[torch.Tensor, Statistics]
 
 def grpo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ActorObjective, normalizer: float) -> Term:
     """:func:`grpo_objective` of a micro-batch; its weights hold all that it divides by."""
-    tensors = (batch.behavior_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    tensors = (batch.behavior_BT, batch.mask_BT, batch.advantages_BT, batch.weights_B)
     return grpo_objective(logprobs_BT, *tensors, config)
 
 
 def cispo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ExtractorObjective, normalizer: float) -> Term:
     """:func:`cispo_objective` of a micro-batch."""
-    tensors = (batch.behavior_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    tensors = (batch.behavior_BT, batch.mask_BT, batch.advantages_BT, batch.weights_B)
     return cispo_objective(logprobs_BT, *tensors, config, normalizer=normalizer)
 
 

@@ -98,7 +98,7 @@ class ScoredModel(nn.Module):
         input_ids_P: torch.Tensor,
         depths_P: torch.Tensor,
         paths: Paths,
-        places_N: torch.Tensor,
+        positions_N: torch.Tensor,
         targets_BT: torch.Tensor,
         mask_BT: torch.Tensor,
         temperature_B: torch.Tensor,
@@ -120,9 +120,9 @@ class ScoredModel(nn.Module):
             guard = EveryLayerOnce(self.model)
         else:  # padded on the right, where causal attention never looks: no mask
             inputs["input_ids"] = input_ids_P[paths.rows_BT]
-            places_N = chosen_BT.flatten().nonzero()[:, 0]
+            positions_N = chosen_BT.flatten().nonzero()[:, 0]
         with self._precision(input_ids_P.device), guard:
-            logits_NV, _ = logits_at(self.model, places_N, **inputs)
+            logits_NV, _ = logits_at(self.model, positions_N, **inputs)
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
         chosen_N: torch.Tensor = _Chosen.apply(  # type: ignore[no-untyped-call]
             self.absent, logits_NV, temperature_N, targets_BT[chosen_BT], choices_NC
@@ -200,7 +200,7 @@ def inputs_of(batch: MicroBatch) -> tuple[Any, ...]:
         batch.input_ids_P,
         batch.depths_P,
         Paths.of(batch.tree, batch.input_ids_P.device),
-        batch.places_N,
+        batch.positions_N,
         batch.targets_BT,
         batch.mask_BT,
         batch.temperature_B,

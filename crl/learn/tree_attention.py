@@ -8,8 +8,7 @@ float32, as in the fused kernels; the other products are bfloat16, which a CPU w
 as fast. No square matrix outlives its block of queries: the backward pass makes the probabilities again (Dao et al.
 2022, arXiv 2205.14135, section 3.1), from keys and values that are held once for all segments that see them.
 
-Shapes there: H key-value heads, G query heads for each of them, P positions, N of one segment, S seen by it, D width of
-a key, E of a value.
+Shapes are those of `crl.learn`. :func:`tree_attention` has the argument names of transformers' interface.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class Paths:
-    """What every segment of a tree sees, S segments in all."""
+    """What every segment of a tree sees."""
 
-    seen: torch.Tensor
+    seen_K: torch.Tensor
     """The paths of the segments, one behind another: indices into the P positions."""
-    lengths_S: list[int]
+    lengths: list[int]
     """Positions that each segment sees, itself included."""
-    segments_S: list[int]
+    segments: list[int]
     """Positions of each segment; together P."""
     rows_BT: torch.Tensor
     """Of each sample its path, padded on the right with its last position: for what reads samples apart."""
@@ -48,12 +47,12 @@ class Paths:
     def of(cls, tree: Tree, device: torch.device) -> Paths:
         """Those of a tree; a sample that adds no position needs no segment."""
         pairs = [(path, own) for path, own in zip(tree.paths, tree.segments, strict=True) if own]
-        seen = torch.tensor([position for path, _ in pairs for position in path], device=device)
+        seen_K = torch.tensor([position for path, _ in pairs for position in path], device=device)
         width = max(map(len, tree.paths))
         rows_BT = torch.tensor(
             [[*path, *(path or [0])[-1:] * (width - len(path))] for path in tree.paths], device=device
         )
-        return cls(seen, [len(path) for path, _ in pairs], [own for _, own in pairs], rows_BT)
+        return cls(seen_K, [len(path) for path, _ in pairs], [own for _, own in pairs], rows_BT)
 
     def mask(self, own: int, seen: int, dtype: torch.dtype) -> torch.Tensor | None:
         """What is added to the scores of a segment, [1, 1, N, S], to hide from each position those that come after it;
@@ -61,9 +60,9 @@ class Paths:
         if own == seen:
             return None
         if (own, seen, dtype) not in self.masks:
-            hidden = torch.ones(own, seen, dtype=torch.bool, device=self.seen.device).triu(seen - own + 1)
-            mask = torch.zeros(own, seen, dtype=dtype, device=self.seen.device)
-            self.masks[own, seen, dtype] = mask.masked_fill(hidden, float("-inf"))[None, None]
+            hidden_NS = torch.ones(own, seen, dtype=torch.bool, device=self.seen_K.device).triu(seen - own + 1)
+            mask_NS = torch.zeros(own, seen, dtype=dtype, device=self.seen_K.device)
+            self.masks[own, seen, dtype] = mask_NS.masked_fill(hidden_NS, float("-inf"))[None, None]
         return self.masks[own, seen, dtype]
 
 
@@ -95,34 +94,34 @@ def tree_attention(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     check_plain(module, more)
-    EveryLayerOnce.attends(module, attention_mask, told=crl_paths is not None)
+    EveryLayerOnce.attends(module, attention_mask, has_mask=crl_paths is not None)
     if crl_paths is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
         return output, None
     if _by_blocks(query):
         return _blocks(query[0], key[0], value[0], crl_paths, more.get("scaling")), None
-    if len(crl_paths.segments_S) == 1:
+    if len(crl_paths.segments) == 1:
         output, _ = sdpa_attention_forward(module, query, key, value, None, **more)
         return output, None
-    queries = torch.split(query, crl_paths.segments_S, dim=2)
-    keys = torch.split(key.index_select(2, crl_paths.seen), crl_paths.lengths_S, dim=2)
-    values = torch.split(value.index_select(2, crl_paths.seen), crl_paths.lengths_S, dim=2)
+    queries = torch.split(query, crl_paths.segments, dim=2)
+    keys = torch.split(key.index_select(2, crl_paths.seen_K), crl_paths.lengths, dim=2)
+    values = torch.split(value.index_select(2, crl_paths.seen_K), crl_paths.lengths, dim=2)
     outputs = []
-    for own, seen, values_seen in zip(queries, keys, values, strict=True):
-        mask = crl_paths.mask(own.shape[2], seen.shape[2], _computed(query))
-        outputs.append(sdpa_attention_forward(module, own, seen, values_seen, mask, **more)[0])
+    for query_1QND, key_1HSD, value_1HSE in zip(queries, keys, values, strict=True):
+        mask_11NS = crl_paths.mask(query_1QND.shape[2], key_1HSD.shape[2], _computed(query))
+        outputs.append(sdpa_attention_forward(module, query_1QND, key_1HSD, value_1HSE, mask_11NS, **more)[0])
     return torch.cat(outputs, dim=1), None
 
 
 def _blocks(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, paths: Paths, scaling: float | None
+    query_QPD: torch.Tensor, key_HPD: torch.Tensor, value_HPE: torch.Tensor, paths: Paths, scaling: float | None
 ) -> torch.Tensor:
     """As the fused kernels under autocast, which would be given bfloat16, too."""
-    asked, keys, values = (each.to(torch.bfloat16) for each in (query, key, value))
-    grouped = asked.view(len(keys), -1, *asked.shape[1:])
-    factor = scaling or query.shape[-1] ** -0.5
-    found = attend(grouped, keys, values, paths.seen, paths.lengths_S, paths.segments_S, factor)
-    return found.flatten(0, 1).transpose(0, 1)[None].contiguous()  # some models take a view of it
+    query_QPD, key_HPD, value_HPE = (each.to(torch.bfloat16) for each in (query_QPD, key_HPD, value_HPE))
+    query_HGPD = query_QPD.view(len(key_HPD), -1, *query_QPD.shape[1:])
+    factor = scaling or query_QPD.shape[-1] ** -0.5
+    out_HGPE = attend(query_HGPD, key_HPD, value_HPE, paths.seen_K, paths.lengths, paths.segments, factor)
+    return out_HGPE.flatten(0, 1).transpose(0, 1)[None].contiguous()  # some models take a view of it
 
 
 def _by_blocks(query: torch.Tensor) -> bool:
@@ -140,15 +139,15 @@ def attend(
     query_HGPD: torch.Tensor,
     key_HPD: torch.Tensor,
     value_HPE: torch.Tensor,
-    seen: torch.Tensor,
-    lengths_S: list[int],
-    segments_S: list[int],
+    seen_K: torch.Tensor,
+    lengths: list[int],
+    segments: list[int],
     scaling: float,
 ) -> torch.Tensor:
     """Outputs [H, G, P, E] of scaled dot product attention from each position to its path (`tree_attention.Paths`)."""
-    paths = seen, lengths_S, segments_S
-    found: torch.Tensor = _Attention.apply(query_HGPD, key_HPD, value_HPE, paths, scaling)  # type: ignore[no-untyped-call]
-    return found
+    paths = seen_K, lengths, segments
+    out_HGPE: torch.Tensor = _Attention.apply(query_HGPD, key_HPD, value_HPE, paths, scaling)  # type: ignore[no-untyped-call]
+    return out_HGPE
 
 
 class _Attention(torch.autograd.Function):
@@ -156,64 +155,74 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, paths: Any, scaling: float
+        ctx: Any,
+        query_HGPD: torch.Tensor,
+        key_HPD: torch.Tensor,
+        value_HPE: torch.Tensor,
+        paths: Any,
+        scaling: float,
     ) -> Any:
-        ctx.save_for_backward(query, key, value)
+        ctx.save_for_backward(query_HGPD, key_HPD, value_HPE)
         ctx.paths, ctx.scaling = paths, scaling
-        out = query.new_empty(*query.shape[:3], value.shape[2])
+        dtype = query_HGPD.dtype
+        out_HGPE = query_HGPD.new_empty(*query_HGPD.shape[:3], value_HPE.shape[2])
         with torch.autocast("cpu", enabled=False):
-            scaled = query * scaling
-            for path, blocks in _segments(paths):
-                keys, values = key[:, path].float(), value[:, path]
+            scaled_HGPD = query_HGPD * scaling
+            for path_S, blocks in _segments(paths):
+                key_HSD, value_HSE = key_HPD[:, path_S].float(), value_HPE[:, path_S]
                 for first, last, reach in blocks:
-                    made = _probabilities(scaled[:, :, first:last], keys[:, :reach]).to(query.dtype)
-                    out[:, :, first:last] = torch.bmm(made, values[:, :reach]).view(out[:, :, first:last].shape)
-        return out
+                    made_HXS = _probabilities(scaled_HGPD[:, :, first:last], key_HSD[:, :reach]).to(dtype)
+                    found_HXE = torch.bmm(made_HXS, value_HSE[:, :reach])
+                    out_HGPE[:, :, first:last] = found_HXE.view(out_HGPE[:, :, first:last].shape)
+        return out_HGPE
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        query, key, value = ctx.saved_tensors
-        dtype, scaled = query.dtype, query * ctx.scaling
-        to_query = torch.empty_like(query)
-        to_key, to_value = (torch.zeros_like(each, dtype=torch.float32) for each in (key, value))
+    def backward(ctx: Any, grad_HGPE: torch.Tensor) -> Any:
+        query_HGPD, key_HPD, value_HPE = ctx.saved_tensors
+        dtype, scaled_HGPD = query_HGPD.dtype, query_HGPD * ctx.scaling
+        to_query_HGPD = torch.empty_like(query_HGPD)
+        to_key_HPD = torch.zeros_like(key_HPD, dtype=torch.float32)
+        to_value_HPE = torch.zeros_like(value_HPE, dtype=torch.float32)
         with torch.autocast("cpu", enabled=False):
-            for path, blocks in _segments(ctx.paths):
-                keys, values = key[:, path], value[:, path]
-                keys_float = keys.float()
-                own_key, own_value = torch.zeros_like(keys_float), torch.zeros_like(values, dtype=torch.float32)
+            for path_S, blocks in _segments(ctx.paths):
+                key_HSD, value_HSE = key_HPD[:, path_S], value_HPE[:, path_S]
+                float_HSD = key_HSD.float()
+                own_key_HSD = torch.zeros_like(float_HSD)
+                own_value_HSE = torch.zeros_like(value_HSE, dtype=torch.float32)
                 for first, last, reach in blocks:
-                    asked = scaled[:, :, first:last]
-                    made = _probabilities(asked, keys_float[:, :reach])
-                    given = grad[:, :, first:last].flatten(1, 2).to(dtype)
-                    own_value[:, :reach] += torch.bmm(made.to(dtype).mT, given)
-                    to_made = torch.bmm(given, values[:, :reach].mT).float()
+                    query_HGND = scaled_HGPD[:, :, first:last]
+                    made_HXS = _probabilities(query_HGND, float_HSD[:, :reach])
+                    grad_HXE = grad_HGPE[:, :, first:last].flatten(1, 2).to(dtype)
+                    own_value_HSE[:, :reach] += torch.bmm(made_HXS.to(dtype).mT, grad_HXE)
+                    to_made_HXS = torch.bmm(grad_HXE, value_HSE[:, :reach].mT).float()
                     # Of softmax: p (dp - sum p dp), in one pass.
-                    to_scores = torch._softmax_backward_data(to_made, made, -1, torch.float32).to(dtype)
-                    to_query[:, :, first:last] = torch.bmm(to_scores, keys[:, :reach]).view(asked.shape)
-                    own_key[:, :reach] += torch.bmm(to_scores.mT, asked.flatten(1, 2))
-                to_key.index_add_(1, path, own_key)
-                to_value.index_add_(1, path, own_value)
-        return to_query * ctx.scaling, to_key.to(dtype), to_value.to(dtype), None, None
+                    to_scores_HXS = torch._softmax_backward_data(to_made_HXS, made_HXS, -1, torch.float32).to(dtype)
+                    to_query_HXD = torch.bmm(to_scores_HXS, key_HSD[:, :reach])
+                    to_query_HGPD[:, :, first:last] = to_query_HXD.view(query_HGND.shape)
+                    own_key_HSD[:, :reach] += torch.bmm(to_scores_HXS.mT, query_HGND.flatten(1, 2))
+                to_key_HPD.index_add_(1, path_S, own_key_HSD)
+                to_value_HPE.index_add_(1, path_S, own_value_HSE)
+        return to_query_HGPD * ctx.scaling, to_key_HPD.to(dtype), to_value_HPE.to(dtype), None, None
 
 
 def _segments(paths: Any) -> Iterator[tuple[torch.Tensor, list[tuple[int, int, int]]]]:
     """The path of each segment, and its blocks: first and last query among the P positions, positions they reach."""
-    seen, lengths_S, segments_S = paths
+    seen_K, lengths, segments = paths
     begun = 0
-    for path, own in zip(torch.split(seen, lengths_S), segments_S, strict=True):
-        before = len(path) - own
+    for path_S, own in zip(torch.split(seen_K, lengths), segments, strict=True):
+        before = len(path_S) - own
         starts = range(0, own, _BLOCK)
         ends = [min(own, start + _BLOCK) for start in starts]
-        yield path, [(begun + start, begun + end, before + end) for start, end in zip(starts, ends, strict=True)]
+        yield path_S, [(begun + start, begun + end, before + end) for start, end in zip(starts, ends, strict=True)]
         begun += own
 
 
 def _probabilities(query_HGND: torch.Tensor, key_HSD: torch.Tensor) -> torch.Tensor:
-    """Softmax [H, G N, S] of scores in float32; the last N keys are those of the queries, hidden from earlier ones."""
+    """Softmax [H, X, S] of scores in float32; the last N keys are those of the queries, hidden from earlier ones."""
     heads, groups, count, width = query_HGND.shape
-    scores = torch.bmm(query_HGND.reshape(heads, -1, width).float(), key_HSD.mT)
+    scores_HXS = torch.bmm(query_HGND.reshape(heads, -1, width).float(), key_HSD.mT)
     if count > 1:
-        later = torch.ones(count, count, dtype=torch.bool).triu(1)
-        scores.view(heads, groups, count, -1)[..., -count:].masked_fill_(later, float("-inf"))
-    return torch.softmax(scores, -1)
+        later_NN = torch.ones(count, count, dtype=torch.bool).triu(1)
+        scores_HXS.view(heads, groups, count, -1)[..., -count:].masked_fill_(later_NN, float("-inf"))
+    return torch.softmax(scores_HXS, -1)

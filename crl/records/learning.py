@@ -12,11 +12,22 @@ CREDIT_RULES = {
     "outcome": "±1 as the paper",
     "guided_minus_free": "±1 less the mean of unguided rollouts",
     "running_usefulness": "what its entry is worth by then",
-    "other_tasks": "±1, one mean per task, of the note's own only verdicts",
+    "other_tasks": "±1, one mean per task, of the experience's own only verdicts",
     "trend": "not uses are scored, but an output by its episode's ±1 less the largest utility among the experiences "
     "retrieved for that task",
 }
 """Rules of credit by name, each with what a use earns by it: the files of these names in `crl/credit/rules`."""
+
+
+BASES = {
+    "outcome": "±1",
+    "guided_minus_free": "±1 less the mean of the unguided rollouts",
+    "usefulness": "running usefulness of the entry",
+    "other_task": "±1 on another task than the experience's own",
+    "own_task": "nothing, on the experience's own task",
+    "none": "nothing, as the experience was rejected",
+}
+"""What a use earns beside the actor's verdict, r of eq. 8, by name. A rule that takes another names it here."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +68,16 @@ class UseReward(Row):
     episode_id: A[str, "episode the experience was used for"]
     entry_id: A[str, "entry that was used"]
     generation_id: A[str, "extractor output that wrote the version used"]
-    basis: A[str, "what r is: outcome, guided_minus_free or usefulness; none where the experience was rejected"]
+    basis: A[str, f"what r is; {'; '.join(f'{name}: {meaning}' for name, meaning in BASES.items())}"]
     outcome: A[float | None, "+1 success, -1 failure; null where the experience was rejected"]
     usefulness: A[float | None, "running usefulness of the entry after this use; null where r is another"]
-    critic_score: A[float | None, "s_c of eq. 8; null where nobody judged, or the verdict was malformed"]
+    critic_score: A[float | None, "s_c of eq. 8; null without a critique, or where the verdict was malformed"]
     reward: A[float, "s_c + r (eq. 8): what the output earned"]
 
     rules: ClassVar[Rules] = Rules(
         key=("episode_id", "entry_id"),
         filled=("episode_id", "entry_id", "generation_id"),
-        # Each rule of credit may name what it takes for r by its own name, which says no more of the reward.
-        sets={"basis": (*CREDIT_RULES, "usefulness", "other_task", "own_task", "none")},
+        sets={"basis": tuple(BASES)},
         ranges={"usefulness": (-1, 1)},
         rows={
             "an outcome is +1 or -1": "outcome IS NULL OR outcome IN (-1, 1)",
@@ -77,10 +87,8 @@ class UseReward(Row):
             "usefulness is there where it is the basis": "(basis = 'usefulness') = (usefulness IS NOT NULL)",
             "the reward is s_c + r (eq. 8)": (
                 "CASE basis WHEN 'guided_minus_free' THEN abs(reward - coalesce(critic_score, 0)) <= 2 + 1e-9 "
-                "ELSE abs(reward - coalesce(critic_score, 0) "
-                "- CASE WHEN basis IN ('outcome', 'other_task') THEN outcome "
-                "WHEN basis = 'usefulness' THEN usefulness WHEN basis IN ('own_task', 'none') THEN 0 "
-                "ELSE reward - coalesce(critic_score, 0) END) < 1e-9 END"
+                "ELSE abs(reward - coalesce(critic_score, 0) - CASE WHEN basis IN ('outcome', 'other_task') "
+                "THEN outcome WHEN basis = 'usefulness' THEN usefulness ELSE 0 END) < 1e-9 END"
             ),
         },
         between={
@@ -198,7 +206,7 @@ class BufferItem(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Row):
-    """One training sample: all that `learn` ever reads."""
+    """One training sample, of one sequence: all that `learn` ever reads."""
 
     table: ClassVar[str] = "samples"
     sample_id: A[str, "id"]
@@ -208,8 +216,8 @@ class Sample(Row):
     source: A[str, "<round>/<stage> of the generation"]
     generation_id: A[str, "token record it was made from"]
     reward: A[float, "reward before the baseline"]
-    advantage: A[float, "advantage of eq. 3 or 5; 1 for nll"]
-    weight: A[float, "factor of this sample in the objective (subgroup weight, eq. 7)"]
+    advantage: A[float, "advantage of eq. 3 or 5, that of the episode in all of its sequences; 1 for nll"]
+    weight: A[float, "factor of this sample in the objective: subgroup weight times its share of the episode, or eq. 7"]
     step: A[int, "optimizer step of the update, from 0; samples of one step are one batch"] = 0
     temperature: A[float, "logits are divided by it, as when sampling"]
     token_ids: A[list[int], TOKENS, "whole sequence"]
@@ -268,12 +276,12 @@ class Metric(Row):
     table: ClassVar[str] = "metrics"
     round: A[int, "round number"]
     stage: A[str, "stage"]
-    name: A[str, "name of the figure"]
+    name: A[str, "name of the metric"]
     value: A[float, "its value"]
     alarm: A[str | None, "what is wrong with it, where it is outside its bounds"]
 
     rules: ClassVar[Rules] = Rules(
         key=("stage", "name"),
         filled=("stage", "name"),
-        rows={"a figure is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL"},
+        rows={"a metric is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL"},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated as A
 from typing import ClassVar
 
@@ -11,11 +12,22 @@ from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rul
 GUIDED, FREE = "guided", "free"
 """Streams of Complementary RL: rollouts of a group that are shown an experience, and unguided ones."""
 SYNTHETIC = "synthetic"
-"""Stream of rollouts in a model of the environment, which itself says what is won: an arm of its own in every count."""
+"""Stream of rollouts in a model of the environment, which itself says what is won: a condition of its own in every
+count."""
 _EPISODE_STOPS = ("success", "failure", "turn_limit", "context_limit", "error")
 _QUESTION_REASONS = (
     "ok", "free_episode", "uses_spent", "empty", "too_long", "episode_over", "no_entry", "prompt_too_long", "no_answer",
 )  # fmt: skip
+
+
+def shown_text(experiences: Sequence[str]) -> str | None:
+    """What an actor reads of the experiences that guide it: one as it is, several with their numbers; None of none."""
+    return numbered(experiences) if len(experiences) > 1 else next(iter(experiences), None)
+
+
+def numbered(texts: Sequence[str]) -> str:
+    """Texts under each other, each with its number. Further lines of one are indented: none looks like another."""
+    return "\n".join(f"{number}. {text}".replace("\n", "\n   ") for number, text in enumerate(texts, start=1))
 
 
 def _one_in_each(column: str, group: str) -> str:
@@ -128,20 +140,19 @@ class Episode(Row):
         str, "rollouts of a group that are compared with each other: guided, free, or another of the recipe's"
     ] = ""
     guided: A[bool, "whether an experience was in the prompt"]
-    entry_id: A[str | None, "entry that guided the episode; of several (top_k) the first"]
-    content_digest: A[str | None, "version of that entry"]
-    experience: A[str | None, "what was shown: the text of that entry, or of several entries, numbered"]
-    entry_ids: A[list[str], "every entry that guided the episode, in the order shown; none for a free episode"] = (
+    entry_ids: A[list[str], "entries that guided the episode, in the order shown; none for a free episode"] = (
         dataclasses.field(default_factory=list)
     )
     content_digests: A[list[str], "versions of these entries"] = dataclasses.field(default_factory=list)
-    experiences: A[list[str], "texts of these entries as shown"] = dataclasses.field(default_factory=list)
+    experiences: A[list[str], "texts of these entries; of several each was shown with its number"] = dataclasses.field(
+        default_factory=list
+    )
     goal: A[str, "what the environment asked for"]
     success: A[bool, "whether the task was solved, as the environment says"]
     reward: A[float, "outcome reward, by the convention of the family (raw_rewards has the environment's own): finite"]
     turns: A[int, "turns played"]
     invalid_actions: A[int, "turns whose action did not parse or was illegal"]
-    tokens_read: A[int, "tokens the actor read: prompt and observations, each once"]
+    tokens_read: A[int, "tokens the actor read, once per sequence: prompt, observations, what an earlier one showed"]
     tokens_sampled: A[int, "tokens the actor wrote"]
     stop_reason: A[str, "success, failure, turn_limit, context_limit or error"]
     last_observation: A[str | None, "what the last action did, as the environment showed it; null where it broke"]
@@ -150,21 +161,19 @@ class Episode(Row):
         "reason code where the environment broke; prompt_too_long: the first prompt did not fit, nothing was shown; "
         "no_token: a server drew an id that is no token",
     ]
-    generation_id: A[str, "token record of the episode"]
+    generation_ids: A[list[str], "token records of its sequences, in the order in which they began"]
 
     rules: ClassVar[Rules] = Rules(
         key=("episode_id",),
-        filled=("episode_id", "generation_id", "family"),
-        unique=(("generation_id",),),
+        filled=("episode_id", "family"),
         sets={"stop_reason": _EPISODE_STOPS},
         ranges={"turns": (0, None), "tokens_read": (1, None), "invalid_actions": (0, None)},
         ordered=(("tokens_sampled", "turns"), ("turns", "invalid_actions")),
         rows={
-            "guided means that an experience was shown": "guided = (entry_id IS NOT NULL) AND "
-            + together("entry_id", "content_digest", "experience"),
-            "the first of the experiences is the one that is named": (
-                "entry_id IS NOT DISTINCT FROM entry_ids[1] AND content_digest IS NOT DISTINCT FROM content_digests[1]"
+            "an episode has a sequence, and names each once": (
+                "len(generation_ids) > 0 AND len(list_distinct(generation_ids)) = len(generation_ids)"
             ),
+            "guided means that an experience was shown": "guided = (len(entry_ids) > 0)",
             "every experience has its version and its text, and is shown once": (
                 "len(entry_ids) = len(content_digests) AND len(entry_ids) = len(experiences)"
                 " AND len(list_distinct(entry_ids)) = len(entry_ids)"
@@ -184,27 +193,31 @@ class Episode(Row):
                 "WHERE e.turns <> coalesce(t.turns, 0) "
                 "OR e.invalid_actions <> coalesce(t.invalid, 0) - (e.stop_reason = 'error')::INT"
             ),
-            "an episode has its token record": (
-                "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN generations g USING (generation_id) "
-                "WHERE g.generation_id IS NULL OR g.kind <> 'episode'"
+            "every sequence of an episode has its token record": (
+                "SELECT DISTINCT s.row, s.episode_id AS id FROM "
+                "(SELECT row, episode_id, unnest(generation_ids) AS generation_id FROM episodes AS e) s "
+                "LEFT JOIN generations g USING (generation_id) WHERE g.generation_id IS NULL OR g.kind <> 'episode'"
             ),
-            "an episode read and wrote the tokens of its record": (
-                "SELECT e.row, e.episode_id AS id FROM episodes e JOIN generations g USING (generation_id) LEFT JOIN "
-                "(SELECT episode_id, sum(last_token - first_token) AS wrote FROM turns GROUP BY episode_id) t "
-                "USING (episode_id) "
-                "WHERE e.tokens_sampled <> coalesce(t.wrote, 0) OR e.tokens_read <> g.n_tokens - coalesce(t.wrote, 0)"
+            "an episode read and wrote the tokens of its sequences": (
+                "SELECT s.row, s.episode_id AS id FROM (SELECT row, episode_id, tokens_read, tokens_sampled, "
+                "unnest(generation_ids) AS generation_id FROM episodes AS e) s JOIN generations g USING "
+                "(generation_id) LEFT JOIN (SELECT generation_id, sum(last_token - first_token) AS wrote FROM turns "
+                "GROUP BY generation_id) t USING (generation_id) GROUP BY s.row, s.episode_id "
+                "HAVING any_value(s.tokens_sampled) <> sum(coalesce(t.wrote, 0)) "
+                "OR any_value(s.tokens_read) <> sum(g.n_tokens - coalesce(t.wrote, 0))"
             ),
         },
     )
 
     def __post_init__(self) -> None:
-        """A row of one experience may leave the lists out, and one of a guided or free episode its stream."""
+        """A row of a guided or free episode may leave its stream out."""
         if not self.stream:
             object.__setattr__(self, "stream", GUIDED if self.guided else FREE)
-        if self.entry_id is not None and not self.entry_ids:
-            object.__setattr__(self, "entry_ids", [self.entry_id])
-            object.__setattr__(self, "content_digests", [self.content_digest])
-            object.__setattr__(self, "experiences", [self.experience])
+
+    @property
+    def experience(self) -> str | None:
+        """What was shown: the text of the entry that guided it, or of several entries, numbered."""
+        return shown_text(self.experiences)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,13 +261,14 @@ class Turn(Row):
     action: A[str | None, "legal action, free text or tool call (JSON) that the environment was given; null: none"]
     valid: A[bool, "whether the action was legal and taken"]
     feedback: A[str | None, "what the environment said about the action beside the observation; null: nothing"]
-    first_token: A[int, "offset of the output's first token in the generation's token_ids"]
+    generation_id: A[str, "sequence of the episode that the output was sampled in"]
+    first_token: A[int, "offset of the output's first token in the sequence's token_ids"]
     last_token: A[int, "offset one past the output's last token"]
     stop_reason: A[str, "end_of_turn, stop_string or length"]
 
     rules: ClassVar[Rules] = Rules(
         key=("episode_id", "turn"),
-        filled=("episode_id",),
+        filled=("episode_id", "generation_id"),
         ordered=(("last_token", "first_token"),),
         sets={"stop_reason": ("end_of_turn", "stop_string", "length")},
         ranges={"first_token": (0, None)},
@@ -263,13 +277,14 @@ class Turn(Row):
             "turns of an episode are numbered without a gap": (
                 "turn = row_number() OVER (PARTITION BY episode_id ORDER BY turn) - 1"
             ),
-            "spans of an episode do not overlap": (
-                "first_token >= coalesce(lag(last_token) OVER (PARTITION BY episode_id ORDER BY turn), 0)"
+            "spans of a sequence do not overlap": (
+                "first_token >= coalesce(lag(last_token) OVER (PARTITION BY generation_id ORDER BY turn), 0)"
             ),
         },
         between={
-            "a turn belongs to an episode": (
-                "SELECT t.row, t.episode_id AS id FROM turns t ANTI JOIN episodes e USING (episode_id)"
+            "a turn is in a sequence of its episode": (
+                "SELECT t.row, t.episode_id AS id FROM turns t ANTI JOIN (SELECT episode_id, unnest(generation_ids) "
+                "AS generation_id FROM episodes) e USING (episode_id, generation_id)"
             ),
         },
     )
@@ -340,15 +355,15 @@ class Question(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StrippedContext(Row):
-    """A guided episode as its free version would have been recorded: all experience text is left out.
+    """A sequence of a guided episode as its free version would have been recorded: all experience text is left out.
 
-    The first prompt without the experience, then exactly the sampled ids and reply ids of the episode's own turns;
+    The first prompt without the experience, then exactly the sampled ids and reply ids of the sequence's own turns;
     the offer to ask, turns that asked, and what was replied to them are left out.
     """
 
     table: ClassVar[str] = "stripped_contexts"
     episode_id: A[str, "guided episode"]
-    generation_id: A[str, "token record it was made from"]
+    generation_id: A[str, "sequence of that episode: the token record it was made from"]
     token_ids: A[list[int], TOKENS, "whole sequence without any experience text"]
     loss_mask: A[list[int], MASK, "1 on the ids that the actor sampled in its own turns, else 0"]
     removed_tokens: A[int, "tokens of the record that are left out: experience, offer, questions and what was replied"]
@@ -357,7 +372,7 @@ class StrippedContext(Row):
     )
 
     rules: ClassVar[Rules] = Rules(
-        key=("episode_id",),
+        key=("generation_id",),
         filled=("episode_id", "generation_id"),
         rows={
             "token_ids and loss_mask have one length": "len(token_ids) > 0 AND len(token_ids) = len(loss_mask)",
@@ -366,22 +381,25 @@ class StrippedContext(Row):
             "choices are those of every trained token, or there are none": "len(choices) IN (0, list_sum(loss_mask))",
         },
         between={
-            "a stripped context belongs to a guided episode and its token record": (
-                "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN episodes e USING (episode_id) "
-                "WHERE e.guided IS NOT TRUE OR s.generation_id <> e.generation_id"
+            "a stripped context belongs to a sequence of a guided episode": (
+                "SELECT s.row, s.generation_id AS id FROM stripped_contexts s ANTI JOIN (SELECT episode_id, "
+                "unnest(generation_ids) AS generation_id FROM episodes WHERE guided) e "
+                "USING (episode_id, generation_id)"
             ),
-            "every guided episode has its stripped context": (
-                "SELECT e.row, e.episode_id AS id FROM episodes e ANTI JOIN stripped_contexts s USING (episode_id) "
-                "WHERE e.guided"
+            "every sequence of a guided episode has its stripped context": (
+                "SELECT DISTINCT e.row, e.episode_id AS id FROM (SELECT row, episode_id, unnest(generation_ids) "
+                "AS generation_id FROM episodes WHERE guided) e ANTI JOIN stripped_contexts s "
+                "USING (episode_id, generation_id)"
             ),
             "the trained tokens of a stripped context are those of the turns that asked nothing": (
-                "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN (SELECT episode_id, "
+                "SELECT s.row, s.generation_id AS id FROM stripped_contexts s LEFT JOIN (SELECT generation_id, "
                 "sum(last_token - first_token) AS sampled FROM turns WHERE action IS DISTINCT FROM '<ask>' "
-                "GROUP BY episode_id) t USING (episode_id) WHERE list_sum(s.loss_mask) > coalesce(t.sampled, 0) "
+                "GROUP BY generation_id) t USING (generation_id) "
+                "WHERE list_sum(s.loss_mask) > coalesce(t.sampled, 0) "
                 "OR (len(s.choices) = 0 AND list_sum(s.loss_mask) NOT IN (0, coalesce(t.sampled, 0)))"
             ),
             "a stripped context and what was removed are the whole record": (
-                "SELECT s.row, s.episode_id AS id FROM stripped_contexts s LEFT JOIN generations g USING "
+                "SELECT s.row, s.generation_id AS id FROM stripped_contexts s LEFT JOIN generations g USING "
                 "(generation_id) WHERE g.n_tokens IS DISTINCT FROM len(s.token_ids) + s.removed_tokens"
             ),
         },
@@ -404,7 +422,7 @@ class Generation(Row):
     loss_mask: A[list[int], MASK, "1 where the model sampled the token, 0 where it read it or had no choice"]
     logprobs: A[list[float], FLOATS, "behavior log-probability where the mask is 1 (before top-k / top-p), else 0"]
     prompt: A[str, "text of the first prompt"]
-    output: A[str, "text the model wrote (all turns)"]
+    output: A[str, "text the model wrote: all turns of the sequence"]
     stop_reason: A[str, "why sampling ended"]
     choices: A[
         list[list[int]], CHOICES, "ids that each token with mask 1 was chosen among, in order; none: the vocabulary"
@@ -416,17 +434,21 @@ class Generation(Row):
         sha256=("weights_digest",),
         rows={"temperature is positive": "isfinite(temperature) AND temperature > 0", **TOKEN_ROWS},
         between={
-            "a token record of the actor belongs to an episode": (
-                "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN episodes e USING (generation_id) "
-                "WHERE g.kind = 'episode'"
+            "a token record of the actor is a sequence of one episode": (
+                "SELECT g.row, g.generation_id AS id FROM generations g LEFT JOIN (SELECT generation_id, count(*) AS "
+                "named FROM (SELECT unnest(generation_ids) AS generation_id FROM episodes) GROUP BY generation_id) e "
+                "USING (generation_id) WHERE g.kind = 'episode' AND e.named IS DISTINCT FROM 1"
             ),
-            "the trained tokens of an episode are those of its turns": (
-                "SELECT g.row, g.generation_id AS id FROM generations g JOIN episodes e USING (generation_id) LEFT "
-                "JOIN (SELECT episode_id, sum(last_token - first_token) AS sampled, max(last_token) AS last FROM turns "
-                "GROUP BY episode_id) t USING (episode_id) "
+            "the trained tokens of a sequence are those of its turns": (
+                "SELECT g.row, g.generation_id AS id FROM generations g LEFT JOIN (SELECT generation_id, "
+                "sum(last_token - first_token) AS sampled, max(last_token) AS last FROM turns GROUP BY generation_id) "
+                "t USING (generation_id) LEFT JOIN (SELECT generation_id, sum(greatest(0, least(r.until, "
+                "t.last_token) - greatest(r.since, t.first_token))) AS inside FROM (SELECT generation_id, "
+                "unnest(trained_since) AS since, unnest(trained_until) AS until FROM generations WHERE kind = "
+                "'episode') r JOIN turns t USING (generation_id) GROUP BY generation_id) c USING (generation_id) "
                 # Tokens that left no choice are sampled and not trained.
-                "WHERE g.trained > coalesce(t.sampled, 0) OR coalesce(t.last, 0) > g.n_tokens "
-                "OR (g.chosen = 0 AND g.trained NOT IN (0, coalesce(t.sampled, 0)))"
+                "WHERE g.kind = 'episode' AND (g.trained <> coalesce(c.inside, 0) OR coalesce(t.last, 0) > g.n_tokens "
+                "OR (g.chosen = 0 AND g.trained NOT IN (0, coalesce(t.sampled, 0))))"
             ),
             "every token record of the extractor is accounted for": (
                 "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN distillations d USING "
@@ -443,17 +465,16 @@ class Evaluation(Row):
     table: ClassVar[str] = "evaluations"
     evaluation_id: A[str, "id"]
     round: A[int, "round evaluated"]
-    arm: A[str, "with_bank, without_bank, or random: a policy that takes any legal action (round 0 only)"]
+    condition: A[str, "with_bank, without_bank, or random: a policy that takes any legal action (round 0 only)"]
     family: A[str, "task family"]
     environment_seed: A[int, "held-out seed"]
     guided: A[bool, "whether an experience was found"]
-    entry_id: A[str | None, "entry shown; of several (top_k) the first"]
-    entry_ids: A[list[str], "every entry shown, in that order"] = dataclasses.field(default_factory=list)
+    entry_ids: A[list[str], "entries shown, in that order"] = dataclasses.field(default_factory=list)
     success: A[bool, "whether the task was solved"]
     reward: A[float, "outcome reward of the environment"]
     turns: A[int, "turns played"]
     invalid_actions: A[int, "turns without a legal action"]
-    tokens_read: A[int, "tokens the actor read: prompt and observations, each once; 0 of a random policy"]
+    tokens_read: A[int, "tokens the actor read, as in episodes; 0 of a random policy"]
     tokens_sampled: A[int, "tokens the actor wrote; 0 of a random policy"]
     stop_reason: A[str, "as in episodes"]
     actions: A[list[str], "actions taken; an invalid one is the empty string"]
@@ -461,24 +482,18 @@ class Evaluation(Row):
     rules: ClassVar[Rules] = Rules(
         key=("evaluation_id",),
         filled=("evaluation_id", "family"),
-        sets={"arm": ("with_bank", "without_bank", "random"), "stop_reason": _EPISODE_STOPS},
+        sets={"condition": ("with_bank", "without_bank", "random"), "stop_reason": _EPISODE_STOPS},
         ranges={"turns": (0, None), "invalid_actions": (0, None)},
         ordered=(("turns", "invalid_actions"),),
         rows={
-            "guided means that an experience was shown": "guided = (entry_id IS NOT NULL)",
-            "the first of the experiences is the one that is named": "entry_id IS NOT DISTINCT FROM entry_ids[1]",
-            "without the bank nothing is guided": "arm = 'with_bank' OR NOT guided",
+            "guided means that an experience was shown": "guided = (len(entry_ids) > 0)",
+            "without the bank nothing is guided": "condition = 'with_bank' OR NOT guided",
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "the reward is finite": "isfinite(reward)",
             "every turn has an action": "stop_reason = 'error' OR len(actions) = turns",
             "a turn has sampled tokens, but for the random policy's": (
-                "CASE arm WHEN 'random' THEN tokens_read = 0 AND tokens_sampled = 0 "
+                "CASE condition WHEN 'random' THEN tokens_read = 0 AND tokens_sampled = 0 "
                 "ELSE tokens_read > 0 AND tokens_sampled >= turns END"
             ),
         },
     )
-
-    def __post_init__(self) -> None:
-        """A row of one experience may leave the list out."""
-        if self.entry_id is not None and not self.entry_ids:
-            object.__setattr__(self, "entry_ids", [self.entry_id])

@@ -50,6 +50,10 @@ _TURNS = """
 SELECT episode_id, observation, output, action, valid, feedback
 FROM turns WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, turn
 """
+_SEQUENCES = """
+SELECT episode_id, generation_id AS id, tokens, tokens_trained AS trained, turns
+FROM sequences WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, sequence
+"""
 _QUESTIONS = """
 SELECT episode_id, turn, question, reason_code AS reason, entry_id AS entry, similarity
 FROM questions WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, turn
@@ -169,6 +173,7 @@ def _read(connection: duckdb.DuckDBPyConnection, quotas: Mapping[int, int], tota
     turns, retrievals, credits = by("episode_id", _TURNS), by("episode_id", _RETRIEVALS), by("episode_id", _CREDITS)
     outputs, operations = by("episode_id", _DISTILLATIONS), by("distillation_id", _OPERATIONS)
     questions, chosen = by("episode_id", _QUESTIONS), by("episode_id", _EPISODES)
+    sequences = by("episode_id", _SEQUENCES)
     texts, kept, size = _Texts(), [], 0
     for name, (episode,) in chosen.items():
         mark = len(texts.listed)
@@ -189,6 +194,7 @@ def _read(connection: duckdb.DuckDBPyConnection, quotas: Mapping[int, int], tota
              texts.place(turn["feedback"])]
             for turn in turns.get(name, ())
         ]  # fmt: skip
+        told["sequences"] = sequences.get(name, [])
         told["last"] = texts.place(episode["last_observation"])
         told["questions"] = [{**each, "question": texts.place(each["question"])} for each in questions.get(name, ())]
         told["outputs"] = [

@@ -24,6 +24,8 @@ from crl.records import (
     BankEntry,
     BankSnapshot,
     BankText,
+    Episode,
+    Evaluation,
     Row,
     schema_of,
 )
@@ -39,6 +41,22 @@ _PLACE = (
 _NOTED: dict[type[Row], tuple[tuple[str, str, str], ...]] = {
     Approval: (("decided_at", "$.provenance.decision.decided_at", "when the person decided: ISO 8601, UTC"),),
 }
+# Columns that a view computes of others: name, SQL type, expression, description.
+_FIRST_ENTRY = ("entry_id", "VARCHAR", "entry_ids[1]", "the first of entry_ids; null without any")
+_COMPUTED: dict[type[Row], tuple[tuple[str, str, str, str], ...]] = {
+    Episode: (
+        _FIRST_ENTRY,
+        ("content_digest", "VARCHAR", "content_digests[1]", "version of that entry"),
+        (
+            "experience", "VARCHAR",
+            r"""CASE WHEN len(experiences) < 2 THEN experiences[1] ELSE array_to_string(
+    [replace(each[2] || '. ' || each[1], chr(10), chr(10) || '   ')
+        for each in list_zip(experiences, range(1, len(experiences) + 1))], chr(10)) END""",
+            "what was shown: the text of that entry, or of several entries, numbered",
+        ),
+    ),
+    Evaluation: (_FIRST_ENTRY,),
+}  # fmt: skip
 
 # The bank of every round: the rows of its base, and since then those of its changes, each until the entry's next one.
 _BANK = """
@@ -79,6 +97,24 @@ WHERE if(
     counted.short,
     error('a file of the bank after round ' || shown.round || ' is gone: `crl verify RUN` names it'), true
 )
+"""
+
+SEQUENCES = """
+SELECT
+    round, stage, episode_id, sequence, generation_id, len(token_ids) AS tokens,
+    len(token_ids) - coalesce(wrote, 0) AS tokens_read, coalesce(wrote, 0) AS tokens_sampled,
+    list_sum(loss_mask)::BIGINT AS tokens_trained, coalesce(turns, []) AS turns
+FROM (
+    SELECT round, stage, episode_id, unnest(generation_ids) AS generation_id,
+        generate_subscripts(generation_ids, 1) - 1 AS sequence
+    FROM episodes
+)
+LEFT JOIN generations USING (round, stage, generation_id)
+LEFT JOIN (
+    SELECT round, stage, generation_id, list(turn ORDER BY turn) AS turns,
+        sum(last_token - first_token)::BIGINT AS wrote
+    FROM turns GROUP BY ALL
+) USING (round, stage, generation_id)
 """
 
 _BANK_TEXT = """
@@ -226,29 +262,30 @@ FROM stages, json_each(manifest, '$.provenance.timings')
 """
 BROKEN_GAMES = """
 SELECT
-    round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.place' AS place,
+    round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.location' AS location,
     CAST(kind.value ->> '$.games' AS BIGINT) AS games, CAST(family.value ->> '$.games' AS BIGINT) AS played,
     CAST(kind.value ->> '$.seed' AS BIGINT) AS environment_seed, kind.value ->> '$.details' AS details
 FROM stages, json_each(manifest, '$.provenance.broken') AS family, json_each(family.value, '$.kinds') AS kind
 """
 _SUCCESS = """
 SELECT
-    round, stage, arm, {family}count(*) FILTER (success) AS won, count(*) AS games,
+    round, stage, condition, {family}count(*) FILTER (success) AS won, count(*) AS games,
     count(*) FILTER (stop_reason = 'error') AS broken, avg(success::INT) AS success,
     wilson_low(count_if(success), count(*)) AS low, wilson_high(count_if(success), count(*)) AS high,
     avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
     avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
 FROM (
-    SELECT round, stage, CASE WHEN stream = '{synthetic}' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS arm,
+    SELECT round, stage,
+        CASE WHEN stream = '{synthetic}' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS condition,
         family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
     FROM episodes WHERE stage = 'collect'
     UNION ALL BY NAME
-    SELECT round, stage, arm, family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
+    SELECT round, stage, condition, family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
     FROM evaluations
 )
-GROUP BY round, stage, arm{by} ORDER BY round, stage, arm{by}
+GROUP BY round, stage, condition{by} ORDER BY round, stage, condition{by}
 """
-SUCCESS_BY_ARM = _SUCCESS.format(family="", by="", synthetic=SYNTHETIC)
+SUCCESS_BY_CONDITION = _SUCCESS.format(family="", by="", synthetic=SYNTHETIC)
 SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family", synthetic=SYNTHETIC)
 _SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * games * games))"
 _END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"
@@ -295,9 +332,10 @@ _DERIVED = {
     "rounds": _ROUNDS,
     "bank_text": _BANK_TEXT,
     "lineage": LINEAGE,
+    "sequences": SEQUENCES,
     "broken_games": BROKEN_GAMES,
     "timings": TIMINGS,
-    "success_by_arm": SUCCESS_BY_ARM,
+    "success_by_condition": SUCCESS_BY_CONDITION,
     "success_by_task": SUCCESS_BY_TASK,
 }
 """Views that are built on others alone."""
@@ -327,7 +365,8 @@ def columns_of(row_type: type[Row]) -> list[tuple[str, str, str]]:
         return fields
     place = {"round": "round of the directory it is in", "stage": "stage that wrote it"}
     added = [(name, kind, place[name]) for name, kind, _ in _PLACE if name not in schema.names]
-    return [*added, *fields, *((name, "VARCHAR", meaning) for name, _, meaning in _NOTED.get(row_type, ()))]
+    computed = ((name, kind, meaning) for name, kind, _, meaning in _COMPUTED.get(row_type, ()))
+    return [*added, *fields, *((name, "VARCHAR", meaning) for name, _, meaning in _NOTED.get(row_type, ())), *computed]
 
 
 def identifier(name: str) -> str:
@@ -354,6 +393,9 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
         added = ", ".join(f"stages.manifest ->> '{where}' AS {name}" for name, where, _ in noted)
         written = f"({_stored(source, row_type)}) AS written"
         bodies[row_type.table] = f"SELECT written.*, {added} FROM {written} JOIN stages USING (round, stage)"
+    for row_type, computed in _COMPUTED.items():
+        added = ", ".join(f"{expression} AS {name}" for name, _, expression, _ in computed)
+        bodies[row_type.table] = f"SELECT *, {added} FROM ({bodies[row_type.table]})"
     return bodies | _DERIVED
 
 
@@ -374,8 +416,8 @@ def views_behind(sql: str, foreign: Collection[str] = ()) -> set[str]:
 
 def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -> str:
     """Rows of a type as the stages wrote them, with round and stage."""
-    noted = {name for name, _, _ in _NOTED.get(row_type, ())}
-    listed = [(name, kind) for name, kind, _ in columns_of(row_type) if name not in noted]
+    added = {name for name, *_ in (*_NOTED.get(row_type, ()), *_COMPUTED.get(row_type, ()))}
+    listed = [(name, kind) for name, kind, _ in columns_of(row_type) if name not in added]
     return _read(source, row_type.table, listed, schema_of(row_type).names, every_round=every_round)
 
 
@@ -414,7 +456,7 @@ def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]], add
 def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
     """What a pattern finds: no rows, and yet these columns, where it finds no file; an error where the catalog is
     elsewhere than in its run: it was copied or moved, and would answer from another run, or from none."""
-    place = place_of(source)
+    place = folder_sql(source)
     # In every column: DuckDB may decide by one of them that there are no rows, and never ask for another.
     none = ", ".join(
         f"if(elsewhere, error(said), NULL)::{kind} AS {identifier(name)}"
@@ -431,7 +473,7 @@ def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]
     )
 
 
-def place_of(source: Source) -> str:
+def folder_sql(source: Source) -> str:
     """Where the catalog of a run is, as an SQL string: what DuckDB calls it, however it was opened."""
     return "'" + f"{source.root.resolve()}/catalog.duckdb".replace("'", "''") + "'"
 

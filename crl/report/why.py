@@ -225,8 +225,10 @@ class _Facts:
             self._writers.setdefault(row["weights_digest"], row)  # where they first appeared
         sources = {"episode_id": [episode_id for row in operations for episode_id in row["episode_ids"]]}
         self._sources = {
-            row["episode_id"]: SourceEpisode(*row.values())
-            for row in tables.select(Episode, ["episode_id", "success", "goal", "entry_id"], among=sources)
+            row["episode_id"]: SourceEpisode(
+                row["episode_id"], row["success"], row["goal"], ", ".join(row["entry_ids"]) or None
+            )
+            for row in tables.select(Episode, ["episode_id", "success", "goal", "entry_ids"], among=sources)
         }
 
     def _read_imports(self, tables: Tables) -> None:

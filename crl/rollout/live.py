@@ -1,7 +1,7 @@
-"""One episode while it is played: its first prompt, its token record as it grows, and what happened so far.
+"""One episode while it is played: its sequences as they grow, each from a first prompt, and what happened so far.
 
 A first prompt that does not fit, or an environment that does not start, is the end of the episode and of nothing else:
-its first turn ends it, with a reason code, and says nothing about a note.
+its first turn ends it, with a reason code, and says nothing about an experience.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from crl.config import Method, SamplingConfig
 from crl.errors import PromptTooLong, StageFailed
 from crl.protocols import Actions, Policy, Sampled, Start, StopReason
-from crl.records import Generation, Question, Task, Turn
+from crl.records import Generation, Question, Task, Turn, shown_text
 from crl.rollout.prompts import Placement, opened
 from crl.run.seeds import number_of
-from crl.text.outputs import numbered, prompt_text
+from crl.text.outputs import prompt_text
 
 PROMPT_TOO_LONG = "prompt_too_long"
-"""Reason code of an episode whose first prompt leaves no room for a turn: a long observation, long notes."""
+"""Reason code of an episode whose first prompt leaves no room for a turn: a long observation, long experiences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,52 +34,38 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSlot:
-    """A planned episode with what guides it. Without an `experience` it is free, whatever its slot was planned as."""
+    """A planned episode with what guides it. Without any guide it is free, whatever its slot was planned as."""
 
     task: Task
-    entry_id: str | None = None
-    content_digest: str | None = None
-    experience: str | None = None
-    others: tuple[Guide, ...] = ()
-    """Experiences beside that first one (top_k), in the order shown."""
+    guides: tuple[Guide, ...] = ()
+    """In the order shown; several with top_k."""
     as_instructions: bool = False
     """Whether the experience replaces the prompt's system text, and not where `placement` says."""
 
     @property
     def shown(self) -> str | None:
         """What the actor reads: the experience, or several of them, numbered."""
-        if self.experience is None or not self.others:
-            return self.experience
-        return numbered([self.experience, *(other.experience for other in self.others)])
+        return shown_text([guide.experience for guide in self.guides])
+
+
+def sequence_id(episode_id: str, stage: str, index: int) -> str:
+    """Id of a sequence of an episode, its token record; `index` counts from 0 in the order in which they begin."""
+    return f"{episode_id}-{stage}" + (f"-s{index}" if index else "")
 
 
 @dataclass
-class LiveEpisode:
-    """One episode while it is played."""
+class LiveSequence:
+    """One sequence of an episode as it grows: what went into a session, in order."""
 
-    slot: EpisodeSlot
-    start: Start
-    actions: Actions
-    observation: str
+    generation_id: str
     prompt: str
-    seed: int
+    """Text of its first prompt."""
+    free_prompt: Callable[[], list[int]]
+    """Ids of its first prompt as a free episode has it: without any experience text."""
     token_ids: list[int]
     loss_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     choices: list[list[int]] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    may_ask: bool = False
-    handed_on: int = 0
-    """Questions that were not refused: uses of search-and-ask."""
-    questions: list[Question] = field(default_factory=list)
-    answers: list[Generation] = field(default_factory=list)
-    invalid_actions: int = 0
-    success: bool = False
-    reward: float = 0.0
-    stop_reason: StopReason | None = None
-    last_observation: str | None = None
-    error: str | None = None
-    details: str | None = None
 
     def __post_init__(self) -> None:
         self.loss_mask = [0] * len(self.token_ids)
@@ -101,6 +87,37 @@ class LiveEpisode:
         return first, len(self.token_ids)
 
 
+@dataclass
+class LiveEpisode:
+    """One episode while it is played."""
+
+    slot: EpisodeSlot
+    start: Start
+    actions: Actions
+    observation: str
+    seed: int
+    sequences: list[LiveSequence]
+    """In the order in which they began: turns are sampled in the last one."""
+    turns: list[Turn] = field(default_factory=list)
+    may_ask: bool = False
+    handed_on: int = 0
+    """Questions that were not refused: uses of search-and-ask."""
+    questions: list[Question] = field(default_factory=list)
+    answers: list[Generation] = field(default_factory=list)
+    invalid_actions: int = 0
+    success: bool = False
+    reward: float = 0.0
+    stop_reason: StopReason | None = None
+    last_observation: str | None = None
+    error: str | None = None
+    details: str | None = None
+
+    @property
+    def sequence(self) -> LiveSequence:
+        """The sequence that the next turn is sampled in."""
+        return self.sequences[-1]
+
+
 def opened_row(
     policy: Policy,
     slot: EpisodeSlot,
@@ -109,6 +126,7 @@ def opened_row(
     method: Method,
     seed_of: Callable[[str], np.random.SeedSequence],
     sampling: SamplingConfig,
+    stage: str,
     answered: bool,
 ) -> LiveEpisode:
     """The row of an episode before its first turn. `answered`: a guided one may ask.
@@ -117,7 +135,7 @@ def opened_row(
     room for a turn.
     """
     task = slot.task
-    may_ask = answered and slot.experience is not None
+    may_ask = answered and bool(slot.guides)
     start = _as_planned(task, start)
     if (start.goal, start.observation) != (task.goal, task.first_observation):
         raise StageFailed(
@@ -134,7 +152,7 @@ def opened_row(
     )
     allowed = policy.context - sampling.max_new_tokens
     if len(token_ids) > allowed:
-        # One long observation or note must not stop the round, in which it would be met again by every retry.
+        # One long observation or experience must not stop the round, in which it would be met again by every retry.
         start = Start.failed(PROMPT_TOO_LONG, f"the first prompt has {len(token_ids)} tokens; at most {allowed} fit")
         messages, token_ids = opened(policy.chat, prompts["actor"], start, experience=None, placement=placement)
     if len(token_ids) > allowed:
@@ -144,14 +162,19 @@ def opened_row(
             where=f"episode {task.episode_id}, family {task.family}",
             next_step="shorten the prompt or its examples, or raise the role's context",
         )
+    first = LiveSequence(
+        generation_id=sequence_id(task.episode_id, stage, 0),
+        prompt=prompt_text(messages),
+        free_prompt=lambda: opened(policy.chat, prompts["actor"], start, experience=None, placement=placement)[1],
+        token_ids=token_ids,
+    )
     return LiveEpisode(
         slot=slot,
         start=start,
         actions=start.actions,
         observation=start.observation,
-        prompt=prompt_text(messages),
         seed=number_of(seed_of(task.episode_id)),
-        token_ids=token_ids,
+        sequences=[first],
         may_ask=may_ask,
     )
 

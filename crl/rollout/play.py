@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from crl.config import Method, SamplingConfig
 from crl.errors import StageFailed
 from crl.protocols import (
     Advisor,
-    Chat,
     Environment,
     Inquiry,
     Policy,
@@ -37,11 +36,24 @@ from crl.rollout.actions import AnswerTrees, parse_action
 from crl.rollout.asking import advise, questions_of, record
 from crl.rollout.environments import Readable, broke
 from crl.rollout.live import EpisodeSlot, LiveEpisode, opened_row
-from crl.rollout.prompts import following_text, opened
+from crl.rollout.prompts import following_text
 from crl.rollout.stepping import Stepping
 from crl.text.unicode import valid_text
 
-__all__ = ["EpisodeSlot", "PlayedEpisode", "Progress", "play_wave", "waves_of"]
+__all__ = ["EpisodeSlot", "PlayedEpisode", "PlayedSequence", "Progress", "play_wave", "waves_of"]
+
+CONTINUED = "continued"
+"""Why sampling in a sequence ended that another one of its episode follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedSequence:
+    """One sequence of a played episode."""
+
+    generation: Generation
+    """Its token record."""
+    free_prompt: Callable[[], list[int]] = field(compare=False, repr=False)
+    """Ids of its first prompt as a free episode has it: without any experience text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,8 @@ class PlayedEpisode:
 
     episode: Episode
     turns: list[Turn]
-    generation: Generation
+    sequences: list[PlayedSequence]
+    """In the order in which they began."""
     start: Start
     """What the environment said at reset."""
     questions: list[Question]
@@ -60,6 +73,11 @@ class PlayedEpisode:
     """What the environment gave; `episode.reward` is by the convention of the family."""
     details: str | None = None
     """Beside `episode.error`: the traceback, or in words what was wrong."""
+
+    @property
+    def generations(self) -> list[Generation]:
+        """Token records of its sequences."""
+        return [sequence.generation for sequence in self.sequences]
 
     @property
     def feedback(self) -> str:
@@ -130,16 +148,19 @@ def play_wave(
         return []
     if len({slot.task.family for slot in slots}) > 1 and not getattr(environment, "spans_families", False):
         raise ValueError("a wave of several task families needs an environment of them all")
-    environment = Readable(environment, method.rollout.longest_observation)
+    environment = Readable(environment, method.rollout.max_observation_characters)
     starts = environment.reset_many([slot.task.environment_seed for slot in slots])
     trees = AnswerTrees(policy.chat, sampling.max_new_tokens) if sampling.constrain == "actions" else None
     if trees is not None:
         starts = [_answerable(trees, start) for start in starts]
     rows = [
-        opened_row(policy, slot, start, method=method, seed_of=seed_of, sampling=sampling, answered=advisor is not None)
+        opened_row(
+            policy, slot, start, method=method, seed_of=seed_of, sampling=sampling, stage=stage,
+            answered=advisor is not None,
+        )
         for slot, start in zip(slots, starts, strict=True)
-    ]
-    session = policy.open([row.token_ids for row in rows], [row.seed for row in rows], method.rollout.batch)
+    ]  # fmt: skip
+    session = policy.open([row.sequence.token_ids for row in rows], [row.seed for row in rows], method.rollout.batch)
 
     def begin(indices: Sequence[int]) -> None:
         answers = None if trees is None else {index: trees.of(rows[index].actions) for index in indices}
@@ -162,11 +183,11 @@ def play_wave(
             session.drop(over)
             session.extend(pieces)
             for index, piece in pieces.items():
-                rows[index].append(piece)
+                rows[index].sequence.append(piece)
             _compare_lengths(session, rows, list(pieces))
             begin(list(pieces))
             _tell(progress, rows)
-    return [_played(row, method, sampling, weights_digest, stage) for row in rows]
+    return [played_episode(row, method, sampling, weights_digest, stage) for row in rows]
 
 
 def _answerable(trees: AnswerTrees, start: Start) -> Start:
@@ -237,7 +258,7 @@ def _take(
         row.last_observation = None if step.error is not None else step.observation
         if asked:
             step = record(row, step, inquiries[index], advice[index])
-        first, last = row.append_sampled(turn.sampled)
+        first, last = row.sequence.append_sampled(turn.sampled)
         refused_turn = step.error is None and not step.legal
         row.invalid_actions += refused_turn
         row.turns.append(
@@ -249,6 +270,7 @@ def _take(
                 action=QUESTION if asked else turn.action,
                 valid=step.legal and step.error is None,
                 feedback=step.feedback if step.feedback or refused_turn or asked else None,
+                generation_id=row.sequence.generation_id,
                 first_token=first,
                 last_token=last,
                 stop_reason=turn.sampled.stop_reason.value,
@@ -266,7 +288,7 @@ def _take(
             takes_tools=isinstance(step.actions, ToolCalls) and policy.chat.takes_tools,
         )
         piece = list(policy.chat.reply(reply, ended=turn.sampled.stop_reason is StopReason.end_of_turn))
-        if len(row.token_ids) + len(piece) + sampling.max_new_tokens > policy.context:
+        if len(row.sequence.token_ids) + len(piece) + sampling.max_new_tokens > policy.context:
             row.stop_reason, row.reward = StopReason.context_limit, step.reward
             continue
         row.observation, row.actions = step.observation, step.actions
@@ -286,7 +308,7 @@ def _finish(row: LiveEpisode, step: Step) -> None:
 
 def _compare_lengths(session: Session, rows: Sequence[LiveEpisode], live: Sequence[int]) -> None:
     for index in live:
-        found, expected = session.length(index), len(rows[index].token_ids)
+        found, expected = session.length(index), len(rows[index].sequence.token_ids)
         if found != expected:
             raise StageFailed(
                 f"row {index} of the session holds {found} tokens",
@@ -296,14 +318,14 @@ def _compare_lengths(session: Session, rows: Sequence[LiveEpisode], live: Sequen
             )
 
 
-def _played(
+def played_episode(
     row: LiveEpisode, method: Method, sampling: SamplingConfig, weights_digest: str, stage: str
 ) -> PlayedEpisode:
+    """The rows of an episode that is over."""
     task, slot, family = row.slot.task, row.slot, method.family(row.slot.task.family)
     convention = None if family is None or row.stop_reason is StopReason.error else family.reward
     stop_reason = (row.stop_reason or StopReason.error).value
-    generation_id = f"{task.episode_id}-{stage}"
-    guided = slot.experience is not None
+    guided = bool(slot.guides)
     # By spans, not by the mask: ids that left no choice are written too, though nothing was drawn.
     wrote = sum(turn.last_token - turn.first_token for turn in row.turns)
     episode = Episode(
@@ -315,59 +337,69 @@ def _played(
         environment_seed=task.environment_seed,
         stream=FREE if task.stream == GUIDED and not guided else task.stream,
         guided=guided,
-        entry_id=slot.entry_id if guided else None,
-        content_digest=slot.content_digest if guided else None,
-        experience=slot.shown,
-        entry_ids=[slot.entry_id or "", *(each.entry_id for each in slot.others)] if guided else [],
-        content_digests=[slot.content_digest or "", *(each.content_digest for each in slot.others)] if guided else [],
-        experiences=[slot.experience or "", *(each.experience for each in slot.others)] if guided else [],
+        entry_ids=[guide.entry_id for guide in slot.guides],
+        content_digests=[guide.content_digest for guide in slot.guides],
+        experiences=[guide.experience for guide in slot.guides],
         goal=task.goal,
         success=row.success,
         reward=row.reward if convention is None else convention.of(row.reward, success=row.success),
         turns=len(row.turns),
         invalid_actions=row.invalid_actions,
-        tokens_read=len(row.token_ids) - wrote,
+        tokens_read=sum(len(sequence.token_ids) for sequence in row.sequences) - wrote,
         tokens_sampled=wrote,
         stop_reason=stop_reason,
         last_observation=row.last_observation,
         error=row.error,
-        generation_id=generation_id,
+        generation_ids=[sequence.generation_id for sequence in row.sequences],
     )
-    generation = Generation(
-        generation_id=generation_id,
-        round=task.round,
-        stage=stage,
-        role="actor",
-        kind="episode",
-        weights_digest=weights_digest,
-        temperature=sampling.temperature,
-        token_ids=row.token_ids,
-        loss_mask=row.loss_mask,
-        logprobs=row.logprobs,
-        choices=row.choices,
-        prompt=row.prompt,
-        output="\n".join(turn.output for turn in row.turns),
-        stop_reason=stop_reason,
-    )
-    return PlayedEpisode(episode, row.turns, generation, row.start, row.questions, row.answers, row.reward, row.details)
+    sequences = [
+        PlayedSequence(
+            Generation(
+                generation_id=sequence.generation_id,
+                round=task.round,
+                stage=stage,
+                role="actor",
+                kind="episode",
+                weights_digest=weights_digest,
+                temperature=sampling.temperature,
+                token_ids=sequence.token_ids,
+                loss_mask=sequence.loss_mask,
+                logprobs=sequence.logprobs,
+                choices=sequence.choices,
+                prompt=sequence.prompt,
+                output="\n".join(turn.output for turn in _turns_in(sequence.generation_id, row.turns)),
+                stop_reason=stop_reason if sequence is row.sequence else CONTINUED,
+            ),
+            sequence.free_prompt,
+        )
+        for sequence in row.sequences
+    ]
+    return PlayedEpisode(episode, row.turns, sequences, row.start, row.questions, row.answers, row.reward, row.details)
 
 
-def stripped_context(chat: Chat, played: PlayedEpisode, method: Method) -> StrippedContext:
-    """A guided episode's tokens as its free version would have had them, the context of self-distillation; `chat` is
-    the format that it was played with.
+def _turns_in(generation_id: str, turns: Sequence[Turn]) -> list[Turn]:
+    """The turns of a sequence."""
+    return [turn for turn in turns if turn.generation_id == generation_id]
+
+
+def stripped_contexts(played: PlayedEpisode) -> list[StrippedContext]:
+    """The sequences of a guided episode as its free version would have had them: the contexts of self-distillation.
 
     Left out are the experience and the offer to ask in the first prompt, every turn that asked a question (answered or
     refused), and what was replied to it. What stays is copied id for id from the token record; only the first prompt is
-    tokenized, by the function that opens a free episode. A reply that no own turn follows is left out as well: the
+    tokenized (:attr:`PlayedSequence.free_prompt`). A reply that no own turn follows is left out as well: the
     context ends, as a free episode's record does, with what the actor wrote.
     """
-    record, start = played.generation, played.start
-    prompt = method.prompts_of(played.episode.family)["actor"]
-    _, token_ids = opened(chat, prompt, start, experience=None, placement=method.rollout.placement)
+    return [_stripped(played, sequence) for sequence in played.sequences]
+
+
+def _stripped(played: PlayedEpisode, sequence: PlayedSequence) -> StrippedContext:
+    record, token_ids = sequence.generation, sequence.free_prompt()
+    turns = _turns_in(record.generation_id, played.turns)
     loss_mask = [0] * len(token_ids)
     choices: list[list[int]] = []
     replied: list[int] = []  # what the actor read after its last own turn
-    for place, turn in enumerate(played.turns):
+    for place, turn in enumerate(turns):
         if turn.action == QUESTION:
             continue
         written = record.token_ids[turn.first_token : turn.last_token]
@@ -377,7 +409,7 @@ def stripped_context(chat: Chat, played: PlayedEpisode, method: Method) -> Strip
         if record.choices:
             first = sum(record.loss_mask[: turn.first_token])
             choices += record.choices[first : first + sum(mask)]
-        following = played.turns[place + 1 :]
+        following = turns[place + 1 :]
         replied = record.token_ids[turn.last_token : following[0].first_token] if following else []
     return StrippedContext(
         episode_id=played.episode.episode_id,

@@ -8,8 +8,8 @@ the sampling seeds that it is given are of no account.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from crl.bank.segments import text_digest
 from crl.config import DistillConfig, FamilyConfig, Method, SamplingConfig
@@ -32,6 +32,7 @@ from crl.protocols import (
 from crl.records import Generation, Sample, Task
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import Readable
+from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave
 from crl.rounds.context import StageContext
 from crl.rounds.provenance import games_of
@@ -96,9 +97,9 @@ def shares(episodes: int, families: Sequence[FamilyConfig]) -> list[tuple[Family
     return [(family, whole + (index < left)) for index, family in enumerate(families)]
 
 
-def slot_with(task: Task, note: str | None, name: str) -> EpisodeSlot:
-    """A slot guided by a note that no bank holds, under the id `name`; a free one without a note."""
-    return EpisodeSlot(task) if note is None else EpisodeSlot(task, name, text_digest(note), note)
+def slot_with(task: Task, experience: str | None, name: str) -> EpisodeSlot:
+    """A slot guided by an experience that no bank holds, under the id `name`; a free one without an experience."""
+    return EpisodeSlot(task, () if experience is None else (Guide(name, text_digest(experience), experience),))
 
 
 def play_script(
@@ -150,7 +151,7 @@ def demonstrate(
 ) -> list[PlayedEpisode]:
     """Play a wave of a stage by a script; its games are counted."""
     played = play_script(ctx.method, actor, environment, slots, move, stage=ctx.stage.name, progress=progress)
-    ctx.note_games(games_of(played))
+    ctx.add_games(games_of(played))
     return played
 
 
@@ -201,6 +202,18 @@ def say_script(
 def as_answer(method: Method, action: str) -> str:
     """An action as the actor's answers are worded."""
     return f"<action>{action}</action>" if method.rollout.action_format == "tag" else action
+
+
+def records_without(played: PlayedEpisode, turns: Collection[int]) -> list[Generation]:
+    """The token records of an episode's sequences in which the outputs of some turns are read and not learned."""
+    records = []
+    for record in played.generations:
+        mask = list(record.loss_mask)
+        for turn in played.turns:
+            if turn.turn in turns and turn.generation_id == record.generation_id:
+                mask[turn.first_token : turn.last_token] = [0] * (turn.last_token - turn.first_token)
+        records.append(replace(record, loss_mask=mask))
+    return records
 
 
 def sample_of(generation: Generation) -> Sample:

@@ -41,11 +41,6 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda found: values[found.group(1)], template)
 
 
-def numbered(texts: Sequence[str]) -> str:
-    """Texts under each other, each with its number. Further lines of one are indented: none looks like another."""
-    return "\n".join(f"{number}. {text}".replace("\n", "\n   ") for number, text in enumerate(texts, start=1))
-
-
 def check(template: str, allowed: Collection[str], where: str | None = None) -> None:
     """Raise BadInput if a template asks for a name that is not in `allowed`; `where` names the prompt and its part."""
     unknown = sorted(placeholders(template) - set(allowed))

@@ -3,6 +3,7 @@ a phone and a keyboard are enough."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 from collections.abc import Callable
@@ -13,10 +14,12 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page
 
+from crl.records import Turn
 from crl.report.success import wilson
 from crl.report.views import query
 from tests.browser.opened import Opened
 from tests.recipe_runs import OTHERS
+from tests.unit.report import builder
 
 pytestmark = pytest.mark.slow
 LARGEST_PICTURE = 300_000
@@ -159,6 +162,43 @@ def test_a_game_replays_as_the_record_has_it(show: Callable[..., Opened], finish
         assert page.texts("#distilled .change .text") == [text for _, text, *_ in asked if text is not None]
         for told, (_, _, became, _) in zip(page.texts("#distilled .change"), asked, strict=True):
             assert ("rejected" in told) == (became == "rejected")
+
+
+def test_an_episode_of_several_sequences_shows_all_of_them(show: Callable[..., Opened], tmp_path: Path) -> None:
+    names = [f"several-collect{end}" for end in ("", "-s1", "-s2")]
+    several = dataclasses.replace(
+        builder.episode(1, 0, guided=True, success=True), episode_id="several", generation_ids=names
+    )
+    turns = [
+        Turn(
+            episode_id="several", turn=number, observation="@", output="go", action="go", valid=True, feedback=None,
+            generation_id=name, first_token=at, last_token=at + 1, stop_reason="end_of_turn",
+        )
+        for number, (name, at) in enumerate([(names[0], 1), (names[0], 3), (names[1], 2)])
+    ]  # fmt: skip
+    masks = {names[0]: [0, 1, 0, 1], names[1]: [0, 0, 1], names[2]: [0, 0]}
+    records = [
+        dataclasses.replace(
+            builder.generation(name, 1, role="actor", prompt="p", output="o"),
+            stage="collect", kind="episode", token_ids=[7] * len(mask), loss_mask=mask, logprobs=[0.0] * len(mask),
+        )
+        for name, mask in masks.items()
+    ]  # fmt: skip
+    one = dataclasses.replace(builder.episode(1, 1, guided=False, success=False), turns=1)
+    builder.write_stage(tmp_path, 1, "collect", [[several, one], turns, records])
+    page = show(tmp_path)
+    page.open("several")
+    assert page.texts("#sequences .id") == names and page.page.locator("#sequences").is_visible()
+    assert page.texts("#sequences .note") == [
+        "turns 1, 2 · 4 tokens, 2 of them trained", "turns 3 · 3 tokens, 1 of them trained",
+        "no turn · 2 tokens, 0 of them trained",
+    ]  # fmt: skip
+    for number, sequence in ((1, 1), (2, 1), (3, 2)):
+        assert page.text("#turn") == f"Turn {number} of 3, sequence {sequence}"
+        if number < 3:
+            page.page.get_by_role("button", name="Next →").click()
+    page.open(one.episode_id)
+    assert not page.page.locator("#sequences").is_visible()
 
 
 @pytest.mark.parametrize("recipe", OTHERS)

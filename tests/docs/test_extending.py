@@ -120,7 +120,7 @@ def test_the_engine_draws_what_the_built_in_one_draws(installed: None) -> None:
     rows = []
     for each in (role, RoleConfig(model="tiny")):
         policy = load_policy(each, path, None, threads=1)
-        rows.append([one.generation for one in played(family, policy, [7, 8], sampling)])
+        rows.append([one.generations[0] for one in played(family, policy, [7, 8], sampling)])
         assert policy.take_weights(path)
         policy.close()
     assert type(policy).__name__ == "LanguagePolicy"

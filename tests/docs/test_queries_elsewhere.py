@@ -33,6 +33,8 @@ def test_only_groups_of_both_kinds_say_whether_an_experience_helps(tmp_path: Pat
 def test_what_was_won_alone_is_counted_by_groups_with_the_newest_text(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")  # a group of round 2 is won only with e1, which says OLD there
     newest = "A text that is first in the alphabet."
-    won = [dataclasses.replace(episode(3, member, guided=True, success=True), experience=newest) for member in (0, 1)]
+    won = [
+        dataclasses.replace(episode(3, member, guided=True, success=True), experiences=[newest]) for member in (0, 1)
+    ]
     write_stage(run, 3, "collect", [[*won, episode(3, 2, guided=False, success=False)]])
     assert query(run, QUERIES[15])[1] == [("e1", 2, 2, 3, newest)]

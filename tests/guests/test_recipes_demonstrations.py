@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crl.config import Method
-from crl.envs.realms import ACTIONS, RealmsEnvironment, layouts, note
+from crl.envs.realms import ACTIONS, RealmsEnvironment, experience_text, layouts
 from crl.lab.warm.actor import actor_demonstrations
 from crl.lab.warm.config import (
     EXPERIENCE_SEEDS,
@@ -45,14 +45,14 @@ def test_a_hint_in_place_of_the_instructions_is_nowhere_else(chat: Chat, method:
     shown = [each for wave in actor_demonstrations(chat, method, config, 5, first_seed=0) for each in wave]
     instructed = 0
     for each in shown:
-        read_first = chat.decode(each.generation.token_ids[: each.generation.loss_mask.index(1)])
+        read_first = chat.decode(each.generations[0].token_ids[: each.generations[0].loss_mask.index(1)])
         hint = each.episode.experience
         assert hint is not None and read_first.count(hint) == 1
         instructed += read_first.strip().startswith(hint)
         assert read_first.strip().startswith((hint, "play"))
     assert 70 < instructed < 130
     plain = actor_demonstrations(chat, method, config.model_copy(update={"instructed": 0.0}), 5, first_seed=0)
-    assert all("play" in chat.decode(each.generation.token_ids) for wave in plain for each in wave)
+    assert all("play" in chat.decode(each.generations[0].token_ids) for wave in plain for each in wave)
 
 
 def test_a_reflection_repeats_what_may_be_true_and_never_what_just_failed(chat: Chat, method: Method) -> None:
@@ -67,7 +67,7 @@ def test_a_reflection_repeats_what_may_be_true_and_never_what_just_failed(chat: 
         plan = re.search(r"Action: ([A-H]) \S+ ([A-H]) ", each.prompt)
         assert plan is not None and said.groups() != plan.groups()
         remembered = f"note {said[0]} ." in each.prompt
-        repeated += remembered and said[0] == note(layout.key, layout.goal)
+        repeated += remembered and said[0] == experience_text(layout.key, layout.goal)
     assert repeated > 60
 
 

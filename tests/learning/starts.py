@@ -20,6 +20,7 @@ from crl.extractor.outputs import Distilled
 from crl.learn.warm_start import run_warm_start
 from crl.policies.chat import ChatFormat
 from crl.records import Generation, Sample, Task
+from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 from crl.rounds.demonstrations import ScriptedPolicy
 from tests.learning.miniature import write_miniature
@@ -50,7 +51,8 @@ def write_base(directory: Path, seed: int) -> Path:
 def actor_start(method: Method, base: Path, directory: Path) -> Path:
     """An actor that does what its advice says."""
     played = _play(method, base, episodes=192)
-    return _trained(method, "actor", base, [each.generation for each in played], directory, epochs=10)
+    records = [record for each in played for record in each.generations]
+    return _trained(method, "actor", base, records, directory, epochs=10)
 
 
 def extractor_start(method: Method, base: Path, directory: Path, kinds: Sequence[str]) -> Path:
@@ -91,7 +93,7 @@ def _play(method: Method, base: Path, *, episodes: int) -> list[PlayedEpisode]:
             first_observation=start.observation, query="",
         )  # fmt: skip
         text = None if action is None else advice(action, random)
-        slots.append(EpisodeSlot(task, entry_id=text, content_digest=text, experience=text))
+        slots.append(EpisodeSlot(task, () if text is None else (Guide(text, text, text),)))
     return play_wave(
         _speaker(method, base, lambda row: followed[row] or str(random.choice(ACTIONS))),
         environment,

@@ -238,9 +238,9 @@ def test_stored_logprobs_are_those_of_the_stored_checkpoint(
     extracted = compare(run, written)
     print(f"{dtype}{' LoRA' if lora else ''}, {len(generations)} episodes: {compared}")
     print(f"{dtype}{' LoRA' if lora else ''}, {len(written)} extractor outputs: {extracted}")
-    for figures in (compared, extracted):
-        assert figures.gaps.max() < LARGEST[dtype]
-        assert figures.root_mean_square < ROOT_MEAN_SQUARE[dtype]
+    for metrics in (compared, extracted):
+        assert metrics.gaps.max() < LARGEST[dtype]
+        assert metrics.root_mean_square < ROOT_MEAN_SQUARE[dtype]
     [before] = [row for row in weights.values() if row.role == "actor" and row.updates == LAST - 2]
     stale = compare(run, rows(run, Generation, "collect", [LAST])[:20], under=before)
     assert stale.root_mean_square > 3 * compared.root_mean_square, "weights one update old are told apart"
@@ -271,7 +271,7 @@ def test_the_mask_marks_the_sampled_tokens_and_nothing_else(run_of: Callable[...
     turns: dict[str, list[Turn]] = {}
     for turn in rows(run, Turn, "collect", range(FIRST, LAST + 1)):
         turns.setdefault(turn.episode_id, []).append(turn)
-    episodes = {row.generation_id: row for row in rows(run, Episode, "collect", range(FIRST, LAST + 1))}
+    episodes = {row.generation_ids[0]: row for row in rows(run, Episode, "collect", range(FIRST, LAST + 1))}
     for generation in played(run):
         episode, ids = episodes[generation.generation_id], generation.token_ids
         said = turns[episode.episode_id]

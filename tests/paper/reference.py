@@ -25,6 +25,11 @@ class Batch:
     weights_B: Floats
     temperature: float
 
+    @property
+    def advantages_BT(self) -> Floats:
+        """That of its sample, for each token."""
+        return np.repeat(self.advantages_B[:, None], self.mask_BT.shape[1], axis=1)
+
     def logprobs(self) -> Floats:
         """log p of the targets, [B, T], one token at a time; 0 outside the mask."""
         out = np.zeros(self.mask_BT.shape)

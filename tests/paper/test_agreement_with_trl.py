@@ -22,7 +22,7 @@ from tests.paper.reference import Batch, random_batch
 def tensors(batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Log-probabilities that take a gradient, and behavior, mask, advantages, weights."""
     logprobs_BT = torch.tensor(batch.logprobs(), requires_grad=True)
-    rows = (batch.behavior_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    rows = (batch.behavior_BT, batch.mask_BT, batch.advantages_BT, batch.weights_B)
     return logprobs_BT, [torch.tensor(row) for row in rows]
 
 
@@ -30,7 +30,7 @@ def trl_loss(batch: Batch, **settings: Any) -> tuple[float, torch.Tensor]:
     """Loss and gradient in the log-probabilities of TRL's GRPOTrainer."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    logprobs_BT, (behavior_BT, mask_BT, advantages_B, _) = tensors(batch)
+    logprobs_BT, (behavior_BT, mask_BT, advantages_BT, _) = tensors(batch)
     trainer = MagicMock()
     trainer._get_per_token_logps_and_entropies.return_value = logprobs_BT, torch.zeros_like(logprobs_BT), None
     trainer.accelerator.gather = lambda value: value
@@ -48,7 +48,7 @@ def trl_loss(batch: Batch, **settings: Any) -> tuple[float, torch.Tensor]:
     empty = torch.zeros(len(mask_BT), 0, dtype=torch.long)
     inputs = {
         "prompt_ids": empty, "prompt_mask": empty, "completion_ids": torch.tensor(batch.targets_BT),
-        "completion_mask": torch.ones_like(mask_BT), "tool_mask": mask_BT, "advantages": advantages_B,
+        "completion_mask": torch.ones_like(mask_BT), "tool_mask": mask_BT, "advantages": advantages_BT[:, 0],
         "old_per_token_logps": behavior_BT, "num_items_in_batch": mask_BT.sum(),
     }  # fmt: skip
     loss = GRPOTrainer._compute_loss(trainer, None, inputs)

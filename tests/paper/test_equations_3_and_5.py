@@ -23,7 +23,7 @@ def ours(batch: Batch, objective: Objective, *arguments: Any, **named: Any) -> t
     targets_BT1 = torch.tensor(batch.targets_BT)[..., None]
     mask_BT = torch.tensor(batch.mask_BT, dtype=torch.float32)
     logprobs_BT = (logits_BTV / batch.temperature).log_softmax(-1).gather(2, targets_BT1)[..., 0] * mask_BT
-    rows = [batch.behavior_BT, batch.mask_BT, batch.advantages_B, batch.weights_B]
+    rows = [batch.behavior_BT, batch.mask_BT, batch.advantages_BT, batch.weights_B]
     behavior, mask, advantages, weights = (torch.tensor(row, dtype=torch.float32) for row in rows)
     if objective is nll_objective:
         loss, statistics = objective(logprobs_BT, mask, weights, **named)

@@ -18,13 +18,13 @@ VOCABULARY, TEMPERATURE = 32, 0.9
 
 
 def episode(group: int, member: int, *, guided: bool, success: bool, broken: bool = False) -> Episode:
-    text = "an experience" if guided else None
     return Episode(
         episode_id=f"g{group}m{member}", round=4, family="room", group=group, member=member, environment_seed=group,
-        guided=guided, entry_id="e" if guided else None, content_digest="d" if guided else None, experience=text,
+        guided=guided, entry_ids=["e"] if guided else [], content_digests=["d"] if guided else [],
+        experiences=["an experience"] if guided else [],
         goal="goal", success=success, reward=float(success), turns=1, invalid_actions=0,
         stop_reason="error" if broken else "success" if success else "failure", error="x" if broken else None,
-        generation_id=f"a-g{group}m{member}", tokens_read=4, tokens_sampled=2,
+        generation_ids=[f"a-g{group}m{member}"], tokens_read=4, tokens_sampled=2,
         last_observation=None if broken else "over",
     )  # fmt: skip
 
@@ -62,10 +62,10 @@ def test_all_that_won_guided_or_not_those_as_they_were_played() -> None:
     contexts, generations = rows(chosen, np.random.default_rng(1))
     free = [each for each in chosen if not each.guided]
     for each in free:
-        del contexts[each.episode_id]  # as it is recorded: only guided episodes have one
+        del contexts[each.generation_ids[0]]  # as it is recorded: only guided episodes have one
     samples = nll_samples(chosen, contexts, generations, config, round=4)
     for each, sample in zip(chosen, samples, strict=True):
-        learned = contexts[each.episode_id] if each.guided else generations[each.generation_id]
+        learned = contexts[each.generation_ids[0]] if each.guided else generations[each.generation_ids[0]]
         assert (sample.token_ids, sample.loss_mask) == (learned.token_ids, learned.loss_mask)
         assert (sample.objective, sample.weight, set(sample.logprobs)) == ("nll", 0.5, {0.0})
 
@@ -82,12 +82,12 @@ def rows(chosen: list[Episode], rng: np.random.Generator) -> tuple[dict[str, Str
         removed, opening, answer = (int(value) for value in rng.integers(2, 6, size=3))
         written = [int(token) for token in rng.integers(0, VOCABULARY, answer)]
         prompt = [int(token) for token in rng.integers(0, VOCABULARY, opening)]
-        contexts[each.episode_id] = StrippedContext(
-            episode_id=each.episode_id, generation_id=each.generation_id, token_ids=prompt + written,
+        contexts[each.generation_ids[0]] = StrippedContext(
+            episode_id=each.episode_id, generation_id=each.generation_ids[0], token_ids=prompt + written,
             loss_mask=[0] * opening + [1] * answer, removed_tokens=removed,
         )  # fmt: skip
-        generations[each.generation_id] = Generation(
-            generation_id=each.generation_id, round=4, stage="collect", role="actor", kind="episode",
+        generations[each.generation_ids[0]] = Generation(
+            generation_id=each.generation_ids[0], round=4, stage="collect", role="actor", kind="episode",
             weights_digest="w", temperature=TEMPERATURE, token_ids=[7] * removed + prompt + written,
             loss_mask=[0] * (removed + opening) + [1] * answer,
             logprobs=[0.0] * (removed + opening) + [-1.0] * answer, prompt="p", output="o", stop_reason="success",
@@ -99,14 +99,14 @@ def test_a_sample_is_the_stripped_context_token_for_token() -> None:
     chosen = distilled_episodes(EPISODES, SelfDistillationConfig(episodes="wins"))
     contexts, generations = rows(chosen, np.random.default_rng(0))
     samples = nll_samples(chosen, contexts, generations, SelfDistillationConfig(weight=0.25), round=4)
-    assert [sample.generation_id for sample in samples] == [each.generation_id for each in chosen]
+    assert [sample.generation_id for sample in samples] == [each.generation_ids[0] for each in chosen]
     for each, sample in zip(chosen, samples, strict=True):
-        context = contexts[each.episode_id]
+        context = contexts[each.generation_ids[0]]
         assert (sample.token_ids, sample.loss_mask) == (context.token_ids, context.loss_mask)
         assert (sample.objective, sample.role, sample.weight) == ("nll", "actor", 0.25)
         assert sample.temperature == TEMPERATURE and sample.source == "0004/collect"
         assert set(sample.logprobs) == {0.0}, "nothing was sampled in this context"
-    del contexts[chosen[1].episode_id]
+    del contexts[chosen[1].generation_ids[0]]
     with pytest.raises(RecordDamaged, match="stripped context"):
         nll_samples(chosen, contexts, generations, SelfDistillationConfig(), round=4)
 
@@ -115,7 +115,7 @@ def test_an_episode_whose_every_turn_left_no_choice_weighs_nothing() -> None:
     """`sampling.constrain`: where one action is possible it is written, not drawn, and nothing of it is trained."""
     chosen = distilled_episodes(EPISODES, SelfDistillationConfig(episodes="wins"))
     contexts, generations = rows(chosen, np.random.default_rng(2))
-    forced = chosen[1].episode_id
+    forced = chosen[1].generation_ids[0]
     contexts[forced] = dataclasses.replace(contexts[forced], loss_mask=[0] * len(contexts[forced].token_ids))
     samples = nll_samples(chosen, contexts, generations, SelfDistillationConfig(), round=4)
     assert [sample.weight > 0 for sample in samples] == [True, False, True, True]
@@ -168,9 +168,9 @@ def test_the_loss_is_that_of_the_policy_and_the_weighted_mean_over_the_distilled
     def updated(samples: list[Sample]) -> tuple[dict[str, float], Gradients]:
         caught: list[Gradients] = []
         trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
-        figures = trainer.update(samples, objectives(ActorObjective(epsilon=0.2)), inspect=caught.append)
+        metrics = trainer.update(samples, objectives(ActorObjective(epsilon=0.2)), inspect=caught.append)
         trainer.dispose()
-        return figures, caught[0]
+        return metrics, caught[0]
 
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
     policy_loss = 0.0
@@ -210,6 +210,6 @@ def test_a_round_without_advantage_still_distils(model: Path) -> None:
     trainer = Trainer(RoleConfig(model="miniature"), model_path=model, checkpoint=None, threads=1)
     from crl.learn.terms import objectives
 
-    figures = trainer.update(policy + stripped, objectives(ActorObjective()))
+    metrics = trainer.update(policy + stripped, objectives(ActorObjective()))
     trainer.dispose()
-    assert figures["stepped"] == 1 and figures["samples_without_gradient"] == 3
+    assert metrics["stepped"] == 1 and metrics["samples_without_gradient"] == 3

@@ -21,7 +21,7 @@ from crl.config import Method, RecipeConfig, RoleUse
 from crl.errors import BadInput
 from crl.records import Distillation, Episode, Evaluation, Metric
 from crl.rounds.context import StageContext
-from crl.rounds.provenance import note_time
+from crl.rounds.provenance import add_time
 from crl.rounds.stage import Read, Recipe, Stage
 from tests.unit.engine import fake_recipe  # its engines check no tables: the suites take seconds to import
 
@@ -79,9 +79,9 @@ def _collect(ctx: StageContext) -> None:
 def _episode(number: int, member: int) -> Episode:
     return Episode(
         episode_id=f"r{number}-m{member}", round=number, family="lake", group=0, member=member, environment_seed=0,
-        guided=False, entry_id=None, content_digest=None, experience=None, goal="", success=False, reward=0.0, turns=1,
+        guided=False, goal="", success=False, reward=0.0, turns=1,
         invalid_actions=0, tokens_read=40, tokens_sampled=2, stop_reason="failure", last_observation="", error=None,
-        generation_id="g",
+        generation_ids=["g"],
     )  # fmt: skip
 
 
@@ -110,16 +110,16 @@ def _evaluate(ctx: StageContext) -> None:
     ctx.write(Evaluation, rows)
     for bank in banks:
         arm = "with_bank" if bank else "without_bank"
-        note_time(ctx.notes, f"play {arm}", items=HELD_OUT, seconds=HELD_OUT * (0.5 if bank else 0.25))
+        add_time(ctx.provenance, f"play {arm}", items=HELD_OUT, seconds=HELD_OUT * (0.5 if bank else 0.25))
         if bank:
-            note_time(ctx.notes, "retrieval", items=HELD_OUT, seconds=HELD_OUT * 0.125)
+            add_time(ctx.provenance, "retrieval", items=HELD_OUT, seconds=HELD_OUT * 0.125)
 
 
 def _evaluation(number: int, bank: bool, place: int, won: bool) -> Evaluation:
     arm = "with_bank" if bank else "without_bank"
     return Evaluation(
         evaluation_id=f"e{number}/{arm}/{place}", round=number, arm=arm, family="lake", environment_seed=place,
-        guided=bank, entry_id=None, success=won, reward=float(won), turns=1 + place % 2, invalid_actions=0,
+        guided=bank, success=won, reward=float(won), turns=1 + place % 2, invalid_actions=0,
         tokens_read=60 if bank else 40, tokens_sampled=2, stop_reason="success", actions=[],
     )  # fmt: skip
 

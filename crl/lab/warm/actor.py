@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from crl.config import Method, SearchAndAskConfig
-from crl.envs.realms import RealmsEnvironment, note, placed
+from crl.envs.realms import RealmsEnvironment, experience_text, symbol_at
 from crl.lab.warm.advice import STAGE, WAVE, TruthfulAdvisor, any_two, question_about
 from crl.lab.warm.config import ActorDemonstrations
 from crl.protocols import Chat
 from crl.records import Episode, Generation, Task
-from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rounds.demonstrations import ScriptedRole, play_script, slot_with
+from crl.rollout.play import EpisodeSlot
+from crl.rounds.demonstrations import ScriptedRole, play_script, records_without, slot_with
 from crl.run.seeds import seed_for
 
 FAMILY = "practice"
@@ -27,11 +27,11 @@ FAMILY = "practice"
 
 @dataclasses.dataclass(frozen=True)
 class Demonstration:
-    """One demonstration: what was played, and its token record with a loss only where something is to be learned."""
+    """One demonstration: what was played, and its token records with a loss only where something is to be learned."""
 
     task: Task
     episode: Episode
-    generation: Generation
+    generations: list[Generation]
 
 
 def practice_slots(
@@ -82,9 +82,9 @@ def _wave(
     def hint(slot: int) -> str | None:
         layout = environment.layout(slot)
         if asks:  # the experience may be wrong: that is why it asks
-            return note(*any_two(layout.cells, random))
+            return experience_text(*any_two(layout.cells, random))
         if worth[slot] < config.full:
-            return note(layout.key, layout.goal)
+            return experience_text(layout.key, layout.goal)
         return f"take {layout.key}" if worth[slot] < config.full + config.partial else None
 
     slipped: set[tuple[int, int]] = set()
@@ -107,7 +107,7 @@ def _wave(
     if config.instructed and not asks:
         instructed = random.random(len(seeds)) < config.instructed
         slots = [
-            dataclasses.replace(slot, as_instructions=bool(told)) if slot.experience is not None else slot
+            dataclasses.replace(slot, as_instructions=bool(told)) if slot.guides else slot
             for slot, told in zip(slots, instructed, strict=True)
         ]
     advisor = TruthfulAdvisor(environment, {slot.task.episode_id: index for index, slot in enumerate(slots)})
@@ -121,7 +121,7 @@ def _wave(
         advisor=advisor if asks else None,
     )
     return [
-        Demonstration(slot.task, each.episode, _without_slips(each, {turn for row, turn in slipped if row == index}))
+        Demonstration(slot.task, each.episode, records_without(each, {turn for row, turn in slipped if row == index}))
         for index, (slot, each) in enumerate(zip(slots, played, strict=True))
     ]
 
@@ -144,12 +144,4 @@ def plan_text(environment: RealmsEnvironment, slot: int, rule: tuple[str, str]) 
     The symbol comes first, as one word of a few: what reinforcement has to find out is which symbol it is.
     """
     cells = environment.layout(slot).cells
-    return " ".join(f"{symbol} {placed(symbol, cells[symbol])}" for symbol in rule)
-
-
-def _without_slips(played: PlayedEpisode, turns: set[int]) -> Generation:
-    mask = list(played.generation.loss_mask)
-    for turn in played.turns:
-        if turn.turn in turns:
-            mask[turn.first_token : turn.last_token] = [0] * (turn.last_token - turn.first_token)
-    return dataclasses.replace(played.generation, loss_mask=mask)
+    return " ".join(f"{symbol} {symbol_at(symbol, cells[symbol])}" for symbol in rule)

@@ -7,7 +7,6 @@ is another one. Answers that were refused stay in the game and are not learned.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,15 @@ from crl.rollout.environments import Readable
 from crl.rollout.live import PROMPT_TOO_LONG
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import StageContext
-from crl.rounds.demonstrations import WAVE, ScriptedRole, Watched, as_answer, demonstrate, demonstration
+from crl.rounds.demonstrations import (
+    WAVE,
+    ScriptedRole,
+    Watched,
+    as_answer,
+    demonstrate,
+    demonstration,
+    records_without,
+)
 from crl.rounds.waves import of_all
 
 _WHERE = "method.recipe.warm_start.recorded"
@@ -115,7 +122,7 @@ def played_again(ctx: StageContext, actor: ScriptedRole) -> list[PlayedEpisode]:
             if turn >= len(game.turns):
                 raise _otherwise(StageFailed, family, game, f"goes on after its {turn} recorded turns")
             turns[row] += 1
-            said, action = game.turns[turn].said, game.turns[turn].action
+            said, action = game.turns[turn].text, game.turns[turn].action
             # What was typed, thoughts and all, where it means the same in this experiment's form.
             means = parse_action(said, environment.shown[row], ctx.method.rollout.action_format)
             return said if action is None or means == action else as_answer(ctx.method, action)
@@ -138,13 +145,9 @@ def played_again(ctx: StageContext, actor: ScriptedRole) -> list[PlayedEpisode]:
     return played
 
 
-def without_refused(played: PlayedEpisode) -> Generation:
-    """The token record of an episode in which answers that were refused are read and not learned."""
-    mask = list(played.generation.loss_mask)
-    for turn in played.turns:
-        if not turn.valid:
-            mask[turn.first_token : turn.last_token] = [0] * (turn.last_token - turn.first_token)
-    return dataclasses.replace(played.generation, loss_mask=mask)
+def without_refused(played: PlayedEpisode) -> list[Generation]:
+    """The token records of an episode in which answers that were refused are read and not learned."""
+    return records_without(played, [turn.turn for turn in played.turns if not turn.valid])
 
 
 def _waves(method: Method) -> Iterator[tuple[FamilyConfig, list[RecordedGame]]]:

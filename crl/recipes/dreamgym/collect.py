@@ -52,7 +52,7 @@ def collect_part(ctx: StageContext, part: int) -> None:
         transitions = transitions_of(ctx, tasks, watched, ACTOR)
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [*(each.generation for each in played), *records])
+    ctx.write(Generation, [*(record for each in played for record in each.generations), *records])
     ctx.write(Transition, transitions)
     ctx.write(Prediction, predictions)
 

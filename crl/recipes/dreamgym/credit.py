@@ -2,7 +2,7 @@
 
 Episodes are trained with GRPO, normalized among their own (task, stream); a group is played in one environment. The
 share of synthetic episodes among those that are trained is bounded by `mix`: where real episodes broke, the last
-synthetic groups are left out until it holds. The loss is the mean over the sequences.
+synthetic groups are left out until it holds. The loss is the mean over the episodes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from crl.credit.samples import Sequenced, record_of, sequence_samples
+from crl.credit.samples import Rollout, records_of, rollout_samples
 from crl.credit.uses import usable
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, config_of
@@ -21,32 +21,31 @@ from crl.rounds.context import StageContext
 
 
 def credit(ctx: StageContext) -> None:
-    """Samples, values of the tasks, figures."""
+    """Samples, values of the tasks, metrics."""
     config, share = config_of(ctx.method), config_of(ctx.method).share(ctx.round)
     episodes = ctx.rows(Episode, COLLECT)
     records = {row.generation_id: row for row in ctx.rows(Generation, COLLECT)}
     sound = [episode for episode in episodes if usable(episode)]
     trained = within_mix(sound, share)
-    sequences = [
-        Sequenced(
-            ACTOR, record_of(records, episode.generation_id), episode.reward,
-            (episode.family, episode.group, episode.stream),
+    rollouts = [
+        Rollout(
+            ACTOR, records_of(episode, records), episode.reward, (episode.family, episode.group, episode.stream)
         )
         for episode in trained
     ]  # fmt: skip
-    ctx.write(Sample, sequence_samples(sequences, config.objective, lambda role: 1 / len(sequences), round=ctx.round))
+    ctx.write(Sample, rollout_samples(rollouts, config.objective, lambda role: 1 / len(rollouts), round=ctx.round))
     ctx.write(TaskValue, task_values(ctx.rows(Task, PLAN), ctx.rows(DreamTask, PLAN), episodes))
     errored = len(episodes) - len(sound)
-    figures: dict[str, float] = {
-        "sequences": len(sequences),
+    metrics: dict[str, float] = {
+        "rollouts": len(rollouts),
         "synthetic_bound": share,
         "synthetic_left_out": len(sound) - len(trained),
         "episodes_errored": errored,
     }
     if trained:
-        figures["synthetic_share"] = synthetic_share(trained)
+        metrics["synthetic_share"] = synthetic_share(trained)
     told = f"{errored} of {len(episodes)} episodes broke and train nothing"
-    ctx.write_figures(figures, {"episodes_errored": told if errored else None})
+    ctx.write_metrics(metrics, {"episodes_errored": told if errored else None})
 
 
 def synthetic_share(episodes: Sequence[Episode]) -> float:

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from crl.bank.segments import text_digest
 from crl.credit.uses import usable
-from crl.recipes.erl.config import ACTOR, config_of
+from crl.recipes.erl.config import config_of
 from crl.recipes.erl.rows import FIRST, SECOND, Reflection
 from crl.records import Episode, StrippedContext, Task
-from crl.rollout.play import EpisodeSlot, stripped_context
+from crl.rollout.live import Guide
+from crl.rollout.play import EpisodeSlot, stripped_contexts
 from crl.rounds.context import StageContext
 from crl.rounds.tasks import drawn_tasks
 from crl.rounds.waves import planned_waves, play_with_actor, write_played
-from crl.rounds.weights import weights_of
 
 COLLECT, PLAN = "collect", "plan"
 
@@ -86,14 +86,14 @@ def retry_part(ctx: StageContext, part: int, *, revision: int) -> None:
     write_played(ctx, played)
     if config_of(ctx.method).internalize is not None:
         guided = [each for each in played if each.episode.guided]
-        chat = ctx.services.policy(ACTOR, weights_of(ctx, ACTOR)).chat if guided else None
-        ctx.write(StrippedContext, [stripped_context(chat, each, ctx.method) for each in guided if chat is not None])
+        ctx.write(StrippedContext, [row for each in guided for row in stripped_contexts(each)])
 
 
 def _slot(task: Task, before: Episode, reflection: Reflection | None) -> EpisodeSlot:
     if reflection is not None and reflection.text is not None:
         digest = text_digest(reflection.text)
         entry_id = entry_id_of(reflection.reflection_id)
-        return EpisodeSlot(task, entry_id, digest, reflection.text, as_instructions=True)
+        return EpisodeSlot(task, (Guide(entry_id, digest, reflection.text),), as_instructions=True)
     # The instructions stay: the prompt's own, or those that the attempt before went by.
-    return EpisodeSlot(task, before.entry_id, before.content_digest, before.experience, as_instructions=before.guided)
+    shown = zip(before.entry_ids, before.content_digests, before.experiences, strict=True)
+    return EpisodeSlot(task, tuple(Guide(*each) for each in shown), as_instructions=before.guided)

@@ -4,8 +4,8 @@ First attempts, reflections and further attempts are trained with GRPO, each nor
 revision); a reflection earns the reward of the attempt that it guided. A guided attempt that earned something is also
 learned by next-token loss in the context of the first prompt.
 
-The loss is the mean over the sequences that train a set of weights, the internalized ones included; over the tokens of
-a sequence it is a sum or a mean (`objective.aggregation`).
+The loss is the mean over the attempts and reflections that train a set of weights, the internalized ones included; over
+the tokens of one it is a sum or a mean (`objective.aggregation`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from crl.config import Method
-from crl.credit.samples import Sequenced, record_of, sample_of, sequence_samples
+from crl.credit.samples import (
+    Rollout,
+    record_of,
+    records_of,
+    rollout_samples,
+    sample_of,
+    stripped_records,
+    trained_of,
+)
 from crl.credit.uses import entry_scores, outcome, usable
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
@@ -41,61 +49,49 @@ SUFFIX = "-internalized"
 class Internalized:
     """A further attempt in the context of the first prompt."""
 
-    generation: Generation
+    records: Sequence[Generation]
+    """Its sequences in that context."""
     reward: float
-    token_ids: list[int]
-    loss_mask: list[int]
-    choices: list[list[int]]
 
 
 def credit(ctx: StageContext) -> None:
-    """Samples of every role, credits of the memories that were read, figures."""
-    config, sequences, learned = config_of(ctx.method), [*_sequences(ctx)], [*_internalized(ctx)]
-    ctx.write(Sample, samples_of(sequences, learned, ctx.method, round=ctx.round))
+    """Samples of every role, credits of the memories that were read, metrics."""
+    config, rollouts, learned = config_of(ctx.method), [*_rollouts(ctx)], [*_internalized(ctx)]
+    ctx.write(Sample, samples_of(rollouts, learned, ctx.method, round=ctx.round))
     if config.has_memory:
         credits = _credits(ctx)
         ctx.write(Credit, credits)
         ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, BEFORE), credits))
     errored = sum(not usable(row) for stage in _attempt_stages(config) for row in ctx.rows(Episode, stage))
     broke = f"{errored} episodes broke and train nothing" if errored else None
-    figures = {"sequences": len(sequences), "distilled_samples": len(learned), "episodes_errored": errored}
-    ctx.write_figures(figures, {"episodes_errored": broke})
+    metrics = {"rollouts": len(rollouts), "distilled_samples": len(learned), "episodes_errored": errored}
+    ctx.write_metrics(metrics, {"episodes_errored": broke})
 
 
 def samples_of(
-    sequences: Sequence[Sequenced], learned: Sequence[Internalized], method: Method, *, round: int
+    rollouts: Sequence[Rollout], learned: Sequence[Internalized], method: Method, *, round: int
 ) -> list[Sample]:
-    """One GRPO sample per sequence, then one next-token sample per internalized attempt, in their order.
+    """The GRPO samples of attempts and reflections, then the next-token samples of internalized attempts, in their
+    order; one per sequence.
 
-    With N sequences of a set of weights, internalized ones included, a GRPO sample has the weight 1/N. The update
-    divides the next-token loss by the T tokens of all its samples, so a sample of reward r has the weight
-    c max(r, 0) T/N (c: `internalize.weight`); with `token_mean` also 1 over its own tokens.
+    With N of them to a set of weights, internalized ones included, a rollout has the weight 1/N. The update divides the
+    next-token loss by the T tokens of all its samples, so an attempt of reward r has the weight c max(r, 0) T/N
+    (c: `internalize.weight`); with `token_mean` also 1 over its own tokens.
     """
     config = config_of(method)
-    counts = Counter(method.owner(each.role) for each in sequences)
+    counts = Counter(method.owner(each.role) for each in rollouts)
     counts[method.owner(ACTOR)] += len(learned)
-    found = sequence_samples(sequences, config.objective, lambda role: 1 / counts[method.owner(role)], round=round)
-    tokens = sum(sum(each.loss_mask) for each in learned)
+    found = rollout_samples(rollouts, config.objective, lambda role: 1 / counts[method.owner(role)], round=round)
+    lengths = [sum(sum(record.loss_mask) for record in each.records) for each in learned]
     factor = config.internalize.weight if config.internalize is not None else 0.0
-    for each in learned:
-        trained = sum(each.loss_mask)  # none where every turn left no choice
-        own = trained if config.objective.aggregation == "token_mean" else 1
-        weight = factor * max(each.reward, 0.0) * tokens / counts[method.owner(ACTOR)] / own if trained else 0.0
-        played = sample_of(
-            each.generation, round=round, role=ACTOR, objective="nll", reward=each.reward, advantage=1.0, weight=weight
-        )
-        found.append(
-            replace(
-                played,
-                sample_id=f"{played.sample_id}{SUFFIX}",
-                weight=weight,
-                token_ids=each.token_ids,
-                loss_mask=each.loss_mask,
-                # Nothing was sampled in this context.
-                logprobs=[0.0] * len(each.token_ids),
-                choices=each.choices,
+    for each, trained in zip(learned, lengths, strict=True):
+        own = max(trained, 1) if config.objective.aggregation == "token_mean" else 1
+        weight = factor * max(each.reward, 0.0) * sum(lengths) / counts[method.owner(ACTOR)] / own
+        for record in trained_of(each.records):
+            sample = sample_of(
+                record, round=round, role=ACTOR, objective="nll", reward=each.reward, advantage=1.0, weight=weight
             )
-        )
+            found.append(replace(sample, sample_id=f"{sample.sample_id}{SUFFIX}"))
     return found
 
 
@@ -103,8 +99,8 @@ def _attempt_stages(config: ErlConfig) -> list[str]:
     return [attempt_stage(revision) for revision in range(config.revisions + 1)]
 
 
-def _sequences(ctx: StageContext) -> Iterator[Sequenced]:
-    """Every sequence that a policy objective trains: first attempts, then of each revision reflections and attempts."""
+def _rollouts(ctx: StageContext) -> Iterator[Rollout]:
+    """All that a policy objective trains: first attempts, then of each revision reflections and attempts."""
     config = config_of(ctx.method)
     yield from _of_attempts(ctx, 0, FIRST)
     for revision in range(1, config.revisions + 1):
@@ -116,7 +112,7 @@ def _sequences(ctx: StageContext) -> Iterator[Sequenced]:
                 # What was never sampled trains nobody, and an attempt that broke says nothing.
                 if record.token_ids and usable(retry):
                     group = (retry.family, retry.group, REFLECTION, revision)
-                    yield Sequenced(REFLECTOR, record, reflection_reward(row, retry, config), group)
+                    yield Rollout(REFLECTOR, [record], reflection_reward(row, retry, config), group)
         yield from _of_attempts(ctx, revision, SECOND)
 
 
@@ -126,12 +122,12 @@ def reflection_reward(row: Reflection, retry: Episode, config: ErlConfig) -> flo
     return retry.reward if row.reason_code == OK or malformed == "outcome" else malformed
 
 
-def _of_attempts(ctx: StageContext, revision: int, stream: str) -> Iterator[Sequenced]:
+def _of_attempts(ctx: StageContext, revision: int, stream: str) -> Iterator[Rollout]:
     played = _generations(ctx, attempt_stage(revision))
     for episode in ctx.rows(Episode, attempt_stage(revision)):
         if usable(episode):
             group = (episode.family, episode.group, stream, revision)
-            yield Sequenced(ACTOR, record_of(played, episode.generation_id), episode.reward, group)
+            yield Rollout(ACTOR, records_of(episode, played), episode.reward, group)
 
 
 def _internalized(ctx: StageContext) -> Iterator[Internalized]:
@@ -141,14 +137,11 @@ def _internalized(ctx: StageContext) -> Iterator[Internalized]:
     for revision in range(1, config.revisions + 1):
         stage = attempt_stage(revision)
         played = _generations(ctx, stage)
-        contexts = {row.episode_id: row for row in ctx.rows(StrippedContext, stage)}
+        contexts = {row.generation_id: row for row in ctx.rows(StrippedContext, stage)}
         for episode in ctx.rows(Episode, stage):
-            if not usable(episode) or episode.reward <= 0:
-                continue
-            record = record_of(played, episode.generation_id)
-            # An attempt that went by the prompt's own instructions was played in the context of the first prompt.
-            made: StrippedContext | Generation = contexts[episode.episode_id] if episode.guided else record
-            yield Internalized(record, episode.reward, made.token_ids, made.loss_mask, made.choices)
+            if usable(episode) and episode.reward > 0:
+                # An attempt that went by the prompt's own instructions was played in the context of the first prompt.
+                yield Internalized(stripped_records(episode, played, contexts), episode.reward)
 
 
 def _credits(ctx: StageContext) -> list[Credit]:

@@ -19,14 +19,13 @@ from crl.config import Method, PromptConfig, RoleConfig
 from crl.extractor.trajectory import outcome_text, render_trajectory
 from crl.protocols import Chat
 from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, ReflectConfig, config_of
-from crl.records import Episode, Turn
+from crl.records import Episode, Turn, shown_text
 from crl.rollout.play import feedback_of
 from crl.rollout.prompts import check_prompts
 from crl.rounds.ready import chat_of, check_actor_room
 from crl.run.manifest import key_of
 from crl.text.answers import after_thoughts, text_flaw
 from crl.text.outputs import Messages, Output, check_prompt, check_room, messages_of
-from crl.text.outputs import numbered as one_below_another
 
 NAMES = ("goal", "instructions", "trajectory", "feedback", "outcome", "reward", "memory", "max_characters")
 NO_MEMORY = "none"
@@ -66,17 +65,10 @@ def reflect_messages(
             "feedback": attempt.feedback,
             "outcome": outcome_text(episode),
             "reward": f"{episode.reward:g}",
-            "memory": numbered(memory),
+            "memory": shown_text(memory) or NO_MEMORY,
             "max_characters": str(config.max_characters),
         },
     )
-
-
-def numbered(memory: Sequence[str]) -> str:
-    """Memories as they are shown: one as it is, several with their numbers."""
-    if len(memory) < 2:
-        return memory[0] if memory else NO_MEMORY
-    return one_below_another(memory)
 
 
 def parsed(output: Output, config: ReflectConfig) -> tuple[str, str | None]:

@@ -30,7 +30,7 @@ class ReplayBufferConfig(Model):
     """Past samples, and how many of them an update draws."""
 
     capacity: int = Field(
-        100_000, ge=0, le=1_000_000, description="Samples kept, first in, first out; 0: none, as with weighting none."
+        100_000, ge=0, le=1_000_000, description="Episodes kept, first in, first out; 0: none, as with weighting none."
     )
     batch: int | None = Field(
         None, ge=1, le=65_536, description="Draws of an optimizer step; none: as many as the round played episodes."

@@ -4,11 +4,14 @@ A sample keeps the advantage among the rollouts of its group in the round that p
 that it was sampled with: the objective's ratio is off-policy by as much as the actor has moved since. Samples whose
 group had equal rewards carry no gradient and stay out of the buffer. What becomes of the buffer (entry, eviction of the
 oldest, scores, draws in proportion to them) are pure functions.
+
+A sample is a sequence of an episode. What is counted are episodes, which come and go as a whole: the capacity, and the
+draws of a batch, of which each takes one sequence of an episode by its share of the episode's trained tokens.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crl.credit.advantages import stream_advantages
-from crl.credit.samples import grpo_sample, record_of
+from crl.credit.samples import grpo_sample, record_of, records_of, shared
 from crl.credit.uses import usable
 from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceReplayConfig, config_of
 from crl.recipes.importance_replay.network import features_of, matrix, network_of, text_of
@@ -34,23 +37,33 @@ COLLECT = "collect"
 class Batch(NamedTuple):
     """What an optimizer step trains, of M held samples."""
 
-    places: list[int]
+    indices: list[int]
     """Places of the samples that were drawn, ascending."""
     draws: list[int]
     """How often each was drawn."""
 
 
 def entered(before: Iterable[ReplayItem], new: Sequence[ReplayItem], capacity: int) -> list[ReplayItem]:
-    """The buffer of the round before and its new samples, in order of entry; of more than `capacity` the oldest are
-    marked as evicted. What was evicted before is gone."""
+    """The buffer of the round before and its new samples, in order of entry; of more than `capacity` episodes the
+    oldest are marked as evicted. What was evicted before is gone."""
     items = [item for item in before if item.status == HELD] + list(new)
     items.sort(key=lambda item: item.entered_order)
-    surplus = max(0, len(items) - capacity)
-    return [replace(item, status=EVICTED) for item in items[:surplus]] + items[surplus:]
+    episodes = list(dict.fromkeys(item.episode_id for item in items))
+    gone = set(episodes[: max(0, len(episodes) - capacity)])
+    return [replace(item, status=EVICTED) if item.episode_id in gone else item for item in items]
+
+
+def shares_of(items: Sequence[ReplayItem]) -> list[float]:
+    """Of each sequence, its share of the trained tokens of its episode."""
+    totals = Counter[str]()
+    for item in items:
+        totals[item.episode_id] += item.trained
+    return [item.trained / totals[item.episode_id] for item in items]
 
 
 def probabilities(scores_M: NDArray[np.float64]) -> NDArray[np.float64]:
-    """p_i = s_i / sum of s: drawing in proportion to the scores. Evenly where all scores are 0."""
+    """p_i = s_i / sum of s: drawing in proportion to the scores, each times the sequence's share of its episode. Evenly
+    where all are 0."""
     total = scores_M.sum()
     even_M: NDArray[np.float64] = np.full_like(scores_M, 1 / max(1, scores_M.size))
     return scores_M / total if total > 0 else even_M
@@ -79,10 +92,10 @@ def to_refresh(items: int, most: int | None, generator: np.random.Generator) -> 
 
 
 def rescored(
-    items: Sequence[ReplayItem], places: Sequence[int], scores: Sequence[float], *, round: int
+    items: Sequence[ReplayItem], indices: Sequence[int], scores: Sequence[float], *, round: int
 ) -> list[ReplayItem]:
-    """The items with new scores at these places."""
-    new: Mapping[int, float] = dict(zip(places, scores, strict=True))
+    """The items with new scores at these indices."""
+    new: Mapping[int, float] = dict(zip(indices, scores, strict=True))
     return [
         replace(item, score=new[place], scored_round=round) if place in new else item
         for place, item in enumerate(items)
@@ -103,10 +116,10 @@ def noted(items: Sequence[ReplayItem], batches: Iterable[Batch], *, round: int) 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """An episode that ended by the rules, with its token record and its advantage."""
+    """An episode that ended by the rules, with the token records of its sequences and its advantage."""
 
     episode: Episode
-    generation: Generation
+    records: Sequence[Generation]
     advantage: float
 
 
@@ -114,15 +127,17 @@ def credit(ctx: StageContext) -> None:
     """Fill the buffer, draw from it, make the samples of the update."""
     config, episodes = config_of(ctx.method), ctx.rows(Episode, COLLECT)
     played = played_of(episodes, ctx.rows(Generation, COLLECT), config)
-    figures = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
+    metrics = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
     if not config.replays:
         samples = [
-            _sample(ctx, each.generation, each.episode.reward, each.advantage, 1 / len(played), step)
+            _sample(ctx, record, each.episode.reward, each.advantage, 1 / len(played) * share, step)
             for step in range(config.buffer.steps)
             for each in played
+            for record, share in shared(each.records, config.objective.aggregation)
         ]
     else:
-        new = [_item(each, place, ctx.round) for place, each in enumerate(played) if _trains(each)]
+        sequences = enumerate((each, record) for each in played for record in each.records)
+        new = [_item(each, record, n, ctx.round) for n, (each, record) in sequences if _trains(each, record)]
         items = entered(ctx.rows(ReplayItem, BEFORE), new, config.buffer.capacity)
         gone, held = ([item for item in items if item.status == status] for status in (EVICTED, HELD))
         embeddings = _Embeddings(ctx, new)
@@ -134,16 +149,16 @@ def credit(ctx: StageContext) -> None:
         ctx.write(ReplayItem, [*gone, *noted(held, batches, round=ctx.round)])
         ctx.write(ReplayEmbedding, embeddings.new)
         ctx.write(ReplayDraw, rows)
-        figures |= {
-            "replay_buffer": float(len(held)),
-            "replay_entered": float(len(new)),
-            "replay_evicted": float(len(gone)),
-            "replay_without_advantage": float(len(played) - len(new)),
+        metrics |= {
+            "replay_buffer": float(_episodes(held)),
+            "replay_entered": float(_episodes(new)),
+            "replay_evicted": float(_episodes(gone)),
+            "replay_without_advantage": float(len(played) - _episodes(new)),
             "scores_refreshed": float(sum(item.scored_round == ctx.round for item in held)),
         }
     ctx.write(Sample, samples)
-    broke = f"{figures['episodes_errored']:.0f} episodes broke and train nothing"
-    ctx.write_figures(figures, {"episodes_errored": broke if figures["episodes_errored"] else None})
+    broke = f"{metrics['episodes_errored']:.0f} episodes broke and train nothing"
+    ctx.write_metrics(metrics, {"episodes_errored": broke if metrics["episodes_errored"] else None})
 
 
 def played_of(
@@ -155,17 +170,21 @@ def played_of(
     groups = [(episode.family, episode.group) for episode in ended]
     advantages = stream_advantages([episode.reward for episode in ended], groups, config.objective)
     return [
-        Played(episode, record_of(records, episode.generation_id), float(advantage))
+        Played(episode, records_of(episode, records), float(advantage))
         for episode, advantage in zip(ended, advantages, strict=True)
     ]
 
 
-def _trains(played: Played) -> bool:
-    return played.advantage != 0 and any(played.generation.loss_mask)
+def _episodes(items: Iterable[ReplayItem]) -> int:
+    return len({item.episode_id for item in items})
 
 
-def _item(played: Played, place: int, round: int) -> ReplayItem:
-    episode, record = played.episode, played.generation
+def _trains(played: Played, record: Generation) -> bool:
+    return played.advantage != 0 and any(record.loss_mask)
+
+
+def _item(played: Played, record: Generation, place: int, round: int) -> ReplayItem:
+    episode = played.episode
     logprobs = [value for value, mask in zip(record.logprobs, record.loss_mask, strict=True) if mask]
     return ReplayItem(
         generation_id=record.generation_id,
@@ -224,10 +243,10 @@ class _Embeddings:
         turns: dict[str, list[Turn]] = defaultdict(list)
         for number in sorted({item.generation_round for item in items}):
             for episode in self._ctx.rows_at(Episode, number, COLLECT):
-                episodes[episode.generation_id] = episode
+                episodes[episode.episode_id] = episode
             for turn in self._ctx.rows_at(Turn, number, COLLECT):
                 turns[turn.episode_id].append(turn)
-        chosen = [episodes[item.generation_id] for item in items]
+        chosen = [episodes[item.episode_id] for item in items]
         texts = [text_of(episode, turns[episode.episode_id]) for episode in chosen]
         with self._ctx.timed("embedding", len(texts)):
             vectors = self._ctx.services.embedder().embed(texts).tolist()
@@ -255,7 +274,7 @@ def _draws(
 ) -> list[ReplayDraw]:
     learns = config_of(ctx.method).learns
     probabilities_M = probabilities(_scores(ctx, held))
-    places = sorted({place for batch in batches for place in batch.places})
+    places = sorted({place for batch in batches for place in batch.indices})
     features: dict[int, list[float]] = {}
     if learns:
         features = dict(zip(places, embeddings.features([held[place] for place in places]), strict=True))
@@ -280,7 +299,8 @@ def _draws(
 def _scores(ctx: StageContext, held: Sequence[ReplayItem]) -> NDArray[np.float64]:
     """What draws are in proportion to."""
     learns = config_of(ctx.method).learns
-    return np.array([item.score if learns else 1.0 for item in held], dtype=np.float64)
+    scores_M = np.array([item.score if learns else 1.0 for item in held], dtype=np.float64)
+    return scores_M * np.array(shares_of(held), dtype=np.float64)
 
 
 def _sample(ctx: StageContext, record: Generation, reward: float, advantage: float, weight: float, step: int) -> Sample:
@@ -288,7 +308,12 @@ def _sample(ctx: StageContext, record: Generation, reward: float, advantage: flo
 
 
 def _samples(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[ReplayItem]) -> list[Sample]:
-    """What the update trains: a sample that was drawn n times of B has the weight n/B times its factor."""
+    """What the update trains: a sample that was drawn n times of B has the weight n/B times its factor.
+
+    With `token_sum` it also stands for the other sequences of its episode: it is divided by what it is drawn by.
+    """
+    by_sum = config_of(ctx.method).objective.aggregation == "token_sum"
+    shares = dict(zip((item.generation_id for item in held), shares_of(held), strict=True))
     items = {item.generation_id: item for item in held}
     records = _records(ctx, [items[row.generation_id] for row in draws])
     of_step: dict[int, int] = defaultdict(int)
@@ -300,7 +325,7 @@ def _samples(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[Repl
             record_of(records, row.generation_id),
             items[row.generation_id].reward,
             items[row.generation_id].advantage,
-            row.draws / of_step[row.step] * row.factor,
+            row.draws / of_step[row.step] * row.factor / (shares[row.generation_id] if by_sum else 1.0),
             row.step,
         )
         for row in draws

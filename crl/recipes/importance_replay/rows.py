@@ -20,17 +20,20 @@ LABELS = {IMPROVED: 1.0, WORSE: 0.0}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayItem(Row):
-    """One past sample of the replay buffer, after a round's credit."""
+    """One past sample of the replay buffer, after a round's credit: a sequence of an episode that has a trained token.
+
+    All of an episode come and go together.
+    """
 
     table: ClassVar[str] = "replay"
     generation_id: A[str, "token record that is trained"]
     generation_round: A[int, "round that wrote it"]
     generation_stage: A[str, "stage that wrote it"]
-    episode_id: A[str, "episode it is the record of"]
+    episode_id: A[str, "episode it is a sequence of"]
     family: A[str, "task family"]
     reward: A[float, "reward of the episode"]
-    advantage: A[float, "advantage among the rollouts of its group, in the round that played it"]
-    turns: A[int, "turns played"]
+    advantage: A[float, "its advantage among the rollouts of its group, in the round that played it"]
+    turns: A[int, "turns of the episode"]
     trained: A[int, "tokens that carry the objective"]
     mean_logprob: A[float, "mean behavior log-probability of these tokens"]
     entered_order: A[int, "order of entry over the run: the oldest leave first"]
@@ -43,7 +46,7 @@ class ReplayItem(Row):
     rules: ClassVar[Rules] = Rules(
         key=("generation_id",),
         filled=("generation_id", "generation_stage", "episode_id", "family"),
-        unique=(("episode_id",), ("entered_order",)),
+        unique=(("entered_order",),),
         sets={"status": (HELD, EVICTED)},
         ranges={"score": (0, 1), "turns": (1, None), "trained": (1, None), "draws": (0, None)},
         rows={
@@ -51,6 +54,9 @@ class ReplayItem(Row):
             "a sample without an advantage is not kept": "advantage <> 0",
             "a score that nobody gave is neutral": "scored_round IS NOT NULL OR score = 0.5",
             "what was drawn has a round": "(draws = 0) = (last_drawn_round IS NULL)",
+            "an episode is held or evicted as a whole": (
+                "min(status) OVER (PARTITION BY episode_id) = max(status) OVER (PARTITION BY episode_id)"
+            ),
             "the oldest leave first": (
                 "status = 'held' OR entered_order < coalesce(min(entered_order) FILTER (status = 'held') OVER (),"
                 " entered_order + 1)"
@@ -81,10 +87,10 @@ class ReplayDraw(Row):
     table: ClassVar[str] = "replay_draws"
     step: A[int, "optimizer step of the update, from 0"]
     generation_id: A[str, "token record"]
-    episode_id: A[str, "episode it is the record of"]
+    episode_id: A[str, "episode it is a sequence of"]
     family: A[str, "task family"]
     draws: A[int, "times it is in the batch: drawing is with replacement"]
-    probability: A[float, "of each draw"]
+    probability: A[float, "of each draw: by its score and its share of the episode's trained tokens"]
     score: A[float, "score it was drawn by"]
     factor: A[float, "factor of its part of the actor's loss: the score, or 1 where drawing is uniform"]
     age: A[int, "rounds since it was played"]

@@ -114,6 +114,8 @@
     at("slider").max = Math.max(1, each.turns.length);
     at("guide").replaceChildren(...guide(each.guide));
     at("distilled").replaceChildren(...distilled(each.outputs));
+    at("sequences").hidden = each.sequences.length < 2;
+    at("sequences").querySelector("ol").replaceChildren(...each.sequences.map(sequence));
     go(0);
     point();
   }
@@ -160,6 +162,13 @@
     });
   }
 
+  function sequence({ id, tokens, trained, turns }) {
+    const row = element("li"), numbers = turns.map((turn) => turn + 1).join(", ");
+    row.append(element("span", id, "id"), element("div", `${turns.length ? `turns ${numbers}` : "no turn"}`
+      + (known(tokens) ? ` · ${tokens} tokens, ${trained} of them trained` : ""), "note"));
+    return row;
+  }
+
   function became(operation) {
     if (!known(operation.became)) return "not consolidated yet";
     if (operation.became === "rejected") return `rejected: ${words(operation.reason ?? "no reason given")}`;
@@ -172,7 +181,9 @@
     const last = episode.turns.length - 1;
     turn = Math.min(Math.max(index, 0), Math.max(last, 0));
     const [saw, wrote, did, valid, answer] = episode.turns[turn] ?? [null, null, null, false, null];
-    at("turn").textContent = last < 0 ? "no turn" : `Turn ${turn + 1} of ${last + 1}`;
+    const place = episode.sequences.findIndex((each) => each.turns.includes(turn));
+    at("turn").textContent = last < 0 ? "no turn" : `Turn ${turn + 1} of ${last + 1}`
+      + (episode.sequences.length > 1 ? `, sequence ${place + 1}` : "");
     at("slider").value = turn + 1;
     at("slider").setAttribute("aria-valuetext", at("turn").textContent);
     at("observation").textContent = text(saw);

@@ -12,6 +12,6 @@ def reinforce(
     batch: MicroBatch, logprobs_BT: torch.Tensor, scale: float, normalizer: float
 ) -> tuple[torch.Tensor, Statistics]:
     """The loss of one micro-batch, and what is counted of it."""
-    weights_B1 = (batch.weights_B * batch.advantages_B)[:, None]
-    loss = -scale * (weights_B1 * logprobs_BT * batch.mask_BT).sum() / normalizer
+    weights_BT = batch.weights_B[:, None] * batch.advantages_BT
+    loss = -scale * (weights_BT * logprobs_BT * batch.mask_BT).sum() / normalizer
     return loss, Statistics(tokens=float(batch.mask_BT.sum()))

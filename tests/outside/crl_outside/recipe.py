@@ -117,7 +117,7 @@ def collect(ctx: StageContext) -> None:
     played = _played(ctx, ctx.rows(Task, "plan"))
     ctx.write(Episode, [each.episode for each in played])
     ctx.write(Turn, [turn for each in played for turn in each.turns])
-    ctx.write(Generation, [each.generation for each in played])
+    ctx.write(Generation, [record for each in played for record in each.generations])
 
 
 def review(ctx: StageContext) -> None:
@@ -209,12 +209,12 @@ def _task(ctx: StageContext, start: Start, episode_id: str, family: str, seed: i
 
 def _evaluated(ctx: StageContext, played: PlayedEpisode) -> Evaluation:
     episode = played.episode
-    same = ("family", "environment_seed", "guided", "entry_id", "success", "reward", "turns", "invalid_actions",
+    same = ("family", "environment_seed", "guided", "entry_ids", "success", "reward", "turns", "invalid_actions",
             "tokens_read", "tokens_sampled", "stop_reason")  # fmt: skip
     return Evaluation(
         evaluation_id=episode.episode_id,
         round=ctx.round,
-        arm="without_bank",
+        condition="without_bank",
         actions=[turn.action or "" for turn in played.turns],
         **{name: getattr(episode, name) for name in same},
     )

@@ -94,11 +94,11 @@ def test_the_loss_is_that_of_the_reasoning_and_of_what_follows_it(lora: LoraConf
     )  # fmt: skip
     trainer = Trainer(role, model_path=source.path, checkpoint=None, threads=1)
     try:
-        figures = trainer.update(samples, {"nll": NLL})
+        metrics = trainer.update(samples, {"nll": NLL})
     finally:
         trainer.dispose()
-    assert figures["tokens"] == tokens
-    assert figures["loss"] == pytest.approx(expected / tokens, rel=1e-5)
+    assert metrics["tokens"] == tokens
+    assert metrics["loss"] == pytest.approx(expected / tokens, rel=1e-5)
 
 
 def test_v_is_the_mean_square_about_the_mean() -> None:
@@ -168,10 +168,10 @@ def test_pools_hold_the_newest_and_no_more() -> None:
 def episode(group: int, stream: str, reward: float = 0.0) -> Episode:
     return Episode(
         episode_id=f"{stream}-{group}", round=1, family="lake", group=group, member=0, environment_seed=1,
-        stream=stream, guided=False, entry_id=None, content_digest=None, experience=None, goal="g",
+        stream=stream, guided=False, goal="g",
         success=reward > 0, reward=reward, turns=1, invalid_actions=0, tokens_read=1, tokens_sampled=1,
         stop_reason="failure", last_observation="",
-        error=None, generation_id=f"g{group}",
+        error=None, generation_ids=[f"g{group}"],
     )  # fmt: skip
 
 
@@ -211,7 +211,7 @@ def credited(episodes: list[Episode]) -> list[Sample]:
     method = load_experiment(ROOT / "conf/dreamgym_tiny.yaml", {"method.recipe.mix": 1.0}).method
     records = [
         Generation(
-            generation_id=each.generation_id, round=1, stage="collect", role="actor", kind="episode",
+            generation_id=each.generation_ids[0], round=1, stage="collect", role="actor", kind="episode",
             weights_digest="w", temperature=1.0, token_ids=[1, 2], loss_mask=[0, 1], logprobs=[0.0, -1.0], prompt="",
             output="", stop_reason="success",
         )
@@ -221,7 +221,7 @@ def credited(episodes: list[Episode]) -> list[Sample]:
     written: dict[type, list[Any]] = {}
     ctx: Any = SimpleNamespace(
         method=method, round=1, stage=SimpleNamespace(name="credit"), rows=lambda row_type, name: read[row_type],
-        write=written.__setitem__, write_figures=lambda figures, alarms: None,
+        write=written.__setitem__, write_metrics=lambda metrics, alarms: None,
     )  # fmt: skip
     credit(ctx)
     return written[Sample]
@@ -235,8 +235,8 @@ def test_advantages_are_normalized_among_episodes_of_one_task_in_one_environment
         group, stream = int(rng.integers(0, 4)), str(rng.choice(["real", "synthetic"]))
         made = episode(group, stream, float(rng.choice([0.0, 0.5, 1.0])))
         family = str(rng.choice(["lake", "pond"]))
-        episodes.append(dataclasses.replace(made, episode_id=f"e{place}", family=family, generation_id=f"g{place}"))
-    episodes.append(dataclasses.replace(episode(9, "real", 0.5), episode_id="alone", generation_id="alone"))
+        episodes.append(dataclasses.replace(made, episode_id=f"e{place}", family=family, generation_ids=[f"g{place}"]))
+    episodes.append(dataclasses.replace(episode(9, "real", 0.5), episode_id="alone", generation_ids=["alone"]))
     samples = {sample.generation_id: sample for sample in credited(episodes)}
     assert len(samples) == 81
     for each in episodes:
@@ -248,5 +248,5 @@ def test_advantages_are_normalized_among_episodes_of_one_task_in_one_environment
         mean = sum(mates) / len(mates)
         deviation = math.sqrt(sum((reward - mean) ** 2 for reward in mates) / len(mates))
         expected = each.reward if len(mates) == 1 else 0.0 if not deviation else (each.reward - mean) / deviation
-        sample = samples[each.generation_id]
+        sample = samples[each.generation_ids[0]]
         assert sample.advantage == pytest.approx(expected) and sample.weight == 1 / 81

@@ -34,7 +34,7 @@ def reads(run: Played, number: int, stage: str) -> set[str]:
     return {key.split("/")[1] for key in run.run.manifest(number, stage).digested.inputs}
 
 
-def figures(run: Played, number: int, stage: str = "health") -> dict[str, float]:
+def metrics(run: Played, number: int, stage: str = "health") -> dict[str, float]:
     return {row.name: row.value for row in run.rows(Metric, stage, number)}
 
 
@@ -154,7 +154,7 @@ def test_a_prediction_ends_an_episode_with_a_reason_where_it_is_malformed(run: P
             if episode.episode_id in bad:
                 assert episode.error == "prediction_no_observation" and episode.reward == 0
                 assert bad[episode.episode_id].turn == episode.turns - 1, "it was the last turn"
-                assert episode.generation_id not in trained
+                assert trained.isdisjoint(episode.generation_ids)
                 broken += 1
             else:
                 assert episode.error is None
@@ -177,7 +177,7 @@ def test_a_synthetic_transition_names_its_prediction_and_that_its_neighbors(run:
 
 def test_the_actor_reads_what_is_predicted_and_never_why(run: Played) -> None:
     for number in range(1, ROUNDS + 1):
-        streams = {row.generation_id: row.stream for row in run.rows(Episode, "collect", number)}
+        streams = {row.generation_ids[0]: row.stream for row in run.rows(Episode, "collect", number)}
         for record in run.rows(Generation, "collect", number):
             text = "".join(map(chr, record.token_ids))
             assert record.role == "experience" or SECRET not in text
@@ -221,7 +221,7 @@ def test_evaluation_sees_the_actor_alone(run: Played) -> None:
     for number in range(ROUNDS + 1):
         before = {"initialize"} if number == 0 else {"update_actor"}
         assert reads(run, number, "evaluate") == before
-        assert {row.arm for row in run.rows(Evaluation, "evaluate", number)} <= {"without_bank", "random"}
+        assert {row.condition for row in run.rows(Evaluation, "evaluate", number)} <= {"without_bank", "random"}
     environment = make_environment(run.method.families[0])
     rows = run.rows(Evaluation, "evaluate", ROUNDS)
     for row in rows:
@@ -247,7 +247,7 @@ def test_predictions_are_compared_with_the_truth(run: Played) -> None:
             agreed, right = agreed + same, right + told
             wrong += not (same and f"Outcome: {step.outcome}" in output)
             error += abs((1.0 if "reward 1" in output else 0.0) - step.reward)
-        found, count = figures(run, number, "validate"), len(rows)
+        found, count = metrics(run, number, "validate"), len(rows)
         assert found["observation_agreement"] == pytest.approx(agreed / count)
         assert found["reward_accuracy"] == pytest.approx(right / count)
         assert (found["epsilon_r"], found["epsilon_p"]) == (pytest.approx(error / count), pytest.approx(wrong / count))
@@ -259,10 +259,10 @@ def test_without_a_reward_among_the_held_out_steps_there_is_no_bound(run: Played
     seen = set()
     for number in range(1, ROUNDS + 1):
         held = [true[row.held_to or ""] for row in run.rows(Prediction, "validate", number)]
-        found, largest = figures(run, number, "validate"), max(abs(step.reward) for step in held)
+        found, largest = metrics(run, number, "validate"), max(abs(step.reward) for step in held)
         seen.add(largest > 0)
         if not largest:
-            assert "gap_bound" not in found and "gap_bound" not in figures(run, number)
+            assert "gap_bound" not in found and "gap_bound" not in metrics(run, number)
             continue
         assert found["gap_bound"] == pytest.approx(gap_bound(found["epsilon_r"], found["epsilon_p"], largest, 0.9))
     assert seen == {True, False}
@@ -274,8 +274,8 @@ def test_drift_is_what_the_fit_before_has_lost_on_fresh_steps(run: Played) -> No
         rows = run.rows(Prediction, "drift", number)
         assert {row.held_to for row in rows} == fresh
         agreement = sum(bool(row.observation_agrees) for row in rows) / len(rows)
-        assert figures(run, number)["drift"] == pytest.approx(
-            figures(run, number - 1)["observation_agreement"] - agreement
+        assert metrics(run, number)["drift"] == pytest.approx(
+            metrics(run, number - 1)["observation_agreement"] - agreement
         )
 
 
@@ -296,7 +296,7 @@ def test_real_steps_are_counted_in_every_round(run: Played) -> None:
         synthetic = {row.episode_id for row in run.rows(Episode, "collect", number) if row.stream == "synthetic"}
         steps += sum(turn.episode_id not in synthetic for turn in run.rows(Turn, "collect", number))
         total += steps
-        assert (figures(run, number)["real_steps"], figures(run, number)["real_steps_total"]) == (steps, total)
+        assert (metrics(run, number)["real_steps"], metrics(run, number)["real_steps_total"]) == (steps, total)
     shown = dream_rows(summarize(run.run.path))
     assert [row["in all"] for row in shown][-1] == str(total) and len(shown) == ROUNDS
 
@@ -319,7 +319,7 @@ def test_an_actor_is_trained_on_what_sets_an_episode_apart_from_its_task_in_its_
     moved = 0
     for number in range(1, ROUNDS + 1):
         samples = {row.generation_id: row for row in run.rows(Sample, "credit", number)}
-        episodes = [row for row in run.rows(Episode, "collect", number) if row.generation_id in samples]
+        episodes = [row for row in run.rows(Episode, "collect", number) if row.generation_ids[0] in samples]
         assert len(episodes) == len(samples) and {row.stream for row in episodes} == {"synthetic", "real"}
         for episode in episodes:
             mates = [row.reward for row in episodes if (row.group, row.stream) == (episode.group, episode.stream)]
@@ -327,7 +327,7 @@ def test_an_actor_is_trained_on_what_sets_an_episode_apart_from_its_task_in_its_
             deviation = (sum((reward - mean) ** 2 for reward in mates) / len(mates)) ** 0.5
             apart = (episode.reward - mean) / deviation if deviation else 0.0
             expected = episode.reward if len(mates) == 1 else apart
-            assert samples[episode.generation_id].advantage == pytest.approx(expected)
+            assert samples[episode.generation_ids[0]].advantage == pytest.approx(expected)
             moved += bool(expected)
     assert moved > 10
 

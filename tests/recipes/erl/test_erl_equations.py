@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from crl.config import ClippedObjective, DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig
 from crl.config.load import load_experiment
 from crl.credit.advantages import stream_advantages
+from crl.credit.samples import Rollout
 from crl.errors import BadInput
 from crl.learn.terms import NLL, Objective
-from crl.recipes.erl.credit import Internalized, Sequenced, samples_of
+from crl.recipes.erl.credit import Internalized, samples_of
 from crl.records import Generation
 from tests.paper.reference import Floats, random_batch, relative_error
 
@@ -60,7 +62,7 @@ def test_the_objective_clips_by_two_bounds_and_penalizes_leaving_the_base_model(
     logits = torch.tensor(batch.logits_BTV, requires_grad=True)
     scaled = torch.log_softmax(logits / batch.temperature, -1)
     logprobs_BT = scaled.gather(-1, torch.tensor(batch.targets_BT)[..., None])[..., 0] * torch.tensor(batch.mask_BT)
-    tensors = (batch.behavior_BT, reference_BT, batch.mask_BT, batch.advantages_B, batch.weights_B)
+    tensors = (batch.behavior_BT, reference_BT, batch.mask_BT, batch.advantages_BT, batch.weights_B)
     loss, counted = clipped_objective(logprobs_BT, *map(torch.tensor, tensors), config)
     loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-9)
@@ -159,22 +161,22 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
          "method.recipe.internalize.weight": factor},
     ).method  # fmt: skip
     rewards = {"first": [1.0, 0.0, 0.0, 1.0], "reflection": [1.0, 0.25], "second": [1.0, 0.25]}
-    sequences = [
-        Sequenced(
-            "reflector" if stream == "reflection" else "actor", generation(f"{stream}{index}", rng), reward, stream
+    rollouts = [
+        Rollout(
+            "reflector" if stream == "reflection" else "actor", [generation(f"{stream}{index}", rng)], reward, stream
         )
         for stream, earned in rewards.items()
         for index, reward in enumerate(earned)
     ]
     learned = []
-    for each in sequences[-2:]:  # what the second attempts sampled, behind another prompt
-        start = each.generation.loss_mask.index(1)
+    for each in rollouts[-2:]:  # what the second attempts sampled, behind another prompt
+        [record] = each.records
+        start = record.loss_mask.index(1)
         prompt = [int(token) for token in rng.integers(0, VOCABULARY, 4)]
-        tokens = prompt + each.generation.token_ids[start:]
-        learned.append(
-            Internalized(each.generation, each.reward, tokens, [0] * 4 + each.generation.loss_mask[start:], [])
-        )
-    samples = samples_of(sequences, learned, method, round=3)
+        tokens, mask = prompt + record.token_ids[start:], [0] * 4 + record.loss_mask[start:]
+        behind = dataclasses.replace(record, token_ids=tokens, loss_mask=mask, logprobs=[0.0] * len(tokens))
+        learned.append(Internalized([behind], each.reward))
+    samples = samples_of(rollouts, learned, method, round=3)
     objectives = {
         "grpo": Objective("crl.learn.clipped:clipped_term", method.recipe.objective, reference=True),
         "nll": NLL,
@@ -198,12 +200,12 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
 
         moved = peft.PeftModel.from_pretrained(moved, str(tmp_path)).double()
     moved.eval()
-    count, penalties, loss = len(sequences) + len(learned), [], 0.0
+    count, penalties, loss = len(rollouts) + len(learned), [], 0.0
     advantages = stream_advantages(
-        [each.reward for each in sequences], [each.group for each in sequences], ClippedObjective()
+        [each.reward for each in rollouts], [each.group for each in rollouts], ClippedObjective()
     )
-    for each, a in zip(sequences, advantages, strict=True):
-        record = each.generation
+    for each, a in zip(rollouts, advantages, strict=True):
+        [record] = each.records
         new, old = (
             logprobs(moved, record.token_ids, record.loss_mask),
             logprobs(base, record.token_ids, record.loss_mask),
@@ -215,7 +217,7 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
         loss -= (terms.sum() if aggregation == "token_sum" else terms.mean()) / count
         penalties += list(penalty)
     for each in learned:
-        taught = logprobs(moved, each.token_ids, each.loss_mask)
+        taught = logprobs(moved, each.records[0].token_ids, each.records[0].loss_mask)
         loss -= factor * each.reward * (taught.sum() if aggregation == "token_sum" else taught.mean()) / count
     assert second["loss"] == pytest.approx(loss, rel=1e-4)
     assert second["reference_kl"] == pytest.approx(np.mean(penalties), rel=1e-3) and second["reference_kl"] > 1e-4
@@ -226,14 +228,14 @@ def test_a_round_whose_rewards_are_equal_takes_no_step_for_the_penalty_alone(mod
 
     rng = np.random.default_rng(8)
     method = load_experiment(ROOT / "conf/erl_tiny.yaml", {}).method
-    equal = [Sequenced("actor", generation(f"g{index}", rng), 1.0, "first") for index in range(3)]
+    equal = [Rollout("actor", [generation(f"g{index}", rng)], 1.0, "first") for index in range(3)]
     objectives = {"grpo": Objective("crl.learn.clipped:clipped_term", ClippedObjective(beta=0.1), reference=True)}
     trainer = Trainer(RoleConfig(model="miniature"), model_path=model, checkpoint=None, threads=1)
     assert trainer.update(samples_of(equal, [], method, round=1), objectives)["stepped"] == 0
-    unequal = [*equal, Sequenced("actor", generation("g3", rng), 0.0, "second"), Sequenced("actor", generation("g4", rng), 1.0, "second")]  # noqa: E501  # fmt: skip
-    figures = trainer.update(samples_of(unequal, [], method, round=1), objectives)
+    unequal = [*equal, Rollout("actor", [generation("g3", rng)], 0.0, "second"), Rollout("actor", [generation("g4", rng)], 1.0, "second")]  # noqa: E501  # fmt: skip
+    metrics = trainer.update(samples_of(unequal, [], method, round=1), objectives)
     trainer.dispose()
-    assert figures["stepped"] == 1 and figures["samples_without_gradient"] == 0, "the penalty holds all of them"
+    assert metrics["stepped"] == 1 and metrics["samples_without_gradient"] == 0, "the penalty holds all of them"
 
 
 def test_zero_3_is_refused_where_the_objective_compares_with_the_base_model() -> None:

@@ -54,7 +54,7 @@ def test_the_environments_are_those_of_the_paper(name: str) -> None:
             "max_turns": 8,
         },
         "sokoban": {"masked": True, "boxes": 1, "size_min": 6, "size_max": 8, "max_turns": 8},
-        "hotpotqa": {"max_turns": 5, "least_f1": 0.3},
+        "hotpotqa": {"max_turns": 5, "min_f1": 0.3},
     }  # fmt: skip
     assert {key: getattr(family.environment, key) for key in said[name]} == said[name]
 
@@ -90,4 +90,4 @@ def test_without_the_mechanisms_it_is_grpo(tmp_path: Path) -> None:
     first, samples = run.rows(Episode, "collect", 1), run.rows(Sample, "credit", 1)
     assert not run.rows(Episode, "retry", 1), "nothing is tried again"
     assert {row.objective for row in samples} == {"grpo"} and {row.role for row in samples} == {"actor"}
-    assert {row.generation_id for row in samples} == {episode.generation_id for episode in first}
+    assert {row.generation_id for row in samples} == {episode.generation_ids[0] for episode in first}

@@ -30,7 +30,7 @@ def attempts(run: Played, stage: str) -> dict[str, Episode]:
 
 def by_group(run: Played) -> dict[tuple[int, str], list[Sample]]:
     """Samples of the clipped objective by task and the stage that made them: a stage is one stream of one revision."""
-    groups = {row.generation_id: row.group for stage in ATTEMPTS for row in run.rows(Episode, stage, 1)}
+    groups = {row.generation_ids[0]: row.group for stage in ATTEMPTS for row in run.rows(Episode, stage, 1)}
     for stage, later in zip(REFLECTING, ATTEMPTS[1:], strict=True):
         retries = attempts(run, later)
         groups |= {row.generation_id: retries[row.retry_id].group for row in run.rows(Reflection, stage, 1)}
@@ -105,7 +105,7 @@ def test_a_malformed_reflection_earns_the_number_that_is_set_and_its_attempt_wha
         retries = attempts(run, later)
         for row in run.rows(Reflection, stage, 1):
             retry = retries[row.retry_id]
-            assert earned[retry.generation_id] == retry.reward
+            assert earned[retry.generation_ids[0]] == retry.reward
             assert earned[row.generation_id] == (MALFORMED if row.text is None else retry.reward)
             malformed += row.text is None
             other += row.text is not None

@@ -60,9 +60,9 @@ def collect() -> dict[type[Row], list[Row]]:
                 member=i,
                 environment_seed=7,
                 guided=guided,
-                entry_id="e0" if guided else None,
-                content_digest=SHA if guided else None,
-                experience="go east" if guided else None,
+                entry_ids=["e0"] if guided else [],
+                content_digests=[SHA] if guided else [],
+                experiences=["go east"] if guided else [],
                 goal="reach >",
                 success=success,
                 reward=float(success),
@@ -73,7 +73,7 @@ def collect() -> dict[type[Row], list[Row]]:
                 stop_reason="success" if success else "turn_limit",
                 last_observation="the end",
                 error=None,
-                generation_id=f"g{i}",
+                generation_ids=[f"g{i}"],
             )
         )
         for turn in range(2):
@@ -86,6 +86,7 @@ def collect() -> dict[type[Row], list[Row]]:
                     valid=turn == 1,
                     action="east" if turn == 1 else None,
                     feedback=None if turn == 1 else "no such move",
+                    generation_id=f"g{i}",
                     first_token=4 * turn + 2,
                     last_token=4 * turn + 4,
                     stop_reason="end_of_turn",
@@ -238,21 +239,21 @@ def credit() -> dict[type[Row], list[Row]]:
     return {r.Credit: credits, r.EntryScore: scores, r.BufferItem: buffer, r.Sample: samples}
 
 
-def judge() -> dict[type[Row], list[Row]]:
+def critique() -> dict[type[Row], list[Row]]:
     """The actor-critic: two experiences accepted, one rejected, one verdict that is none."""
     verdicts = (("accept", 1.0), ("refine", 0.5), ("reject", 0.0), ("malformed", None))
     rows = [
-        r.Judgment(
+        r.Critique(
             episode_id=_episode(i), round=1, family="room", entry_id="e0", content_digest=SHA, generation_id=f"c{i}",
             success_rate=0.5, verdict=verdict, reason_code="ok" if score is not None else "no_verdict", score=score,
             text=None if verdict == "reject" else "go east",
         )
         for i, (verdict, score) in enumerate(verdicts)
     ]  # fmt: skip
-    generations = [_generation(f"c{i}", "actor", "critic", "judge") for i in range(4)]
+    generations = [_generation(f"c{i}", "actor", "critic", "critique") for i in range(4)]
     return {
         r.Generation: generations,
-        r.Judgment: rows,
+        r.Critique: rows,
         r.SuccessRate: [r.SuccessRate(family="room", episodes=8, successes=4)],
     }
 
@@ -290,17 +291,18 @@ def trial() -> dict[type[Row], list[Row]]:
             episodes.append(
                 r.Episode(
                     episode_id=f"t{place}", round=1, family="room", group=layout, member=place, environment_seed=layout,
-                    stream="trial", guided=note is not None, entry_id=None if note is None else f"e-{note}",
-                    content_digest=None if note is None else texts[note], experience=note, goal="reach >",
+                    stream="trial", guided=note is not None, entry_ids=[] if note is None else [f"e-{note}"],
+                    content_digests=[] if note is None else [texts[note]],
+                    experiences=[] if note is None else [note], goal="reach >",
                     success=success, reward=float(success), turns=1, invalid_actions=0, tokens_read=2, tokens_sampled=2,
                     stop_reason="success" if success else "failure", last_observation="@>", error=None,
-                    generation_id=f"tg{place}",
+                    generation_ids=[f"tg{place}"],
                 )
             )  # fmt: skip
             turns.append(
                 r.Turn(
                     episode_id=f"t{place}", turn=0, observation="@>", output="east", action="east", valid=True,
-                    feedback=None, first_token=2, last_token=4, stop_reason="end_of_turn",
+                    feedback=None, generation_id=f"tg{place}", first_token=2, last_token=4, stop_reason="end_of_turn",
                 )
             )  # fmt: skip
             generations.append(_generation(f"tg{place}", "actor", "episode", "trial"))
@@ -344,12 +346,13 @@ def update() -> dict[type[Row], list[Row]]:
 def evaluate() -> dict[type[Row], list[Row]]:
     rows = [
         r.Evaluation(
-            evaluation_id=f"v{i}", round=1, arm=arm, family="room", environment_seed=9, guided=arm == "with_bank",
-            entry_id="e9" if arm == "with_bank" else None, success=False, reward=0.0, turns=2, invalid_actions=1,
-            tokens_read=0 if arm == "random" else 4, tokens_sampled=0 if arm == "random" else 4,
+            evaluation_id=f"v{i}", round=1, condition=condition, family="room", environment_seed=9,
+            guided=condition == "with_bank",
+            entry_ids=["e9"] if condition == "with_bank" else [], success=False, reward=0.0, turns=2, invalid_actions=1,
+            tokens_read=0 if condition == "random" else 4, tokens_sampled=0 if condition == "random" else 4,
             stop_reason="turn_limit", actions=["east", ""],
         )
-        for i, arm in enumerate(("with_bank", "without_bank", "random"))
+        for i, condition in enumerate(("with_bank", "without_bank", "random"))
     ]  # fmt: skip
     return {r.Evaluation: rows}
 
@@ -357,7 +360,7 @@ def evaluate() -> dict[type[Row], list[Row]]:
 STAGES = (
     initialize,
     plan,
-    judge,
+    critique,
     collect,
     asking,
     distill,

@@ -21,12 +21,12 @@ def played(layout: int, *, guided: bool, broke: bool) -> Episode:
     won = guided and not broke
     return Episode(
         episode_id=f"t{layout}{guided}", round=1, family="room", group=layout, member=int(guided),
-        environment_seed=layout, stream="trial", guided=guided, entry_id="e" if guided else None,
-        content_digest=NOTE if guided else None, experience="note" if guided else None, goal="reach >", success=won,
+        environment_seed=layout, stream="trial", guided=guided, entry_ids=["e"] if guided else [],
+        content_digests=[NOTE] if guided else [], experiences=["note"] if guided else [], goal="reach >", success=won,
         reward=float(won), turns=1, invalid_actions=0, tokens_read=2, tokens_sampled=2,
         stop_reason="error" if broke else "success" if won else "failure",
         last_observation=None if broke else "@>", error="environment_KeyError" if broke else None,
-        generation_id=f"tg{layout}{guided}",
+        generation_ids=[f"tg{layout}{guided}"],
     )  # fmt: skip
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import crl.records as r
 from crl.checks import check_tables, suites
+from crl.checks.stage import summarize
 from crl.checks.suites import SQL, row_types, suite_of
 from crl.errors import DataCheckFailed
 from crl.records import ROW_TYPES, Row, Rules, schema_of, table_of
@@ -78,10 +81,14 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.plan, r.Retrieval, 3, {"episode_id": "elsewhere"}, "belongs to a planned episode"),
     (examples.plan, r.Retrieval, 0, {"episode_id": "r0001-room-g0000-m0003"}, "chosen for guided episodes only"),
     (examples.plan, r.RetrievalCount, 0, {"count": -1}, "count is at least 0"),
-    (examples.collect, r.Episode, 0, {"entry_id": None}, "guided means that an experience was shown"),
+    (
+        examples.collect,
+        r.Episode,
+        0,
+        {"entry_ids": [], "content_digests": [], "experiences": []},
+        "guided means that an experience was shown",
+    ),
     (examples.collect, r.Episode, 3, {"guided": True}, "guided means that an experience was shown"),
-    (examples.collect, r.Episode, 0, {"experience": None}, "guided means that an experience was shown"),
-    (examples.collect, r.Episode, 0, {"entry_ids": ["e9"]}, "the first of the experiences is the one that is named"),
     (examples.collect, r.Episode, 0, {"experiences": []}, "every experience has its version and its text"),
     (
         examples.collect,
@@ -95,10 +102,21 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.collect, r.Episode, 1, {"stop_reason": "error"}, "an error has a reason code"),
     (examples.collect, r.Episode, 1, {"last_observation": None}, "what the last action did is known"),
     (examples.collect, r.Episode, 1, {"turns": 3}, "as many turns"),
-    (examples.collect, r.Episode, 1, {"generation_id": "g9"}, "an episode has its token record"),
+    (examples.collect, r.Episode, 1, {"generation_ids": ["g9"]}, "every sequence of an episode has its token record"),
+    (examples.collect, r.Episode, 1, {"generation_ids": []}, "an episode has a sequence, and names each once"),
+    (examples.collect, r.Episode, 1, {"generation_ids": ["g1", "g1"]}, "an episode has a sequence, and names each"),
+    (examples.collect, r.Episode, 1, {"generation_ids": ["g1", "g0"]}, "is a sequence of one episode"),
+    (examples.collect, r.Turn, 3, {"generation_id": "g2"}, "a turn is in a sequence of its episode"),
     (examples.collect, r.Turn, 3, {"turn": 5}, "numbered without a gap"),
-    (examples.collect, r.Turn, 3, {"first_token": 3}, "spans of an episode do not overlap"),
-    (examples.collect, r.Turn, 3, {"last_token": 7}, "the trained tokens of an episode are those of its turns"),
+    (examples.collect, r.Turn, 3, {"first_token": 3}, "spans of a sequence do not overlap"),
+    (examples.collect, r.Turn, 3, {"last_token": 7}, "the trained tokens of a sequence are those of its turns"),
+    (
+        examples.collect,
+        r.Generation,
+        2,
+        {"loss_mask": [0, 1, 1, 0, 0, 0, 1, 1], "logprobs": [0, -1, -1, 0, 0, 0, -1, -1]},
+        "the trained tokens of a sequence are those of its turns",
+    ),
     (examples.collect, r.Turn, 3, {"action": None}, "a valid turn has an action"),
     (examples.collect, r.Generation, 2, {"logprobs": [0.0] * 7}, "have one length"),
     (examples.collect, r.Generation, 2, {"loss_mask": [0, 0, 1, 2, 0, 0, 1, 1]}, "loss_mask holds 0 and 1 only"),
@@ -132,8 +150,14 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.asking, r.StrippedContext, 0, {"loss_mask": [0, 2, 0]}, "loss_mask holds 0 and 1 only"),
     (examples.asking, r.StrippedContext, 0, {"loss_mask": [1, 1, 1]}, "those of the turns that asked nothing"),
     (examples.asking, r.StrippedContext, 0, {"removed_tokens": 4}, "are the whole record"),
-    (examples.asking, r.StrippedContext, 0, {"generation_id": "g1"}, "belongs to a guided episode"),
-    (examples.asking, r.StrippedContext, 0, {"episode_id": "r0001-room-g0000-m0002"}, "belongs to a guided episode"),
+    (examples.asking, r.StrippedContext, 0, {"generation_id": "g1"}, "belongs to a sequence of a guided episode"),
+    (
+        examples.asking,
+        r.StrippedContext,
+        0,
+        {"episode_id": "r0001-room-g0000-m0002"},
+        "belongs to a sequence of a guided episode",
+    ),
     (examples.asking, r.StrippedContext, 0, {"episode_id": "r0001-room-g0000-m0002"}, "has its stripped context"),
     (examples.distill, r.Distillation, 0, {"verdict": "malformed"}, "malformed has a reason code"),
     (examples.distill, r.Distillation, 1, {"operations": 2}, "malformed output asks for nothing"),
@@ -204,15 +228,15 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.plan, r.Suppression, 0, {"entry_id": "e1"}, "a suppressed text is not retrieved"),
     (examples.reward, r.TextEffect, 1, {"suppressed": True}, "what is suppressed was used"),
     (examples.reward, r.CandidateUtility, 0, {"utility": 1.5}, "utility"),
-    (examples.judge, r.Judgment, 1, {"score": 1.0}, "s_c is 1, 0.5 or 0 by the verdict"),
-    (examples.judge, r.Judgment, 3, {"score": 0.0}, "none where malformed"),
-    (examples.judge, r.Judgment, 3, {"reason_code": "ok"}, "malformed has a reason code other than ok"),
-    (examples.judge, r.Judgment, 2, {"text": "go east"}, "what is not rejected has a text"),
-    (examples.judge, r.Judgment, 0, {"generation_id": "c9"}, "a verdict has its token record"),
-    (examples.judge, r.Generation, 0, {"generation_id": "c9"}, "belongs to a judgment"),
-    (examples.judge, r.Generation, 0, {"kind": "episode"}, "a verdict has its token record"),
-    (examples.judge, r.Generation, 0, {"kind": ""}, "kind is not empty"),
-    (examples.judge, r.SuccessRate, 0, {"successes": 9}, "episodes is at least successes"),
+    (examples.critique, r.Critique, 1, {"score": 1.0}, "s_c is 1, 0.5 or 0 by the verdict"),
+    (examples.critique, r.Critique, 3, {"score": 0.0}, "none where malformed"),
+    (examples.critique, r.Critique, 3, {"reason_code": "ok"}, "malformed has a reason code other than ok"),
+    (examples.critique, r.Critique, 2, {"text": "go east"}, "what is not rejected has a text"),
+    (examples.critique, r.Critique, 0, {"generation_id": "c9"}, "a verdict has its token record"),
+    (examples.critique, r.Generation, 0, {"generation_id": "c9"}, "belongs to a critique"),
+    (examples.critique, r.Generation, 0, {"kind": "episode"}, "a verdict has its token record"),
+    (examples.critique, r.Generation, 0, {"kind": ""}, "kind is not empty"),
+    (examples.critique, r.SuccessRate, 0, {"successes": 9}, "episodes is at least successes"),
     (examples.reward, r.UseReward, 0, {"reward": 2.0}, "a reward by guided minus free is that of the credit"),
     (examples.reward, r.UseReward, 1, {"reward": 0.3}, "the reward is s_c + r (eq. 8)"),
     (examples.reward, r.UseReward, 1, {"usefulness": None}, "usefulness is there where it is the basis"),
@@ -222,15 +246,15 @@ BREACHES: list[tuple[Any, type[Row], int, dict[str, Any], str]] = [
     (examples.reward, r.UseReward, 1, {"episode_id": "r0001-room-g0000-m0003"}, "every credited use has its reward"),
     (examples.reward, r.EntryUsefulness, 0, {"usefulness": -1.5}, "usefulness is between -1 and 1"),
     (examples.update, r.Weights, 0, {"checkpoint": None}, "updated weights have a checkpoint"),
-    (examples.update, r.Metric, 0, {"value": float("nan")}, "a figure is finite"),
-    (examples.evaluate, r.Evaluation, 1, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
-    (examples.evaluate, r.Evaluation, 2, {"guided": True, "entry_id": "e9"}, "without the bank nothing is guided"),
+    (examples.update, r.Metric, 0, {"value": float("nan")}, "a metric is finite"),
+    (examples.evaluate, r.Evaluation, 1, {"guided": True, "entry_ids": ["e9"]}, "without the bank nothing is guided"),
+    (examples.evaluate, r.Evaluation, 2, {"guided": True, "entry_ids": ["e9"]}, "without the bank nothing is guided"),
     (examples.evaluate, r.Evaluation, 1, {"reward": float("inf")}, "the reward is finite"),
-    (examples.evaluate, r.Evaluation, 2, {"arm": "other"}, "arm is one of with_bank, without_bank, random"),
+    (examples.evaluate, r.Evaluation, 2, {"condition": "other"}, "condition is one of with_bank, without_bank, random"),
     (examples.evaluate, r.Evaluation, 2, {"tokens_read": 4}, "but for the random policy's"),
     (examples.evaluate, r.Evaluation, 1, {"tokens_sampled": 1}, "a turn has sampled tokens"),
     (examples.collect, r.Episode, 1, {"tokens_sampled": 1}, "tokens_sampled is at least turns"),
-    (examples.collect, r.Episode, 1, {"tokens_read": 5}, "read and wrote the tokens of its record"),
+    (examples.collect, r.Episode, 1, {"tokens_read": 5}, "read and wrote the tokens of its sequences"),
     (examples.evaluate, r.Evaluation, 1, {"actions": ["east"]}, "every turn has an action"),
 ]
 
@@ -318,3 +342,18 @@ def test_importing_the_checks_stays_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_runs_of_trained_tokens_are_those_of_the_mask() -> None:
+    rng = np.random.default_rng(0)
+    [made, *_] = [row for row in examples.collect()[r.Generation] if isinstance(row, r.Generation)]
+    masks = [[int(value) for value in rng.integers(0, 2, int(rng.integers(0, 9)))] for _ in range(300)]
+    rows = [
+        dataclasses.replace(made, token_ids=[1] * len(mask), loss_mask=mask, logprobs=[0.0] * len(mask))
+        for mask in masks
+    ]
+    found = summarize(table_of(r.Generation, rows))
+    pairs = zip(found["trained_since"].to_pylist(), found["trained_until"].to_pylist(), strict=True)
+    for mask, (since, until) in zip(masks, pairs, strict=True):
+        spans = list(zip(since, until, strict=True))
+        assert spans == [run.span() for run in re.finditer("1+", "".join(map(str, mask)))]

@@ -16,11 +16,11 @@ from tests.unit.credit.scoring import scored
 def episode(group: int, member: int, *, guided: bool, success: bool, **changes: Any) -> Episode:
     values: dict[str, Any] = {
         "episode_id": f"g{group}m{member}", "round": 3, "family": "room", "group": group, "member": member,
-        "environment_seed": group, "guided": guided, "entry_id": "e1" if guided else None,
-        "content_digest": "d1" if guided else None, "experience": "x" if guided else None, "goal": "goal",
+        "environment_seed": group, "guided": guided, "entry_ids": ["e1"] if guided else [],
+        "content_digests": ["d1"] if guided else [], "experiences": ["x"] if guided else [], "goal": "goal",
         "success": success, "reward": float(success), "turns": 1, "invalid_actions": 0,
         "tokens_read": 4, "tokens_sampled": 2,
-        "stop_reason": "success" if success else "failure", "error": None, "generation_id": f"a-g{group}m{member}",
+        "stop_reason": "success" if success else "failure", "error": None, "generation_ids": [f"a-g{group}m{member}"],
         "last_observation": "over",
     }  # fmt: skip
     return Episode(**{**values, **changes})
@@ -28,9 +28,9 @@ def episode(group: int, member: int, *, guided: bool, success: bool, **changes: 
 
 def retrieval(of: Episode, *, chosen: bool = True, **changes: Any) -> Retrieval:
     values: dict[str, Any] = {
-        "episode_id": of.episode_id, "round": 3, "bank_round": 2, "family": "room", "entry_id": of.entry_id,
-        "content_digest": of.content_digest, "generation_id": "x-1", "rank": 0, "similarity": 1.0, "rank_score": 0.0,
-        "count": 0, "recent": False, "score": 0.0, "chosen": chosen,
+        "episode_id": of.episode_id, "round": 3, "bank_round": 2, "family": "room", "entry_id": of.entry_ids[0],
+        "content_digest": of.content_digests[0], "generation_id": "x-1", "rank": 0, "similarity": 1.0,
+        "rank_score": 0.0, "count": 0, "recent": False, "score": 0.0, "chosen": chosen,
     }  # fmt: skip
     return Retrieval(**{**values, **changes})
 
@@ -135,6 +135,6 @@ def test_a_rewritten_entry_starts_anew_with_its_first_use() -> None:
     scores = entry_scores([], credits_of(first, [retrieval(row) for row in first]))
     assert [(row.content_digest, row.uses, row.mean_outcome) for row in scores] == [("d1", 3, -1.0)]
     assert entry_scores(scores, []) == scores, "until then its old uses stay, told by the digest"
-    later = [episode(1, 0, guided=True, success=True, round=7, content_digest="d2")]
+    later = [episode(1, 0, guided=True, success=True, round=7, content_digests=["d2"])]
     scores = entry_scores(scores, credits_of(later, [retrieval(row) for row in later]))
     assert [(row.content_digest, row.uses, row.mean_outcome) for row in scores] == [("d2", 1, 1.0)]

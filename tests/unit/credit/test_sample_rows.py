@@ -15,9 +15,9 @@ from crl.records import BufferItem, Episode, Generation
 def episode(group: int, member: int, *, guided: bool, reward: float, stop_reason: str = "failure") -> Episode:
     return Episode(
         episode_id=f"g{group}m{member}", round=3, family="room", group=group, member=member, environment_seed=group,
-        guided=guided, entry_id=None, content_digest=None, experience=None, goal="goal", success=reward > 0,
+        guided=guided, goal="goal", success=reward > 0,
         reward=reward, turns=1, invalid_actions=0, stop_reason=stop_reason, error=None,
-        generation_id=f"a-g{group}m{member}", tokens_read=1, tokens_sampled=2,
+        generation_ids=[f"a-g{group}m{member}"], tokens_read=1, tokens_sampled=2,
         last_observation=None if stop_reason == "error" else "over",
     )  # fmt: skip
 
@@ -46,7 +46,7 @@ def test_guided_and_free_are_normalized_apart_and_weighted_half_each() -> None:
         for index, (guided, reward) in enumerate((key, value) for key in rewards for value in rewards[key])
     ]
     episodes += [episode(1, 0, guided=False, reward=1.0)]
-    generations = {row.generation_id: generation(row.generation_id) for row in episodes}
+    generations = {row.generation_ids[0]: generation(row.generation_ids[0]) for row in episodes}
     samples = grpo_samples(episodes, generations, ActorObjective(), round=3)
     assert [round(sample.advantage, 6) for sample in samples[:2]] == [1.0, -1.0]
     assert samples[4].advantage == pytest.approx(-(3**0.5))
@@ -67,14 +67,14 @@ def test_broken_episodes_leave_no_trace_in_the_baseline() -> None:
         episode(0, 2, guided=False, reward=0.0, stop_reason="error"),
         episode(1, 0, guided=False, reward=0.0, stop_reason="error"),
     ]
-    generations = {row.generation_id: generation(row.generation_id) for row in good + broken}
+    generations = {row.generation_ids[0]: generation(row.generation_ids[0]) for row in good + broken}
     with_broken = grpo_samples(good + broken, generations, ActorObjective(), round=3)
     assert with_broken == grpo_samples(good, generations, ActorObjective(), round=3)
 
 
 def test_pooled_baseline_is_one_over_the_group() -> None:
     episodes = [episode(0, 0, guided=True, reward=1.0), episode(0, 1, guided=False, reward=0.0)]
-    generations = {row.generation_id: generation(row.generation_id) for row in episodes}
+    generations = {row.generation_ids[0]: generation(row.generation_ids[0]) for row in episodes}
     samples = grpo_samples(episodes, generations, ActorObjective(advantage="pooled"), round=3)
     assert [(sample.advantage, sample.weight) for sample in samples] == [(1.0, 0.5), (-1.0, 0.5)]
 

@@ -14,6 +14,7 @@ from crl.config.engines import ServerConfig, VllmEngine
 from crl.config.environments import FamilyConfig
 from crl.errors import BadInput, RecordDamaged
 from crl.learn.terms import objectives
+from crl.policies.endpoint import EndpointChat
 from crl.recipes.complementary.config import BaselineConfig
 from crl.records import Sample, Weights, table_of
 from crl.run.directory import RunDirectory
@@ -276,6 +277,8 @@ def test_another_embedder_under_the_same_name_is_refused(services, base, monkeyp
 
 class ServedPolicy:
     """A policy that holds a server."""
+
+    chat = EndpointChat()
 
     def __init__(self) -> None:
         self.handed, self.closed = [], 0

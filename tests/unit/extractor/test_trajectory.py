@@ -18,6 +18,7 @@ def turn(number, observation, output, *, action=None, valid=True, feedback=None)
         action=action if action is not None or not valid else output,
         valid=valid,
         feedback=feedback,
+        generation_id="g",
         first_token=0,
         last_token=1,
         stop_reason="end_of_turn",
@@ -26,10 +27,10 @@ def turn(number, observation, output, *, action=None, valid=True, feedback=None)
 
 def episode(success, stop_reason):
     return Episode(
-        episode_id="e", round=1, family="room", group=0, member=0, environment_seed=0, guided=False, entry_id=None,
-        content_digest=None, experience=None, goal="g", success=success, reward=0.0, turns=1, invalid_actions=0,
+        episode_id="e", round=1, family="room", group=0, member=0, environment_seed=0, guided=False,
+        goal="g", success=success, reward=0.0, turns=1, invalid_actions=0,
         tokens_read=4, tokens_sampled=2,
-        stop_reason=stop_reason, last_observation="e", error=None, generation_id="g",
+        stop_reason=stop_reason, last_observation="e", error=None, generation_ids=["g"],
     )  # fmt: skip
 
 

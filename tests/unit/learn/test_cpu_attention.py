@@ -55,7 +55,7 @@ def test_outputs_and_gradients_are_those_of_the_definition(sequences: list[list[
     half = [each.to(torch.bfloat16).requires_grad_() for each in made]
     exact = [each.detach().double().requires_grad_() for each in half]
     given = torch.randn(HEADS, GROUPS, count, WIDTH)
-    found = attend(*half, paths.seen, paths.lengths_S, paths.segments_S, 0.3)
+    found = attend(*half, paths.seen_K, paths.lengths, paths.segments, 0.3)
     expected = by_definition(*exact, [ways[position] for position in range(count)], 0.3)
     found.backward(given.to(torch.bfloat16))
     expected.backward(given.to(torch.bfloat16).double())

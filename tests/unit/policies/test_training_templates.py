@@ -160,11 +160,14 @@ def test_a_run_records_which_template_wrote_its_prompts(made: Experiment, tmp_pa
     try:
         with Lease.acquire(run.path, seconds=600) as lease:
             attempt = Attempt(token=lease.token, chat_templates=services.chat_templates, ways=services.ways)
-            for stage in ("initialize", "evaluate"):
-                execute_stage(run, recipe, 0, stage, attempt=attempt, services=services)
+            for number, stage in ((0, "initialize"), (0, "evaluate"), (1, "plan")):
+                services.begin(number, stage, None)
+                execute_stage(run, recipe, number, stage, attempt=attempt, services=services)
         assert run.manifest(0, "evaluate").provenance["chat_templates"] == {"actor": TRAINING}
         assert run.manifest(0, "evaluate").provenance["ways"] == {"actor": {"sampling": "packed"}}
-        assert not {"chat_templates", "ways"} & run.manifest(0, "initialize").provenance.keys(), "it sampled nothing"
+        for number, stage in ((0, "initialize"), (1, "plan")):
+            noted = run.manifest(number, stage).provenance.keys()
+            assert not noted & {"chat_templates", "ways"}, "it sampled nothing"
     finally:
         services.close()
 
@@ -173,6 +176,6 @@ def test_doctor_says_so(made: Experiment, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         "crl.preflight.probe.Comparison.checks", lambda self, **more: []
     )  # seconds, and tested elsewhere
-    found = {finding.name: finding.found for finding in experiment_findings(made, 1)}
+    found = {finding.name: finding.result for finding in experiment_findings(made, 1)}
     assert found["chat template, actor"].startswith(TRAINING)
     assert "chat template, extractor" not in found, "it writes one turn, with the model's own"

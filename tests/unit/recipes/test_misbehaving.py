@@ -49,7 +49,9 @@ def round_of(root: Path, ways: list[str], wave_groups: int = 0, **family: Any) -
     episodes = run.rows(Episode, "collect", 1)
     assert len(episodes) == len(run.rows(Task, "plan", 1)) == SIZE * len(ways)
     trained = {row.generation_id for row in run.rows(Sample, "credit", 1)}
-    assert not trained & {each.generation_id for each in episodes if each.error is not None}, "nothing is learned of it"
+    assert not any(trained & {*each.generation_ids} for each in episodes if each.error is not None), (
+        "nothing is learned of it"
+    )
     turns = run.rows(Turn, "collect", 1)
     assert {turn.episode_id for turn in turns} == {each.episode_id for each in episodes}
     assert max(len(turn.observation) for turn in turns) < 1000

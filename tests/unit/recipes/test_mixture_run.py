@@ -168,7 +168,7 @@ def test_every_task_has_groups_of_its_size_and_is_trained(run: RunDirectory) -> 
     assert guided == {name: size * (1 + (name == "lake")) // 2 for name, size in SIZES.items()}
     assert not [each for each in played if each.error]
     samples = [each for each in rows(run, Sample, "credit", BOTH) if each.objective == "grpo"]
-    assert {each.generation_id for each in samples} == {each.generation_id for each in played}
+    assert {each.generation_id for each in samples} == {each.generation_ids[0] for each in played}
     for role in ("actor", "extractor"):
         assert rows(run, Weights, f"update_{role}", [ROUNDS])[0].updates > 0
 
@@ -185,7 +185,7 @@ def test_a_task_is_sampled_by_its_own_settings(run: RunDirectory) -> None:
         longest[family] = max(longest[family], turn.last_token - turn.first_token)
     assert longest["shrine"] <= 3 and max(longest[name] for name in ("room", "lake", "masked", "endless")) in (4, 5)
     for family, played in by_family(episodes(run)).items():
-        of_task = [kept[each.generation_id] for each in played]
+        of_task = [kept[each.generation_ids[0]] for each in played]
         assert {record.temperature for record in of_task} == {0.5 if family == "shrine" else 1.0}
         assert any(record.choices for record in of_task) is (family == "realm"), "answers of one task are constrained"
     assert all(each.invalid_actions == 0 for each in by_family(episodes(run))["realm"])
@@ -194,7 +194,7 @@ def test_a_task_is_sampled_by_its_own_settings(run: RunDirectory) -> None:
 def test_a_task_has_its_own_prompts_and_shares_the_others(run: RunDirectory) -> None:
     played, kept = episodes(run), records(run)
     for each in played:
-        prompt = kept[each.generation_id].prompt
+        prompt = kept[each.generation_ids[0]].prompt
         assert ("Cross." in prompt) is (each.family == "masked") is not ("Answer with one action." in prompt)
         if each.guided:
             assert ("Told: note" if each.family == "masked" else "Advice: note") in prompt
@@ -215,7 +215,7 @@ def test_rewards_are_by_the_convention_of_the_task_and_the_raw_ones_are_kept(run
     assert all(each.reward == 10 * raw[each.episode_id] for each in played["endless"])
     assert {each.reward for name in ("room", "lake", "realm") for each in played[name]} <= {0.0, 1.0}
     trained = {each.generation_id: each.reward for each in rows(run, Sample, "credit", BOTH)}
-    assert all(trained[each.generation_id] == each.reward for each in declaring)
+    assert all(trained[each.generation_ids[0]] == each.reward for each in declaring)
     held_out = rows(run, Evaluation, "evaluate", [ROUNDS])
     assert all(each.reward == each.success for each in held_out if each.family in ("masked", "shrine"))
 
@@ -246,7 +246,9 @@ def test_the_report_has_every_task_and_their_average(run: RunDirectory) -> None:
     average = tasks.average("free")
     assert average is not None and average.mean == pytest.approx(sum(s for s in shares if s is not None) / len(SIZES))
     assert average.low <= average.mean <= average.high
-    assert all(tasks.rate(arm, name).episodes for arm in ("with_bank", "without_bank") for name in tasks.names)
+    assert all(
+        tasks.rate(condition, name).episodes for condition in ("with_bank", "without_bank") for name in tasks.names
+    )
 
 
 @pytest.mark.slow

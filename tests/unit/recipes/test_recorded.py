@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
             move = "fly" if seed == SEEDS[1] and not turns else f"I think {environment.oracle(0)}."
             action = action_of(move, start.actions)
             step = environment.step_many({0: action})[0]
-            turns.append({"said": move, "action": action, "legal": step.legal, "observation": step.observation})
+            turns.append({"text": move, "action": action, "legal": step.legal, "observation": step.observation})
         recording.keep(seed, start, turns, step)
     return path
 
@@ -72,8 +72,8 @@ def context(made: Experiment) -> StageContext:
         StageContext,
         SimpleNamespace(
             method=made.method, services=services, stage=SimpleNamespace(name="warm_start_actor"), round=0,
-            environment=lambda family: services.environment(family, 0), progress=lambda *arguments, **figures: None,
-            note_games=lambda games: None,
+            environment=lambda family: services.environment(family, 0), progress=lambda *arguments, **metrics: None,
+            add_games=lambda games: None,
         ),
     )  # fmt: skip
 
@@ -107,10 +107,10 @@ def test_games_are_played_once_more_and_refused_answers_are_not_learned(file: Pa
     assert played[0].turns[0].output.startswith("I think "), "as it was typed"
     second = played[1]
     assert [turn.valid for turn in second.turns] == [False] + [True] * (len(second.turns) - 1)
-    kept, refused = without_refused(second), second.turns[0]
+    [kept], refused = without_refused(second), second.turns[0]
     assert sum(kept.loss_mask) == sum(turn.last_token - turn.first_token for turn in second.turns[1:]) > 0
     assert not any(kept.loss_mask[refused.first_token : refused.last_token])
-    assert without_refused(played[0]) == played[0].generation
+    assert without_refused(played[0]) == played[0].generations
 
 
 def test_what_was_typed_is_worded_in_the_form_of_the_experiment(file: Path) -> None:
@@ -176,5 +176,5 @@ def test_a_run_starts_from_recorded_games(file: Path, tmp_path: Path) -> None:
     turns = rows_of(Turn, run.read(0, "warm_start_actor", Turn))
     learned = sum(turn.last_token - turn.first_token for turn in turns if turn.valid)
     assert sum(sum(sample.loss_mask) for sample in samples) == learned
-    figures = {row.name: row.value for row in rows_of(Metric, run.read(0, "warm_start_actor", Metric))}
-    assert figures["demonstrations"] == figures["demonstrations_won"] == len(SEEDS)
+    metrics = {row.name: row.value for row in rows_of(Metric, run.read(0, "warm_start_actor", Metric))}
+    assert metrics["demonstrations"] == metrics["demonstrations_won"] == len(SEEDS)

@@ -49,12 +49,12 @@ OLD, NEW = "Go down the stairs.", "Avoid the trap, then take the stairs."
 def episode(number: int, member: int, *, guided: bool, success: bool) -> Episode:
     return Episode(
         episode_id=f"r{number:04d}-room-g0000-m{member:03d}", round=number, family="room", group=0, member=member,
-        environment_seed=7, guided=guided, entry_id="e1" if guided else None,
-        content_digest=digest(OLD) if guided else None, experience=OLD if guided else None, goal="reach the stairs",
+        environment_seed=7, guided=guided, entry_ids=["e1"] if guided else [],
+        content_digests=[digest(OLD)] if guided else [], experiences=[OLD] if guided else [], goal="reach the stairs",
         success=success, reward=float(success), turns=3, invalid_actions=0,
         tokens_read=30 + 10 * guided, tokens_sampled=6 + member,
         stop_reason="success" if success else "turn_limit", last_observation="@ at the end", error=None,
-        generation_id=f"g-r{number:04d}-m{member:03d}",
+        generation_ids=[f"g-r{number:04d}-m{member:03d}"],
     )  # fmt: skip
 
 
@@ -141,11 +141,12 @@ def credit(member: int, outcome: float) -> Credit:
     )  # fmt: skip
 
 
-def evaluation(number: int, arm: str, seed: int, success: bool) -> Evaluation:
+def evaluation(number: int, condition: str, seed: int, success: bool) -> Evaluation:
     return Evaluation(
-        evaluation_id=f"r{number}-{arm}-{seed}", round=number, arm=arm, family="room", environment_seed=seed,
-        guided=arm == "with_bank", entry_id=None, success=success, reward=float(success), turns=2, invalid_actions=0,
-        tokens_read=0 if arm == "random" else 20, tokens_sampled=0 if arm == "random" else 4,
+        evaluation_id=f"r{number}-{condition}-{seed}", round=number, condition=condition, family="room",
+        environment_seed=seed,
+        guided=condition == "with_bank", success=success, reward=float(success), turns=2, invalid_actions=0,
+        tokens_read=0 if condition == "random" else 20, tokens_sampled=0 if condition == "random" else 4,
         stop_reason="success" if success else "turn_limit", actions=["east"],
     )  # fmt: skip
 

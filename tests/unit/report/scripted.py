@@ -128,18 +128,16 @@ class ScriptedRun:
             rows = bank.rows_of(names)
             assert None not in rows, f"{names} are not all in the bank of round {number - 1}"
             entries = bank.taken([row for row in rows if row is not None])
-            first = entries[0] if entries else None
             episode_id = f"r{number:04d}-{family}-g0000-m{member:03d}"
             episodes.append(
                 Episode(
                     episode_id=episode_id, round=number, family=family, group=0, member=member, environment_seed=number,
-                    guided=bool(entries), entry_id=first and first.entry_id,
-                    content_digest=first and first.content_digest, experience="as the bank has it" if entries else None,
+                    guided=bool(entries),
                     entry_ids=names, content_digests=[entry.content_digest for entry in entries],
                     experiences=["as the bank has it"] * len(entries), goal="reach the goal", success=won,
                     reward=float(won), turns=3, invalid_actions=0, tokens_read=30, tokens_sampled=6,
                     stop_reason="success" if won else "turn_limit",
-                    last_observation="the end", error=None, generation_id=f"a-{episode_id}",
+                    last_observation="the end", error=None, generation_ids=[f"a-{episode_id}"],
                 )
             )  # fmt: skip
             for rank, entry in enumerate(entries):
@@ -217,8 +215,8 @@ class ScriptedRun:
         named, won = shown
         names = [named] if isinstance(named, str) else list(named)
         return Evaluation(
-            evaluation_id=f"e{number:04d}/with_bank/lake-s{index}", round=number, arm="with_bank", family="lake",
-            environment_seed=index, guided=True, entry_id=names[0], entry_ids=names, success=won,
+            evaluation_id=f"e{number:04d}/with_bank/lake-s{index}", round=number, condition="with_bank", family="lake",
+            environment_seed=index, guided=True, entry_ids=names, success=won,
             reward=float(won), turns=1, invalid_actions=0, tokens_read=10, tokens_sampled=2,
             stop_reason="success" if won else "turn_limit",
             actions=["left"],
@@ -237,7 +235,7 @@ class ScriptedRun:
             stage = self.recipe.stage(self.method, number, name)
             context = StageContext(
                 method=self.method, recipe=self.recipe, stage=stage, round_number=number, reader=self.run,
-                writer=writer, services=self.services, progress=lambda figures: None,
+                writer=writer, services=self.services, progress=lambda metrics: None,
             )  # fmt: skip
             assert stage.run is not None
             stage.run(context)
@@ -245,5 +243,5 @@ class ScriptedRun:
             seed = [int(word) for word in entropy] if isinstance(entropy, list | tuple) else 0
             writer.commit(
                 inputs=sorted(context.inputs), method_digest=self.run.method_digest, seed=seed,
-                provenance=dict(context.notes),
+                provenance=dict(context.provenance),
             )  # fmt: skip

@@ -63,7 +63,8 @@ def one_round(path: Path, *, groups: int, members: int, turns: int = 1, text: st
             taken += [
                 Turn(
                     episode_id=made.episode_id, turn=turn, observation=f"{text} {group} {member} {turn}", output="go",
-                    action="go", valid=True, feedback=None, first_token=0, last_token=1, stop_reason="end_of_turn",
+                    action="go", valid=True, feedback=None, generation_id="g", first_token=0, last_token=1,
+                    stop_reason="end_of_turn",
                 )
                 for turn in range(turns)
             ]  # fmt: skip
@@ -158,14 +159,14 @@ def test_hostile_episodes_are_data(tmp_path: Path) -> None:
     run = tmp_path / "run"
     played = [
         dataclasses.replace(
-            episode(1, number, guided=True, success=False), goal=text, experience=text, entry_id=text, entry_ids=[text],
+            episode(1, number, guided=True, success=False), goal=text, experiences=[text], entry_ids=[text],
             family=text, stop_reason=text, last_observation=text,
         )
         for number, text in enumerate(HOSTILE)
     ]  # fmt: skip
     turns = [
         Turn(episode_id=each.episode_id, turn=0, observation=each.goal, output=each.goal, action=each.goal, valid=True,
-             feedback=each.goal, first_token=0, last_token=1, stop_reason="length")
+             feedback=each.goal, generation_id="g", first_token=0, last_token=1, stop_reason="length")
         for each in played
     ]  # fmt: skip
     write_stage(run, 1, "collect", [played, turns])
@@ -210,7 +211,8 @@ def test_a_question_is_shown_with_its_answer_and_where_that_came_from(tmp_path: 
         played.append(
             Turn(
                 episode_id=asked.episode_id, turn=turn, observation="@", output=f"said {turn}", action=action,
-                valid=valid, feedback=feedback, first_token=0, last_token=1, stop_reason="end_of_turn",
+                valid=valid, feedback=feedback, generation_id="g", first_token=0, last_token=1,
+                stop_reason="end_of_turn",
             )
         )  # fmt: skip
     answered = Question(

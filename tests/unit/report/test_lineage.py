@@ -56,7 +56,7 @@ def test_a_memory_that_was_read_for_an_attempt_was_used(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")
     for member in (4, 5):
         attempt = dataclasses.replace(
-            episode(2, member, guided=True, success=True), entry_id="e9", entry_ids=["e9"], content_digest=digest("new")
+            episode(2, member, guided=True, success=True), entry_ids=["e9"], content_digests=[digest("new")]
         )
         write_stage(run, 2, f"retry_{member}", [[attempt], [retrieval(member)]])
     earned = dataclasses.replace(credit(4, 1.0), free_mean=None, guided_minus_free=None)

@@ -15,6 +15,7 @@ from crl.envs.realms import RealmsConfig
 from crl.protocols import Advice, Inquiry, Start
 from crl.records import Generation
 from crl.rollout.actions import parse_question
+from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 from tests.recipe_runs import requires
 from tests.unit.rollout.fakes import OFFER, CharacterChat, Corridor, ScriptedPolicy, actor_prompt, method, task
@@ -57,7 +58,9 @@ def play(
     policy = ScriptedPolicy(lambda row, turn: (scripts[row][turn], True), **options)  # type: ignore[arg-type]
     guided, seeds = guided or [True] * len(scripts), seeds or [2] * len(scripts)
     slots = [
-        EpisodeSlot(task(m, seeds[m]), "e1", "d1", "go right") if guided[m] else EpisodeSlot(task(m, seeds[m]))
+        EpisodeSlot(task(m, seeds[m]), (Guide("e1", "d1", "go right"),))
+        if guided[m]
+        else EpisodeSlot(task(m, seeds[m]))
         for m in range(len(scripts))
     ]
     played = play_wave(
@@ -67,9 +70,9 @@ def play(
     )  # fmt: skip
     assert policy.session is not None
     for row, each in enumerate(played):
-        assert each.generation.token_ids == policy.session.ids[row]
+        assert each.generations[0].token_ids == policy.session.ids[row]
         sampled = [at for first, last in policy.session.sampled_at[row] for at in range(first, last)]
-        assert [at for at, value in enumerate(each.generation.loss_mask) if value] == sampled
+        assert [at for at, value in enumerate(each.generations[0].loss_mask) if value] == sampled
     return played
 
 
@@ -106,8 +109,8 @@ def test_only_a_guided_episode_reads_the_offer_and_an_answer() -> None:
     script = ["ASK: where?", "right", "right"]
     advisor = Answers()
     guided, free = play([script, script], advisor, guided=[True, False])
-    assert f"Advice: go right\n{OFFER}2 to go" in guided.generation.prompt
-    assert OFFER not in free.generation.prompt
+    assert f"Advice: go right\n{OFFER}2 to go" in guided.generations[0].prompt
+    assert OFFER not in free.generations[0].prompt
     assert [[each.episode_id for each in batch] for batch in advisor.batches] == [[guided.episode.episode_id]]
 
     assert [(turn.action, turn.valid, turn.feedback) for turn in guided.turns] == [
@@ -130,7 +133,7 @@ def test_only_a_guided_episode_reads_the_offer_and_an_answer() -> None:
 
 def test_the_actor_s_question_is_trained_and_its_answer_is_read_before_what_was_seen_already() -> None:
     (played,) = play([["right", "ASK: where?", "right"]], Answers())
-    ids, mask = played.generation.token_ids, played.generation.loss_mask
+    ids, mask = played.generations[0].token_ids, played.generations[0].loss_mask
     asking, acting = played.turns[1], played.turns[2]
     assert "".join(map(chr, ids[asking.first_token : asking.last_token - 1])) == "ASK: where?"
     assert set(mask[asking.first_token : asking.last_token]) == {1}
@@ -190,9 +193,7 @@ def guided_slot(start: Start) -> EpisodeSlot:
     """The slot of an episode that begins so and may ask, since an experience guides it."""
     return EpisodeSlot(
         task=dataclasses.replace(task(0, 7), goal=start.goal, first_observation=start.observation),
-        entry_id="e1",
-        content_digest="d1",
-        experience="go",
+        guides=(Guide("e1", "d1", "go"),),
     )
 
 
@@ -240,14 +241,14 @@ def test_questions_of_one_turn_are_one_batch() -> None:
 
 def test_without_anyone_to_answer_nothing_is_offered() -> None:
     (played,) = play([["ASK: a", "right", "right"]], None)
-    assert OFFER not in played.generation.prompt
+    assert OFFER not in played.generations[0].prompt
     assert [each.reason_code for each in played.questions] == ["free_episode"]
 
 
 def test_without_search_and_ask_a_question_is_a_text_like_any_other() -> None:
     policy = ScriptedPolicy(lambda row, turn: ("ASK: right?", True))
     (played,) = play_wave(
-        policy, Corridor(), [EpisodeSlot(task(0, 2), "e1", "d1", "go right")], method=method(),
+        policy, Corridor(), [EpisodeSlot(task(0, 2), (Guide("e1", "d1", "go right"),))], method=method(),
         seed_of=lambda name: np.random.SeedSequence(1), sampling=SAMPLING, weights_digest="w", stage="collect",
     )  # fmt: skip
     assert [turn.action for turn in played.turns] == ["right", "right"]

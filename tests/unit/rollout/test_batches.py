@@ -33,5 +33,5 @@ def test_tokens_do_not_depend_on_the_batch() -> None:
     assert len({episode.episode.turns for episode in first}) > 1, "some end before others"
     for settings, other in zip(SETTINGS[1:], others, strict=True):
         for one, two in zip(first, other, strict=True):
-            assert one.generation.token_ids == two.generation.token_ids, settings
-            assert np.allclose(one.generation.logprobs, two.generation.logprobs, rtol=0, atol=1e-4)
+            assert one.generations[0].token_ids == two.generations[0].token_ids, settings
+            assert np.allclose(one.generations[0].logprobs, two.generations[0].logprobs, rtol=0, atol=1e-4)

@@ -39,7 +39,7 @@ def test_a_turn_that_broke_in_the_engine_ends_its_episode_and_no_other(written):
     broken = played[1]
     assert (broken.episode.error, broken.episode.turns, broken.episode.reward) == ("no_token", 2, 0.0)
     assert broken.turns[1].output == written and not usable(broken.episode)
-    generations = [replace(each.generation, weights_digest="0" * 64) for each in played]
+    generations = [replace(each.generations[0], weights_digest="0" * 64) for each in played]
     tables = {Episode: table_of(Episode, [each.episode for each in played]),
               Turn: table_of(Turn, [turn for each in played for turn in each.turns]),
               Generation: table_of(Generation, generations)}  # fmt: skip

@@ -72,7 +72,7 @@ def reconstruct(played: PlayedEpisode) -> tuple[list[int], list[int]]:
 def assert_exact(policy: ScriptedPolicy, played: list[PlayedEpisode]) -> None:
     assert policy.session is not None
     for row, each in enumerate(played):
-        generation = each.generation
+        generation = each.generations[0]
         assert generation.token_ids == policy.session.ids[row]
         ids, mask = reconstruct(each)
         assert (generation.token_ids, generation.loss_mask) == (ids, mask)
@@ -96,41 +96,40 @@ OUTPUTS = st.sampled_from(["right", "left", "go right now", "hm", "", "Right {go
 def test_record_is_what_went_through_the_session(seeds, outputs, guided):
     policy = ScriptedPolicy(lambda row, turn: outputs[(row * 3 + turn) % len(outputs)])
     slots = [
-        EpisodeSlot(task(member, seed), "e1", "d1", "use {observation} & go") if guided[member]
+        EpisodeSlot(task(member, seed), (Guide("e1", "d1", "use {observation} & go"),)) if guided[member]
         else EpisodeSlot(task(member, seed))
         for member, seed in enumerate(seeds)
     ]  # fmt: skip
     played = play(policy, Corridor(), slots)
     assert_exact(policy, played)
     for slot, each in zip(slots, played, strict=True):
-        assert each.episode.guided == (slot.experience is not None)
-        assert each.episode.entry_id == slot.entry_id
+        assert each.episode.guided == bool(slot.guides)
+        assert each.episode.entry_ids == [guide.entry_id for guide in slot.guides]
         assert each.episode.turns == len(each.turns) <= 6
         assert each.episode.invalid_actions == sum(not turn.valid for turn in each.turns)
-        assert each.generation.output == "\n".join(turn.output for turn in each.turns)
+        assert each.generations[0].output == "\n".join(turn.output for turn in each.turns)
         for turn in each.turns:
             assert turn.valid == (turn.action is not None) == (turn.feedback is None)
     for row_type, rows in (
         (Episode, [each.episode for each in played]),
-        (Generation, [each.generation for each in played]),
+        (Generation, [each.generations[0] for each in played]),
         (Turn, [turn for each in played for turn in each.turns]),
     ):
         assert len(rows_of(row_type, table_of(row_type, rows))) == len(rows)
 
 
 def test_several_experiences_are_one_numbered_text_and_all_of_them_are_recorded():
-    others = (Guide("e2", "d2", "not {goal}"), Guide("e3", "d3", "wait"))
+    guides = (Guide("e1", "d1", "go right"), Guide("e2", "d2", "not {goal}"), Guide("e3", "d3", "wait"))
     policy = ScriptedPolicy(lambda row, turn: ("right", True))
     several, one, none = play(policy, Corridor(), [
-        EpisodeSlot(task(0, 2), "e1", "d1", "go right", others),
-        EpisodeSlot(task(1, 2), "e1", "d1", "go right"),
+        EpisodeSlot(task(0, 2), guides),
+        EpisodeSlot(task(1, 2), (Guide("e1", "d1", "go right"),)),
         EpisodeSlot(task(2, 2)),
     ])  # fmt: skip
     shown = "1. go right\n2. not {goal}\n3. wait"
-    assert several.episode.experience == shown and f"Advice: {shown}\n" in several.generation.prompt
+    assert several.episode.experience == shown and f"Advice: {shown}\n" in several.generations[0].prompt
     assert several.episode.entry_ids == ["e1", "e2", "e3"] and several.episode.content_digests == ["d1", "d2", "d3"]
     assert several.episode.experiences == ["go right", "not {goal}", "wait"]
-    assert (several.episode.entry_id, several.episode.content_digest) == ("e1", "d1")
     assert one.episode.experience == "go right" and one.episode.entry_ids == ["e1"], "one stands without a number"
     assert none.episode.entry_ids == none.episode.experiences == [] and not none.episode.guided
 
@@ -166,7 +165,7 @@ def test_context_limit_ends_before_a_reply_that_leaves_no_room():
     assert played[0].episode.stop_reason == "context_limit"
     assert (played[0].episode.success, played[0].episode.turns) == (False, 3)
     assert played[0].episode.last_observation == "2 to go {x}", "what no prompt had room for"
-    assert len(played[0].generation.token_ids) <= policy.context
+    assert len(played[0].generations[0].token_ids) <= policy.context
     assert_exact(policy, played)
     shorter = ScriptedPolicy(lambda row, turn: ("right", True), context=policy.context - 1)
     assert play(shorter, Corridor(), [slot])[0].episode.turns == 2
@@ -187,14 +186,16 @@ def test_a_first_prompt_that_does_not_fit_ends_its_episode_and_no_other(long_not
     tasks = [task(0, 2), replace(task(1, 4), first_observation="4 to go {x}" * 50), task(2, 2)]
     slots = [EpisodeSlot(each) for each in tasks]
     if long_note:
-        slots[1] = EpisodeSlot(task(1, 3), "e1", "d1", note)
+        slots[1] = EpisodeSlot(task(1, 3), (Guide("e1", "d1", note),))
     played = play(policy, Wordy(), slots)
     broken = played[1]
     assert [each.episode.stop_reason for each in played] == ["success", "error", "success"]
     assert (broken.episode.error, broken.episode.reward, broken.episode.turns) == ("prompt_too_long", 0.0, 1)
     assert broken.episode.experience == (note if long_note else None)
-    assert note not in broken.generation.prompt and "4 to go" not in broken.generation.prompt, "what it was not shown"
-    assert len(broken.generation.token_ids) <= policy.context
+    assert note not in broken.generations[0].prompt and "4 to go" not in broken.generations[0].prompt, (
+        "what it was not shown"
+    )
+    assert len(broken.generations[0].token_ids) <= policy.context
     tables = {Episode: table_of(Episode, [each.episode for each in played]),
               Turn: table_of(Turn, [turn for each in played for turn in each.turns])}  # fmt: skip
     check_tables(tables, where="here")
@@ -269,15 +270,15 @@ def test_an_episode_samples_alike_alone_and_in_a_wave():
     together = play(ScriptedPolicy(script), Corridor(), [EpisodeSlot(task(m, 3)) for m in range(3)])
     alone = play(ScriptedPolicy(script), Corridor(), [EpisodeSlot(task(2, 3))])
     assert together[2] == alone[0]
-    assert together[0].generation.logprobs != together[1].generation.logprobs
+    assert together[0].generations[0].logprobs != together[1].generations[0].logprobs
 
 
 def test_placement_system_keeps_the_user_message_free_of_the_experience():
     policy = ScriptedPolicy(lambda row, turn: ("right", True))
-    slots = [EpisodeSlot(task(0, 1), "e", "d", "go right"), EpisodeSlot(task(1, 1))]
+    slots = [EpisodeSlot(task(0, 1), (Guide("e", "d", "go right"),)), EpisodeSlot(task(1, 1))]
     guided, free = play(policy, Corridor(), slots, rollout={"placement": "system"})
-    assert "Advice: go right\n\n[user]" in guided.generation.prompt
-    assert guided.generation.prompt.replace("\nAdvice: go right", "") == free.generation.prompt
+    assert "Advice: go right\n\n[user]" in guided.generations[0].prompt
+    assert guided.generations[0].prompt.replace("\nAdvice: go right", "") == free.generations[0].prompt
 
 
 def test_tag_format_plays():

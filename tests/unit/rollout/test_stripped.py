@@ -9,8 +9,9 @@ import pytest
 
 from crl.config import SamplingConfig, SearchAndAskConfig
 from crl.protocols import Advice, Inquiry
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave, stripped_context
-from tests.unit.rollout.fakes import CharacterChat, Corridor, ScriptedPolicy, method, task
+from crl.rollout.live import Guide
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave, stripped_contexts
+from tests.unit.rollout.fakes import Corridor, ScriptedPolicy, method, task
 
 SAMPLING = SamplingConfig(max_new_tokens=40)
 NOTE = "use {observation} & go right"
@@ -27,7 +28,7 @@ class Echo:
 
 def play(script: Script, *, guided: bool, seed: int = 3, **rollout: object) -> PlayedEpisode:
     policy = ScriptedPolicy(lambda row, turn: script[turn])
-    slot = EpisodeSlot(task(0, seed), "e1", "d1", NOTE) if guided else EpisodeSlot(task(1, seed))
+    slot = EpisodeSlot(task(0, seed), (Guide("e1", "d1", NOTE),)) if guided else EpisodeSlot(task(1, seed))
     return play_wave(
         policy, Corridor(), [slot], method=method(**rollout), seed_of=lambda name: np.random.SeedSequence(1),
         sampling=SAMPLING, weights_digest="w", stage="collect",
@@ -35,12 +36,12 @@ def play(script: Script, *, guided: bool, seed: int = 3, **rollout: object) -> P
     )[0]  # fmt: skip
 
 
-def assert_as_free(guided: PlayedEpisode, free: PlayedEpisode, **rollout: object) -> None:
-    row = stripped_context(CharacterChat(), guided, method(**rollout))
-    assert (row.episode_id, row.generation_id) == (guided.episode.episode_id, guided.generation.generation_id)
-    assert row.token_ids == free.generation.token_ids
-    assert row.loss_mask == free.generation.loss_mask
-    assert row.removed_tokens == len(guided.generation.token_ids) - len(free.generation.token_ids) > 0
+def assert_as_free(guided: PlayedEpisode, free: PlayedEpisode) -> None:
+    [row] = stripped_contexts(guided)
+    assert (row.episode_id, row.generation_id) == (guided.episode.episode_id, guided.generations[0].generation_id)
+    assert row.token_ids == free.generations[0].token_ids
+    assert row.loss_mask == free.generations[0].loss_mask
+    assert row.removed_tokens == len(guided.generations[0].token_ids) - len(free.generations[0].token_ids) > 0
 
 
 @pytest.mark.parametrize("placement", ["user", "system"])
@@ -56,8 +57,8 @@ def assert_as_free(guided: PlayedEpisode, free: PlayedEpisode, **rollout: object
 )
 def test_without_questions(script: Script, placement: str) -> None:
     played = [play(script, guided=guided, placement=placement) for guided in (True, False)]
-    assert played[0].episode.guided and NOTE not in played[1].generation.prompt
-    assert_as_free(*played, placement=placement)
+    assert played[0].episode.guided and NOTE not in played[1].generations[0].prompt
+    assert_as_free(*played)
 
 
 ASK = ("ASK: where is {it}?", True)
@@ -79,17 +80,17 @@ EMPTY = ("ASK:", True)
 def test_turns_that_ask_are_left_out_with_what_was_replied(script: Script, placement: str) -> None:
     asking = {"placement": placement, "search_and_ask": SearchAndAskConfig()}
     guided = play(script, guided=True, **asking)
-    assert "ASK: something" in guided.generation.prompt and len(guided.questions) > 0
+    assert "ASK: something" in guided.generations[0].prompt and len(guided.questions) > 0
     free = play([said for said in script if said not in (ASK, CUT, EMPTY)], guided=False, **asking)
-    assert_as_free(guided, free, **asking)
+    assert_as_free(guided, free)
 
 
 def test_a_context_ends_with_what_the_actor_wrote_itself() -> None:
     """Out of turns while asking: the reply to the last own turn was answered by questions only."""
     guided = play([("right", True)] + [EMPTY] * 5, guided=True, search_and_ask=SearchAndAskConfig())
-    row = stripped_context(CharacterChat(), guided, method())
+    [row] = stripped_contexts(guided)
     assert guided.episode.stop_reason == "turn_limit"
-    whole = play([("right", True)] * 3, guided=False).generation
+    whole = play([("right", True)] * 3, guided=False).generations[0]
     assert row.token_ids == whole.token_ids[: len(row.token_ids)]
     assert row.loss_mask == whole.loss_mask[: len(row.loss_mask)] and row.loss_mask[-1] == 1
     assert sum(row.loss_mask) == len("right") + 1
@@ -97,5 +98,5 @@ def test_a_context_ends_with_what_the_actor_wrote_itself() -> None:
 
 def test_an_episode_of_questions_only_keeps_its_first_prompt() -> None:
     guided = play([EMPTY] * 6, guided=True, search_and_ask=SearchAndAskConfig())
-    row = stripped_context(CharacterChat(), guided, method())
+    [row] = stripped_contexts(guided)
     assert sum(row.loss_mask) == 0 and len(row.token_ids) == len(row.loss_mask) > 0

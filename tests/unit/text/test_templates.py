@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.errors import BadInput
-from crl.text.outputs import check, fill, numbered, placeholders
+from crl.records import numbered
+from crl.text.outputs import check, fill, placeholders
 
 
 def test_fill():

@@ -16,17 +16,17 @@ KITCHEN = "You arrive at loc 3. On the countertop 1, you see a mug 2, a pan 1, a
 
 
 def played(goal, turns, *, success=False, note=None, last="You arrive at loc 1. The cabinet 1 is closed."):
-    shown = None if note is None else "x"
+    shown = [] if note is None else ["x"]
     episode = Episode(
         episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=note is not None,
-        entry_id=shown, content_digest=shown, experience=note, goal=goal, success=success,
+        entry_ids=shown, content_digests=shown, experiences=[] if note is None else [note], goal=goal, success=success,
         reward=1.0 if success else -1.0, turns=len(turns), invalid_actions=0, tokens_read=0, tokens_sampled=0,
-        stop_reason="success" if success else "turn_limit", last_observation=last, error=None, generation_id="g",
+        stop_reason="success" if success else "turn_limit", last_observation=last, error=None, generation_ids=["g"],
     )  # fmt: skip
     return episode, [
         Turn(
             episode_id="e", turn=number, observation=seen, output=action or "", action=action, valid=action is not None,
-            feedback=None, first_token=0, last_token=1, stop_reason="end_of_turn",
+            feedback=None, generation_id="g", first_token=0, last_token=1, stop_reason="end_of_turn",
         )
         for number, (seen, action) in enumerate(turns)
     ]  # fmt: skip

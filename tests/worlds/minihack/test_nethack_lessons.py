@@ -16,16 +16,16 @@ def lesson(
     turns = [
         Turn(
             episode_id="e", turn=index, observation=seen, output="", action=done, valid=done is not None,
-            feedback=None, first_token=0, last_token=1, stop_reason="end_of_turn",
+            feedback=None, generation_id="g", first_token=0, last_token=1, stop_reason="end_of_turn",
         )
         for index, (seen, done) in enumerate(steps)
     ]  # fmt: skip
-    shown = "x" if guided else None
+    shown = ["x"] if guided else []
     episode = Episode(
-        episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=guided, entry_id=shown,
-        content_digest=shown, experience=shown, goal="g", success=reason == "success", reward=0.0, turns=len(turns),
+        episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=guided, entry_ids=shown,
+        content_digests=shown, experiences=shown, goal="g", success=reason == "success", reward=0.0, turns=len(turns),
         invalid_actions=0, tokens_read=0, tokens_sampled=0, stop_reason=reason, last_observation=last, error=None,
-        generation_id="g",
+        generation_ids=["g"],
     )  # fmt: skip
     return lesson_of(episode, turns)
 

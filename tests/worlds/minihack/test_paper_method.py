@@ -145,7 +145,7 @@ def test_what_can_be_checked_without_the_models_is_ready() -> None:
 def test_a_guided_episode_has_the_experience_in_its_system_message_and_asks_and_a_free_one_neither(
     run: RunDirectory,
 ) -> None:
-    episodes = {each.generation_id: each for each in rows(run, Episode, "collect", [ROUNDS])}
+    episodes = {each.generation_ids[0]: each for each in rows(run, Episode, "collect", [ROUNDS])}
     shown = {each.generation_id: each for each in rows(run, Generation, "collect", [ROUNDS]) if each.kind == "episode"}
     assert {each.guided for each in episodes.values()} == {True, False}
     for name, episode in episodes.items():

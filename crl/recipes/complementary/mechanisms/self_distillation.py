@@ -11,15 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from crl.config import Method, SelfDistillationConfig
-from crl.credit.samples import sample_of
+from crl.credit.samples import sample_of, stripped_records, trained_of
 from crl.credit.uses import usable
-from crl.errors import BadInput, RecordDamaged
+from crl.errors import BadInput
 from crl.recipes.complementary.config import ACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, RowsByType, Sources
 from crl.records import Episode, Generation, Sample, StrippedContext
-from crl.rollout.play import PlayedEpisode, stripped_context
+from crl.rollout.play import PlayedEpisode, stripped_contexts
 from crl.rounds.context import StageContext
-from crl.rounds.weights import weights_of
 
 
 class SelfDistillation(Mechanism):
@@ -54,9 +53,8 @@ class SelfDistillation(Mechanism):
         return {"collect": Adds(writes=(StrippedContext,))}
 
     def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
-        chat = ctx.services.policy("actor", weights_of(ctx, "actor")).chat
         guided = [each for each in played if each.episode.guided]
-        return {StrippedContext: [stripped_context(chat, each, ctx.method) for each in guided]}
+        return {StrippedContext: [row for each in guided for row in stripped_contexts(each)]}
 
 
 def distilled_samples(
@@ -66,7 +64,7 @@ def distilled_samples(
     config = config_of(ctx.method).self_distillation
     if config is None or not config.due(ctx.round):
         return None
-    contexts = {row.episode_id: row for row in ctx.rows(StrippedContext, "collect")}
+    contexts = {row.generation_id: row for row in ctx.rows(StrippedContext, "collect")}
     return nll_samples(distilled_episodes(episodes, config), contexts, generations, config, round=ctx.round)
 
 
@@ -101,34 +99,18 @@ def nll_samples(
     round: int,
     role: str = "actor",
 ) -> list[Sample]:
-    """One sample per episode, in their order; `contexts` by episode id, `generations` by generation id.
+    """The samples of episodes, in their order, one per sequence; both maps are by generation id.
 
     The loss of all of them is weight · mean over their trained tokens of −log π, beside the policy objective: the
     update divides by the tokens of these samples alone. Logits are divided by the temperature that sampled the tokens.
-    Nothing was sampled in stripped contexts, so there are no behavior log-probabilities: they are 0 and not read.
     Raises RecordDamaged for a guided episode without a stripped context, or any without a token record.
     """
     samples = []
     for episode in episodes:
-        generation = generations.get(episode.generation_id)
-        context = contexts.get(episode.episode_id) if episode.guided else generation
-        if context is None or generation is None:
-            raise RecordDamaged(
-                f"episode {episode.episode_id} is to be distilled, but has no "
-                + ("stripped context" if context is None else "token record"),
-                expected="both from the stage that played it",
-                where=f"round {round}",
-                next_step="run `crl verify` on the run",
-            )
-        learned = replace(
-            generation,
-            token_ids=context.token_ids,
-            loss_mask=context.loss_mask,
-            choices=context.choices,
-            logprobs=[0.0] * len(context.token_ids),
-        )
-        sample = sample_of(
-            learned, round=round, role=role, objective="nll", reward=episode.reward, advantage=1.0, weight=config.weight
-        )
-        samples.append(replace(sample, sample_id=f"{sample.sample_id}-stripped"))
+        for learned in trained_of(stripped_records(episode, generations, contexts, f"round {round}")):
+            sample = sample_of(
+                learned, round=round, role=role, objective="nll", reward=episode.reward, advantage=1.0,
+                weight=config.weight,
+            )  # fmt: skip
+            samples.append(replace(sample, sample_id=f"{sample.sample_id}-stripped"))
     return samples

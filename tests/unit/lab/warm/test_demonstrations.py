@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crl.config import Method
-from crl.envs.realms import RealmsConfig, RealmsEnvironment, layouts, note
+from crl.envs.realms import RealmsConfig, RealmsEnvironment, experience_text, layouts
 from crl.errors import BadInput
 from crl.extractor.parse import parse_output
 from crl.lab.warm.actor import Demonstration, actor_demonstrations
@@ -37,14 +37,14 @@ def test_every_demonstration_is_won_with_a_true_plan(chat: Chat, method: Method)
         layout = layouts(method.families[0].environment).of(each.task.environment_seed)  # type: ignore[arg-type]
         key, goal = layout.key, layout.goal
         plan = f"{key} {key}@{layout.cells[key]} {goal} {goal}@{layout.cells[goal]} "
-        assert each.episode.success and each.generation.output.startswith(plan)
+        assert each.episode.success and each.generations[0].output.startswith(plan)
 
 
 def test_hints_are_true_or_half_or_absent_in_the_shares_asked_for(chat: Chat, method: Method) -> None:
     seen = {"full": 0, "partial": 0, "none": 0}
     for each in shown(chat, method, episodes=600, full=0.5, partial=0.25):
         layout = layouts(method.families[0].environment).of(each.task.environment_seed)  # type: ignore[arg-type]
-        kinds = {note(layout.key, layout.goal): "full", f"take {layout.key}": "partial", None: "none"}
+        kinds = {experience_text(layout.key, layout.goal): "full", f"take {layout.key}": "partial", None: "none"}
         seen[kinds[each.episode.experience]] += 1
     assert all(
         abs(seen[kind] / 600 - share) < 0.08 for kind, share in (("full", 0.5), ("partial", 0.25), ("none", 0.25))
@@ -54,17 +54,17 @@ def test_hints_are_true_or_half_or_absent_in_the_shares_asked_for(chat: Chat, me
 def test_a_slip_is_played_and_not_learned(chat: Chat, method: Method) -> None:
     without = shown(chat, method, slips=0.0)
     slipping = shown(chat, method, slips=0.5)
-    assert all(sum(each.generation.loss_mask) >= 6 for each in slipping)  # the first turn always is
-    longer = [len(each.generation.token_ids) for each in slipping]
-    assert sum(longer) > sum(len(each.generation.token_ids) for each in without)
-    masked = sum(each.episode.turns * 2 + 4 - sum(each.generation.loss_mask) for each in slipping)
+    assert all(sum(each.generations[0].loss_mask) >= 6 for each in slipping)  # the first turn always is
+    longer = [len(each.generations[0].token_ids) for each in slipping]
+    assert sum(longer) > sum(len(each.generations[0].token_ids) for each in without)
+    masked = sum(each.episode.turns * 2 + 4 - sum(each.generations[0].loss_mask) for each in slipping)
     assert masked > 0
-    assert all(each.episode.turns * 2 + 4 == sum(each.generation.loss_mask) for each in without)
+    assert all(each.episode.turns * 2 + 4 == sum(each.generations[0].loss_mask) for each in without)
 
 
 def test_no_word_is_unknown_to_the_miniature(chat: Chat, method: Method) -> None:
     unknown = chat.opening([{"role": "user", "content": "surely-not-a-word"}])[0]
-    records = [each.generation for each in shown(chat, method, asking=0.5)]
+    records = [each.generations[0] for each in shown(chat, method, asking=0.5)]
     records += verdict_demonstrations(chat, method, 100, 5, first_seed=1000)
     records += answer_demonstrations(chat, method, 100, 5, first_seed=2000)
     records += merge_demonstrations(chat, method, ExtractorDemonstrations(merges=100), 8, 5)
@@ -73,10 +73,10 @@ def test_no_word_is_unknown_to_the_miniature(chat: Chat, method: Method) -> None
 
 def test_an_actor_that_may_ask_asks_first_and_plays_by_the_answer(chat: Chat, method: Method) -> None:
     demonstrations = shown(chat, method, episodes=100, asking=0.5, slips=0.0)
-    asking = [each for each in demonstrations if each.generation.output.startswith("ASK:")]
+    asking = [each for each in demonstrations if each.generations[0].output.startswith("ASK:")]
     assert len(demonstrations) == 150 and len(asking) == 50
-    assert all(each.episode.success and "ask?" in each.generation.prompt for each in asking)
-    assert all("ask?" not in each.generation.prompt for each in demonstrations if each not in asking)
+    assert all(each.episode.success and "ask?" in each.generations[0].prompt for each in asking)
+    assert all("ask?" not in each.generations[0].prompt for each in demonstrations if each not in asking)
 
 
 def test_answers_verdicts_and_merges_are_in_form(chat: Chat, method: Method) -> None:
@@ -106,7 +106,11 @@ def test_notes_are_about_their_own_episodes_true_after_wins_and_never_the_plan_a
             layout = layouts(environment).of(int((each.distillation.episode_id or "").split("-")[1]))
             success = "success" in each.generation.prompt
             won += success
-            assert text == note(layout.key, layout.goal) if success else text != note(words[0], words[2])
+            assert (
+                text == experience_text(layout.key, layout.goal)
+                if success
+                else text != experience_text(words[0], words[2])
+            )
             assert text is not None and all(f"{symbol}@" in each.generation.prompt for symbol in text.split()[1::2])
         assert 0.4 < won / len(wave) < 0.7
 
@@ -134,7 +138,7 @@ def test_practice_is_required_and_bad_files_are_refused_by_key(tmp_path: Path) -
     [
         ("actor", {"episodes": 600_000, "asking": 0.7}),
         ("extractor", {"episodes": 600_001}),
-        ("actor", {"judging": 400_001}),
+        ("actor", {"verdicts": 400_001}),
         ("extractor", {"answers": 300_001}),
         ("environment", {"held_out_from": 410_000}),
     ],
