@@ -48,9 +48,10 @@ ODD: dict[str, dict[str, Any]] = {
     "diffllama": {"attention_dropout": 0.0},
     "dots3_note_text": {
         "per_layer_config": {}, "num_hidden_layers": 2, "layer_types": ["indexed_attention", "sliding_attention"],
-        "mlp_layer_types": ["dense", "sparse"], "head_dim": 24, "index_topk": 16, "v_head_dim": 16,
+        "mlp_layer_types": ["dense", "sparse"], "head_dim": 24, "v_head_dim": 16,
         "shared_experts_intermediate_size": 32, "num_key_value_heads": 4,
     },
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "longcat_flash": {"head_dim": 8},
