@@ -35,7 +35,7 @@ LEFT_OUT = {
     "reformer": "its attention hashes positions of one fixed length",
 }
 FEW = ("gpt_oss", "bloom")
-"""Tried in the fast tests, too: windows and sinks; biases by position. `tests/unit/policies/test_own_rows.py` has more of sampling."""
+"""Tried in the fast tests, too: windows and sinks; biases by position."""
 _lines: dict[str, Mapping[str, str]] = {}
 
 
