@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, unset
+from crl.config.models import Sampling
 from crl.config.registry import Registry, load_object
 from crl.errors import BadInput
 
@@ -162,11 +163,18 @@ class TransformersEngine(EngineConfig):
     STOPS_AT_TEXT: ClassVar[bool] = True
 
     def load(
-        self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool
+        self,
+        role: RoleConfig,
+        model_path: Path,
+        checkpoint: Path | None,
+        *,
+        threads: int,
+        multi_turn: bool,
+        way: Sampling | None = None,
     ) -> Any:
         """See :func:`crl.policies.language_model.load_policy`."""
         load_policy = load_object("crl.policies.language_model:load_policy")
-        return load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn)
+        return load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, way=way)
 
 
 ENGINES = Registry(

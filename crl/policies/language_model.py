@@ -16,19 +16,19 @@ import torch
 from safetensors.torch import load_file
 
 from crl.config import RoleConfig
-from crl.config.models import check_attention, pretrained
+from crl.config.models import Sampling, check_context, pretrained
 from crl.config.vocabulary import absent_ids, load_tokenizer, rows_of_model
 from crl.errors import RecordDamaged
-from crl.policies.cache import ATTENTION
 from crl.policies.chat import ChatFormat
+from crl.policies.exact import attend_by, exact_sampling
 from crl.policies.machine import computed
 from crl.policies.session import BatchSession
 
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _PLAIN = {"peft_type": "LORA", "bias": "none"}
 _ANY = {
-    "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_alpha", "lora_dropout", "megatron_core",
-    "peft_version", "qalora_group_size", "r", "revision", "target_modules", "task_type",
+    "base_model_name_or_path", "exclude_modules", "inference_mode", "init_lora_weights", "lora_alpha", "lora_dropout",
+    "megatron_core", "peft_version", "qalora_group_size", "r", "revision", "target_modules", "task_type",
 }  # fmt: skip
 """Settings that say nothing of what is added to a module beside A, B and one scale. Any other has to be off."""
 
@@ -42,6 +42,7 @@ class LanguagePolicy:
         context: longest sequence in tokens.
         end_ids: ids that end a turn: the model's own and the template's.
         absent: ids that are no tokens and are never drawn (`vocabulary`); None: every row of the model has a token.
+        way: how rows are read.
     """
 
     def __init__(
@@ -53,15 +54,17 @@ class LanguagePolicy:
         context: int,
         multi_turn: bool = True,
         base: Path | None = None,
+        way: Sampling | None = None,
     ) -> None:
         """
-        `base`: directory of the model that adapters are merged into (`take_weights`).
+        `base`: directory of the model that adapters are merged into (`take_weights`). `way`: how rows are read; None:
+        the fastest way that is exact, tried here.
 
         Raises:
-            BadInput: the template cannot be used (see `ChatFormat`), the context is longer than the model's, or the
-                model's attention does not see the whole context, which a kept cache relies on.
+            BadInput: the template cannot be used (see `ChatFormat`), the context is longer than the model's, or no way
+                of sampling is exact.
         """
-        check_attention(model.config, name, context)
+        check_context(model.config, name, context)
         self._base = base
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
@@ -69,6 +72,9 @@ class LanguagePolicy:
         self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn, rows=rows)
         absent = absent_ids(tokenizer, rows)
         self.absent = torch.tensor(absent) if absent else None
+        self.way: Sampling = exact_sampling(model, context, self.absent).way if way is None else way
+        if way is not None:
+            attend_by(model, way)
         self.context = context
         self.end_ids = end_ids(model.generation_config, tokenizer, self.chat)
 
@@ -78,8 +84,8 @@ class LanguagePolicy:
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
-        stops, absent = self.chat.stops, self.absent
-        return BatchSession(self.model, self.end_ids, self.context, prompts, seeds, limit, stops=stops, absent=absent)
+        rows = (self.model, self.end_ids, self.context, prompts, seeds, limit)
+        return BatchSession(*rows, stops=self.chat.stops, absent=self.absent, way=self.way)
 
     def take_weights(self, directory: Path) -> bool:
         """Read weights into the living model: the numbers that loading it again would give, without the time.
@@ -129,7 +135,13 @@ def generation_config(directory: Path, config: Any) -> Any:
 
 
 def load_policy(
-    role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool = True
+    role: RoleConfig,
+    model_path: Path,
+    checkpoint: Path | None,
+    *,
+    threads: int,
+    multi_turn: bool = True,
+    way: Sampling | None = None,
 ) -> LanguagePolicy:
     """Load the model of a role for sampling, on CUDA where there is a device, else on the CPU.
 
@@ -140,6 +152,7 @@ def load_policy(
             float32, then cast) or with full weights as `save_pretrained` writes them.
         threads: CPU threads of this process.
         multi_turn: False allows chat templates that rewrite history (one-turn roles only).
+        way: how rows are read (`LanguagePolicy`).
 
     Raises:
         BadInput: the model cannot be used by this role.
@@ -151,7 +164,7 @@ def load_policy(
     if torch.cuda.is_available():
         model = model.to("cuda")
     return LanguagePolicy(
-        model, tokenizer, name=role.model, context=role.context, multi_turn=multi_turn, base=model_path
+        model, tokenizer, name=role.model, context=role.context, multi_turn=multi_turn, base=model_path, way=way
     )
 
 
@@ -204,7 +217,6 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
         config=config,
         generation_config=generation_config(config_from, config),
         dtype=dtype,
-        attn_implementation=ATTENTION,
         output_loading_info=True,
     )
     kinds = ("missing_keys", "mismatched_keys")
