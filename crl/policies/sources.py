@@ -38,6 +38,8 @@ _WARM = re.compile(r"warm:([a-z0-9][a-z0-9_-]*)/([a-z][a-z0-9_]{0,30})")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CHECKPOINT_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 _NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt"}
+_OPTIMIZER = "deepspeed"
+"""Folder of a checkpoint with what only a run goes on with (`crl.learn.checkpoint`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,18 @@ def resolve_model(name: str) -> ModelSource:
     return ModelSource(path=path, name=name, digest=directory_digest(path))
 
 
+def named_base(name: str, path: Path, digest: str) -> tuple[str, str | None]:
+    """What is written into an adapter about its base: its name, and the commit on the Hub or its digest; no path of
+    this machine. What is built in is told by its name alone."""
+    if name in BUILT_IN:
+        return name, None
+    if is_path(name):
+        return path.name, f"sha256:{digest}"
+    if HUB_ID.fullmatch(name):
+        return name, path.name  # a snapshot's folder is named by its commit
+    return name, f"sha256:{digest}"
+
+
 def warm_directory(name: str) -> Path:
     """Where the warm start of a name is, or will be: one checkpoint per role, and its record."""
     return models_directory() / "warm" / name
@@ -144,7 +158,10 @@ def directory_digest(path: Path) -> str:
     files = sorted(
         (file.relative_to(root).as_posix(), file)
         for file in root.rglob("*")
-        if file.suffix in _CHECKPOINT_FILES and file.name not in _NOT_PART_OF_THE_MODEL and file.is_file()
+        if file.suffix in _CHECKPOINT_FILES
+        and file.name not in _NOT_PART_OF_THE_MODEL
+        and file.relative_to(root).parts[0] != _OPTIMIZER
+        and file.is_file()
     )
     sidecar = models_directory() / "digests" / f"{hashlib.sha256(str(root).encode()).hexdigest()}.json"
     known = _read_sidecar(sidecar)
