@@ -1,4 +1,4 @@
-"""What stands beside the weights of a checkpoint, so that whoever has its folder can open it with transformers and peft.
+"""What stands beside the weights of a checkpoint: whoever has its folder opens it with transformers and peft.
 
 Tokenizer, the chat template that wrote the prompts, and a generation config with the role's sampling: then
 `AutoModelForCausalLM` or `PeftModel`, and `AutoTokenizer`, read the folder. An adapter names its base by its id on the
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from crl.config.models import pretrained
 from crl.config.roles import SamplingConfig
-from crl.config.vocabulary import load_tokenizer, rows_of_model
+from crl.config.vocabulary import generation_config, load_tokenizer, rows_of_model
 from crl.policies.chat import ChatFormat
 from crl.policies.sources import named_base
 
@@ -51,8 +51,6 @@ def add_companions(
         _linked(before / name if before else None, checkpoint / name, content)
     from transformers import AutoConfig
 
-    from crl.policies.language_model import generation_config
-
     config = generation_config(model_path, pretrained(AutoConfig, model_path))
     config.update(
         do_sample=True,
@@ -71,7 +69,7 @@ def _companions(model_path: Path, digest: str, multi_turn: bool) -> tuple[dict[s
     """The files of a tokenizer with the template that prompts are written with, and the ids that end a turn."""
     from transformers import AutoConfig
 
-    from crl.policies.language_model import end_ids, generation_config
+    from crl.policies.language_model import end_ids
 
     config = pretrained(AutoConfig, model_path)
     tokenizer = load_tokenizer(model_path)

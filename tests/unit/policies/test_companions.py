@@ -1,7 +1,6 @@
 """What stands beside the weights of a checkpoint: transformers and peft open its folder by themselves."""
 
 import json
-import os
 from pathlib import Path
 
 import peft
@@ -12,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from crl.config.roles import SamplingConfig
 from crl.config.vocabulary import load_tokenizer
 from crl.learn.checkpoint import save_weights
+from crl.learn.scoring import load_trainable
 from crl.policies import companions
 from crl.policies.companions import add_companions, name_base
 from crl.policies.language_model import load_model
@@ -100,7 +100,7 @@ def test_the_template_that_was_trained_with_is_the_one_that_is_written(tiny, tmp
 def test_a_tokenizer_takes_room_once_and_a_damaged_one_is_not_passed_on(tiny, tmp_path):
     one = checkpoint_of(tiny, tmp_path / "1", lora=True)
     two = checkpoint_of(tiny, tmp_path / "2", lora=True, before=one)
-    assert os.path.samefile(one / "tokenizer.json", two / "tokenizer.json")
+    assert (one / "tokenizer.json").samefile(two / "tokenizer.json")
     content = (one / "tokenizer.json").read_bytes()
     (two / "tokenizer.json").write_bytes(b"damaged")
     three = checkpoint_of(tiny, tmp_path / "3", lora=True, before=two)
@@ -114,3 +114,11 @@ def test_the_digest_of_a_checkpoint_as_a_model_leaves_out_the_optimizer(tiny, tm
     (folder / "deepspeed" / "optimizer-rank00000.safetensors").write_bytes(b"state")
     (folder / "deepspeed" / "engine.json").write_text("{}")
     assert directory_digest(folder) == before
+
+
+def test_the_sampling_of_a_role_does_not_go_into_the_weights_of_the_next_round(tiny, tmp_path):
+    """Their digest would depend on it."""
+    folder = checkpoint_of(tiny, tmp_path / "checkpoint", lora=False)
+    trained = load_trainable(tiny.path, folder, lora=None, source="tiny", seed=0)
+    assert trained.generation_config.temperature != SAMPLING.temperature
+    assert not trained.generation_config.do_sample
