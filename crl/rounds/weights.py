@@ -198,7 +198,10 @@ def over_passes(steps: Sequence[Mapping[str, float]], batches: int) -> dict[str,
 
 
 def base_weights(ctx: StageContext) -> list[Weights]:
-    """A row per set of weights, the base model as it is, and one of the embedder where the recipe has one."""
+    """A row per set of weights, the base model as it is, and one of the embedder where the recipe has one. A model of
+    the Hub is named with its commit: the run goes on with it, whatever the branch becomes."""
+    from crl.policies.sources import HUB_ID, pinned
+
     sources = {owner: ctx.method.role(owner).model for owner in ctx.method.owners()}
     embedder = ctx.method.recipe.embedder()
     if embedder is not None:
@@ -206,6 +209,8 @@ def base_weights(ctx: StageContext) -> list[Weights]:
     rows = []
     for role, source in sources.items():
         base_digest = ctx.services.model_digest(role)
+        if HUB_ID.fullmatch(source) and role != "embedder":
+            source = pinned(source, ctx.services.model_path(role))
         rows.append(
             Weights(
                 role=role,

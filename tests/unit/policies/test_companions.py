@@ -1,6 +1,7 @@
 """What stands beside the weights of a checkpoint: transformers and peft open its folder by themselves."""
 
 import json
+import shutil
 from pathlib import Path
 
 import peft
@@ -10,12 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from crl.config.roles import SamplingConfig
 from crl.config.vocabulary import load_tokenizer
+from crl.errors import BadInput
 from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import load_trainable
 from crl.policies import companions
 from crl.policies.companions import add_companions, name_base
 from crl.policies.language_model import load_model
-from crl.policies.sources import directory_digest
+from crl.policies.sources import check_model, directory_digest, resolve_model
 
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=11, max_new_tokens=5)
 CHAT = [{"role": "user", "content": "go north"}]
@@ -122,3 +124,41 @@ def test_the_sampling_of_a_role_does_not_go_into_the_weights_of_the_next_round(t
     trained = load_trainable(tiny.path, folder, lora=None, source="tiny", seed=0)
     assert trained.generation_config.temperature != SAMPLING.temperature
     assert not trained.generation_config.do_sample
+
+
+@pytest.mark.parametrize("base", ["tiny", "folder", "beside"])
+def test_an_adapter_is_a_model(tiny, tmp_path, base):
+    """Merged into its base, which it names: one that is built in, by a path, or by name and digest."""
+    folder = checkpoint_of(tiny, tmp_path / "adapter", lora=True, source=None if base == "tiny" else str(tiny.path))
+    if base == "beside":
+        shutil.copytree(tiny.path, tmp_path / tiny.path.name)
+    elif base == "folder":
+        named_in(folder, base_model_name_or_path=str(tiny.path), revision=None)
+    check_model(str(folder))
+    found = load_model(resolve_model(str(folder)).path, None, dtype=torch.float32)
+    expected = dict(load_model(tiny.path, folder, dtype=torch.float32).named_parameters())
+    assert all(torch.equal(each, expected[name]) for name, each in found.named_parameters())
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(str(folder)).path)
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(folder).chat_template
+
+
+def test_an_adapter_whose_base_is_not_there_or_another_is_refused(tiny, tmp_path):
+    folder = checkpoint_of(tiny, tmp_path / "adapter", lora=True, source=str(tiny.path))
+    with pytest.raises(BadInput, match=rf"trained from the folder '{tiny.path.name}'(?s:.*)base_model_name_or_path"):
+        check_model(str(folder))
+    other = Path(shutil.copytree(tiny.path, tmp_path / tiny.path.name))
+    (other / "generation_config.json").write_text("{}")
+    with pytest.raises(BadInput, match="not the one that the adapter was trained from"):
+        resolve_model(str(folder))
+    named_in(folder, base_model_name_or_path="nothing", revision=None)
+    with pytest.raises(BadInput, match="Unknown model 'nothing'"):
+        check_model(str(folder))
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"no adapter_model.safetensors"):
+        check_model(str(folder))
+
+
+def named_in(folder, **changes):
+    """Change an adapter's config as a user would."""
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
