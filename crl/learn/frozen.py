@@ -34,7 +34,7 @@ class _Product(torch.autograd.Function):
 def _linear(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
     if inputs.dtype == layer.weight.dtype or torch.is_autocast_enabled(inputs.device.type):
         return nn.functional.linear(inputs, layer.weight, layer.bias)
-    return _Product.apply(inputs, layer.weight, layer.bias)  # type: ignore[no-any-return]
+    return _Product.apply(inputs, layer.weight, layer.bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _tried(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
