@@ -162,7 +162,7 @@ def plan_context(root: Path, round_number: int, index: str) -> StageContext:
         reader=run.run,
         writer=cast(Any, None),
         services=cast(Any, None),
-        progress=lambda figures: None,
+        progress=lambda metrics: None,
     )
 
 

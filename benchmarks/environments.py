@@ -52,7 +52,7 @@ class Rates:
 
 @dataclass
 class Measured:
-    """A case with its figures; `other` is None where there is nothing to compare with."""
+    """A case with its metrics; `other` is None where there is nothing to compare with."""
 
     case: Case
     ours: Rates = field(default_factory=Rates)

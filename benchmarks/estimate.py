@@ -35,7 +35,7 @@ _TINY = Path(__file__).parents[1] / "conf/tiny.yaml"
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure: what was estimated, what was found."""
+    """One metric: what was estimated, what was found."""
 
     name: str
     estimated: float

@@ -40,8 +40,8 @@ def successes(run: RunDirectory, number: int | None) -> dict[str, float] | None:
             changed = mechanisms.model_copy(update={"retrieval": retrieval})
             method = run.method.model_copy(update={"recipe": changed})
             rows = evaluate_again(run, method, recipe, last, services)
-            for arm, key in (("with_bank", name), ("without_bank", "without")):
-                listed = [row.success for row in rows if row.arm == arm]
+            for condition, key in (("with_bank", name), ("without_bank", "without")):
+                listed = [row.success for row in rows if row.condition == condition]
                 if listed:
                     found[key] = sum(listed) / len(listed)
         return found

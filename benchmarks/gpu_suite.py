@@ -3,10 +3,10 @@
     python benchmarks/gpu_suite.py [STEP ...] [--device cuda] [--scale full] [--seconds 590] [--model DIRECTORY]
         [--folder build/gpu] [--patience 1] [--commit NAME]
     python benchmarks/gpu_suite.py --device cpu --scale tiny      # all of it in small, to see that it runs
-    python benchmarks/gpu_suite.py --table FILE ...               # Markdown of figures that are there
+    python benchmarks/gpu_suite.py --table FILE ...               # Markdown of metrics that are there
 
 It runs from a checkout with whatever is installed; a step whose package is missing says so and is skipped, one that
-fails or takes too long says why, and the next one runs. `figures.json` in the folder is written after each step: what
+fails or takes too long says why, and the next one runs. `metrics.json` in the folder is written after each step: what
 was found, with device, versions and commit; steps may be run on different days. `table.md` comes last. A machine
 without a package index gets what it lacks from benchmarks/gpu_wheels.py.
 
@@ -149,18 +149,18 @@ def run(name: str, step: Step, asked: Asked, limit: float, running: Running) -> 
         output.seek(0)
         lines = [line.rstrip() for line in output.read().splitlines() if line.strip()]
     shutil.rmtree(asked.work / name, ignore_errors=True)
-    figures = read(lines)
+    metrics = read(lines)
     said = [line for line in lines if not line.startswith(MARK)][-_LINES:]
     if code is None:
-        return Outcome(step.what, "cut off", seconds, f"it took longer than {limit:.0f} s", figures, said)
+        return Outcome(step.what, "cut off", seconds, f"it took longer than {limit:.0f} s", metrics, said)
     if code < 0:
         why = f"it was ended by {signal.Signals(-code).name}"
-        return Outcome(step.what, "failed", seconds, why, figures, said)
+        return Outcome(step.what, "failed", seconds, why, metrics, said)
     if code:
-        return Outcome(step.what, "failed", seconds, why_of(figures, said, code), figures, said)
+        return Outcome(step.what, "failed", seconds, why_of(metrics, said, code), metrics, said)
     if name == "tests":
-        figures["result"] = said[-1] if said else ""
-    return Outcome(step.what, "done", seconds, figures=figures)
+        metrics["result"] = said[-1] if said else ""
+    return Outcome(step.what, "done", seconds, metrics=metrics)
 
 
 class Clock:
@@ -231,9 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=590, metavar="N", help="for all steps; 0: no limit")
     parser.add_argument("--patience", type=float, default=1, metavar="N", help="times the limit of each step")
     parser.add_argument("--model", type=Path, default=os.environ.get(MODEL_VARIABLE), metavar="DIRECTORY")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build/gpu", help="figures.json and table.md")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/gpu", help="metrics.json and table.md")
     parser.add_argument("--commit", help="where this is no git checkout")
-    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="only print the tables of figures")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="only print the tables of metrics")
     chosen = parser.parse_args(arguments)
     if chosen.table:
         print("\n".join(table(load(path)) for path in chosen.table), end="")
@@ -244,8 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given is not None and not (given / "config.json").is_file():
         parser.error(f"--model: {given} has no config.json; name the directory of a model")
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    figures = chosen.folder.resolve() / "figures.json"
-    steps = load(figures) if figures.is_file() else {}
+    metrics = chosen.folder.resolve() / "metrics.json"
+    steps = load(metrics) if metrics.is_file() else {}
     running, told = Running(), threading.Event()
 
     def ended(*_: Any) -> NoReturn:
@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return outcome
             with clock.lock:
                 steps[name] = outcome
-                save(figures, steps)
+                save(metrics, steps)
                 seconds = f" in {outcome.seconds:g} s" if outcome.seconds else ""
                 print(f"{name}: {outcome.state}{seconds}{': ' if outcome.why else ''}{outcome.why}", flush=True)
             return outcome
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _ENDED
     text = table(steps)
     (chosen.folder / "table.md").write_text(text, encoding="utf-8")
-    print(f"\n{text}\n{figures} has the figures, {chosen.folder / 'table.md'} this table")
+    print(f"\n{text}\n{metrics} has the metrics, {chosen.folder / 'table.md'} this table")
     return int(any(outcome.state in ("failed", "cut off") for outcome in outcomes))
 
 

@@ -3,7 +3,7 @@
     python benchmarks/learning_margins.py [--seeds 10] [--threads 1 2] [--learners NAME ...]
 
 Every learner of `tests/learning/learners.py` is trained once per seed and number of threads (half an hour of one core
-for all of them), and a table is printed: mean and standard deviation of each figure, its bound, and how many standard
+for all of them), and a table is printed: mean and standard deviation of each metric, its bound, and how many standard
 deviations lie between. These are the numbers in `BOUNDS`. The exit code is 1 where a bound is nearer than three.
 Another kind of CPU, nearly:
 
@@ -26,15 +26,15 @@ from tests.learning import learners
 from tests.learning.learners import BOUNDS, DEVIATIONS
 
 
-def figures_of(learner: str, folder: Path, seed: int, threads: int) -> dict[str, float]:
-    """The figures of one training. The extractor's starting models are made with the same seed."""
+def metrics_of(learner: str, folder: Path, seed: int, threads: int) -> dict[str, float]:
+    """The metrics of one training. The extractor's starting models are made with the same seed."""
     flipped = learner.endswith("flipped")
     if learner.startswith("actor"):
         run = learners.train_actor(folder, seed, threads=threads, flipped=flipped)
-        return learners.flipped_actor_figures(run) if flipped else learners.actor_figures(run)
+        return learners.flipped_actor_metrics(run) if flipped else learners.actor_metrics(run)
     start = learners.make_starts(folder / "starts", seed, threads=threads)
     run = learners.train_extractor(folder, start, seed, threads=threads, flipped=flipped)
-    return learners.flipped_extractor_figures(run) if flipped else learners.extractor_figures(run)
+    return learners.flipped_extractor_metrics(run) if flipped else learners.extractor_metrics(run)
 
 
 def main() -> int:
@@ -50,12 +50,12 @@ def main() -> int:
         for seed in range(asked.seeds):
             for threads in asked.threads:
                 with tempfile.TemporaryDirectory() as folder:
-                    found = figures_of(learner, Path(folder), seed, threads)
+                    found = metrics_of(learner, Path(folder), seed, threads)
                 print(f"{learner}, seed {seed}, threads {threads}: {found}", file=sys.stderr, flush=True)
                 for name, value in found.items():
                     measured[name].append(value)
         print(f"\n{learner} ({asked.seeds} seeds, threads {asked.threads})")
-        print(f"  {'figure':<28} {'mean':>7} {'sd':>7} {'least':>7} {'most':>7}   bound")
+        print(f"  {'metric':<28} {'mean':>7} {'sd':>7} {'least':>7} {'most':>7}   bound")
         for name, values in measured.items():
             bound = BOUNDS[learner][name]
             mean, deviation = statistics.mean(values), statistics.stdev(values)

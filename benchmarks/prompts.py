@@ -51,7 +51,7 @@ def played(path: str, more: dict[str, Any], episodes: int, turns: int, runs: str
     with Driver(run, experiment.runtime) as driver:
         driver.run_round(0)
     rows = rows_of(Evaluation, run.read(0, EVALUATE, Evaluation))
-    return [row for row in rows if row.arm == "without_bank"]
+    return [row for row in rows if row.condition == "without_bank"]
 
 
 def line(family: str, rows: list[Evaluation], generator: np.random.Generator) -> str:

@@ -1,13 +1,14 @@
-"""Does retrieval find the notes of the right realm? Share of top-1 by embedder, scope and form of the note.
+"""Does retrieval find the experiences of the right realm? Share of top-1 by embedder, scope and form of the experience.
 
     python benchmarks/realm_retrieval.py [--worlds 5] [--embedders lexical,minilm]
 
-A bank holds 32 notes of each realm of crl/envs/realms.py, 8 of them true; the others name another pair of symbols. A
-round's 64 queries (goal and first observation of held-out layouts, over all realms in turn) go through `BankRetriever`
-with the retrieval settings of conf/realms.yaml. A note is written as the extractor writes it (`take C then F`), or with
-its realm in the text (`in r3 take C then F`). `nearest` takes the entry with the highest cosine, `eq. 6` re-ranks with
-counters that advance from query to query. Printed: the share of chosen entries that are of the query's realm, and that
-are its true note, over all worlds; and the median seconds of 64 queries, embedding them included. No run is needed.
+A bank holds 32 experiences of each realm of crl/envs/realms.py, 8 of them true; the others name another pair of
+symbols. A round's 64 queries (goal and first observation of held-out layouts, over all realms in turn) go through
+`BankRetriever` with the retrieval settings of conf/realms.yaml. An experience is written as the extractor writes it
+(`take C then F`), or with its realm in the text (`in r3 take C then F`). `nearest` takes the entry with the highest
+cosine, `eq. 6` re-ranks with counters that advance from query to query. Printed: the share of chosen entries that are
+of the query's realm, and that are its true experience, over all worlds; and the median seconds of 64 queries, embedding
+them included. No run is needed.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
 from crl.config.load import load_experiment
-from crl.envs.realms import RealmsConfig, RealmsEnvironment, hidden_rule, note
+from crl.envs.realms import RealmsConfig, RealmsEnvironment, experience_text, hidden_rule
 from crl.policies.embedders import load_embedder
 from crl.protocols import Embedder
 from crl.records import BankEntry
 
 NOTES, TRUE, QUERIES = 32, 8, 64
-"""Notes per realm, how many of them are true, queries per round."""
+"""Experiences per realm, how many of them are true, queries per round."""
 _EXPERIMENT = Path(__file__).parents[1] / "conf" / "realms.yaml"
 
 
 @dataclass(frozen=True)
 class Written:
-    """A note in the bank: its realm, its text, and whether that is the rule of the realm."""
+    """An experience in the bank: its realm, its text, and whether that is the rule of the realm."""
 
     realm: int
     text: str
@@ -60,7 +61,7 @@ class Shares:
     right_realm: float
     """Of the query's realm."""
     true_note: float
-    """Of the query's realm, and its true note."""
+    """Of the query's realm, and its true experience."""
     seconds: float
     """Searching and re-ranking for all queries."""
 
@@ -73,7 +74,7 @@ def realms_of(count: int, world: int) -> list[RealmsConfig]:
 
 
 def notes_of(realms: Sequence[RealmsConfig], *, named: bool) -> list[Written]:
-    """The bank: the notes of every realm, shuffled."""
+    """The bank: the experiences of every realm, shuffled."""
     written = []
     for config in realms:
         random = np.random.default_rng([config.world, config.realm, NOTES])
@@ -82,7 +83,7 @@ def notes_of(realms: Sequence[RealmsConfig], *, named: bool) -> list[Written]:
         wrong = [(key, goal) for key in symbols for goal in symbols if key != goal and (key, goal) != rule]
         pairs = [rule] * TRUE + [wrong[int(at)] for at in random.integers(len(wrong), size=NOTES - TRUE)]
         for pair in pairs:
-            text = note(*pair)
+            text = experience_text(*pair)
             written.append(Written(config.realm, f"in r{config.realm} {text}" if named else text, pair == rule))
     order = np.random.default_rng([realms[0].world, NOTES]).permutation(len(written))
     return [written[int(at)] for at in order]
@@ -103,16 +104,18 @@ def queries_of(realms: Sequence[RealmsConfig]) -> list[Asked]:
     return asked[:QUERIES]
 
 
-def shares(embedder: Embedder, notes: Sequence[Written], asked: Sequence[Asked], config: RetrievalConfig) -> Shares:
+def shares(
+    embedder: Embedder, experiences: Sequence[Written], asked: Sequence[Asked], config: RetrievalConfig
+) -> Shares:
     """Retrieve for a round of queries from a bank that nothing was chosen from yet."""
-    bank = Snapshot.of(0, [_entry(place, each) for place, each in enumerate(notes)])
-    embeddings_ND = embedder.embed([each.text for each in notes])
+    bank = Snapshot.of(0, [_entry(place, each) for place, each in enumerate(experiences)])
+    embeddings_ND = embedder.embed([each.text for each in experiences])
     queries_QD = embedder.embed([each.text for each in asked])
     began = time.perf_counter()
     retriever = BankRetriever(bank, embeddings_ND, [], config, round=1, bank_round=0)
     found = retriever.retrieve_many([(f"q{place}", f"r{each.realm}") for place, each in enumerate(asked)], queries_QD)
     seconds = time.perf_counter() - began
-    chosen = [next((notes[int(row.entry_id)] for row in rows if row.chosen), None) for rows in found]
+    chosen = [next((experiences[int(row.entry_id)] for row in rows if row.chosen), None) for rows in found]
     right = [each is not None and each.realm == query.realm for each, query in zip(chosen, asked, strict=True)]
     true = [of_realm and each is not None and each.true for each, of_realm in zip(chosen, right, strict=True)]
     return Shares(statistics.fmean(right), statistics.fmean(true), seconds)
@@ -129,7 +132,10 @@ def _entry(place: int, written: Written) -> BankEntry:
 
 def table(names: Sequence[str], worlds: int) -> Iterator[str]:
     """Lines of the Markdown table, as they are measured; the worlds are 1, 2, …"""
-    yield "| realms | note | scope | embedder | right realm: nearest | eq. 6 | true note: nearest | eq. 6 | seconds |"
+    yield (
+        "| realms | experience | scope | embedder | right realm: nearest | eq. 6 | true experience: nearest | eq. 6 | "
+        "seconds |"
+    )
     yield "|---:|---|---|---|---:|---:|---:|---:|---:|"
     settings = load_experiment(_EXPERIMENT).method.recipe.retrieval
     chance = TRUE / NOTES

@@ -41,11 +41,11 @@ SCRIPTS = {
 
 
 class WayFailed(Exception):
-    """What a process said before it ended without figures."""
+    """What a process said before it ended without metrics."""
 
 
 def measured(way: str, size: list[str], root: Path) -> dict[str, Any]:
-    """The figures of one process."""
+    """The metrics of one process."""
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     command = [sys.executable, str(HERE / "rollout_systems" / SCRIPTS[way]), *size]
@@ -53,8 +53,8 @@ def measured(way: str, size: list[str], root: Path) -> dict[str, Any]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("FIGURES ")]
     if not lines:
         raise WayFailed(f"{way} failed (exit code {done.returncode}):\n{(done.stderr or done.stdout)[-3000:]}")
-    figures: dict[str, Any] = json.loads(lines[-1].removeprefix("FIGURES "))
-    return figures
+    metrics: dict[str, Any] = json.loads(lines[-1].removeprefix("FIGURES "))
+    return metrics
 
 
 def by_turn(found: dict[str, Any]) -> str:
@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16" if able else "float32")
     parser.add_argument("--model", default="smollm2-135m-instruct", metavar="DIRECTORY", help="of a model, or its name")
     parser.add_argument("--experiment", type=Path, default=HERE.parent / "conf/minihack_room.yaml", metavar="FILE")
-    parser.add_argument("--figures", action="store_true", help="also print each as a line of JSON, for gpu_suite.py")
+    parser.add_argument("--metrics", action="store_true", help="also print each as a line of JSON, for gpu_suite.py")
     given = parser.parse_args()
     if given.dtype == "bfloat16" and not able:
         parser.error("--dtype: this project would compute in float32 here, beside others in bfloat16")
@@ -114,11 +114,11 @@ def main() -> int:
             except WayFailed as error:
                 failed.append(way)
                 print(error, flush=True)  # what is cut off later is not lost
-                if given.figures:
+                if given.metrics:
                     print("FIGURES " + json.dumps({way: {"failed": reason(str(error))}}), flush=True)
                 continue
             print(line_of(way, found), flush=True)
-            if given.figures:
+            if given.metrics:
                 print("FIGURES " + json.dumps({way: {**found, "turns_per_second": round(rate(found), 2)}}), flush=True)
             if way == "ours":
                 ours = rate(found)

@@ -11,7 +11,7 @@ is the first turn of all. A round counts from the last commit of the round befor
 between the stages is in it; evaluation is set to happen in no round.
 
 Told are medians over all rounds (fastest–slowest), and of every turn the median as a ratio to the baseline's of the
-same turn: median over the turns (least–most). The load that the machine had before each turn is told: a figure with
+same turn: median over the turns (least–most). The load that the machine had before each turn is told: a metric with
 other load beside it says little about time, and less about overlap, which needs cores that would else be idle.
 """
 

@@ -1,4 +1,4 @@
-"""What a tool call costs beside its command, and what a judgment costs, for episodes side by side.
+"""What a tool call costs beside its command, and what grading costs, for episodes side by side.
 
     python benchmarks/swe_calls.py [--episodes 16] [--calls 20]
 
@@ -51,12 +51,12 @@ def main() -> None:
             spent = 1000 * (time.perf_counter() - began) / len(times)
             ninth = statistics.quantiles(times, n=10)[-1]
             print(f"| {threads} | {statistics.median(times):.0f} | {ninth:.0f} | {spent:.0f} |")
-        judged = []
+        graded = []
         for environment in environments:
             began = time.perf_counter()
             environment.step_many({0: SUBMIT})
-            judged.append(time.perf_counter() - began)
-        print(f"judging one task: median {1000 * statistics.median(judged):.0f} ms")
+            graded.append(time.perf_counter() - began)
+        print(f"grading one task: median {1000 * statistics.median(graded):.0f} ms")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class System:
         )
 
     def step(self, command: str = "step") -> dict[str, float]:
-        """One update; its figures. Raises Ended where the process has."""
+        """One update; its metrics. Raises Ended where the process has."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(f"{command}\n")
@@ -128,10 +128,10 @@ def unable(name: str) -> str | None:
     return "its kernels need a GPU" if name == "TRL with Liger" and not torch.cuda.is_available() else None
 
 
-def tell(options: argparse.Namespace, **figures: Any) -> None:
+def tell(options: argparse.Namespace, **metrics: Any) -> None:
     """A line for gpu_suite.py."""
-    if options.figures:
-        print("FIGURES " + json.dumps(figures), flush=True)
+    if options.metrics:
+        print("FIGURES " + json.dumps(metrics), flush=True)
 
 
 def stepped(options: argparse.Namespace, systems: list[System], rounds: int) -> dict[str, list[dict[str, float]]]:
@@ -219,8 +219,8 @@ def print_table(
             f"{found['peak'][-1]:.2f}", *ratios,
         ]  # fmt: skip
         print(f"| {' | '.join(columns)} |", flush=True)
-        figures = {"seconds": middle, "tokens_per_second": tokens / middle, "peak_gb": found["peak"][-1]}
-        tell(options, **{name: {**figures, "positions": positions, "tokens": tokens, "trained": trained}})
+        metrics = {"seconds": middle, "tokens_per_second": tokens / middle, "peak_gb": found["peak"][-1]}
+        tell(options, **{name: {**metrics, "positions": positions, "tokens": tokens, "trained": trained}})
 
 
 def compare_gradients(options: argparse.Namespace, weights: str) -> None:
@@ -268,7 +268,7 @@ def main() -> int:
     )
     parser.add_argument("--turns", type=int, help="of an episode that is collected, in place of the experiment's")
     parser.add_argument("--liger", action="store_true", help="also TRL with Liger's kernels")
-    parser.add_argument("--figures", action="store_true", help="also print them as lines of JSON, for gpu_suite.py")
+    parser.add_argument("--metrics", action="store_true", help="also print them as lines of JSON, for gpu_suite.py")
     for name in ("worker", "autocast"):  # of the processes it starts
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     options = parser.parse_args()

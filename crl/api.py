@@ -37,8 +37,8 @@ FROM bank_at({round}) AS entries LEFT JOIN counts USING (entry_id) LEFT JOIN sco
 ORDER BY entry_id
 """
 _CURVES = """
-SELECT round, arm, stage = 'evaluate' AS held_out, won, games, success, low, high, broken
-FROM success_by_arm WHERE stage IN ('collect', 'evaluate') ORDER BY round, held_out, arm
+SELECT round, condition, stage = 'evaluate' AS held_out, won, games, success, low, high, broken
+FROM success_by_condition WHERE stage IN ('collect', 'evaluate') ORDER BY round, held_out, condition
 """
 
 
@@ -105,10 +105,10 @@ class Run:
         return _where(played, round=round, family=family, guided=guided, success=success)
 
     def curves(self) -> DuckDBPyRelation:
-        """Success by round and arm, with its 95 % interval (Wilson): `round`, `arm`, `held_out`, `won`, `games`,
-        `success`, `low`, `high`.
+        """Success by round and condition, with its 95 % interval (Wilson): `round`, `condition`, `held_out`, `won`,
+        `games`, `success`, `low`, `high`.
 
-        Arms are guided and free in training; with_bank, without_bank and random on held-out seeds. Raises
+        Conditions are guided and free in training; with_bank, without_bank and random on held-out seeds. Raises
         RecordDamaged.
         """
         return self.sql(_CURVES)

@@ -95,7 +95,7 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith(("crl.faults", "crl.rollout."))
 
 
-def place_in(details: str | None) -> str | None:
+def location_in(details: str | None) -> str | None:
     """Where the traceback in a text ends, as `walls.py line 31 in act`; None where there is none."""
     frames = list(_FRAME.finditer(details or ""))
     if not frames:

@@ -126,7 +126,7 @@ class Environment(Protocol):
 
 
 @runtime_checkable
-class Judge(Protocol):
+class KnowsTruth(Protocol):
     """What an environment may also be: one that knows what is true of it. Asked for metrics only, never in training."""
 
     def truth(self, text: str) -> float | None:
@@ -144,7 +144,8 @@ class Leveled(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a game teaches, as an extractor's operation: `add` a text, `update` the note that guided it, or `return`."""
+    """What a game teaches, as an extractor's operation: `add` a text, `update` the experience that guided it, or
+    `return`."""
 
     kind: Literal["add", "update", "return"]
     text: str | None = None
@@ -155,7 +156,7 @@ class Instructive(Protocol):
     """What an environment may also be: one that can say what a game of it teaches. A warm start asks it."""
 
     def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
-        """What a careful player would write after a game, from what it showed and the note that guided it."""
+        """What a careful player would write after a game, from what it showed and the experience that guided it."""
 
 
 @runtime_checkable
@@ -166,7 +167,8 @@ class Teacher(Instructive, Protocol):
         """The same game under rules that no task has."""
 
     def hint(self, slot: int, random: np.random.Generator, *, true: bool = True) -> str | None:
-        """A note to show in a demonstration of a practice game; None: none. `true` False: it is wrong in something."""
+        """An experience to show in a demonstration of a practice game; None: none. `true` False: it is wrong in
+        something."""
 
 
 class TeachingEnvironment(Environment, Teacher, Protocol):
@@ -204,7 +206,7 @@ class Ability:
 
 
 ABILITIES = (
-    Ability("truth", Judge),
+    Ability("truth", KnowsTruth),
     Ability("content", Leveled, of_slot=True),
     Ability("lesson", Instructive),
     Ability("practice", Teacher, crosses=False),
@@ -416,7 +418,7 @@ class Trainer(Protocol):
     """A role's weights under the update engine."""
 
     def update(self, samples: Sequence[Any], objectives: Any, *, stale: Set[str] = frozenset()) -> dict[str, float]:
-        """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns figures. `stale`
+        """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns metrics. `stale`
         are ids of rows of the round that older weights wrote than the update begins with."""
 
     def save(self, directory: Path) -> None:

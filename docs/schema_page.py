@@ -33,7 +33,7 @@ Put together from these are
 | `stages` | one per committed stage, from its manifest (below) |
 | `rounds` | one per round: `round`, `stages` (how many are complete), `complete` (their names) |
 | `sequences` | one per sequence of an episode: its tokens and turns (below) |
-| `success_by_arm` | one per round and arm: success with its interval, actions and tokens per game (below) |
+| `success_by_condition` | one per round and condition: success with its interval, actions and tokens per game (below) |
 | `success_by_task` | the same by task family (below) |
 | `broken_games` | one per stage, task family and kind of break: how many games broke, and the first traceback (below) |
 | `timings` | one per stage and kind of work: how long retrieval, answers and playing took (below) |
@@ -109,7 +109,7 @@ SUCCESS_COLUMNS = (
     ("round", "BIGINT", "round played in"),
     ("stage", "VARCHAR", "collect (training), evaluate, or evaluate_base (before a warm start)"),
     (
-        "arm",
+        "condition",
         "VARCHAR",
         "guided, free (every other stream too), or synthetic (in an experience model, which says itself what is won) "
         "in training; with_bank, without_bank or random (any legal action) held out",
@@ -119,8 +119,8 @@ SUCCESS_COLUMNS = (
     (
         "broken",
         "BIGINT",
-        "games that broke: the environment failed, or the first prompt did not fit (a note that is too long breaks "
-        "games of one arm only)",
+        "games that broke: the environment failed, or the first prompt did not fit (an experience that is too long "
+        "breaks games of one condition only)",
     ),
     ("success", "DOUBLE", "share of them won"),
     ("low", "DOUBLE", "lower end of its 95 % interval (Wilson)"),
@@ -130,7 +130,7 @@ SUCCESS_COLUMNS = (
     ("tokens_read", "DOUBLE", "tokens the actor read in a game, mean"),
     ("tokens_sampled", "DOUBLE", "tokens the actor wrote in a game, mean"),
 )
-"""Columns of the view `success_by_arm`: name, type, meaning."""
+"""Columns of the view `success_by_condition`: name, type, meaning."""
 TASK_COLUMNS = (*SUCCESS_COLUMNS[:3], ("family", "VARCHAR", "task family"), *SUCCESS_COLUMNS[3:])
 """Columns of the view `success_by_task`."""
 BROKEN_COLUMNS = (
@@ -138,7 +138,7 @@ BROKEN_COLUMNS = (
     ("stage", "VARCHAR", "stage that played, or planned"),
     ("family", "VARCHAR", "task family"),
     ("error", "VARCHAR", "reason code, as in `episodes`"),
-    ("place", "VARCHAR", "where the traceback ends, as `game.py line 31 in act`; null without a traceback"),
+    ("location", "VARCHAR", "where the traceback ends, as `game.py line 31 in act`; null without a traceback"),
     ("games", "BIGINT", "games of the family that broke so"),
     ("played", "BIGINT", "all games of the family in the stage"),
     ("environment_seed", "BIGINT", "seed of the first of them"),
@@ -209,9 +209,11 @@ def page() -> str:
     parts.append(_table([*place, *own, ("manifest", "JSON", "the whole manifest")]))
     parts.append(_SEQUENCES)
     parts.append(_table(list(SEQUENCE_COLUMNS)))
-    parts.append("\n## success_by_arm\n\nSuccess of one arm in one round, and what its games took.\n")
+    parts.append("\n## success_by_condition\n\nSuccess of one condition in one round, and what its games took.\n")
     parts.append(_table(list(SUCCESS_COLUMNS)))
-    parts.append("\n## success_by_task\n\nSuccess of one arm in one round on one task, and what its games took.\n")
+    parts.append(
+        "\n## success_by_task\n\nSuccess of one condition in one round on one task, and what its games took.\n"
+    )
     parts.append(_table(list(TASK_COLUMNS)))
     parts.append(_BROKEN)
     parts.append(_table(list(BROKEN_COLUMNS)))

@@ -5,7 +5,7 @@
 A shrine opens when the right two of three things are offered in the right order: its hidden rule. Two models of two
 layers play there and write about it, on a CPU, in a minute. Every computation of the method is the function that the
 pipeline calls; what makes it a pipeline (files, digests, resuming, shards) is left out, and so are the merge of the
-bank, repeated texts in the buffer, outputs whose prompt was too long, and the figures of health. Such small models
+bank, repeated texts in the buffer, outputs whose prompt was too long, and the metrics of health. Such small models
 learn the rule from reward, and hardly from what they read: whether the bank helps is the subject of docs/study.md. The
 round is `CoEvolution.round`, some sixty lines; the rest is what it acts on.
 """
@@ -25,7 +25,7 @@ import numpy as np
 from crl.bank.changes import applied, change_rows
 from crl.bank.consolidate import Rules, consolidate
 from crl.bank.retrieve import BankRetriever
-from crl.bank.segments import new_segments, place
+from crl.bank.segments import new_segments, with_files
 from crl.bank.snapshot import Snapshot
 from crl.config import Method, RoleConfig
 from crl.config.load import load_experiment
@@ -60,7 +60,7 @@ from crl.run.seeds import seed_for
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = {
-    "method.families.0.environment": "{kind: shrines, world: 1, steps: 2, shown: 3, things: 8, max_turns: 2}",
+    "method.families.0.environment": "{kind: shrines, world: 1, steps: 2, choices: 3, things: 8, max_turns: 2}",
     "method.families.0.groups": 8,
     "method.recipe.warm_start": None,  # the extractor has one of its own here: see `teach_form`
     "method.families.0.evaluation_seeds.count": 48,
@@ -121,7 +121,7 @@ class CoEvolution:
     # -- the round -------------------------------------------------------------------------------------------------
 
     def round(self, number: int) -> dict[str, float]:
-        """Plan, collect, distill, consolidate, credit, update both, evaluate; returns figures."""
+        """Plan, collect, distill, consolidate, credit, update both, evaluate; returns metrics."""
         recipe, objective = self.recipe, self.recipe.extractor_objective
 
         # Plan: K rollouts of each task, half guided, half free, retrieval by eq. 6.
@@ -235,7 +235,7 @@ class CoEvolution:
         rules = Rules(self.recipe.bank, self.recipe.distill.max_characters)
         result = consolidate(self.bank, operations, self.scores, rules, round=number)
         # A bank names the files of its texts; here they are made and not written.
-        changes = place(result.changes, new_segments(result.new_texts.values(), self.embedder), {})
+        changes = with_files(result.changes, new_segments(result.new_texts.values(), self.embedder), {})
         self.bank = Snapshot(number, applied(self.bank.table, [change_rows(changes)]))
         self.texts |= result.new_texts
 
@@ -247,15 +247,18 @@ class CoEvolution:
         return {arm: success(each.episode for each in self.play(tasks, rows, arm)) for arm, rows in arms.items()}
 
     def teach_form(self, episodes: int, passes: int) -> None:
-        """A supervised start of the extractor: what to write about a game. A note of a won one names the rule."""
+        """A supervised start of the extractor: what to write about a game. An experience of a won one names the
+        rule."""
         tasks = (self.tasks(0) * episodes)[:episodes]
         renamed = [dataclasses.replace(task, episode_id=f"practice-{index}") for index, task in enumerate(tasks)]
         chat, samples = self.extractor.policy.chat, []
         for each in self.play(renamed, [], "practice"):
             moves = ", ".join(turn.action for turn in each.turns if turn.action)
-            note = ParsedOperation("add", f"One game was {'won by' if each.episode.success else 'lost after'} {moves}.")
+            experience = ParsedOperation(
+                "add", f"One game was {'won by' if each.episode.success else 'lost after'} {moves}."
+            )
             prompt = distill_messages(self.method.prompts["distill"], each.episode, each.turns, self.recipe.distill)
-            read, said = chat.opening(prompt), chat.answer(write_operations([note], self.recipe.distill.format))
+            read, said = chat.opening(prompt), chat.answer(write_operations([experience], self.recipe.distill.format))
             samples.append(
                 Sample(
                     sample_id=each.episode.episode_id, round=0, role="extractor", objective="nll", source="practice",
@@ -276,17 +279,17 @@ def success(episodes: Iterable[Episode]) -> float:
 
 
 def main(rounds: int = 8, practice: int = 64, passes: int = 6, **settings: Any) -> list[dict[str, float]]:
-    """Run rounds and print their figures, from before the first; returns them."""
+    """Run rounds and print their metrics, from before the first; returns them."""
     method = load_experiment(ROOT / "conf" / "tiny.yaml", SETTINGS | settings).method
     with tempfile.TemporaryDirectory() as scratch:
         pair = CoEvolution(method, Path(scratch))
         pair.teach_form(practice, passes)
-        figures = []
+        metrics = []
         for number in range(rounds + 1):
-            figures.append(pair.round(number) if number else pair.evaluate(0))
-            told = ", ".join(f"{name} {value:.3g}" for name, value in figures[-1].items())
+            metrics.append(pair.round(number) if number else pair.evaluate(0))
+            told = ", ".join(f"{name} {value:.3g}" for name, value in metrics[-1].items())
             print(f"round {number}: {told}", flush=True)
-        return figures
+        return metrics
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def wait_for_decision(driver: Driver, round_number: int, stage: str) -> None:
         return
     deadline = time.monotonic() + driver.runtime.approval_wait_seconds
     driver.free_engines(round_number, stage)
-    announce(Waits(f"{pending.told()}; answer in the UI, or: {pending.command()} --show"))
+    announce(Waits(f"{pending.in_words()}; answer in the UI, or: {pending.command()} --show"))
     with _told_by_parent(pending):
         while pending is not None:
             if not _pause(driver, pending, _published(pending), deadline):
@@ -97,7 +97,7 @@ def _pause(driver: Driver, pending: PendingApproval, shown: str, deadline: float
     if pause is None:
         return False
     run_logger().info(
-        "%s. Answer with Resume in the UI, or: %s --show", pending.told().replace("\n", " "), pending.command()
+        "%s. Answer with Resume in the UI, or: %s --show", pending.in_words().replace("\n", " "), pending.command()
     )
     reachable = True
     while time.monotonic() < deadline:
@@ -132,7 +132,7 @@ def _begin(pending: PendingApproval, shown: str) -> _Pause | None:
     """Set the state and save the form; None where the server does not let this run pause (it is being cancelled)."""
     run_id = UUID(flow_run.id)
     # A key of its own each time: Prefect lets a key pause once, and a retried round is the same flow run.
-    state: State[Any] = Paused(message=pending.told(), reschedule=False, pause_key=str(uuid4()))
+    state: State[Any] = Paused(message=pending.in_words(), reschedule=False, pause_key=str(uuid4()))
     keyset: Any = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = keyset
     form = _form(pending).with_initial_data(description=shown)
@@ -173,8 +173,8 @@ def _resume(pause: _Pause, decision: Decision) -> None:
         client.resume_flow_run(pause.run_id, run_input=answer)
     typed = _answer(pause)
     if typed is not None and typed.model_dump() != answer:
-        run_logger().warning("the answer from the UI is not used: %s before", decision.told())
-    run_logger().info("decided: %s", decision.told())
+        run_logger().warning("the answer from the UI is not used: %s before", decision.in_words())
+    run_logger().info("decided: %s", decision.in_words())
 
 
 def _take(pending: PendingApproval, pause: _Pause) -> None:
@@ -187,7 +187,7 @@ def _take(pending: PendingApproval, pause: _Pause) -> None:
         decision = decide(
             pending, approve=answer.approve, reject=answer.reject, person=answer.person, reason=answer.reason
         )
-        run_logger().info("decided: %s", decision.told())
+        run_logger().info("decided: %s", decision.in_words())
     except DecisionMade as error:
         run_logger().warning("the answer from the UI is not used: %s", error.found)
     except BadInput as error:
@@ -211,7 +211,7 @@ def _published(pending: PendingApproval) -> str:
     try:
         diff = proposed_diff(pending.run_path, pending.round)
     except BadInput:  # a decision about something else than a bank
-        return pending.told()
+        return pending.in_words()
     name = pending.run_path.name
     publish(
         name,
@@ -227,7 +227,7 @@ def _told_by_parent(pending: PendingApproval) -> Iterator[None]:
     """The training run shows in lists that one of its rounds waits, and where to answer."""
     parent = flow_run.parent_flow_run_id
     where = f"open the paused run {flow_run.name!r} and press Resume" if parent else ""
-    message = f"{pending.told()}; {where}, or {pending.command()} --show"
+    message = f"{pending.in_words()}; {where}, or {pending.command()} --show"
     show(Running(name=WAITING_NAME, message=message), parent)
     yield
     show(Running(), parent)  # not where this ends with an error: the parent then ends too

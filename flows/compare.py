@@ -30,7 +30,7 @@ from flows.parameters import StudyChoice, study_from
 from flows.present import label
 from flows.schedule import deployable
 from tasks.artifacts import PAGES, publish
-from tasks.failures import failed, log_error, placed
+from tasks.failures import failed, located, log_error
 from tasks.stage import is_transient
 
 TABLE, LINK = "study", "study-page"
@@ -101,7 +101,7 @@ def _run(missing: Sequence[PlannedRun], jobs: int) -> dict[str, CrlError]:
         try:
             run_one(run, children, _tell)
         except CrlError as error:
-            placed(error, run.name)
+            located(error, run.name)
             log_error(error)
             return failed(error)
         return str(run.path)

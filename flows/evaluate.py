@@ -32,7 +32,7 @@ from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from
 from flows.present import label, log_precision
 from flows.schedule import deployable
-from tasks.failures import failed, log_error, placed
+from tasks.failures import failed, located, log_error
 
 ARTIFACT_KEY = "evaluation"
 
@@ -46,7 +46,7 @@ class Seeds(SeedRange):
 
 Round = Annotated[int, Field(ge=0)]
 Episodes = Annotated[int, Field(ge=1, le=MOST_HELD_OUT)]
-Arm = Literal["with", "without", "random"]
+Condition = Literal["with", "without", "random"]
 
 
 @flow(name="evaluate", persist_result=False, validate_parameters=False)
@@ -56,11 +56,11 @@ def evaluate(
     round: Round | None = None,
     tasks: list[str] | None = None,
     episodes: Episodes | None = None,
-    arms: list[Arm] | None = None,
+    conditions: list[Condition] | None = None,
     seeds: Seeds | None = None,
 ) -> Any:
-    """Evaluate a round of a run. Returns one row per task and arm, then the averages over tasks; the table is among the
-    artifacts, and the episodes are kept in `evaluations/` of the run, where `crl table` finds them.
+    """Evaluate a round of a run. Returns one row per task and condition, then the averages over tasks; the table is
+    among the artifacts, and the episodes are kept in `evaluations/` of the run, where `crl table` finds them.
 
     Args:
         run_path: The name of an experiment, such as `quickstart`, or the path of a run directory on the worker's
@@ -68,11 +68,14 @@ def evaluate(
         round: Round to evaluate; without one, the latest.
         tasks: Names of the tasks (families) to play; without any, all.
         episodes: Held-out seeds of each task, from the start of its split; without a number, all of them.
-        arms: With the bank, without it, or a random policy (round 0 only); without any, all.
+        conditions: With the bank, without it, or a random policy (round 0 only); without any, all.
         seeds: Other held-out seeds than those of the experiment, in place of `episodes`.
     """
     choice = Choice(
-        tasks=tuple(tasks) if tasks else None, episodes=episodes, seeds=seeds, arms=tuple(arms) if arms else None
+        tasks=tuple(tasks) if tasks else None,
+        episodes=episodes,
+        seeds=seeds,
+        conditions=tuple(conditions) if conditions else None,
     )
     try:
         path = run_from(run_path)
@@ -94,23 +97,23 @@ def evaluate_round(run_path: str, number: int | None, choice: Choice) -> list[di
         evaluated = play_round(run, number, choice=choice)
         kept = keep(run, evaluated)
     except CrlError as error:
-        placed(error, "evaluate")
+        located(error, "evaluate")
         log_error(error)
         return failed(error)
     rows = summary(evaluated.rows)
     for row in rows:
         get_run_logger().info(", ".join(f"{name}: {value}" for name, value in row.items()))
-    get_run_logger().log(WARNING if kept.path is None else INFO, kept.told)
+    get_run_logger().log(WARNING if kept.path is None else INFO, kept.text)
     _publish(run_path, evaluated.round, rows)
     return rows
 
 
 def summary(episodes: list[Evaluation]) -> list[dict[str, Any]]:
-    """One row per task and arm, then the averages over tasks, as the UI shows them."""
+    """One row per task and condition, then the averages over tasks, as the UI shows them."""
     return [
         {
             "task": result.task,
-            "arm": result.arm_words,
+            "condition": result.condition_words,
             "episodes": result.episodes,
             "won": result.won_words,
             "success": round(result.success.mean, 4),

@@ -33,7 +33,7 @@ from prefect.states import Running
 
 from crl.config import Runtime, WhenBusy
 from crl.engine.driver import Driver, announce
-from crl.engine.events import Note, Waits
+from crl.engine.events import Remark, Waits
 from crl.errors import ConcurrencyLimitMissing, LeaseHeld
 from crl.run.directory import RunDirectory
 from crl.run.lease import lease_state
@@ -119,7 +119,7 @@ def exclusive(run: RunDirectory, runtime: Runtime) -> Iterator[Driver]:
 def _say(line: str) -> None:
     """Into the log of the flow run, and to the command line that may have started it."""
     run_logger().warning(line)
-    announce(Note(line))
+    announce(Remark(line))
 
 
 def _take(stack: contextlib.ExitStack, name: str) -> bool:

@@ -179,8 +179,8 @@ class _Attempt:
                 )
             )
         else:
-            if outcome.figures:
-                self._spread.report(outcome.part, outcome.figures)
+            if outcome.metrics:
+                self._spread.report(outcome.part, outcome.metrics)
         return True
 
     def mark_crashed(self) -> None:

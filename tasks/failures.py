@@ -38,9 +38,9 @@ def log_error(error: CrlError) -> None:
     get_run_logger().error("%s: %s", type(error).__name__, error)
 
 
-def placed(error: CrlError, place: str) -> None:
-    """Remember where in the run an error arose (`round 7, collect`); the first place given is kept."""
-    error.__dict__.setdefault(_PLACE, place)  # there it crosses processes with the error; its notes hold the traceback
+def located(error: CrlError, where: str) -> None:
+    """Remember where in the run an error arose (`round 7, collect`); the first one given is kept."""
+    error.__dict__.setdefault(_PLACE, where)  # there it crosses processes with the error; its notes hold the traceback
 
 
 def one_line(error: CrlError) -> str:

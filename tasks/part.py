@@ -18,10 +18,10 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
 from crl.engine.detached import run_order
-from crl.engine.jobs import ProgressFigures
+from crl.engine.jobs import ProgressMetrics
 from crl.engine.parts import PartOrder, PartOutcome
 from crl.errors import CrlError
-from tasks.failures import failed, log_error, placed
+from tasks.failures import failed, located, log_error
 from tasks.stage import PROGRESS_LOG_SECONDS, progress_line
 
 
@@ -46,9 +46,9 @@ def run_part(order: PartOrder) -> PartOutcome | State[Any]:
         context.run(logger.info, "%s | %s", engine, text)
 
     try:
-        outcome = run_order(order, shard=_shard(), on_line=tell_line, on_figures=_progress(place, logger.info))
+        outcome = run_order(order, shard=_shard(), on_line=tell_line, on_metrics=_progress(place, logger.info))
     except CrlError as error:
-        placed(error, f"round {job.round}, {order.stage}, part {order.number} of {order.count}")
+        located(error, f"round {job.round}, {order.stage}, part {order.number} of {order.count}")
         log_error(error)
         return failed(error)
     if outcome.skipped:
@@ -58,15 +58,15 @@ def run_part(order: PartOrder) -> PartOutcome | State[Any]:
     return outcome
 
 
-def _progress(place: str, log: Callable[..., None]) -> Callable[[ProgressFigures], None]:
+def _progress(place: str, log: Callable[..., None]) -> Callable[[ProgressMetrics], None]:
     last = time.monotonic()
 
-    def tell(figures: ProgressFigures) -> None:
+    def tell(metrics: ProgressMetrics) -> None:
         nonlocal last
         if time.monotonic() - last >= PROGRESS_LOG_SECONDS:
             last = time.monotonic()
-            more = {name: value for name, value in figures.items() if name not in ("done", "total")}
-            log(progress_line(place, int(figures["done"]), int(figures["total"]), more))
+            more = {name: value for name, value in metrics.items() if name not in ("done", "total")}
+            log(progress_line(place, int(metrics["done"]), int(metrics["total"]), more))
 
     return tell
 

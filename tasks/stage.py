@@ -31,7 +31,7 @@ from crl.engine.driver import Driver, driver_for
 from crl.engine.events import Event, LogLine, Progress, StageDone, StageSkipped
 from crl.errors import CrlError, DataCheckFailed
 from tasks.artifacts import publish_breach
-from tasks.failures import failed, log_error, placed
+from tasks.failures import failed, located, log_error
 
 PROGRESS_LOG_SECONDS = 10.0
 AFTER_SECONDS = 5.0
@@ -77,7 +77,7 @@ def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | 
         with shown_progress(driver, round_number, stage):
             outcome = driver.run_stage(round_number, stage, retries=0)
     except CrlError as error:
-        placed(error, f"round {round_number}, {stage}")
+        located(error, f"round {round_number}, {stage}")
         if isinstance(error, DataCheckFailed):
             publish_breach(run_path, round_number, stage, error)
         log_error(error)
@@ -94,9 +94,9 @@ def run_stage(run_path: str, round_number: int, stage: str) -> dict[str, Any] | 
     }
 
 
-def progress_line(what: str, done: int, total: int, figures: Mapping[str, Any]) -> str:
+def progress_line(what: str, done: int, total: int, metrics: Mapping[str, Any]) -> str:
     """`collect: 12 of 32 (episodes 8, turns/s 9.1)`"""
-    told = ", ".join(f"{name} {_short(value)}" for name, value in figures.items())
+    told = ", ".join(f"{name} {_short(value)}" for name, value in metrics.items())
     return f"{what}: {done} of {total}" + (f" ({told})" if told else "")
 
 
@@ -119,7 +119,7 @@ def _logging(round_number: int, stage: str) -> Callable[[Event], None]:
                 logger.info("%s | %s", event.engine, event.text)
             case Progress() if time.monotonic() - last >= PROGRESS_LOG_SECONDS:
                 last = time.monotonic()
-                logger.info(progress_line(stage, event.done, event.total, event.figures))
+                logger.info(progress_line(stage, event.done, event.total, event.metrics))
             case StageDone():
                 rows = ", ".join(f"{count} {table}" for table, count in event.rows.items())
                 logger.info("%s: done in %.1f s, digest %s; %s", stage, event.seconds, event.digest[:12], rows)
@@ -200,9 +200,9 @@ class _Bar:
 
     def _send(self, percent: float, told: str) -> None:
         number, stage = self._place
-        figure = min(100.0, max(0.0, round(percent, 1)))
+        metric = min(100.0, max(0.0, round(percent, 1)))
         description = f"round {number}, {stage}: {told}"
         if self._artifact is None:
-            self._artifact = cast(UUID, create_progress_artifact(figure, description=description))
+            self._artifact = cast(UUID, create_progress_artifact(metric, description=description))
         else:
-            update_progress_artifact(self._artifact, figure, description=description)
+            update_progress_artifact(self._artifact, metric, description=description)

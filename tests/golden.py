@@ -57,9 +57,12 @@ RENAMED_SETTINGS = {
     "objective.correction': {'kind': 'truncate'}":
         "objective.importance_sampling_correction': {'mode': 'token_truncate'}",
     "objective.kl'": "objective.beta'", "warm_start.epochs'": "warm_start.num_train_epochs'",
+    "'notes': 6, 'holds': 1": "'max_experiences': 6, 'reuse_rounds': 1",
+    "'uses': 2, 'sureness': 0.0, 'below'": "'min_uses': 2, 'standard_errors': 0.0, 'max_effect'",
+    "'longest_output'": "'max_output_characters'", "'tell_missing'": "'show_missing'",
 }  # fmt: skip
 """Parts of settings' names and values, older to newer: a run that was recorded by the older is the same run."""
-RENAMED_TABLES: dict[str, str] = {}
+RENAMED_TABLES: dict[str, str] = {"judgments": "critiques"}
 """Older to newer names."""
 
 
@@ -71,15 +74,37 @@ def _listed(row: dict[str, Any]) -> None:
         row["generation_ids"] = [row.pop("generation_id")]
 
 
-def _counts_rollouts(row: dict[str, Any]) -> None:
+def _critique(row: dict[str, Any]) -> None:
+    """Stage `judge` is `critique`; ids of its generations, and the seeds of its verdicts, derive from the name."""
+    row["generation_id"] = re.sub("-judge$", "-critique", row["generation_id"])
+    if row.get("stage") == "judge":
+        row["stage"] = "critique"
+
+
+def _experience(note: re.Match[str]) -> str:
+    return note.group().replace("note", "experience")
+
+
+def _metric(row: dict[str, Any]) -> None:
     row["name"] = {"sequences": "rollouts"}.get(row["name"], row["name"])
+    row["name"] = re.sub(r"(?<=_)note(?=$)|(?<=_)notes(?=$)|notes(?=_)", _experience, row["name"])
+    if row["alarm"] is not None:
+        row["alarm"] = row["alarm"].replace("are shown unjudged", "are shown as they are")
+        row["alarm"] = row["alarm"].replace("below the floor of", "below the minimum of")
+        row["alarm"] = re.sub(r"\bnotes?\b", _experience, row["alarm"])
+
+
+def _condition(row: dict[str, Any]) -> None:
+    _listed(row)
+    if "arm" in row:
+        row["condition"] = row.pop("arm")
 
 
 BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {
-    "episodes": _listed,
-    "evaluations": _listed,
-    "metrics": _counts_rollouts,
-}
+    "episodes": _listed, "evaluations": _condition, "evaluations/evaluations": _condition, "again": _condition,
+    "metrics": _metric,
+    "critiques": _critique, "generations": _critique,
+}  # fmt: skip
 """By table (its newer name), what makes a newer row of an older one, in place; it leaves newer rows as they are."""
 RENAMED_OR_GONE: dict[tuple[str, str], str] = {
     ("turns", "generation_id"): "a turn names the sequence that it is in; an episode had one",
@@ -219,7 +244,7 @@ def _evaluate_again(runner: Runner) -> None:
     """Other seeds, an older round, a table of its own."""
     more = ("--seeds", "2000000:3", "--out", runner.folder / "again.parquet")
     runner.crl("evaluate", runner.name, "--round", 1, *more)
-    runner.crl("evaluate", runner.name, "--arms", "with")
+    runner.crl("evaluate", runner.name, "--conditions", "with")
 
 
 def _play(*said: str) -> Callable[[Runner], None]:
@@ -361,7 +386,8 @@ RUNS: dict[str, Golden] = {
     # Mechanisms.
     "trial": fork(
         "trials", "trial_results",
-        settings={RECIPE + "trial": {"layouts": 2, "threshold": 0.0, "notes": 6, "holds": 1}, **ALL_NOTES},
+        settings={RECIPE + "trial": {"layouts": 2, "threshold": 0.0, "max_experiences": 6, "reuse_rounds": 1},
+                  **ALL_NOTES},
     ),
     "trial_screen": Golden(
         (*PLAYED, "trials", "trial_results"), {RECIPE + "trial": {"layouts": 3, "threshold": 0.25, "screen": 1}},
@@ -369,7 +395,7 @@ RUNS: dict[str, Golden] = {
     ),
     "suppress": fork(
         "trials", "text_effects", "suppressions", rounds=3,
-        settings={RECIPE + "suppress": {"uses": 2, "sureness": 0.0, "below": 1.5, "decay": 0.9},
+        settings={RECIPE + "suppress": {"min_uses": 2, "standard_errors": 0.0, "max_effect": 1.5, "decay": 0.9},
                   RECIPE + "trial": {"layouts": 1, "threshold": -1, "reward": "uses"}, **ALL_NOTES,
                   RECIPE + "retrieval.per": "group"},
     ),
@@ -417,7 +443,7 @@ RUNS: dict[str, Golden] = {
                   "method.rollout.search_and_ask": {"uses": 2, "train_answers": True}},
     ),
     "judging": Golden(
-        (*NOTED, "judgments", "success_rates", "use_rewards"),
+        (*NOTED, "critiques", "success_rates", "use_rewards"),
         {**PLAYED_BY_HAND, RECIPE + "actor_critic": {}, BUFFERED + "batch": 4, **ALL_NOTES},
         before=_play("REFINE: right", "REFINE: up", "REFINE: left"), rounds=3,
     ),
@@ -460,11 +486,11 @@ RUNS: dict[str, Golden] = {
         lake={"kind": "masked_lake", "max_turns": 3, "family": {"group_size": 4, "sampling": {"temperature": 0.5}}},
     ),
     "guests": world(
-        shop={"kind": "webshop", "view": "short", "tell_missing": True, "max_turns": 2},
+        shop={"kind": "webshop", "view": "short", "show_missing": True, "max_turns": 2},
         questions={"kind": "hotpotqa", "results": 1, "max_turns": 2, "paragraph_characters": 40},
         room={"kind": "minihack", "id": "MiniHack-Room-Random-5x5-v0", "max_turns": 3},
         repairs={"kind": "swe", "calls": "text", "sandbox": "none", "rows": "FOLDER/rows.jsonl", "max_turns": 2,
-                 "longest_output": 300, "cache": "FOLDER/cache"},
+                 "max_output_characters": 300, "cache": "FOLDER/cache"},
         before=_repositories,
     ),
     "smollm2": Golden(

@@ -33,11 +33,11 @@ _SLOW_SECONDS = 20.0
 
 @dataclass
 class Measured:
-    """Of one size: seconds by (step, system), figures by (name, system)."""
+    """Of one size: seconds by (step, system), metrics by (name, system)."""
 
     size: int
     seconds: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
-    figures: dict[tuple[str, str], float] = field(default_factory=dict)
+    metrics: dict[tuple[str, str], float] = field(default_factory=dict)
     efforts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -48,13 +48,13 @@ def measure(size: int, names: Sequence[str], repetitions: int, data: Path | None
     present = dict(zip(rows.ids, rows.families, strict=True))
     systems = _fill(found, names, rows, repetitions, root)
     for name, system in systems.items():
-        found.figures["bytes of one snapshot", name] = system.bytes()
+        found.metrics["bytes of one snapshot", name] = system.bytes()
     _search(found, systems, rows, source.queries_QD, repetitions)
     rows = Rows([], [], [], np.empty((0, 0), np.float32))
     before = {name: system.bytes() for name, system in systems.items()}  # an index may have come since
     _snapshots(found, systems, source, present, repetitions)
     for name, system in systems.items():
-        found.figures["bytes a further snapshot", name] = (system.bytes() - before[name]) / repetitions
+        found.metrics["bytes a further snapshot", name] = (system.bytes() - before[name]) / repetitions
         system.close()
     systems.clear()
     gc.collect()
@@ -132,7 +132,7 @@ def _batches(
             answers = _timed(found, step, name, partial(system.search, batch_BD, COUNT, efforts[name]))
             hits[name].append(recall(answers, expected))
     for name, each in hits.items():
-        found.figures[f"recall of {step}", name] = float(np.mean(each))
+        found.metrics[f"recall of {step}", name] = float(np.mean(each))
 
 
 def _snapshots(

@@ -90,7 +90,7 @@ def _table(found: Measured) -> str:
         cells = [_seconds(found, step, name, factor, unit) for name in names]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     for key, label, shown in _FIGURES:
-        cells = [_figure(found, key, name, shown) for name in names]
+        cells = [_metric(found, key, name, shown) for name in names]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -107,8 +107,8 @@ def _seconds(found: Measured, step: str, name: str, factor: float, unit: str) ->
     return f"{shown} ({_factor(statistics.median(ratios))}×{spread})"
 
 
-def _figure(found: Measured, key: str, name: str, shown: object) -> str:
-    value, ours = found.figures.get((key, name)), found.figures.get((key, "crl"))
+def _metric(found: Measured, key: str, name: str, shown: object) -> str:
+    value, ours = found.metrics.get((key, name)), found.metrics.get((key, "crl"))
     if value is None:
         return "–"
     assert callable(shown)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bank_systems.base import Changes, Rows, bytes_below
 from crl.bank.changes import Change
-from crl.bank.segments import load_embeddings, new_segments, place, text_digest
+from crl.bank.segments import load_embeddings, new_segments, text_digest, with_files
 from crl.bank.snapshot import Snapshot
 from crl.config.load import load_experiment
 from crl.records import BankEntry, EntryScore, Operation, Row, schema_of, table_of
@@ -80,7 +80,7 @@ class BankRun:
             for relative, content in segments.files.items():
                 context.share(relative, content)
             changes = [Change(None, entry) for entry in _entries(rows)]
-            publish(context, schema_of(BankEntry).empty_table(), None, place(changes, segments, {}), [])
+            publish(context, schema_of(BankEntry).empty_table(), None, with_files(changes, segments, {}), [])
             self.commit(writer, context)
 
     def propose(self, round_number: int, changes: Changes) -> None:
@@ -142,13 +142,13 @@ class BankRun:
             reader=self.run,
             writer=writer,
             services=cast(Any, _Services(vectors)),
-            progress=lambda figures: None,
+            progress=lambda metrics: None,
         )
 
     def commit(self, writer: StageWriter, context: StageContext) -> None:
         """Make the stage part of the record."""
         writer.commit(
-            inputs=sorted(context.inputs), method_digest=self.run.method_digest, seed=0, provenance=context.notes
+            inputs=sorted(context.inputs), method_digest=self.run.method_digest, seed=0, provenance=context.provenance
         )
 
 

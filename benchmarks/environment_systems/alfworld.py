@@ -23,7 +23,7 @@ from crl.worlds.alfworld.game import State
 
 
 @dataclass(frozen=True)
-class Figures:
+class Metrics:
     """Speeds of two engines of one environment."""
 
     name: str
@@ -35,7 +35,7 @@ class Figures:
     their_resets: float
 
 
-def measure(data: Path, *, split: str = "valid_seen", games: int = 8, steps: int = 40) -> Figures:
+def measure(data: Path, *, split: str = "valid_seen", games: int = 8, steps: int = 40) -> Metrics:
     """The speeds of both engines. Raises BadInput where the data is missing, RuntimeError where the package is."""
     python = interpreter()
     if python is None:
@@ -63,7 +63,7 @@ def measure(data: Path, *, split: str = "valid_seen", games: int = 8, steps: int
     finally:
         reference.close()
     played = len(files) - 1
-    return Figures("alfworld", taken / ours[1], taken / theirs[1], played / ours[0], played / theirs[0])
+    return Metrics("alfworld", taken / ours[1], taken / theirs[1], played / ours[0], played / theirs[0])
 
 
 def _timed(work: Any) -> tuple[float, Any]:

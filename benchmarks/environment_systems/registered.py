@@ -1,7 +1,7 @@
 """Registered environments without a module here that plays them: each with the settings it has when none are given.
 
 Where actions have no names, the environment's own oracle acts, if it knows what to do. `alfworld.py` compares this
-project's engine with the package itself, on the games in $ALFWORLD_DATA; its figures take the place of random play.
+project's engine with the package itself, on the games in $ALFWORLD_DATA; its metrics take the place of random play.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from crl.worlds.webshop.catalog import _own
 
 
 @dataclass(frozen=True)
-class Figures:
+class Metrics:
     """What one catalog costs."""
 
     name: str
@@ -38,7 +38,7 @@ class Figures:
     """What the process grew by: the catalog and 128 visits that are under way."""
 
 
-def measure(products: int, *, steps: int = 2000, view: str = "text") -> Figures:
+def measure(products: int, *, steps: int = 2000, view: str = "text") -> Metrics:
     """Load a catalog of so many products, and play so many random steps in it."""
     _own.cache_clear()
     process = psutil.Process()
@@ -65,7 +65,7 @@ def measure(products: int, *, steps: int = 2000, view: str = "text") -> Figures:
             stepping.append(time.process_time() - began)
     environment.reset_many(range(128))
     environment.step_many(dict.fromkeys(range(128), "search[black]"))
-    return Figures(
+    return Metrics(
         name=f"webshop, {products:,} products",
         load_seconds=loaded,
         steps=len(stepping) / sum(stepping),

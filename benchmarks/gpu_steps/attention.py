@@ -152,7 +152,7 @@ def gradients(form: Form, work: Work, inputs: tuple[Tensor, Tensor, Tensor]) -> 
 
 
 def measured(form: Form, work: Work, small: Work) -> dict[str, Any]:
-    """Figures of a form; whatever it cannot do here is raised."""
+    """Metrics of a form; whatever it cannot do here is raised."""
     exact = gradients(FORMS["mask"], small, small.inputs(torch.float64))
     own = gradients(form, small, small.inputs(torch.bfloat16))
     found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What the steps of gpu_suite.py share: how a figure is told, clocks that wait for the GPU, what is freed between."""
+"""What the steps of gpu_suite.py share: how a metric is told, clocks that wait for the GPU, what is freed between."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 MARK = "FIGURES "
 
 
-def tell(**figures: Any) -> None:
-    """Print figures as a line that the suite reads; what was told before a step is cut off is kept."""
-    print(MARK + json.dumps(figures), flush=True)
+def tell(**metrics: Any) -> None:
+    """Print metrics as a line that the suite reads; what was told before a step is cut off is kept."""
+    print(MARK + json.dumps(metrics), flush=True)
 
 
 def arguments(doc: str | None) -> argparse.Namespace:

@@ -65,7 +65,7 @@ def part(name: str) -> Callable[[Asked], list[str]]:
 
 def games(asked: Asked) -> list[str]:
     """Model and world of rollouts and of the batch of an update."""
-    return ["--model", str(asked.model), "--experiment", str(ROOT / "conf/gpu/sokoban.yaml"), "--figures"]
+    return ["--model", str(asked.model), "--experiment", str(ROOT / "conf/gpu/sokoban.yaml"), "--metrics"]
 
 
 def rollout(size: tuple[int, int, int], tiny: tuple[int, int, int], *ways: str) -> Callable[[Asked], list[str]]:

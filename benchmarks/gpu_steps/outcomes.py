@@ -23,17 +23,17 @@ class Outcome:
     seconds: float = 0.0
     why: str = ""
     """Of one that is not done."""
-    figures: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
     """Its last lines, where it did not end well."""
     machine: dict[str, Any] = field(default_factory=dict)
     """Device, versions, commit, scale, time."""
 
 
-def why_of(figures: Mapping[str, Any], said: Sequence[str], code: int) -> str:
+def why_of(metrics: Mapping[str, Any], said: Sequence[str], code: int) -> str:
     """What a part of the step says of itself, else the line that names an error, else the last one."""
     parts = [
-        f"{name}: {each['failed']}" for name, each in figures.items() if isinstance(each, dict) and "failed" in each
+        f"{name}: {each['failed']}" for name, each in metrics.items() if isinstance(each, dict) and "failed" in each
     ]
     if parts:
         return "; ".join(parts)[:300]
@@ -42,7 +42,7 @@ def why_of(figures: Mapping[str, Any], said: Sequence[str], code: int) -> str:
 
 
 def read(lines: Sequence[str]) -> dict[str, Any]:
-    """All figures of an output; those of one name are joined."""
+    """All metrics of an output; those of one name are joined."""
     found: dict[str, Any] = {}
     for line in lines:
         if not line.startswith(MARK):
@@ -58,7 +58,7 @@ def read(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def table(steps: Mapping[str, Outcome]) -> str:
-    """Markdown: what was measured on each machine, a row per figure; then what was not, and why."""
+    """Markdown: what was measured on each machine, a row per metric; then what was not, and why."""
     blocks = []
     machines: dict[str, list[str]] = {}
     for name, outcome in steps.items():
@@ -70,9 +70,9 @@ def table(steps: Mapping[str, Outcome]) -> str:
         driver = f", driver {facts['driver']}" if facts["driver"] else ""
         head = f"{facts['device'] or 'CPU'}{driver}; {versions}; commit {facts['commit']}"
         head += "" if facts["scale"] == "full" else f"; scale {facts['scale']}, which says nothing of speed"
-        rows = [f"| {name} | {key} | {value} |" for name in names for key, value in flat(steps[name].figures)]
+        rows = [f"| {name} | {key} | {value} |" for name in names for key, value in flat(steps[name].metrics)]
         if rows:
-            blocks.append("\n".join([head + ":", "", "| step | what | figure |", "|---|---|---|", *rows]))
+            blocks.append("\n".join([head + ":", "", "| step | what | metric |", "|---|---|---|", *rows]))
         ended = [
             f"| {name} | {each.what} | {each.state} | {each.seconds:g} | {each.why.replace('|', '/')} |"
             for name, each in ((name, steps[name]) for name in names)
@@ -81,10 +81,10 @@ def table(steps: Mapping[str, Outcome]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def flat(figures: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+def flat(metrics: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
     """Names and values in words, nested ones by their path."""
     rows: list[tuple[str, str]] = []
-    for key, value in figures.items():
+    for key, value in metrics.items():
         name = f"{before}{key.replace('_', ' ')}"
         if isinstance(value, dict):
             rows += flat(value, f"{name}: ")
@@ -100,7 +100,7 @@ def flat(figures: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 
 def load(path: Path) -> dict[str, Outcome]:
-    """The steps of a file of figures."""
+    """The steps of a file of metrics."""
     return {name: Outcome(**each) for name, each in json.loads(path.read_text(encoding="utf-8")).items()}
 
 

@@ -200,11 +200,11 @@ def weights(role: str, number: int) -> Weights:
 
 
 def update(rng: np.random.Generator, number: int, role: str) -> Tables:
-    """Weights and figures of an update."""
+    """Weights and metrics of an update."""
     names = ("loss", "clipped_low", "clipped_high")
     stage = f"update_{role}"
-    figures = [Metric(round=number, stage=stage, name=each, value=float(rng.random()), alarm=None) for each in names]
-    return {Weights: table_of(Weights, [weights(role, number)]), Metric: table_of(Metric, figures)}
+    metrics = [Metric(round=number, stage=stage, name=each, value=float(rng.random()), alarm=None) for each in names]
+    return {Weights: table_of(Weights, [weights(role, number)]), Metric: table_of(Metric, metrics)}
 
 
 def _text(number: int, index: int) -> str:

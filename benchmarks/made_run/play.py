@@ -169,17 +169,18 @@ def generations(
 
 def evaluate(rng: np.random.Generator, number: int, seeds: int) -> Tables:
     """Held-out episodes: the same seeds with and without the bank (round 0: without only)."""
-    arms = ("with_bank", "without_bank") if number else ("without_bank",)
-    listed = [(arm, family, seed) for arm in arms for family in FAMILIES for seed in range(seeds)]
-    chance = np.array([0.3 + 0.01 * number + (0.1 if arm == "with_bank" else 0.0) for arm, _, _ in listed])
+    conditions = ("with_bank", "without_bank") if number else ("without_bank",)
+    listed = [(condition, family, seed) for condition in conditions for family in FAMILIES for seed in range(seeds)]
+    chance = np.array([0.3 + 0.01 * number + (0.1 if condition == "with_bank" else 0.0) for condition, _, _ in listed])
     won = rng.random(len(listed)) < np.clip(chance, 0, 1)
     turns = rng.integers(1, 7, len(listed))
     return {
         Evaluation: columns(
             Evaluation, len(listed), evaluation_id=[f"r{number:04d}-{a}-{f}-{s}" for a, f, s in listed], round=number,
-            arm=[arm for arm, _, _ in listed], family=[family for _, family, _ in listed],
+            condition=[condition for condition, _, _ in listed], family=[family for _, family, _ in listed],
             environment_seed=[9000 + seed for _, _, seed in listed],
-            guided=[arm == "with_bank" for arm, _, _ in listed], entry_ids=[[] for _ in listed], success=won,
+            guided=[condition == "with_bank" for condition, _, _ in listed], entry_ids=[[] for _ in listed],
+            success=won,
             reward=won.astype(float),
             turns=turns, invalid_actions=rng.binomial(turns, 0.2),
             tokens_read=[40 * t + 30 * (a == "with_bank") for t, (a, _, _) in zip(turns, listed, strict=True)],

@@ -11,7 +11,7 @@ import numpy as np
 
 from crl.bank.changes import Change, applied, stored
 from crl.bank.consolidate import Rules, consolidate
-from crl.bank.segments import new_segments, place, text_digest
+from crl.bank.segments import new_segments, text_digest, with_files
 from crl.bank.snapshot import Snapshot
 from crl.config.load import load_experiment
 from crl.records import (
@@ -145,7 +145,7 @@ class Made:
     ) -> None:  # fmt: skip
         segments = new_segments([text for digest, text in new.items() if digest not in self._places], _Embedder())
         self._places |= dict.fromkeys(segments.digests, (segments.segment, segments.embedding_file))
-        storage = stored(self._summary, place(changes, segments, self._places), round=number)
+        storage = stored(self._summary, with_files(changes, segments, self._places), round=number)
         self._bank = Snapshot(number, applied(self._bank.table, [storage.changes]))
         tables = {BankChange: storage.changes, BankSnapshot: table_of(BankSnapshot, [storage.summary]), **beside}
         if storage.base:

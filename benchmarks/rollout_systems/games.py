@@ -65,7 +65,7 @@ class TurnClock:
             self._turns[index] += 1
         self._since = now
 
-    def figures(self):
+    def metrics(self):
         """By index: turns, and seconds per turn."""
         indices = sorted(self._turns)
         return {
@@ -138,7 +138,7 @@ def played(policy, method, slots):
     return {
         "turns": sum(each.episode.turns for each in episodes),
         "seconds": seconds,
-        **clocked.clock.figures(),
+        **clocked.clock.metrics(),
         "sampled": sum(each.episode.tokens_sampled for each in episodes),
         "history": sum(each.episode.tokens_read + each.episode.tokens_sampled for each in episodes),
     }
@@ -185,6 +185,6 @@ class Asked:
         return played(policy, self.method(), self.slots())
 
 
-def report(figures):
-    """Print the figures for the process that compares."""
-    print("FIGURES " + json.dumps(figures))
+def report(metrics):
+    """Print the metrics for the process that compares."""
+    print("FIGURES " + json.dumps(metrics))

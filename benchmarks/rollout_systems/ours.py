@@ -36,8 +36,8 @@ def main() -> None:
     policy = load_policy(asked.method().role("actor"), resolve_model(asked.model).path, None, threads=2)
     asked.warm_up(policy)
     read = tokens_of_passes(policy)
-    figures = asked.played(policy)
-    report(figures | ({"read": sum(read), "passes": len(read)} if read else {}))
+    metrics = asked.played(policy)
+    report(metrics | ({"read": sum(read), "passes": len(read)} if read else {}))
 
 
 if __name__ == "__main__":

@@ -108,9 +108,9 @@ def main(session=Reread) -> None:
     policy = Policy(loaded, session)
     torch.manual_seed(1)
     asked.warm_up(policy)
-    figures = asked.played(policy)
+    metrics = asked.played(policy)
     counted = policy.sessions[-1]
-    report(figures | {"read": counted.read} | ({"passes": counted.passes} if counted.passes else {}))
+    report(metrics | {"read": counted.read} | ({"passes": counted.passes} if counted.passes else {}))
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def main() -> None:
         passes.clear()
         out = GRPOTrainer._generate(trainer, prompts)
         scored.update(seconds=time.perf_counter() - began, turns=Room.turns, read=sum(read), passes=len(passes))
-        scored.update(Room.clock.figures())
+        scored.update(Room.clock.metrics())
         scored["sampled"] = sum(sum(row) for row in out[2])
         raise StopIteration  # what comes behind it is no rollout
 

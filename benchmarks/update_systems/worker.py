@@ -30,8 +30,8 @@ class Commands:
         """`step`, or an empty string at the end."""
         return sys.stdin.readline().strip()
 
-    def answer(self, **figures: Any) -> None:
-        self._answers.write(json.dumps(figures) + "\n")
+    def answer(self, **metrics: Any) -> None:
+        self._answers.write(json.dumps(metrics) + "\n")
         self._answers.flush()
 
 

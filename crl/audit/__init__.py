@@ -2,7 +2,7 @@
 
 | command | file | what it does |
 |---|---|---|
-| `crl verify` | `verify.py` | holds every file against its manifest; `chain.py` the manifests against each other and the journal, and names what is gone; `audit.py` the rows; `notes.py` tells what is odd and no damage |
+| `crl verify` | `verify.py` | holds every file against its manifest; `chain.py` the manifests against each other and the journal, and names what is gone; `audit.py` the rows; `remarks.py` tells what is odd and no damage |
 | `crl mend` | `mend.py` | makes damaged files again that follow from the rest of the record, and puts them back |
 | `crl redo` | `redo.py` | says which stages go with one that is taken back |
 | `crl stage` | `again.py` | makes a stage again in memory; `mend.py` uses it too |

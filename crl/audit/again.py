@@ -58,7 +58,7 @@ def make(
     *,
     directory: Path | None = None,
     refused: Exception | None = None,
-    progress: Progress = lambda figures: None,
+    progress: Progress = lambda metrics: None,
 ) -> Made:
     """Run a stage in this process, all of its parts in order, and keep what it writes in memory.
 

@@ -145,11 +145,13 @@ def replay_problems(run: RunDirectory, recipe: Recipe) -> list[Problem]:
     return []
 
 
-def bank_problem(run: RunDirectory, place: tuple[int, str], row_type: type[Row], expected: str, found: str) -> Problem:
+def bank_problem(
+    run: RunDirectory, stage_key: tuple[int, str], row_type: type[Row], expected: str, found: str
+) -> Problem:
     """A table of a publishing stage that does not fit the rest of the record: the stage is to be taken back."""
-    key = key_of(*place)
+    key = key_of(*stage_key)
     file = f"rounds/{key}/{row_type.table}.parquet"
-    return Problem(file, place[1], place[0], expected, found, f"crl redo {quoted(run.path)} --from {key}")
+    return Problem(file, stage_key[1], stage_key[0], expected, found, f"crl redo {quoted(run.path)} --from {key}")
 
 
 def _operations(run: RunDirectory, recipe: Recipe, number: int) -> list[Operation]:

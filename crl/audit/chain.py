@@ -20,17 +20,17 @@ from crl.audit.problem import Problem, Record, Severity
 from crl.audit.redo import pruned_sources
 from crl.run.files import sha256_file
 from crl.run.journal import moved_away
-from crl.run.manifest import MANIFEST, Manifest, Place, key_of, parse_key
+from crl.run.manifest import MANIFEST, Manifest, StageKey, key_of, parse_key
 
-Found = tuple[str, str]
+Mismatch = tuple[str, str]
 """What was expected and what was found."""
-Readers = dict[Place, dict[Place, str]]
+Readers = dict[StageKey, dict[StageKey, str]]
 """By stage: who read it, and the digest it had then."""
 
 
-def stale(record: Record) -> dict[Place, Found]:
+def stale(record: Record) -> dict[StageKey, Mismatch]:
     """Whole manifests that are not those of their place: of another stage, or of an earlier making."""
-    found: dict[Place, Found] = {}
+    found: dict[StageKey, Mismatch] = {}
     readers: Readers = {}
     for place, manifest in record.manifests.items():
         for key, digest in manifest.digested.inputs.items():
@@ -102,22 +102,22 @@ def lost_stages(record: Record) -> Iterator[Problem]:
             yield _lost(record, f"rounds/{key_of(*place)}", [place], expected, "no such stage", set(gone))
 
 
-def _said(readers: Readers, place: Place, wrong: dict[Place, Found]) -> dict[Place, str]:
+def _said(readers: Readers, place: StageKey, wrong: dict[StageKey, Mismatch]) -> dict[StageKey, str]:
     """What the stages that read this one, and are not wrong themselves, say about its digest."""
     return {reader: digest for reader, digest in readers.get(place, {}).items() if reader not in wrong}
 
 
-def _vouched(record: Record, readers: Readers, place: Place, wrong: dict[Place, Found]) -> bool:
+def _vouched(record: Record, readers: Readers, place: StageKey, wrong: dict[StageKey, Mismatch]) -> bool:
     digest = record.manifests[place].digest
     return digest in _said(readers, place, wrong).values() or _journal(record, place) == digest
 
 
-def _journal(record: Record, place: Place) -> str | None:
+def _journal(record: Record, place: StageKey) -> str | None:
     commit = record.committed.get(place)
     return commit.digest if commit else None
 
 
-def _unread_and_older(record: Record, place: Place) -> bool:
+def _unread_and_older(record: Record, place: StageKey) -> bool:
     """Whether the journal knows another digest of a stage that nobody read, and its manifest fits nothing around it.
 
     The journal alone proves nothing: where files and inputs fit the manifest, a note is all there is to say.
@@ -128,7 +128,7 @@ def _unread_and_older(record: Record, place: Place) -> bool:
     return not _fits(record, place, manifest)
 
 
-def _fits(record: Record, place: Place, manifest: Manifest) -> bool:
+def _fits(record: Record, place: StageKey, manifest: Manifest) -> bool:
     for key, digest in manifest.digested.inputs.items():
         current = record.manifests.get(parse_key(key))
         if current is not None and current.digest != digest:
@@ -138,7 +138,7 @@ def _fits(record: Record, place: Place, manifest: Manifest) -> bool:
     return all(sha256_file(path) == sha256 for path, sha256 in present if path.is_file())
 
 
-def _lost(record: Record, file: str, places: list[Place], expected: str, found: str, gone: set[Place]) -> Problem:
+def _lost(record: Record, file: str, places: list[StageKey], expected: str, found: str, gone: set[StageKey]) -> Problem:
     number, stage = places[0]
     redo = record.redo(number, stage)
     needs_models = [place for place in places if not record.from_rows(*place)]

@@ -13,14 +13,14 @@ from crl.run.aside import take_out
 from crl.run.directory import complete_stages, round_numbers
 from crl.run.journal import committed
 from crl.run.lineage import load_lineage
-from crl.run.manifest import Manifest, Place, key_of, parse_key
+from crl.run.manifest import Manifest, StageKey, key_of, parse_key
 from crl.run.retention import recorded_checkpoints
 
 Order = Callable[[int], Sequence[str]]
 """The stages of a round, in order, as the recipe has them."""
 
 
-def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, token: int) -> list[Place]:
+def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, token: int) -> list[StageKey]:
     """Move a stage and what comes after it to `damaged/<n>/`; returns what was moved, oldest first.
 
     After it come the stages behind it in `order`, all later rounds, and whatever read one of them. Where making them
@@ -48,7 +48,7 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
     return affected
 
 
-def _check_own(run_path: Path, first: Place, affected: Sequence[Place]) -> None:
+def _check_own(run_path: Path, first: StageKey, affected: Sequence[StageKey]) -> None:
     """Raise BadInput for stages that a fork was given: they were made by another method, in another run."""
     lineage = load_lineage(run_path)
     place = next((each for each in (first, *affected) if lineage.maker(*each) is not None), None)
@@ -64,7 +64,7 @@ def _check_own(run_path: Path, first: Place, affected: Sequence[Place]) -> None:
     )
 
 
-def _affected(run_path: Path, start: Place, everything: list[Place], order: Order) -> list[Place]:
+def _affected(run_path: Path, start: StageKey, everything: list[StageKey], order: Order) -> list[StageKey]:
     first = start
     while True:
         # The first may be gone altogether; its readers are found all the same.
@@ -76,7 +76,7 @@ def _affected(run_path: Path, start: Place, everything: list[Place], order: Orde
         first = min(earlier, key=everything.index)
 
 
-def _from(first: Place, everything: list[Place], order: Order) -> set[Place]:
+def _from(first: StageKey, everything: list[StageKey], order: Order) -> set[StageKey]:
     names = list(order(first[0]))
     behind = set(names[names.index(first[1]) :]) if first[1] in names else {first[1]}
     return {
@@ -87,17 +87,17 @@ def _from(first: Place, everything: list[Place], order: Order) -> set[Place]:
     }
 
 
-def _readers(run_path: Path, chosen: set[Place], everything: list[Place]) -> set[Place]:
-    readers: set[Place] = set()
+def _readers(run_path: Path, chosen: set[StageKey], everything: list[StageKey]) -> set[StageKey]:
+    readers: set[StageKey] = set()
     for place in everything:
         if _inputs(run_path, place) & (chosen | readers):
             readers.add(place)
     return readers
 
 
-def pruned_sources(run_path: Path, chosen: set[Place], everything: list[Place]) -> list[Place]:
+def pruned_sources(run_path: Path, chosen: set[StageKey], everything: list[StageKey]) -> list[StageKey]:
     """Stages outside `chosen` whose deleted checkpoint making `chosen` again would need, as far as rows can be read."""
-    needed: set[Place] = set()
+    needed: set[StageKey] = set()
     for place in chosen:
         needed |= _inputs(run_path, place) or {other for other in everything if place[0] - 1 <= other[0] <= place[0]}
     places = {key_of(*place): place for place in everything}
@@ -115,7 +115,7 @@ def pruned_sources(run_path: Path, chosen: set[Place], everything: list[Place]) 
     return found
 
 
-def _inputs(run_path: Path, place: Place) -> set[Place]:
+def _inputs(run_path: Path, place: StageKey) -> set[StageKey]:
     try:
         manifest = Manifest.load(run_path / "rounds" / key_of(*place))
     except RecordDamaged:
@@ -123,8 +123,8 @@ def _inputs(run_path: Path, place: Place) -> set[Place]:
     return {parse_key(key) for key in manifest.digested.inputs}
 
 
-def _all_stages(run_path: Path, order: Order) -> list[Place]:
-    found: list[Place] = []
+def _all_stages(run_path: Path, order: Order) -> list[StageKey]:
+    found: list[StageKey] = []
     for number in round_numbers(run_path):
         names = complete_stages(run_path, number)
         known = list(order(number))

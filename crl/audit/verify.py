@@ -4,8 +4,8 @@ Problems name the file, what was expected and found, and the command that mends 
 record itself: training refuses to build on it), **lost** (nothing left in the record names it, but the journal does:
 resuming makes it again), **derived** (cache, catalog: rebuilt; evaluations that were kept beside the record),
 **housekeeping** (lease: the next attempt mends it).
-The journal and the list of pruned checkpoints are in no digest: neither alone makes a run damaged (`notes.py`). What a
-running or killed attempt has not committed is no problem.
+The journal and the list of pruned checkpoints are in no digest: neither alone makes a run damaged (`remarks.py`). What
+a running or killed attempt has not committed is no problem.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ operation that is rejected when nothing is refused (a second copy of a refused t
 how its operations are interleaved with another's, nor on the order of `previous` or `scores`.
 
 A bank may hold a million entries: they stay columns, and only what operations name is looked at (`overlay.py`).
-This file leaves out texts and embeddings: entries with a new text have empty paths until `segments.place` fills them.
+This file leaves out texts and embeddings: entries with a new text have empty paths until `segments.with_files` fills
+them.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def closed(
 def _check_placed(snapshot: Snapshot) -> None:
     unplaced = snapshot.table["entry_id"].filter(pc.equal(snapshot.table["segment"], ""))
     if len(unplaced):
-        raise ValueError(f"entry {unplaced[0]} has no segment: snapshots go through segments.place first")
+        raise ValueError(f"entry {unplaced[0]} has no segment: snapshots need segments.with_files first")
 
 
 def _digest(text: str) -> str | None:

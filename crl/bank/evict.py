@@ -2,8 +2,8 @@
 
 `fifo` takes the smallest `order`. `least_useful` takes the smallest sum of outcomes / (uses + 1), the mean shrunk
 toward 0 (unknown) by one pseudo-use. A text that no round has used yet is worth 0, or as much as the one that it was
-made from if that is more: a bad note that was mended does not go for what it said before, nor a good one before its new
-words were tried. Entries whose text was written in this round go last, ties take the oldest.
+made from if that is more: a bad experience that was mended does not go for what it said before, nor a good one before
+its new words were tried. Entries whose text was written in this round go last, ties take the oldest.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ change of the bank lacks its event.
 
 Entries that a bank started with (event kind `import`) have no operation: their rows are the changes of that round.
 Where a text is stored is no part of an event: a row has empty file names where the bank before did not hold its text.
-`segments.place` fills them. Nothing here reads or writes files.
+`segments.with_files` fills them. Nothing here reads or writes files.
 """
 
 from __future__ import annotations

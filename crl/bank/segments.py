@@ -69,7 +69,7 @@ def new_segments(texts: Iterable[str], embedder: TextVectors) -> Segments:
     return Segments(files, segment, embedding_file, frozenset(ordered))
 
 
-def place(changes: Sequence[Change], segments: Segments, earlier: Mapping[str, tuple[str, str]]) -> list[Change]:
+def with_files(changes: Sequence[Change], segments: Segments, earlier: Mapping[str, tuple[str, str]]) -> list[Change]:
     """Changes whose new rows name the files of their texts: those of earlier rounds (segment and embedding file by
     content digest), else the new ones.
 

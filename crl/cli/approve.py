@@ -50,13 +50,13 @@ def approve(
         reasons = refusals_of(asked.refused(asked.decision), asked.decision.person, asked.decision.reason)
     show_diff(proposed_diff(path, asked.round, reasons))
     if show:
-        said = f"decided: {asked.decision.told()}" if asked.decision else "nothing decided yet; to approve it:"
+        said = f"decided: {asked.decision.in_words()}" if asked.decision else "nothing decided yet; to approve it:"
         say(said)
         say(f"  {_next(path, asked.decision)}")
         return
     decision = decide(asked, approve=not reject_all, reject=refused if reject else [], person=who, reason=reason)
     first = "" if asked.decision is None else "already decided: "
-    say(f"round {asked.round}: {first}{decision.told()}")
+    say(f"round {asked.round}: {first}{decision.in_words()}")
     say(_next(path, decision))
 
 
@@ -83,7 +83,7 @@ def _question(run: RunDirectory, recipe: Recipe, round_number: int | None) -> Pe
         nothing = f"round {round_number} of {run.path} does not wait for a decision"
         used = load_decision(run.path, round_number)
         if used is not None and run.is_complete(round_number, used.stage):
-            nothing = f"round {round_number} was decided and its bank is published: {used.told()}"
+            nothing = f"round {round_number} was decided and its bank is published: {used.in_words()}"
     raise BadInput(
         nothing,
         expected="a round whose operations are complete and whose bank is not published",

@@ -86,7 +86,7 @@ class StudyProgress(MovingLines):
     def __init__(self, runs: Sequence[PlannedRun]) -> None:
         super().__init__()
         self._total, self._done = len(runs), 0
-        self._standing: dict[str, str] = {}
+        self._status: dict[str, str] = {}
         self._begun = self._told = time.monotonic()
         self._talking = threading.Lock()
         self._lines: dict[str, Any] = {}
@@ -100,20 +100,20 @@ class StudyProgress(MovingLines):
         done = run.rounds_done()
         self.say(f"{run.name}: {'begins' if done < 0 else f'continues after round {done}'}")
         done = max(done, 0)
-        self._standing[run.name] = f"round {done} of {run.rounds}"
+        self._status[run.name] = f"round {done} of {run.rounds}"
         if self._bar is not None:
-            self._lines[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=done, figures="")
+            self._lines[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=done, metrics="")
 
     def _on_round(self, run: PlannedRun, event: dict[str, Any]) -> None:
         rates = ", ".join(f"{arm.replace('_', ' ')} {rate}" for arm, rate in sorted(event["success"].items()))
         text = f"round {event['round']} of {run.rounds}{f', {rates}' if rates else ''}"
-        self._standing[run.name] = text
+        self._status[run.name] = text
         if self._bar is not None:
-            self._bar.update(self._lines[run.name], completed=event["round"], figures=text)
+            self._bar.update(self._lines[run.name], completed=event["round"], metrics=text)
         elif time.monotonic() - self._told > _PLAIN_EVERY_SECONDS:
             self._told = time.monotonic()
-            for name, standing in self._standing.items():
-                self.say(f"  {name}: {standing}")
+            for name, status in self._status.items():
+                self.say(f"  {name}: {status}")
 
     def _on_retry(self, run: PlannedRun, event: dict[str, Any]) -> None:
         self.say(f"{run.name}: {event['stage'].replace('_', ' ')} is tried again: {event['reason']}")
@@ -124,14 +124,14 @@ class StudyProgress(MovingLines):
     _on_waits = _on_note
 
     def _on_finished(self, run: PlannedRun, event: dict[str, Any]) -> None:
-        self._close(run, f"finished: {self._standing.get(run.name, '')}")
+        self._close(run, f"finished: {self._status.get(run.name, '')}")
 
     def _on_failed(self, run: PlannedRun, event: dict[str, Any]) -> None:
         self._close(run, f"failed: {event['error']['found']}")
 
     def _close(self, run: PlannedRun, said: str) -> None:
         self._done += 1
-        self._standing.pop(run.name, None)
+        self._status.pop(run.name, None)
         if self._bar is not None and run.name in self._lines:
             self._bar.remove_task(self._lines.pop(run.name))
         spent = time.monotonic() - self._begun

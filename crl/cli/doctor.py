@@ -34,7 +34,7 @@ class Finding:
     """One line: what was looked at, what was found, what to do where it is missing."""
 
     name: str
-    found: str
+    result: str
     ok: bool = True
     mend: str = ""
     required: bool = True
@@ -67,7 +67,7 @@ def doctor(
     width = max(len(finding.name) for finding in findings)
     out = console()
     for finding in findings:
-        out.print(f"{finding.mark:<7}  {finding.name:<{width}}  {finding.found}")
+        out.print(f"{finding.mark:<7}  {finding.name:<{width}}  {finding.result}")
         if not finding.ok and finding.mend:
             out.print(f"{'':{width + 11}}{finding.mend}")
     settings = {} if loaded is None else dict(first_settings(loaded))
@@ -132,7 +132,7 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
         said = f"unknown: {', '.join(needed.unknown)} is not on this machine"
         return [*findings, Finding("memory", said, False, required=False)]
     found = [
-        Finding(need.name, need.said, need.fits, need.mend, fits=need.fits)
+        Finding(need.name, need.message, need.fits, need.mend, fits=need.fits)
         for need in needs(experiment, needed, rounds, run_path)
     ]
     enough = _checked("free disk", lambda: check_disk(experiment, run_path, rounds), "enough for it")

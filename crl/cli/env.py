@@ -69,14 +69,14 @@ def check_environment(
     with errors.status("starting") as status:
         found = check(plan, lambda each: status.update(each))
     if json:
-        say_json([{"check": each.check, "outcome": each.outcome, "said": each.said} for each in found], indent=2)
+        say_json([{"check": each.check, "outcome": each.outcome, "message": each.message} for each in found], indent=2)
     else:
         from rich.text import Text
 
         from crl.report.terminal import Listing
 
         styles = {"ok": "green", "failed": "bold red", "note": ""}
-        rows = [(each.check, Text(each.outcome, styles[each.outcome]), each.said) for each in found]
+        rows = [(each.check, Text(each.outcome, styles[each.outcome]), each.message) for each in found]
         print_listing(Listing(("check", "result", "found"), rows, words={"found"}))
     require_passed(found, name)
 

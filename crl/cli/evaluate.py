@@ -19,16 +19,17 @@ from crl.run.find import find_run, is_run
 
 if TYPE_CHECKING:
     from crl.config import SeedRange
-    from crl.lab.table.build import Figure, Table
+    from crl.lab.table.build import Table, TableMetric
     from crl.lab.table.read import RunResults, Which
     from crl.records import Evaluation
     from crl.rounds.evaluate import Evaluated
 
 TableFormat = Literal["rich", "markdown", "latex", "csv", "json"]
-FigureName = Literal["success", "score", "actions", "tokens"]
-"""What a table is about, as `crl.lab.table.build.Figure`: `crl --help` does without that module."""
+MetricName = Literal["success", "score", "actions", "tokens"]
+"""What a table is about, as `crl.lab.table.build.TableMetric`: `crl --help` does without that module."""
 _COLUMNS = (
-    "task", "arm", "won", "success [95 %]", "score", "actions", "tokens read", "written", "invalid actions", "guided",
+    "task", "condition", "won", "success [95 %]", "score", "actions", "tokens read", "written", "invalid actions",
+    "guided",
 )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def evaluate(
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Held-out seeds of each task, from the start of its split; default all.")
     ] = None,
-    arms: Annotated[
+    conditions: Annotated[
         list[str] | None, typer.Option(metavar="with,without", help="With the bank, without it, or random (round 0).")
     ] = None,
     seeds: Annotated[
@@ -63,7 +64,7 @@ def evaluate(
     from crl.run.directory import RunDirectory
     from crl.run.files import require_writable
 
-    choice = Choice(tasks=_listed(tasks), episodes=episodes, seeds=_seeds(seeds), arms=_listed(arms))
+    choice = Choice(tasks=_listed(tasks), episodes=episodes, seeds=_seeds(seeds), conditions=_listed(conditions))
     if out is not None:
         if not possible_path(out, "--out").absolute().parent.is_dir():
             raise BadInput(f"--out {out}: there is no directory {out.parent}", expected="a directory that exists")
@@ -85,9 +86,9 @@ def evaluate(
         if out is not None:
             say(f"{len(evaluated.rows)} rows written to {out}")
     if kept.path is None:
-        say(kept.told, stderr=True)
+        say(kept.text, stderr=True)
     elif not as_json:
-        say(kept.told.replace(str(kept.path), shown(kept.path)))
+        say(kept.text.replace(str(kept.path), shown(kept.path)))
 
 
 def _listed(words: list[str] | None) -> tuple[str, ...] | None:
@@ -111,7 +112,9 @@ def _seeds(text: str | None) -> SeedRange | None:
     if not (separator and is_index(start) and is_index(count) and int(count) > 0):
         raise BadInput(said, expected=expected)
     if int(count) > MOST_HELD_OUT:
-        raise BadInput(f"{said}: {count} seeds", expected=f"at most {MOST_HELD_OUT}: each is played with every arm")
+        raise BadInput(
+            f"{said}: {count} seeds", expected=f"at most {MOST_HELD_OUT}: each is played with every condition"
+        )
     try:
         return SeedRange(start=int(start), count=int(count))
     except ValidationError as error:
@@ -126,8 +129,8 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
     return {
         "round": evaluated.round,
         **settings_of(evaluated),
-        "results": [result.figures() for result in found if result.won is not None],
-        "averages": [result.figures() for result in found if result.won is None],
+        "results": [result.metrics() for result in found if result.won is not None],
+        "averages": [result.metrics() for result in found if result.won is None],
     }
 
 
@@ -137,7 +140,7 @@ def _print(evaluated: Evaluated) -> None:
 
     rows = [
         (
-            each.task, each.arm_words, each.won_words, f"{each.success.percent} [{each.success.span}]",
+            each.task, each.condition_words, each.won_words, f"{each.success.percent} [{each.success.span}]",
             f"{each.score:.2f}", f"{each.actions:.1f}", f"{each.tokens_read:.0f}", f"{each.tokens_written:.0f}",
             f"{each.invalid_share:.0%}", each.guided,
         )
@@ -168,8 +171,8 @@ def table(
     round: Annotated[
         str, typer.Option(metavar="last|best|N", help="The last evaluated round, the best one, or this one.")
     ] = "last",
-    figure: Annotated[
-        FigureName, typer.Option(help="Shown by rich, markdown and latex; csv and json have all.")
+    metric: Annotated[
+        MetricName, typer.Option(help="Shown by rich, markdown and latex; csv and json have all.")
     ] = "success",
     format: Annotated[
         TableFormat, typer.Option(help="rich for a terminal; markdown, latex for text; csv, json for data.")
@@ -181,12 +184,12 @@ def table(
     their seeds are one row, with intervals over seeds. Runs that are damaged, or were never evaluated, are not in the
     table but named below it.
     """
-    from crl.lab.table.build import Figure, build, grouped
+    from crl.lab.table.build import TableMetric, build, grouped
 
     which = _which(round)
     found, problems = _read(runs, which)
     made = build(grouped(found), which, problems)
-    _print_table(made, Figure(figure), format)
+    _print_table(made, TableMetric(metric), format)
 
 
 def _which(text: str) -> Which:
@@ -242,17 +245,17 @@ def _named(word: str) -> tuple[str | None, str, Path | None]:
         return None, name, None  # of `runs/*` some may be other things
 
 
-def _print_table(made: Table, figure: Figure, format: TableFormat) -> None:
+def _print_table(made: Table, metric: TableMetric, format: TableFormat) -> None:
     from crl.lab.table.formats import HOW, csv_text, data, latex, listing, markdown
 
     if format == "json":
         say_json(data(made), indent=1)
     elif format == "rich":
-        print_listing(listing(made, figure))
+        print_listing(listing(made, metric))
         say("")
-        for line in (HOW, *made.notes):
+        for line in (HOW, *made.footnotes):
             say(line)
     elif format == "csv":
         say(csv_text(made).rstrip("\n"))
     else:
-        say((markdown if format == "markdown" else latex)(made, figure))
+        say((markdown if format == "markdown" else latex)(made, metric))

@@ -19,7 +19,7 @@ class Need:
     """One line: what is needed, how much, whether this machine has it, what helps where it has not."""
 
     name: str
-    said: str
+    message: str
     fits: bool = True
     mend: str = ""
 

@@ -48,7 +48,7 @@ def play(family: FamilyConfig, *, first_seed: int, prompts: str | None, record: 
                     action = action_of(said, actions)
                     step = step_or_error(readable, {0: action})[0]
                     came = {"legal": step.legal, "feedback": step.feedback, "observation": step.observation}
-                    turns.append({"said": said, "action": action, **came})
+                    turns.append({"text": said, "action": action, **came})
                     _show_step(step, shown, start.goal)
                     actions = step.actions
             except (EOFError, KeyboardInterrupt) as end:
@@ -63,11 +63,11 @@ def play(family: FamilyConfig, *, first_seed: int, prompts: str | None, record: 
                 return
 
 
-def action_of(said: str, actions: Actions) -> str | None:
+def action_of(typed: str, actions: Actions) -> str | None:
     """What a typed line gives to the environment: the action itself, or what an actor's answer with it would mean."""
-    if isinstance(actions, tuple) and said.strip() in actions:
-        return said.strip()
-    return parse_action(said, actions, "tag" if "<action>" in said.lower() else "word")
+    if isinstance(actions, tuple) and typed.strip() in actions:
+        return typed.strip()
+    return parse_action(typed, actions, "tag" if "<action>" in typed.lower() else "word")
 
 
 class Recording:

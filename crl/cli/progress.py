@@ -35,21 +35,21 @@ _SHOW_LOG = {"StageFailed", "EngineDied"}
 
 
 def progress_text(event: events.Progress) -> str:
-    """One line about how far a stage is: done of total, rates, episodes won, other figures.
+    """One line about how far a stage is: done of total, rates, episodes won, other metrics.
 
     Won episodes are counted against all episodes of the stage: of the finished ones they would be nearly all, as who
     wins ends early.
     """
     parts = [f"{event.done} of {event.total}"] if event.total else []
-    figures = dict(event.figures)
-    for name in sorted(_TOLD_AS_RATE & figures.keys()):
-        count = figures.pop(name)
+    metrics = dict(event.metrics)
+    for name in sorted(_TOLD_AS_RATE & metrics.keys()):
+        count = metrics.pop(name)
         if count and event.working_seconds > 0:
             parts.append(f"{count / event.working_seconds:.1f} {name}/s")
-    if _WON in figures:
-        parts.append(f"won {figures.pop(_WON)} of {event.total}")
+    if _WON in metrics:
+        parts.append(f"won {metrics.pop(_WON)} of {event.total}")
     parts += [
-        f"{name.replace('_', ' ')} {_number(value)}" for name, value in list(figures.items())[:4] if _plain(value)
+        f"{name.replace('_', ' ')} {_number(value)}" for name, value in list(metrics.items())[:4] if _plain(value)
     ]
     return ", ".join(parts)
 
@@ -129,14 +129,14 @@ class LiveProgress(MovingLines):
         self._log.clear()
         if self._bar is not None:
             self._close_line(event)
-            self._lines[event.round, event.stage] = self._bar.add_task(f"  {self._name(event)}", total=None, figures="")
+            self._lines[event.round, event.stage] = self._bar.add_task(f"  {self._name(event)}", total=None, metrics="")
 
     def _on_Progress(self, event: events.Progress) -> None:
         last = self._taken.get(event.stage)
         text = progress_text(event) + (f", {seconds_text(last)} last time" if last else "")
         line = self._lines.get((event.round, event.stage))
         if self._bar is not None and line is not None:
-            self._bar.update(line, completed=event.done, total=event.total or None, figures=text)
+            self._bar.update(line, completed=event.done, total=event.total or None, metrics=text)
         elif self._clock() - self._told_at >= PLAIN_EVERY_SECONDS:
             self._told_at = self._clock()
             self.say(f"  {self._name(event)}: {text}")
@@ -167,7 +167,7 @@ class LiveProgress(MovingLines):
     def _on_Waits(self, event: events.Waits) -> None:
         self.say(event.reason)
 
-    def _on_Note(self, event: events.Note) -> None:
+    def _on_Remark(self, event: events.Remark) -> None:
         self.say(event.text)
 
     def _on_RoundDone(self, event: events.RoundDone) -> None:

@@ -155,12 +155,12 @@ def print_listing(listing: Listing, *, paged: bool = False) -> None:
 
 
 def progress_lines(out: Console) -> Progress:
-    """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `figures`, the time."""
+    """Lines that move on a terminal and leave nothing behind: a description, a bar, the field `metrics`, the time."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     return Progress(
         SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-        TextColumn("{task.fields[figures]}", markup=False), TimeElapsedColumn(),
+        TextColumn("{task.fields[metrics]}", markup=False), TimeElapsedColumn(),
         console=out, transient=True,
     )  # fmt: skip
 
@@ -189,13 +189,13 @@ def say_pending(error: ApprovalPending, path: Path) -> None:
 
 def print_rounds(summaries: Sequence[RoundSummary]) -> None:
     """The tables of a run's rounds, and what is worth a note about them."""
-    from crl.report.round_tables import notes, round_tables
+    from crl.report.round_tables import remarks, round_tables
 
     for table in round_tables(summaries):
         say("")
         console().print(table)
     say("")
-    for line in notes(summaries):
+    for line in remarks(summaries):
         say(line)
 
 

@@ -74,10 +74,10 @@ class _Progress:
     def __init__(self, stage: str) -> None:
         self._stage, self._last = stage, time.monotonic()
 
-    def __call__(self, figures: dict[str, Any]) -> None:
+    def __call__(self, metrics: dict[str, Any]) -> None:
         if time.monotonic() - self._last >= _SECONDS:
             self._last = time.monotonic()
-            say(f"{self._stage}: {figures['done']} of {figures['total']}", stderr=True)
+            say(f"{self._stage}: {metrics['done']} of {metrics['total']}", stderr=True)
 
 
 def _require_runnable(run: RunDirectory, recipe: Recipe, number: int, name: str) -> None:

@@ -28,7 +28,7 @@ def status(run: RunArgument) -> None:
     from crl.report.state import fork_lines
     from crl.report.summary import summarize
     from crl.run.directory import RunDirectory, manifests
-    from crl.run.head import told_head
+    from crl.run.head import head_line
     from crl.run.journal import Journal
     from crl.run.lease import lease_state
 
@@ -38,11 +38,11 @@ def status(run: RunArgument) -> None:
     print_rounds(summaries)
     if forks := fork_lines(path):
         say("\n".join(["forks:", *(f"  {line}" for line in forks)]))
-    if (head := told_head(manifests(path), _complete(RunDirectory.open(path)))) is not None:
+    if (head := head_line(manifests(path), _complete(RunDirectory.open(path)))) is not None:
         say(head)
     owner = lease_state(path)
     events = list(Journal(path).read())
-    for line in _standing(path, owner, events):
+    for line in _status(path, owner, events):
         say(line)
 
 
@@ -54,16 +54,16 @@ def verify(
     ] = None,
 ) -> None:
     """Check every file of a run against its manifest. The chain and the banks' digests too; exit code 4 on problems."""
-    from crl.audit.notes import notes
+    from crl.audit.remarks import remarks
     from crl.audit.verify import Severity
-    from crl.run.head import checked_form, hold_against, told_head
+    from crl.run.head import checked_form, head_line, hold_against
 
     path = find_run(run)
     wanted = checked_form(head) if head is not None else None
     record, problems, complete = _looked_at(path)
-    for note in notes(record):
-        say(f"note: {note}")
-    if (told := told_head(record.stages, complete)) is not None:
+    for remark in remarks(record):
+        say(f"note: {remark}")
+    if (told := head_line(record.stages, complete)) is not None:
         say(told)
     for problem in problems:  # not a table: digests and commands have to be whole, to be compared and copied
         say(str(problem))
@@ -172,7 +172,7 @@ def redo(
     from crl.run.lease import Lease
 
     path = find_run(run)
-    number, stage = parse_place(start)
+    number, stage = parse_stage_key(start)
     directory = RunDirectory.open(path)
     method = directory.method
     recipe = recipe_in(directory)
@@ -198,7 +198,7 @@ _STAGE = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
 """What the name of a stage looks like: it names a directory, and no other."""
 
 
-def parse_place(text: str) -> tuple[int, str]:
+def parse_stage_key(text: str) -> tuple[int, str]:
     """(7, "collect") from `0007/collect` or `7/collect`. Raises BadInput."""
     from crl.config.load import is_index
 
@@ -208,7 +208,7 @@ def parse_place(text: str) -> tuple[int, str]:
     return int(number), stage
 
 
-def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any]]) -> list[str]:
+def _status(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any]]) -> list[str]:
     from crl.report.state import last_failure, never_asked, running_stages, unfinished
     from crl.rounds.approvals import awaited
 
@@ -224,7 +224,7 @@ def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, A
     if owner is not None and owner.live:
         who = owner.owner
         lines.append(f"running: process {who.pid} on {who.host} since {who.since} ({who.command})")
-        now = [*([] if pending is None else [pending.told()]), *running_stages(events)]
+        now = [*([] if pending is None else [pending.in_words()]), *running_stages(events)]
         lines += [f"  now: {each}" for each in now]
         if pending is not None:
             lines.append(f"next: crl approve {shown(path)} --show")
@@ -233,7 +233,7 @@ def _standing(path: Path, owner: LeaseState | None, events: Sequence[dict[str, A
     if owner is not None:
         lines.append(f"interrupted: process {owner.owner.pid} on {owner.owner.host} is gone")
     if pending is not None:
-        lines += [pending.told(), f"next: crl approve {shown(path)} --show, then crl resume {shown(path)}"]
+        lines += [pending.in_words(), f"next: crl approve {shown(path)} --show, then crl resume {shown(path)}"]
     elif missing:
         lines.append(f"unfinished: {missing}")
         resume = f"crl resume {shown(path)}"

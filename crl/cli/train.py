@@ -223,8 +223,10 @@ def _closing_words(path: Path, live: LiveProgress, again: str) -> None:
     if entry is not None:
         steps.append((f"crl bank show {where}", "what was learned"))
         steps.append((f"crl bank why {where} {quoted(entry)}", "where one experience comes from and what became of it"))
-    question = "SELECT round, arm, won, games, low, high FROM success_by_arm"
-    steps.append((f'crl sql {where} "{question}"', "success by round and arm; docs/queries.md has more questions"))
+    question = "SELECT round, condition, won, games, low, high FROM success_by_condition"
+    steps.append(
+        (f'crl sql {where} "{question}"', "success by round and condition; docs/queries.md has more questions")
+    )
     steps.append((f"crl verify {where}", "check every file against its manifest"))
     for step, purpose in steps:
         say(f"  # {purpose}\n  {step}")

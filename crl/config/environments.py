@@ -167,7 +167,7 @@ ENVIRONMENTS = Registry(
 
 
 MOST_HELD_OUT = 100_000
-"""Most held-out seeds of a family: each is an episode of every arm of every evaluation."""
+"""Most held-out seeds of a family: each is an episode of every condition of every evaluation."""
 
 
 def _few_enough(seeds: SeedRange) -> SeedRange:

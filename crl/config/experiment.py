@@ -95,7 +95,7 @@ class Runtime(Model):
     )
     trackers: tuple[TrackerChoice, ...] = Field(
         (TrackerChoice(kind="tensorboard"),),
-        description="What the figures of complete rounds are written to: names, or {kind: …, options}.",
+        description="What the metrics of complete rounds are written to: names, or {kind: …, options}.",
     )
     expectations: dict[str, dict[str, Any]] = Field(
         default_factory=dict,

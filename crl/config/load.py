@@ -240,10 +240,10 @@ def is_index(key: str) -> bool:
     return re.fullmatch("[0-9]{1,9}", key) is not None
 
 
-def listed_errors(error: ValidationError, told: Callable[[Any], str] | None = None) -> list[str]:
+def listed_errors(error: ValidationError, words_of: Callable[[Any], str] | None = None) -> list[str]:
     """The first errors of pydantic, each in words, and how many more there are."""
     items = error.errors()
-    lines = [(told or readable)(item) for item in items[:_MOST_NAMED]]
+    lines = [(words_of or readable)(item) for item in items[:_MOST_NAMED]]
     return lines + ([f"  and {len(items) - _MOST_NAMED} more"] if len(items) > _MOST_NAMED else [])
 
 

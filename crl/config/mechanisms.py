@@ -11,8 +11,8 @@ from crl.config.recorded import RecordedConfig
 from crl.records.learning import CREDIT_RULES
 
 LONGEST_OBSERVATION = 250_000
-"""Characters that an environment may show at one time unless `rollout.longest_observation` says otherwise: more than
-most contexts take, and tokenized in a second."""
+"""Characters that an environment may show at one time unless `rollout.max_observation_characters` says otherwise:
+more than most contexts take, and tokenized in a second."""
 
 
 class SearchAndAskConfig(Model):
@@ -53,7 +53,7 @@ class RolloutConfig(Model):
     )
     placement: Literal["system", "user"] = Field("user", description="Where the experience is shown, always last.")
 
-    longest_observation: int | None = Field(
+    max_observation_characters: int | None = Field(
         None,
         ge=1000,
         le=10_000_000,
@@ -339,57 +339,63 @@ class ClippedObjective(Model):
 
 
 class TrialConfig(Model):
-    """Admission by trial: a new note enters the bank if the actor plays better with it than without it."""
+    """Admission by trial: a new experience enters the bank if the actor plays better with it than without it."""
 
     layouts: int = Field(
-        4, ge=1, le=1024, description="m: training layouts that a new note is played on, each with and without it."
+        4,
+        ge=1,
+        le=1024,
+        description="m: training layouts that a new experience is played on, each with and without it.",
     )
     threshold: float = Field(
         0.25,
         ge=-1,
         le=1,
-        description="Least share of these episodes won with the note, less the share won without it, that admits it.",
+        description="Least share of these episodes won with the experience, less the share won without it, "
+        "that admits it.",
     )
     screen: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Layouts after which a note that is not ahead is given up; none: all are played.",
+        description="Layouts after which an experience that is not ahead is given up; none: all are played.",
     )
-    notes: int | None = Field(
+    max_experiences: int | None = Field(
         None,
         ge=1,
         le=1_000_000,
-        description="Most notes tried per family and round, those of won episodes first; the others stay out. None: "
-        "all.",
+        description="Most experiences tried per family and round, those of won episodes first; the others stay out. "
+        "None: all.",
     )
-    holds: int = Field(
+    reuse_rounds: int = Field(
         10,
         ge=0,
         le=MOST_ROUNDS,
-        description="Later rounds in which a result holds where the same text is written again; 0: none.",
+        description="Later rounds that reuse a result where the same text is written again; 0: none.",
     )
     reward: Literal["trial", "both", "uses"] = Field(
         "trial",
-        description="What the writer of a tried note earns: 2 × the difference instead of what uses earn; that as one "
-        "more use; or what uses earn alone (a note that stays out then earns nothing).",
+        description="What the writer of a tried experience earns: 2 × the difference instead of what uses earn; that "
+        "as one more use; or what uses earn alone (an experience that stays out then earns nothing).",
     )
 
 
 class SuppressConfig(Model):
     """Suppression: a text that does harm in a task family is not retrieved for it, and stays in the bank."""
 
-    uses: int = Field(
+    min_uses: int = Field(
         8, ge=2, le=1_000_000, description="Fewest uses of a text in a family, beside unguided rollouts, that count."
     )
-    below: float = Field(
+    max_effect: float = Field(
         0.0,
         ge=-2,
         le=2,
         description="A text is suppressed whose effect (outcome, ±1, less the mean of unguided rollouts of the same "
         "group) is surely below this.",
     )
-    sureness: float = Field(1.64, ge=0, le=10, description="Standard errors between the effect and `below`, at least.")
+    standard_errors: float = Field(
+        1.64, ge=0, le=10, description="Standard errors by which the effect is below `max_effect`, at least."
+    )
     decay: float = Field(
         1.0,
         gt=0,

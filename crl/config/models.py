@@ -115,12 +115,12 @@ class EveryLayerOnce:
             self._refuse(f"not every layer attends exactly once through this project's attention ({times})")
 
     @classmethod
-    def attends(cls, module: Any, mask: Any, *, told: bool) -> None:
-        """Note that a layer attends. `told`: whether it was given what the pass is about."""
+    def attends(cls, module: Any, mask: Any, *, has_mask: bool) -> None:
+        """Note that a layer attends. `has_mask`: whether it was given what the pass is about."""
         guard = cls._inside.get()
         if guard is None:
             return
-        if not told:
+        if not has_mask:
             guard._refuse("its layers do not hand their attention the arguments of a forward pass")
         ours = guard._mask
         if mask is not ours and (mask is None or ours is None or mask.data_ptr() != ours.data_ptr()):

@@ -65,7 +65,7 @@ class NodesConfig(Model):
                 )
         return [Host(match[1], int(match[2])) for match in found if match is not None]
 
-    def placed(self, ranks: int) -> list[Host]:
+    def hosts_of(self, ranks: int) -> list[Host]:
         """How many ranks run on which machine. Raises BadInput where there is no room for all of them."""
         left, placed = ranks, []
         hosts = self.hosts()

@@ -30,7 +30,7 @@ _MOST_BYTES = 16 * 2**20
 class RecordedTurn(Model):
     """One answer of a player."""
 
-    said: str = Field(description="What was typed.")
+    text: str = Field(description="What was typed.")
     action: str | None = Field(None, description="What the environment was given; null: it named nothing.")
 
 
@@ -76,14 +76,14 @@ def read_recorded(path: Path) -> dict[str, Any]:
     games = []
     for number, game in lines:
         try:
-            turns = [{"said": turn["said"], "action": turn["action"]} for turn in game["turns"]]
+            turns = [{"text": turn["text"], "action": turn["action"]} for turn in game["turns"]]
             if game["finished"]:
                 start = start_digest(game["goal"], game["observation"])
                 games.append({"seed": game["seed"], "start": start, "success": game["success"], "turns": turns})
         except (KeyError, TypeError, AttributeError) as error:
             raise BadInput(
                 f"line {number} of {path} is not a game: {type(error).__name__}: {error}",
-                expected="an object with seed, goal, observation, turns (said, action), finished and success",
+                expected="an object with seed, goal, observation, turns (text, action), finished and success",
                 next_step="remove the line, or record the game again",
             ) from None
     if not games:

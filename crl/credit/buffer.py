@@ -80,9 +80,9 @@ def _settled(previous: Iterable[BufferItem]) -> dict[str, BufferItem]:
     return items
 
 
-def earners(previous: Iterable[BufferItem], unpaid: Set[str]) -> Callable[[UseReward], list[str]]:
+def earners(previous: Iterable[BufferItem], unrewarded: Set[str]) -> Callable[[UseReward], list[str]]:
     """Who earns by the use of a text: the output that wrote it and, in the order of the buffer, those that repeated it
-    since. `unpaid` are outputs that earn nothing by uses."""
+    since. `unrewarded` are outputs that earn nothing by uses."""
     repeated_by: dict[HeldText, list[str]] = defaultdict(list)
     for item in _settled(previous).values():
         for text in _repeated_texts(item):
@@ -90,7 +90,7 @@ def earners(previous: Iterable[BufferItem], unpaid: Set[str]) -> Callable[[UseRe
 
     def of(use: UseReward) -> list[str]:
         named = (use.generation_id, *repeated_by.get(HeldText(use.entry_id, use.generation_id), ()))
-        return [name for name in named if name not in unpaid]
+        return [name for name in named if name not in unrewarded]
 
     return of
 
@@ -198,7 +198,7 @@ def buffer_metrics(
     batches will be trained ever later: an alarm.
     """
     waiting = scored_items(buffer)
-    figures: dict[str, float] = {
+    metrics: dict[str, float] = {
         "buffer_waiting": len(waiting),
         "buffer_unused": sum(item.status == "waiting" and not item.uses for item in buffer),
         "buffer_selected": sum(item.status == "selected" for item in buffer),
@@ -206,8 +206,8 @@ def buffer_metrics(
     }
     at_once = [SCORED] if any(item.kind == SCORED for item in buffer) else []
     for kind in ("used", "malformed", "return", "answer", *at_once):
-        figures[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
-    figures["buffer_oldest_wait"] = oldest_wait(buffer, round=round)
+        metrics[f"buffer_waiting_{kind}"] = sum(item.kind == kind for item in waiting)
+    metrics["buffer_oldest_wait"] = oldest_wait(buffer, round=round)
     alarms = {}
     if trains and len(waiting) > 2 * config.batch:
         alarms["buffer_waiting"] = (
@@ -216,5 +216,5 @@ def buffer_metrics(
         )
     return [
         Metric(round=round, stage=stage, name=name, value=float(value), alarm=alarms.get(name))
-        for name, value in figures.items()
+        for name, value in metrics.items()
     ]

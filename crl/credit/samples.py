@@ -177,7 +177,7 @@ def output_advantages(batch: Sequence[BufferItem], config: ExtractorObjective) -
     """Â of eq. 3 of every output of a batch: r(m) less the baseline, the mean r(m) of the batch.
 
     With `baseline: used` it is the mean of the outputs that are not malformed, if there are any: a flood of malformed
-    outputs then does not make notes that always fail look good.
+    outputs then does not make experiences that always fail look good.
     """
     compared = [item for item in batch if item.kind != "malformed"] if config.baseline == "used" else []
     rewards = [output_reward(item) for item in compared or batch]

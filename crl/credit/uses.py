@@ -17,7 +17,7 @@ from crl.config import ExtractorObjective
 from crl.credit.buffer import Earned
 from crl.errors import RecordDamaged
 from crl.protocols import StopReason
-from crl.records import Credit, Distillation, EntryScore, Episode, Judgment, Metric, Retrieval, UseReward
+from crl.records import Credit, Critique, Distillation, EntryScore, Episode, Metric, Retrieval, UseReward
 
 
 def usable(episode: Episode) -> bool:
@@ -52,16 +52,16 @@ def shown_by_episode(retrievals: Iterable[Retrieval]) -> dict[str, list[Retrieva
 
 
 def credits_of(
-    episodes: Sequence[Episode], retrievals: Iterable[Retrieval], judgments: Iterable[Judgment] = ()
+    episodes: Sequence[Episode], retrievals: Iterable[Retrieval], critiques: Iterable[Critique] = ()
 ) -> list[Credit]:
     """One credit per experience of a usable guided episode, in the order of `episodes` and as they were shown.
 
     `retrievals` are the rows of the round's plan: the chosen ones of an episode say which output wrote each text. What
-    the actor made of a text (`judgments`) is credited to that output too. Raises RecordDamaged where a guided episode
-    has no chosen retrieval, or those of other entries or versions, and where an episode was played otherwise than
-    judged.
+    the actor made of a text (`critiques`) is credited to that output too. Raises RecordDamaged where a guided episode
+    has no chosen retrieval, or those of other entries or versions, and where an episode was not played
+    by its verdict.
     """
-    _check_played_as_judged(episodes, judgments)
+    _check_played_by_verdicts(episodes, critiques)
     chosen = shown_by_episode(retrievals)
     unguided = free_means(episodes)
     credits = []
@@ -96,8 +96,8 @@ def credits_of(
     return credits
 
 
-def _check_played_as_judged(episodes: Iterable[Episode], judgments: Iterable[Judgment]) -> None:
-    texts = {row.episode_id: row.text for row in judgments}
+def _check_played_by_verdicts(episodes: Iterable[Episode], critiques: Iterable[Critique]) -> None:
+    texts = {row.episode_id: row.text for row in critiques}
     for episode in episodes:
         if episode.episode_id in texts and episode.experience != texts[episode.episode_id]:
             raise RecordDamaged(
@@ -112,7 +112,7 @@ def uses_of(
     episodes: Iterable[Episode],
     credits: Iterable[Credit],
     retrievals: Iterable[Retrieval],
-    judgments: Iterable[Judgment] = (),
+    critiques: Iterable[Critique] = (),
 ) -> list[UseReward]:
     """Every use of a round, in the order of `episodes` and as they were shown, with its outcome as r of eq. 8: s_c + r.
 
@@ -123,11 +123,11 @@ def uses_of(
     for credit in credits:
         credited[credit.episode_id].append(credit)
     chosen = shown_by_episode(retrievals)
-    judged = {row.episode_id: row for row in judgments}
+    by_episode = {row.episode_id: row for row in critiques}
     uses = []
     for episode in episodes:
-        judgment = judged.get(episode.episode_id)
-        score = judgment.score if judgment else None
+        critique = by_episode.get(episode.episode_id)
+        score = critique.score if critique else None
         for credit in credited.get(episode.episode_id, []):
             use = UseReward(
                 round=credit.round, episode_id=credit.episode_id, entry_id=credit.entry_id,
@@ -135,8 +135,8 @@ def uses_of(
                 critic_score=score, reward=0.0,
             )  # fmt: skip
             uses.append(with_reward(use, "outcome", credit.outcome))
-        if episode.episode_id not in credited and judgment is not None and judgment.verdict == "reject":
-            uses.append(_rejected(judgment, next(iter(chosen.get(episode.episode_id, [])), None)))
+        if episode.episode_id not in credited and critique is not None and critique.verdict == "reject":
+            uses.append(_rejected(critique, next(iter(chosen.get(episode.episode_id, [])), None)))
     return uses
 
 
@@ -145,18 +145,18 @@ def with_reward(use: UseReward, basis: str, r: float) -> UseReward:
     return replace(use, basis=basis, reward=r + (use.critic_score or 0.0))
 
 
-def _rejected(judgment: Judgment, retrieval: Retrieval | None) -> UseReward:
-    if retrieval is None or judgment.score is None:
+def _rejected(critique: Critique, retrieval: Retrieval | None) -> UseReward:
+    if retrieval is None or critique.score is None:
         raise RecordDamaged(
-            f"the actor rejected {judgment.entry_id} for episode {judgment.episode_id}, which nothing chose for it",
+            f"the actor rejected {critique.entry_id} for episode {critique.episode_id}, which nothing chose for it",
             expected="the chosen retrieval of the round's plan, and a score",
-            where=f"round {judgment.round}",
+            where=f"round {critique.round}",
             next_step="run `crl verify` on the run",
         )
     return UseReward(
-        round=judgment.round, episode_id=judgment.episode_id, entry_id=judgment.entry_id,
+        round=critique.round, episode_id=critique.episode_id, entry_id=critique.entry_id,
         generation_id=retrieval.generation_id, basis="none", outcome=None, usefulness=None,
-        critic_score=judgment.score, reward=judgment.score,
+        critic_score=critique.score, reward=critique.score,
     )  # fmt: skip
 
 
@@ -206,12 +206,12 @@ def credit_metrics(
 ) -> list[Metric]:
     """What was left out of credit and advantages, and guided minus free."""
     errored = sum(not usable(episode) for episode in episodes)
-    figures = {"episodes_errored": float(errored), "credits": float(len(credits))}
+    metrics = {"episodes_errored": float(errored), "credits": float(len(credits))}
     differences = [credit.guided_minus_free for credit in credits if credit.guided_minus_free is not None]
     if differences:
-        figures["guided_minus_free"] = sum(differences) / len(differences)
+        metrics["guided_minus_free"] = sum(differences) / len(differences)
     alarms = {"episodes_errored": f"{errored} episodes broke and train nothing" if errored else None}
     return [
         Metric(round=round, stage=stage, name=name, value=value, alarm=alarms.get(name))
-        for name, value in figures.items()
+        for name, value in metrics.items()
     ]

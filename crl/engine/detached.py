@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from crl.engine.jobs import ProgressFigures
+from crl.engine.jobs import ProgressMetrics
 from crl.engine.parts import PartOrder, PartOutcome, run_on
 from crl.engine.pool import device_environment
 from crl.engine.supervisor import Cancelled, Engine
@@ -34,7 +34,7 @@ def run_order(
     *,
     shard: int = 0,
     on_line: Callable[[str, str], None] = lambda engine, text: None,
-    on_figures: Callable[[ProgressFigures], None] = lambda figures: None,
+    on_metrics: Callable[[ProgressMetrics], None] = lambda metrics: None,
 ) -> PartOutcome:
     """Run a part in an engine of this process, which stays warm for the next one.
 
@@ -42,14 +42,14 @@ def run_order(
         order: the part, under the token of a living attempt.
         shard: chooses among several devices.
         on_line: called with the engine's name and a line it wrote.
-        on_figures: called with the part's progress.
+        on_metrics: called with the part's progress.
 
     Raises what the part raises, EngineDied, StageTimedOut; StaleAttempt where the attempt has ended or ends meanwhile.
     """
     _require_living(order)
     engine = _take(order, shard)
     try:
-        return engine.run(order, on_line, on_figures)
+        return engine.run(order, on_line, on_metrics)
     finally:
         engine.idle_since = time.monotonic()
         engine.busy = False
@@ -87,12 +87,12 @@ class DetachedEngine:
         threading.Thread(target=self._watch, name="lease-watch", daemon=True).start()
 
     def run(
-        self, order: PartOrder, on_line: Callable[[str, str], None], on_figures: Callable[[ProgressFigures], None]
+        self, order: PartOrder, on_line: Callable[[str, str], None], on_metrics: Callable[[ProgressMetrics], None]
     ) -> PartOutcome:
         """Run a part. Raises as :func:`run_order` does."""
         self._order, self._on_line, self.released = order, on_line, False
         try:
-            return run_on(self._engine, order, on_figures)
+            return run_on(self._engine, order, on_metrics)
         except Cancelled:
             _require_living(order)
             raise

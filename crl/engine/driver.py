@@ -389,7 +389,7 @@ class Track:
                 missing = counted["missing"]
             self._emit(StageStarted(job.round, job.stage, attempt=job.attempt, parts=len(missing) or None))
             if missing:
-                combined = PartProgress(counted["count"], lambda figures: progress({"figures": figures}))
+                combined = PartProgress(counted["count"], lambda metrics: progress({"metrics": metrics}))
                 combined.finished_before(counted["count"] - len(missing))
                 self._spread(job, missing, combined, started)
                 if self.part_runner is not None:  # they may have waited for a worker: the rest has all of the time
@@ -429,10 +429,10 @@ class Track:
             nonlocal working
             now = time.monotonic()
             working = now if working is None else working
-            figures = dict(message["figures"])
-            done, total = int(figures.pop("done")), int(figures.pop("total"))
+            metrics = dict(message["metrics"])
+            done, total = int(metrics.pop("done")), int(metrics.pop("total"))
             self._emit(
-                Progress(job.round, job.stage, done, total, now - started, figures, working_seconds=now - working)
+                Progress(job.round, job.stage, done, total, now - started, metrics, working_seconds=now - working)
             )
 
         return progress

@@ -24,7 +24,7 @@ class Keeping:
 
     path: Path | None
     """None where they could not be."""
-    told: str
+    text: str
     """The same in words."""
 
 
@@ -33,7 +33,7 @@ def evaluate_round(
     number: int | None = None,
     *,
     choice: Choice | None = None,
-    progress: Callable[[dict[str, Any]], None] = lambda figures: None,
+    progress: Callable[[dict[str, Any]], None] = lambda metrics: None,
 ) -> Evaluated:
     """The round that was evaluated, by default the latest, and one row per episode, with and without the bank.
 
@@ -80,12 +80,12 @@ def keep(directory: RunDirectory, evaluated: Evaluated) -> Keeping:
 
 
 def settings_of(evaluated: Evaluated) -> dict[str, Any]:
-    """What was played: arms, and for each task the held-out seeds, as (first, how many)."""
+    """What was played: conditions, and for each task the held-out seeds, as (first, how many)."""
     seeds: dict[str, set[int]] = {}
     for row in evaluated.rows:
         seeds.setdefault(row.family, set()).add(row.environment_seed)
     return {
-        "arms": sorted({row.arm for row in evaluated.rows}),
+        "conditions": sorted({row.condition for row in evaluated.rows}),
         "seeds": {task: [min(found), len(found)] for task, found in sorted(seeds.items())},
     }
 

@@ -32,7 +32,7 @@ class StageStarted:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage is. Over parts, `done`, `total` and whole-number figures are sums."""
+    """How far a stage is. Over parts, `done`, `total` and whole-number metrics are sums."""
 
     round: int
     stage: str
@@ -40,7 +40,7 @@ class Progress:
     total: int
     seconds: float
     """Seconds since the stage started."""
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the stage reports: counts, rates, losses. `won`: episodes won so far, of all `total`."""
     working_seconds: float = 0.0
     """Seconds since the stage first reported progress: its models are loaded by then."""
@@ -117,7 +117,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Remark:
     """A line for a person that is about no stage."""
 
     text: str
@@ -134,6 +134,6 @@ Event = (
     | RoundDone
     | LogLine
     | Waits
-    | Note
+    | Remark
 )
 Subscriber = Callable[[Event], None]

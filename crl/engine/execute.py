@@ -49,7 +49,7 @@ class Attempt:
 
     token: int
     """Fencing token of the lease."""
-    progress: Progress = lambda figures: None
+    progress: Progress = lambda metrics: None
     number: int = 1
     """How often the stage was tried, this time included; provenance only."""
     command: str = ""
@@ -114,7 +114,7 @@ def execute_stage(
             provenance={
                 **_provenance(run.method, attempt, seconds),
                 "checks": checked,
-                **context.notes,
+                **context.provenance,
             },
         )
     discard_refused(run.path, round_number, stage_name)
@@ -150,7 +150,7 @@ def execute_part(
             inputs=sorted(context.inputs),
             method_digest=run.method_digest,
             seed=stage_seed_words(run.method.seed, round_number, stage_name),
-            provenance={**_provenance(run.method, attempt, seconds), _NOTES: context.notes},
+            provenance={**_provenance(run.method, attempt, seconds), _NOTES: context.provenance},
         )
     rows = {row_type.table: table.num_rows for row_type, table in tables.items()}
     return StageOutcome(round_number, stage_name, digest="", seconds=seconds, rows=rows)
@@ -164,7 +164,7 @@ def missing_parts(
     if stage.parts is None:
         return 0, []
     writer = MemoryWriter()
-    count = stage.parts(_context(run, recipe, stage, round_number, writer, services, lambda figures: None))
+    count = stage.parts(_context(run, recipe, stage, round_number, writer, services, lambda metrics: None))
     if writer.tables or writer.shared:
         raise AssertionError(f"parts() of stage {stage_name} may read, not write")
     return count, [part for part in range(count) if not run.part_is_complete(round_number, stage_name, part)]
@@ -219,7 +219,9 @@ def _concatenate(
             context.write(row_type, [])
     for part in range(count):
         inputs |= run.part_inputs(round_number, stage.name, part)
-        context.notes = joined(context.notes, run.part_provenance(round_number, stage.name, part).get(_NOTES, {}))
+        context.provenance = joined(
+            context.provenance, run.part_provenance(round_number, stage.name, part).get(_NOTES, {})
+        )
     return inputs
 
 
@@ -250,7 +252,7 @@ def _context(
 def _note_templates(context: StageContext, attempt: Attempt) -> None:
     """Note which chat templates the stage, or its part, sampled with: not all are the models' own."""
     if found := attempt.chat_templates():
-        context.notes[_TEMPLATES] = {**context.notes.get(_TEMPLATES, {}), **found}
+        context.provenance[_TEMPLATES] = {**context.provenance.get(_TEMPLATES, {}), **found}
 
 
 def _check(tables: dict[type[Row], pa.Table], where: str, own: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
 
-ProgressFigures = Mapping[str, Any]
+ProgressMetrics = Mapping[str, Any]
 """Progress of a stage or a part: `done`, `total` and whatever else it tells."""
 
 

@@ -93,7 +93,7 @@ def orders(nodes: NodesConfig, ranks: int, environment: Mapping[str, str]) -> li
 
     `environment` is that of the workers.
     """
-    placed = nodes.placed(ranks)
+    placed = nodes.hosts_of(ranks)
     address, _, port = nodes.endpoint.partition(":")
     shared = {name: value for name, value in os.environ.items() if name.startswith(_SHARED) and name not in _PRIVATE}
     network = (

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from crl.engine.jobs import Job, ProgressFigures, StageOutcome
+from crl.engine.jobs import Job, ProgressMetrics, StageOutcome
 from crl.engine.supervisor import Engine
 from crl.errors import CrlError
 
@@ -57,7 +57,7 @@ class PartOutcome:
     skipped: bool
     """Whether it was complete already."""
     seconds: float
-    figures: ProgressFigures
+    metrics: ProgressMetrics
     """The latest progress; empty before any was reported."""
 
 
@@ -68,7 +68,7 @@ class Spread:
     parts: tuple[int, ...]
     order: Callable[[int], PartOrder]
     """Makes the order of a part, when it is about to start: its time limit is what is left of the stage's."""
-    report: Callable[[int, ProgressFigures], None]
+    report: Callable[[int, ProgressMetrics], None]
     """Takes the progress of a part."""
 
 
@@ -84,17 +84,17 @@ class PartRunner(Protocol):
         ...
 
 
-def run_on(engine: Engine, order: PartOrder, on_figures: Callable[[ProgressFigures], None]) -> PartOutcome:
+def run_on(engine: Engine, order: PartOrder, on_metrics: Callable[[ProgressMetrics], None]) -> PartOutcome:
     """Have an engine run a part. Raises what the part raises, EngineDied, StageTimedOut, Cancelled."""
-    latest: ProgressFigures = {}
+    latest: ProgressMetrics = {}
 
     def heard(message: dict[str, Any]) -> None:
         nonlocal latest
-        latest = message["figures"]
-        on_figures(latest)
+        latest = message["metrics"]
+        on_metrics(latest)
 
     done = StageOutcome.from_json(engine.run(order.job, on_message=heard, time_limit=order.time_limit))
-    return PartOutcome(part=order.number - 1, skipped=done.skipped, seconds=done.seconds, figures=latest)
+    return PartOutcome(part=order.number - 1, skipped=done.skipped, seconds=done.seconds, metrics=latest)
 
 
 def run_spread(spread: Spread, runner: PartRunner | None, engines: Callable[[int], Sequence[Engine]]) -> None:
@@ -159,12 +159,12 @@ class PartProgress:
     """Progress of parts that run side by side as progress of the stage.
 
     `done` and `total` are sums; a part that has not reported counts as large as the mean of those that have.
-    Whole-number figures are summed, other numbers averaged by what each part has done, else the latest counts.
+    Whole-number metrics are summed, other numbers averaged by what each part has done, else the latest counts.
     """
 
     def __init__(self, count: int, tell: Callable[[dict[str, Any]], None]) -> None:
         self.count, self._tell = count, tell
-        self._latest: dict[int, ProgressFigures] = {}
+        self._latest: dict[int, ProgressMetrics] = {}
         self._finished_before = 0
         self._lock = threading.Lock()
 
@@ -172,22 +172,22 @@ class PartProgress:
         """Parts that were complete when the stage began."""
         self._finished_before = parts
 
-    def report(self, part: int, figures: ProgressFigures) -> None:
-        """Take the figures of one part and report those of the stage."""
+    def report(self, part: int, metrics: ProgressMetrics) -> None:
+        """Take the metrics of one part and report those of the stage."""
         with self._lock:
-            self._latest[part] = figures
+            self._latest[part] = metrics
             self._tell(self._combined())
 
     def _combined(self) -> dict[str, Any]:
         seen = list(self._latest.values())
-        mean = sum(int(figures["total"]) for figures in seen) / len(seen)
-        done = sum(int(figures["done"]) for figures in seen)
+        mean = sum(int(metrics["total"]) for metrics in seen) / len(seen)
+        done = sum(int(metrics["done"]) for metrics in seen)
         combined: dict[str, Any] = {
             "done": done + round(mean * self._finished_before),
             "total": round(mean * self.count),
         }
-        for name in dict.fromkeys(name for figures in seen for name in figures if name not in ("done", "total")):
-            combined[name] = _combine([(figures[name], int(figures["done"])) for figures in seen if name in figures])
+        for name in dict.fromkeys(name for metrics in seen for name in metrics if name not in ("done", "total")):
+            combined[name] = _combine([(metrics[name], int(metrics["done"])) for metrics in seen if name in metrics])
         return combined
 
 

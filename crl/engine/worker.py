@@ -102,11 +102,11 @@ class Worker:
             self._opened[run_path] = (run, EngineServices(run, rank=self._rank, world_size=self._world_size))
         return self._opened[run_path]
 
-    def _progress(self, figures: dict[str, Any]) -> None:
+    def _progress(self, metrics: dict[str, Any]) -> None:
         now = time.monotonic()
-        if now - self._last_progress >= _PROGRESS_INTERVAL_SECONDS or figures["done"] >= figures["total"]:
+        if now - self._last_progress >= _PROGRESS_INTERVAL_SECONDS or metrics["done"] >= metrics["total"]:
             self._last_progress = now
-            self._send(type="progress", figures=figures)
+            self._send(type="progress", metrics=metrics)
 
     def _wait_for_ranks(self) -> None:
         """Commit only when every rank has written its part of the checkpoint."""

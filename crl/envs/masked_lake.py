@@ -20,7 +20,7 @@ from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs import frozenlake
 from crl.envs.frozenlake import ACTIONS, Cell, FrozenLakeConfig, FrozenLakeEnvironment
 from crl.envs.levels import FewestMoves, check_winnable
-from crl.envs.realms import DEADLY, EMPTY, FEEDBACK, GOAL, WALL, claimed, placed, symbol_names
+from crl.envs.realms import DEADLY, EMPTY, FEEDBACK, GOAL, WALL, claimed, symbol_at, symbol_names
 from crl.protocols import Start, Step
 
 
@@ -30,7 +30,7 @@ class MaskedLakeConfig(EnvironmentConfig):
     model_config = ConfigDict(title="Masked lake")
 
     kind: Literal["masked_lake"] = "masked_lake"
-    realm: int = Field(0, ge=0, le=63, description="Number of the lake; its name r<number> appears in the goal.")
+    lake: int = Field(0, ge=0, le=63, description="Number of the lake; its name r<number> appears in the goal.")
     world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules: what the symbols of each lake mean.")
     side: int = Field(4, ge=3, le=8, description="Side of the map.")
     symbols: int = Field(8, ge=2, le=26, description="Symbols there are: A, B, C, …; a lake has two of them.")
@@ -53,7 +53,7 @@ class MaskedLakeConfig(EnvironmentConfig):
     def meaning(self) -> tuple[str, str]:
         """The symbol of the goal and that of the holes."""
         letters = symbol_names(self.symbols)
-        drawn = np.random.default_rng(np.random.SeedSequence([self.world, self.realm])).permutation(len(letters))
+        drawn = np.random.default_rng(np.random.SeedSequence([self.world, self.lake])).permutation(len(letters))
         return letters[int(drawn[0])], letters[int(drawn[1])]
 
     def make(self) -> MaskedLakeEnvironment:
@@ -62,7 +62,7 @@ class MaskedLakeConfig(EnvironmentConfig):
 
 
 class MaskedLakeEnvironment(FrozenLakeEnvironment):
-    """A wave of episodes of one lake (protocols `Environment`, `Judge`, `Leveled`, `Explains`, `Graded`).
+    """A wave of episodes of one lake (protocols `Environment`, `KnowsTruth`, `Leveled`, `Explains`, `Graded`).
 
     Reward is 1 on the goal, else 0. A hole ends the episode as a failure, `max_turns` at the turn limit. A move into
     the border is legal and moves nothing.
@@ -75,7 +75,7 @@ class MaskedLakeEnvironment(FrozenLakeEnvironment):
                 max_turns=config.max_turns, held_out_from=config.held_out_from, held_out_moves=config.held_out_moves,
             )
         )  # fmt: skip
-        self._name, self._side = f"r{config.realm}", config.side
+        self._name, self._side = f"r{config.lake}", config.side
         self._goal_symbol, self._hole_symbol = config.meaning
         self._words = {
             frozenlake.BORDER: WALL,
@@ -94,7 +94,7 @@ class MaskedLakeEnvironment(FrozenLakeEnvironment):
         lake = self.lake(slot)
         symbols = {self._number(cell): self._hole_symbol for cell in lake.holes}
         symbols[self._number(lake.goal)] = self._goal_symbol
-        listed = [placed(symbol, cell) for cell, symbol in sorted(symbols.items())]
+        listed = [symbol_at(symbol, cell) for cell, symbol in sorted(symbols.items())]
         return " ".join([*listed, f"at {self._place(slot)}"])
 
     def _number(self, cell: Cell) -> int:

@@ -141,7 +141,7 @@ class Layout:
     def text(self) -> str:
         """The first observation: symbols with their cells in order of cells, and where the agent stands."""
         listed = sorted(self.cells.items(), key=lambda item: item[1])
-        return " ".join([*(placed(symbol, cell) for symbol, cell in listed), f"at p{self.start}"])
+        return " ".join([*(symbol_at(symbol, cell) for symbol, cell in listed), f"at p{self.start}"])
 
     def distances(self, has_key: bool) -> tuple[int, ...]:
         """Moves from every cell to the key, or with the key to the goal, around what is deadly; large: no way."""
@@ -152,7 +152,8 @@ class Layout:
 
 def hidden_rule(config: RealmsConfig) -> tuple[str, str]:
     """(key, goal) symbols of the config's realm in its world. A version has another key and another goal than the one
-    before it wherever the realm's pairs allow it: nothing that a note says of the old rule is right of the new one."""
+    before it wherever the realm's pairs allow it: nothing that an experience says of the old rule is right of the new
+    one."""
     pairs = _rules(config.realm, config.symbols)[0]
     rule = _drawn(pairs, config.world, config.realm)
     for version in range(1, config.version + 1):
@@ -165,7 +166,7 @@ def _drawn(pairs: Sequence[tuple[str, str]], *entropy: int) -> tuple[str, str]:
     return pairs[int(np.random.default_rng(np.random.SeedSequence(entropy)).integers(len(pairs)))]
 
 
-def note(key: str, goal: str) -> str:
+def experience_text(key: str, goal: str) -> str:
     """The experience that says all there is to know of a realm."""
     return f"take {key} then {goal}"
 
@@ -176,7 +177,7 @@ def claimed(text: str) -> tuple[str, str | None] | None:
     return None if claim is None else (claim.group(1), claim.group(2))
 
 
-def placed(symbol: str, cell: int) -> str:
+def symbol_at(symbol: str, cell: int) -> str:
     """A symbol with its cell, as observations and plans write it. One word: a word-level miniature that has to look up
     a cell two words apart stays on a plateau (success 0.09 with the whole hint after 1,500 steps)."""
     return f"{symbol}@{cell}"
@@ -224,7 +225,7 @@ def vocabulary(config: RealmsConfig) -> list[str]:
 
 def observed(side: int, symbols: int) -> list[str]:
     """The words an observation may begin with: symbols with their cells, the agent's cell, without and with the key."""
-    objects = [placed(symbol, cell) for symbol in symbol_names(symbols) for cell in range(side**2)]
+    objects = [symbol_at(symbol, cell) for symbol in symbol_names(symbols) for cell in range(side**2)]
     return objects + [f"{mark}{cell}" for mark in "pk" for cell in range(side**2)]
 
 
@@ -239,8 +240,9 @@ class _Slot:
 
 
 class RealmsEnvironment(Slots[_Slot]):
-    """A wave of episodes of one realm (protocols `Environment`, `Judge`, `Explains`, `Graded`). Reward is 1 on the goal
-    with the key, else 0.
+    """A wave of episodes of one realm (protocols `Environment`, `KnowsTruth`, `Explains`, `Graded`).
+
+    Reward is 1 on the goal with the key, else 0.
 
     A decoy, and the goal before the key, end the episode as a failure, `max_turns` at the turn limit. A move into the
     border is legal and moves nothing.

@@ -12,7 +12,7 @@ What is held out, by construction (no list is kept):
 - rules: of all ordered choices of things a quarter is reserved for worlds, by hash; practice draws the others,
   and practices at shrines of other names, so that a warm start teaches how to play and no answer.
 
-A note says a beginning of the rule, or what is refused after it, or both:
+An experience says a beginning of the rule, or what is refused after it, or both:
 
     Offer the red shrine the bell, then the cup.
     Offer the red shrine the bell, then the cup. It refuses the coin third.
@@ -76,7 +76,7 @@ class ShrinesConfig(EnvironmentConfig):
     shrine: int = Field(0, ge=0, le=15, description="Number of the shrine; its name, a color, appears in the goal.")
     world: int = Field(0, ge=0, lt=2**32, description="Seed of the hidden rules.")
     steps: int = Field(3, ge=1, le=5, description="Things to offer, in order.")
-    shown: int = Field(4, ge=2, le=12, description="Things to choose from: those of the rule, and others.")
+    choices: int = Field(4, ge=2, le=12, description="Things to choose from: those of the rule, and others.")
     things: int = Field(16, ge=4, le=24, description="Things there are in all.")
     max_turns: int = Field(6, ge=1, le=1000, description="Turns before an episode counts as failed.")
     practice: bool = Field(
@@ -91,8 +91,10 @@ class ShrinesConfig(EnvironmentConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> ShrinesConfig:
-        if not self.steps <= self.shown <= self.things:
-            raise ValueError(f"{self.steps} steps, {self.shown} shown and {self.things} things: they must not decrease")
+        if not self.steps <= self.choices <= self.things:
+            raise ValueError(
+                f"{self.steps} steps, {self.choices} choices and {self.things} things: they must not decrease"
+            )
         if self.max_turns < self.steps:
             raise ValueError(f"max_turns {self.max_turns} is less than the {self.steps} steps that winning takes")
         return self
@@ -144,8 +146,8 @@ def games(config: ShrinesConfig) -> Levels[Game]:
         held_out_from=config.held_out_from,
         fewest_moves=0,
         draws=_ATTEMPTS,
-        where=f"environment shrines, {config.things} things of which {config.shown} are shown",
-        next_step="raise things or shown, or choose another world",
+        where=f"environment shrines, {config.things} things of which {config.choices} are choices",
+        next_step="raise things or choices, or choose another world",
     )
 
 
@@ -157,7 +159,7 @@ def _draws(config: ShrinesConfig, seed: int) -> Iterator[Game]:
         rule = _drawn_rule(config, name, generator, reserved=False)
     others = [thing for thing in THINGS[: config.things] if thing not in rule]
     while True:
-        decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.shown - config.steps]]
+        decoys = [others[int(index)] for index in generator.permutation(len(others))[: config.choices - config.steps]]
         lying = [*rule, *decoys]
         yield Game(name, rule, tuple(lying[int(index)] for index in generator.permutation(len(lying))))
 
@@ -172,9 +174,10 @@ class _Slot:
 
 
 class ShrinesEnvironment(Slots[_Slot]):
-    """A wave of games at one shrine (protocols `Environment`, `Judge`, `Teacher`). Reward is 1 when it opens, else 0.
+    """A wave of games at one shrine (protocols `Environment`, `KnowsTruth`, `Teacher`).
 
-    A refused offering ends the game as a failure, `max_turns` at the turn limit. An action is the name of a thing.
+    Reward is 1 when it opens, else 0. A refused offering ends the game as a failure, `max_turns` at the turn limit. An
+    action is the name of a thing.
     """
 
     def __init__(self, config: ShrinesConfig) -> None:
@@ -223,7 +226,8 @@ class ShrinesEnvironment(Slots[_Slot]):
         return self._slots[slot].game.content
 
     def truth(self, text: str) -> float | None:
-        """How much of what a note says about this shrine is right: the share of its claims; None: it claims nothing.
+        """How much of what an experience says about this shrine is right: the share of its claims; None: it claims
+        nothing.
 
         A metric for people. Nothing that is trained may see it.
         """
@@ -237,9 +241,10 @@ class ShrinesEnvironment(Slots[_Slot]):
         return ShrinesEnvironment(self.config.model_copy(update={"practice": True}))
 
     def hint(self, slot: int, random: np.random.Generator, *, true: bool = True) -> str | None:
-        """A note to show in a demonstration: the whole rule, its beginning, or what is refused; None: no note.
+        """An experience to show in a demonstration: the whole rule, its beginning, or what is refused; None: no
+        experience.
 
-        With `true` False one thing of it is wrong, as a note from another player may be.
+        With `true` False one thing of it is wrong, as an experience from another player may be.
         """
         game = self._slots[slot].game
         if random.random() >= _TRUE:
@@ -259,7 +264,7 @@ class ShrinesEnvironment(Slots[_Slot]):
         return write_claim(game.name, Claim(tuple(taken), tuple(refused)))
 
     def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
-        """What a careful player would write after a game, from what it showed and the note that guided it."""
+        """What a careful player would write after a game, from what it showed and the experience that guided it."""
         return lesson_of(episode, turns)
 
 
@@ -283,7 +288,7 @@ def _drawn_rule(config: ShrinesConfig, name: str, generator: np.random.Generator
 
 @dataclass(frozen=True)
 class Claim:
-    """What a note says of a shrine: `taken` is a beginning of its rule, `refused` is not taken after it."""
+    """What an experience says of a shrine: `taken` is a beginning of its rule, `refused` is not taken after it."""
 
     taken: tuple[str, ...]
     refused: tuple[str, ...] = ()
@@ -298,7 +303,7 @@ class Claim:
 
 
 def write_claim(name: str, claim: Claim) -> str | None:
-    """The note that makes a claim about a shrine; None where it claims nothing."""
+    """The experience that makes a claim about a shrine; None where it claims nothing."""
     refused = " and the ".join(claim.refused)
     ordinal = ORDINALS[len(claim.taken)] if len(claim.taken) < len(ORDINALS) else "next"
     if claim.taken:
@@ -308,7 +313,7 @@ def write_claim(name: str, claim: Claim) -> str | None:
 
 
 def read_claim(text: str) -> Claim | None:
-    """The claim of a note; None where any of it is something else, which nobody could check."""
+    """The claim of an experience; None where any of it is something else, which nobody could check."""
     found = _NOTE.fullmatch(text.strip())
     if found is None:
         return None
@@ -320,7 +325,7 @@ def read_claim(text: str) -> Claim | None:
 
 
 def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
-    """What a game teaches beyond the note that guided it: a new note, a better one, or nothing."""
+    """What a game teaches beyond the experience that guided it: a new experience, a better one, or nothing."""
     offered = [turn.action for turn in turns if turn.valid and turn.action]
     lost = episode.stop_reason == "failure"
     taken, refused = tuple(offered[:-1] if lost else offered), tuple(offered[-1:] if lost else ())
@@ -330,13 +335,14 @@ def lesson_of(episode: Episode, turns: Sequence[Turn]) -> Lesson:
         return Lesson("return")
     if not episode.guided:
         return Lesson("add", told)
-    note = read_claim(episode.experience or "") or Claim(())
+    guide = read_claim(episode.experience or "") or Claim(())
     if episode.success:
-        return Lesson("return") if note.taken == taken else Lesson("update", told)
-    if taken == note.taken[: len(taken)] and len(taken) < len(note.taken):
-        # Lost on the way that the note points out: the note is wrong if it was followed, else nothing is new.
-        return Lesson("update", told) if refused == note.taken[len(taken) : len(taken) + 1] else Lesson("return")
-    if taken == note.taken and (not refused or refused[0] in note.refused):
+        return Lesson("return") if guide.taken == taken else Lesson("update", told)
+    if taken == guide.taken[: len(taken)] and len(taken) < len(guide.taken):
+        # Lost on the way that the experience points out: the experience is wrong if it was followed, else nothing is
+        # new.
+        return Lesson("update", told) if refused == guide.taken[len(taken) : len(taken) + 1] else Lesson("return")
+    if taken == guide.taken and (not refused or refused[0] in guide.refused):
         return Lesson("return")
     return Lesson("update", told)
 

@@ -79,10 +79,10 @@ class SideBySide:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Raises the project's own errors; any other ends its slot."""
-        steps = dict(self.step_each(actions))
+        steps = dict(self.step_as_completed(actions))
         return {slot: steps[slot] for slot in actions}
 
-    def step_each(self, actions: Mapping[int, str | None]) -> Iterator[tuple[int, Step]]:
+    def step_as_completed(self, actions: Mapping[int, str | None]) -> Iterator[tuple[int, Step]]:
         """As :meth:`step_many`: each slot with its step, when it is there."""
         calls = {slot: partial(self._instances[slot].step_many, {0: action}) for slot, action in actions.items()}
         closing = {slot: self._instances[slot].close for slot in actions}

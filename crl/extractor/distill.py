@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from crl.config import DistillConfig, PromptConfig, RoleConfig
-from crl.extractor.outputs import Distilled, Origin, SeedOf, distillation_row, generation_row, judged, operation_row
+from crl.extractor.outputs import (
+    Distilled,
+    Origin,
+    SeedOf,
+    distillation_row,
+    generation_row,
+    operation_row,
+    parsed_output,
+)
 from crl.extractor.parse import example_texts
 from crl.extractor.prompts import NO_OWN, distill_messages
 from crl.extractor.trajectory import Trajectory, render_trajectory
@@ -122,7 +130,7 @@ def _rows(
 ) -> Distilled:
     episode, distillation_id = item.episode, output.prompt.name
     guide = next(iter(episode.entry_ids), None)
-    parsed = judged(output, origin, config, examples, guided=episode.guided)
+    parsed = parsed_output(output, origin, config, examples, guided=episode.guided)
     operations: list[Operation] = [
         operation_row(
             distillation_id,

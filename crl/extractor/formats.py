@@ -10,7 +10,7 @@ a ``` fence with text around it (the last fence counts); without a fence nothing
 is an object with `operation` and, as its kind needs, `experience` and `entries`; `op` or `kind` and `text` are
 understood as well, other keys ignored.
 
-Thoughts before either form (`<think>…</think>`) are taken off in `crl/extractor/parse.py`, where it is judged as well
+Thoughts before either form (`<think>…</think>`) are taken off in `crl/extractor/parse.py`, where it is parsed as well
 whether operations make sense together.
 """
 

@@ -32,7 +32,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from crl.config import DistillConfig, MergeConfig, PromptConfig, RoleConfig
-from crl.extractor.outputs import Distilled, Origin, SeedOf, distillation_row, generation_row, judged, operation_row
+from crl.extractor.outputs import (
+    Distilled,
+    Origin,
+    SeedOf,
+    distillation_row,
+    generation_row,
+    operation_row,
+    parsed_output,
+)
 from crl.extractor.parse import ParsedOutput, example_texts
 from crl.extractor.prompts import NO_OWN, merge_messages
 from crl.protocols import Policy
@@ -200,7 +208,7 @@ def _apply(
     applied: Applied,
 ) -> Distilled:
     examples = example_texts(prompt, output_format.format, "merge")
-    parsed = judged(output, origin, output_format, examples, source_count=len(shown))
+    parsed = parsed_output(output, origin, output_format, examples, source_count=len(shown))
     operations = _operations(walk, shown, output.prompt.name, parsed, origin)
     family = walk.family_of(shown)
     done = applied(operations)

@@ -124,7 +124,7 @@ def generation_id_of(distillation_id: str) -> str:
     return f"g-{distillation_id}"
 
 
-def judged(
+def parsed_output(
     output: Output,
     origin: Origin,
     config: DistillConfig,
@@ -133,7 +133,7 @@ def judged(
     guided: bool = False,
     source_count: int = 0,
 ) -> ParsedOutput:
-    """The judgment on an output (:func:`parse_output`), or on a prompt that does not fit."""
+    """What an output says (:func:`parse_output`), or on a prompt that does not fit."""
     if output.sampled is None:
         return ParsedOutput(ReasonCode.prompt_too_long, (), origin.stage)
     return parse_output(

@@ -1,4 +1,4 @@
-"""Judging an extractor output: in form and applicable, or malformed with one reason code and no operation at all.
+"""Parsing an extractor output: in form and applicable, or malformed with one reason code and no operation at all.
 
 Rules beside the form (`crl/extractor/formats.py`):
 
@@ -25,7 +25,7 @@ from crl.text.answers import after_thoughts, text_flaw
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """An output judged: its operations if `reason_code` is ok, else none."""
+    """A parsed output: its operations if `reason_code` is ok, else none."""
 
     reason_code: ReasonCode
     operations: tuple[ParsedOperation, ...]
@@ -55,7 +55,7 @@ def parse_output(
     thinking: bool = False,
     examples: Set[str] = frozenset(),
 ) -> ParsedOutput:
-    """Judge one output; never raises, whatever the text.
+    """Parse one output; never raises, whatever the text.
 
     `guided`: an experience guided the episode, so `update` has a target. `source_count`: entries shown to a merge.
     `truncated`: sampling ended by the length limit. `examples`: :func:`example_texts` of the prompt.

@@ -107,7 +107,7 @@ class MicroBatch:
     depths_P: torch.Tensor
     """How many tokens of its sequence come before each."""
     tree: Tree
-    places_N: torch.Tensor
+    positions_N: torch.Tensor
     """For the N targets with mask 1, row by row: the position that predicts each."""
     targets_BT: torch.Tensor
     """Every token of each sequence but the first."""
@@ -198,7 +198,7 @@ def collate(samples: Sequence[Sample], stale: Set[str] = frozenset()) -> MicroBa
         input_ids_P=torch.tensor(tree.token_ids),
         depths_P=torch.tensor(tree.depths),
         tree=tree,
-        places_N=torch.tensor(places, dtype=torch.long),
+        positions_N=torch.tensor(places, dtype=torch.long),
         targets_BT=padded([sample.token_ids[1:] for sample in samples], torch.long),
         mask_BT=padded([sample.loss_mask[1:] for sample in samples], torch.float32),
         behavior_BT=padded([sample.logprobs[1:] for sample in samples], torch.float32),

@@ -82,7 +82,7 @@ class ScoredModel(nn.Module):
         input_ids_P: torch.Tensor,
         depths_P: torch.Tensor,
         paths: Paths,
-        places_N: torch.Tensor,
+        positions_N: torch.Tensor,
         targets_BT: torch.Tensor,
         mask_BT: torch.Tensor,
         temperature_B: torch.Tensor,
@@ -99,7 +99,7 @@ class ScoredModel(nn.Module):
         chosen_BT = mask_BT != 0
         more = {KEYWORD: paths} if self.packed else {}
         guard = EveryLayerOnce(self.model) if self.packed else contextlib.nullcontext()
-        with head_only_at(self.model, places_N), self._precision(input_ids_P.device), guard:
+        with head_only_at(self.model, positions_N), self._precision(input_ids_P.device), guard:
             output = self.model(input_ids=input_ids_P[None], position_ids=depths_P[None], use_cache=False, **more)
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
         chosen_N: torch.Tensor = _Chosen.apply(  # type: ignore[no-untyped-call]
@@ -124,7 +124,7 @@ def inputs_of(batch: MicroBatch) -> tuple[Any, ...]:
         batch.input_ids_P,
         batch.depths_P,
         Paths.of(batch.tree, batch.input_ids_P.device),
-        batch.places_N,
+        batch.positions_N,
         batch.targets_BT,
         batch.mask_BT,
         batch.temperature_B,

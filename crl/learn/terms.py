@@ -28,7 +28,7 @@ class Objective:
     config: Any = None
     """Its settings, handed to the function as they are."""
     on_policy: bool = True
-    """Whether it compares with the probabilities that sampled the tokens: ratios of the figures are of such ones."""
+    """Whether it compares with the probabilities that sampled the tokens: ratios of the metrics are of such ones."""
     reference: bool = False
     """Whether it compares with the base model: the update then has its log-probabilities too (`scoring.Reference`)."""
 

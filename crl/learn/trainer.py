@@ -114,7 +114,7 @@ class Trainer:
         stale: Set[str] = frozenset(),
         inspect: Callable[[Gradients], None] | None = None,
     ) -> dict[str, float]:
-        """One optimizer step that minimizes the sum of the samples' objectives, each by its name; the same figures on
+        """One optimizer step that minimizes the sum of the samples' objectives, each by its name; the same metrics on
         every rank.
 
         Every rank gets all samples and works on its share. Gradients equal those of one process in one batch: each
@@ -131,13 +131,13 @@ class Trainer:
         for sample in samples:
             check_sample(sample)
         active = _active(samples, objectives)
-        figures = {
+        metrics = {
             "samples": float(len(samples)),
             "samples_without_gradient": float(len(samples) - len(active)),
             "stepped": float(bool(active)),
         }
         if not active:
-            return figures
+            return metrics
         sums = self._accumulate(samples, active, objectives, stale)
         loss = sum(each for each, _ in sums.values())
         if not math.isfinite(loss):
@@ -159,9 +159,9 @@ class Trainer:
         on_policy = [kind for kind in sums if objectives[kind].on_policy] or list(sums)
         statistics = functools.reduce(operator.add, (sums[kind][1] for kind in on_policy))
         for kind in sums.keys() - set(on_policy):
-            figures |= {f"{kind}_loss": sums[kind][0], f"{kind}_tokens": sums[kind][1].tokens}
+            metrics |= {f"{kind}_loss": sums[kind][0], f"{kind}_tokens": sums[kind][1].tokens}
         tokens = max(statistics.tokens, 1.0)
-        figures |= {
+        metrics |= {
             "loss": loss,
             "grad_norm": norm,
             "learning_rate": rate,
@@ -174,10 +174,10 @@ class Trainer:
             "logprob_mismatch": statistics.mismatch_sum / tokens,
         }
         if any(objectives[kind].reference for kind in sums):
-            figures["reference_kl"] = statistics.reference_sum / tokens
+            metrics["reference_kl"] = statistics.reference_sum / tokens
         if statistics.fresh_tokens:
-            figures["mismatch_kl"] = statistics.kl_sum / statistics.fresh_tokens
-        return figures
+            metrics["mismatch_kl"] = statistics.kl_sum / statistics.fresh_tokens
+        return metrics
 
     def _accumulate(
         self, samples: Sequence[Sample], active: Sequence[Sample], objectives: Mapping[str, Objective], stale: Set[str]

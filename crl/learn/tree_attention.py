@@ -88,7 +88,7 @@ def tree_attention(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     check_plain(module, more)
-    EveryLayerOnce.attends(module, attention_mask, told=crl_paths is not None)
+    EveryLayerOnce.attends(module, attention_mask, has_mask=crl_paths is not None)
     if crl_paths is None:
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
         return output, None

@@ -2,7 +2,7 @@
 
 It reads token-exact samples of objective `nll` (ids and masks as they will be trained later; nothing is re-tokenized)
 and writes sampling weights in the layout of `checkpoint`, without optimizer state: the first RL update starts a fresh
-one. It runs plainly, without DeepSpeed, and says so (`deepspeed` 0 in the figures). One process does it: with several
+one. It runs plainly, without DeepSpeed, and says so (`deepspeed` 0 in the metrics). One process does it: with several
 ranks, rank 0 calls it and the others wait.
 """
 
@@ -50,7 +50,7 @@ def run_warm_start(
     `config.learning_rate` with its `lr_scheduler_type`; full weights or LoRA as the role says. Equal inputs write equal
     bytes; no checkpoints, logs or model cards are left behind and nothing is reported anywhere but to `on_step`.
 
-    Returns figures: `loss_first`, `loss_last` (mean next-token loss of the first and last step), `steps`, `samples`,
+    Returns metrics: `loss_first`, `loss_last` (mean next-token loss of the first and last step), `steps`, `samples`,
     `tokens` (trained tokens of one pass), `deepspeed` 0. Raises BadInput without a sample to learn from, RecordDamaged
     for a sample that does not hold together, StageFailed when the loss is not finite.
     """

@@ -241,7 +241,7 @@ def _attention(
     """What transformers' models call; [1, Q, T, D] to [1, T, Q, E] in a pass. Raises BadInput for an argument that
     changes what attention computes."""
     check_plain(module, kwargs)
-    EveryLayerOnce.attends(module, attention_mask, told=row_pass is not None)
+    EveryLayerOnce.attends(module, attention_mask, has_mask=row_pass is not None)
     if row_pass is None:
         found, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
         return found, None

@@ -96,7 +96,7 @@ class RowAttention:
         self._limits_AN = limits_AN
         self._masks: dict[int, torch.Tensor] = {}  # by G, in which layers may differ
 
-    def found(
+    def attended(
         self, asked_AHGND: torch.Tensor, keys_AHCD: torch.Tensor, values_AHCE: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """Outputs [A, H, G, N, E] of these queries, for the rows' own keys and values."""
@@ -136,7 +136,7 @@ class _Group:
         span = min(-(-self._reach // _ALIGNED) * _ALIGNED, keys_RHCD.shape[2])
         asked_AHGND = query_HGTD[:, :, self._index_AN].permute(2, 0, 1, 3, 4)
         keys_AHCD, values_AHCE = keys_RHCD[self._rows_A, :, :span], values_RHCE[self._rows_A, :, :span]
-        found_AHGNE = self._attention.found(asked_AHGND, keys_AHCD, values_AHCE, scaling)
+        found_AHGNE = self._attention.attended(asked_AHGND, keys_AHCD, values_AHCE, scaling)
         return found_AHGNE[self._a_T, :, :, self._n_T]
 
 
@@ -280,7 +280,7 @@ class _EveryRow:
         keys_RHCD[self._rows_R1, :, self._slots_RN] = key_HTD.reshape(by_row).permute(1, 2, 0, 3)
         values_RHCE[self._rows_R1, :, self._slots_RN] = value_HTE.reshape(by_row).permute(1, 2, 0, 3)
         asked_HGRND = query_QTD.reshape(len(key_HTD), -1, *self._slots_RN.shape, query_QTD.shape[2])
-        found_RHGNE = self._attention.found(
+        found_RHGNE = self._attention.attended(
             asked_HGRND.permute(2, 0, 1, 3, 4), keys_RHCD[:, :, : self._span], values_RHCE[:, :, : self._span], scaling
         )
         return found_RHGNE.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)

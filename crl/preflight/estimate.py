@@ -27,7 +27,7 @@ from crl.preflight.memory import (
     sampling_memory,
     update_memory,
 )
-from crl.preflight.placement import EnginePlace, engines_by_gpu, served
+from crl.preflight.placement import EngineLoad, engines_by_gpu, served
 from crl.preflight.shapes import ModelShape, shape_of
 from crl.run.files import require_free, same_disk
 
@@ -223,7 +223,7 @@ def _on_gpu(
 ) -> int:
     """What the engines that share the fullest GPU hold on it."""
 
-    def of(engine: EnginePlace) -> int:
+    def of(engine: EngineLoad) -> int:
         here = {name: replace(each, loading=0) for name, each in held.items() if name in engine.sampled}
         learned = {owner: update for owner, update in updates.items() if owner in engine.trained}
         return _engine(experiment.method, shapes, here, learned, starting)

@@ -1,7 +1,7 @@
 """What sampling and updates hold in memory, part by part, as formulas of a model's shape and a role's settings.
 
-Bytes of one process, at the longest sequences that the config allows: figures are meant to be reached, not passed. The
-update follows `crl/learn/trainer.py` (float32 weights, torch's AdamW, DeepSpeed's ZeRO), sampling `session.py` and
+Bytes of one process, at the longest sequences that the config allows: estimates are meant to be reached, not passed.
+The update follows `crl/learn/trainer.py` (float32 weights, torch's AdamW, DeepSpeed's ZeRO), sampling `session.py` and
 `cache.py` of `crl/policies`. What an allocator, a GPU driver or a file cache adds is left out. No tensor is made here.
 """
 

@@ -107,7 +107,7 @@ def check_ranks(ranks: int, where: str, next_step: str = _ALLOW) -> None:
 
 
 def _check_hosts(nodes: NodesConfig, ranks: int) -> None:
-    nodes.placed(ranks)
+    nodes.hosts_of(ranks)
 
 
 def _check_endpoint(nodes: NodesConfig) -> None:

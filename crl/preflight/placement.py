@@ -22,7 +22,7 @@ _LOOKED_AHEAD = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePlace:
+class EngineLoad:
     """What the stages of one engine ask it for."""
 
     sampled: Set[str]
@@ -31,9 +31,9 @@ class EnginePlace:
     """Weights that it updates, or a rank in its place: it frees its models before."""
 
 
-def engines_by_gpu(experiment: Experiment, gpus: int) -> list[list[EnginePlace]]:
+def engines_by_gpu(experiment: Experiment, gpus: int) -> list[list[EngineLoad]]:
     """Every engine that runs on this machine, which has so many GPUs: those that share one are listed together."""
-    runtime, made = experiment.runtime, dict[int, list[EnginePlace]]()
+    runtime, made = experiment.runtime, dict[int, list[EngineLoad]]()
     places = max(1, gpus // runtime.engine_gpus)
     for track, (sampled, trained) in enumerate(_tracks(experiment)):
         first = track * runtime.shards % places
@@ -42,9 +42,9 @@ def engines_by_gpu(experiment: Experiment, gpus: int) -> list[list[EnginePlace]]
         elsewhere = track == 0 and runtime.parts_elsewhere
         for shard in range(1 if elsewhere else runtime.shards):
             place = (first + shard) % places
-            made.setdefault(place, []).append(EnginePlace(sampled, learning.pop(place, set())))
+            made.setdefault(place, []).append(EngineLoad(sampled, learning.pop(place, set())))
         for place, owners in learning.items():
-            made.setdefault(place, []).append(EnginePlace(set(), owners))
+            made.setdefault(place, []).append(EngineLoad(set(), owners))
     return list(made.values())
 
 

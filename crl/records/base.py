@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-RECORD_FORMAT = 3
+RECORD_FORMAT = 4
 """The form of the record: raised by hand whenever a column, a manifest or the place of a file changes its meaning. A
 run says in its experiment file which one it has; one of another format is refused, not translated. A new column needs
 no new format: it has a default, and its row type names it in `added`."""

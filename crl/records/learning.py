@@ -12,7 +12,7 @@ CREDIT_RULES = {
     "outcome": "±1 as the paper",
     "guided_minus_free": "±1 less the mean of unguided rollouts",
     "running_usefulness": "what its entry is worth by then",
-    "other_tasks": "±1, one mean per task, of the note's own only verdicts",
+    "other_tasks": "±1, one mean per task, of the experience's own only verdicts",
     "trend": "not uses are scored, but an output by its episode's ±1 less the largest utility among the experiences "
     "retrieved for that task",
 }
@@ -23,8 +23,8 @@ BASES = {
     "outcome": "±1",
     "guided_minus_free": "±1 less the mean of the unguided rollouts",
     "usefulness": "running usefulness of the entry",
-    "other_task": "±1 on another task than the note's own",
-    "own_task": "nothing, on the note's own task",
+    "other_task": "±1 on another task than the experience's own",
+    "own_task": "nothing, on the experience's own task",
     "none": "nothing, as the experience was rejected",
 }
 """What a use earns beside the actor's verdict, r of eq. 8, by name. A rule that takes another names it here."""
@@ -71,7 +71,7 @@ class UseReward(Row):
     basis: A[str, f"what r is; {'; '.join(f'{name}: {meaning}' for name, meaning in BASES.items())}"]
     outcome: A[float | None, "+1 success, -1 failure; null where the experience was rejected"]
     usefulness: A[float | None, "running usefulness of the entry after this use; null where r is another"]
-    critic_score: A[float | None, "s_c of eq. 8; null where nobody judged, or the verdict was malformed"]
+    critic_score: A[float | None, "s_c of eq. 8; null without a critique, or where the verdict was malformed"]
     reward: A[float, "s_c + r (eq. 8): what the output earned"]
 
     rules: ClassVar[Rules] = Rules(
@@ -276,12 +276,12 @@ class Metric(Row):
     table: ClassVar[str] = "metrics"
     round: A[int, "round number"]
     stage: A[str, "stage"]
-    name: A[str, "name of the figure"]
+    name: A[str, "name of the metric"]
     value: A[float, "its value"]
     alarm: A[str | None, "what is wrong with it, where it is outside its bounds"]
 
     rules: ClassVar[Rules] = Rules(
         key=("stage", "name"),
         filled=("stage", "name"),
-        rows={"a figure is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL"},
+        rows={"a metric is finite, or says what is wrong": "isfinite(value) OR alarm IS NOT NULL"},
     )

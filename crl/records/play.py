@@ -12,7 +12,8 @@ from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rul
 GUIDED, FREE = "guided", "free"
 """Streams of Complementary RL: rollouts of a group that are shown an experience, and unguided ones."""
 SYNTHETIC = "synthetic"
-"""Stream of rollouts in a model of the environment, which itself says what is won: an arm of its own in every count."""
+"""Stream of rollouts in a model of the environment, which itself says what is won: a condition of its own in every
+count."""
 _EPISODE_STOPS = ("success", "failure", "turn_limit", "context_limit", "error")
 _QUESTION_REASONS = (
     "ok", "free_episode", "uses_spent", "empty", "too_long", "episode_over", "no_entry", "prompt_too_long", "no_answer",
@@ -464,7 +465,7 @@ class Evaluation(Row):
     table: ClassVar[str] = "evaluations"
     evaluation_id: A[str, "id"]
     round: A[int, "round evaluated"]
-    arm: A[str, "with_bank, without_bank, or random: a policy that takes any legal action (round 0 only)"]
+    condition: A[str, "with_bank, without_bank, or random: a policy that takes any legal action (round 0 only)"]
     family: A[str, "task family"]
     environment_seed: A[int, "held-out seed"]
     guided: A[bool, "whether an experience was found"]
@@ -481,17 +482,17 @@ class Evaluation(Row):
     rules: ClassVar[Rules] = Rules(
         key=("evaluation_id",),
         filled=("evaluation_id", "family"),
-        sets={"arm": ("with_bank", "without_bank", "random"), "stop_reason": _EPISODE_STOPS},
+        sets={"condition": ("with_bank", "without_bank", "random"), "stop_reason": _EPISODE_STOPS},
         ranges={"turns": (0, None), "invalid_actions": (0, None)},
         ordered=(("turns", "invalid_actions"),),
         rows={
             "guided means that an experience was shown": "guided = (len(entry_ids) > 0)",
-            "without the bank nothing is guided": "arm = 'with_bank' OR NOT guided",
+            "without the bank nothing is guided": "condition = 'with_bank' OR NOT guided",
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "the reward is finite": "isfinite(reward)",
             "every turn has an action": "stop_reason = 'error' OR len(actions) = turns",
             "a turn has sampled tokens, but for the random policy's": (
-                "CASE arm WHEN 'random' THEN tokens_read = 0 AND tokens_sampled = 0 "
+                "CASE condition WHEN 'random' THEN tokens_read = 0 AND tokens_sampled = 0 "
                 "ELSE tokens_read > 0 AND tokens_sampled >= turns END"
             ),
         },

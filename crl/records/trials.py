@@ -1,4 +1,5 @@
-"""Rows of notes that are tested before they are believed: what a trial found of a text, and where a note is masked."""
+"""Rows of experiences that are tested before they are believed: what a trial found of a text, and where an experience
+is masked."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ class Trial(Row):
     content_digest: A[str, "SHA-256 of the text"]
     generation_id: A[str, "extractor output that wrote it"]
     tried_round: A[int | None, "round of its episodes: this one, or an earlier one that still holds; null: untried"]
-    pairs: A[int, "matched pairs: one layout, one sampling stream, with and without the note; broken ones left out"]
-    wins_with: A[int, "pairs whose episode with the note was won"]
+    pairs: A[
+        int, "matched pairs: one layout, one sampling stream, with and without the experience; broken ones left out"
+    ]
+    wins_with: A[int, "pairs whose episode with the experience was won"]
     wins_without: A[int, "pairs whose episode without it was won"]
-    difference: A[float | None, "share won with the note less share won without; null without a pair"]
+    difference: A[float | None, "share won with the experience less share won without; null without a pair"]
     admitted: A[bool, "whether the text may enter the bank"]
     reason_code: A[str, "ok, or why not: failed_trial (the difference is below the threshold) or untried"]
 
@@ -74,14 +77,14 @@ class Trial(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult(Row):
-    """The newest result of a text's trial, kept as long as it holds (`trial.holds`)."""
+    """The newest result of a text's trial, kept as long as it holds (`trial.reuse_rounds`)."""
 
     table: ClassVar[str] = "trial_results"
     family: A[str, "task family it was played on"]
     content_digest: A[str, "SHA-256 of the text"]
     round: A[int, "round of the trial"]
     pairs: A[int, "matched pairs that count"]
-    wins_with: A[int, "of them won with the note"]
+    wins_with: A[int, "of them won with the experience"]
     wins_without: A[int, "of them won without it"]
 
     rules: ClassVar[Rules] = Rules(
@@ -108,7 +111,7 @@ class TrialResult(Row):
                 "OR r.wins_with <> coalesce(played.wins_with, 0) OR r.wins_without <> coalesce(played.wins_without, "
                 "0))"
             ),
-            "a note that was played has its result": (
+            "an experience that was played has its result": (
                 "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN trial_results r "
                 "ON r.family = e.family AND r.content_digest = e.content_digests[1] "
                 "WHERE e.guided AND r.round IS DISTINCT FROM e.round"

@@ -235,7 +235,7 @@ def search(bank: BankAfter, text: str, embedder: Embedder, *, family: str | None
     vectors_ND = bank.embeddings(rows)
     query_D = embedder.embed_queries([text])[0]
     nearest = _best(vectors_ND @ query_D, most)
-    # float64, so that the figure does not depend on how many rows the product was made over.
+    # float64, so that the metric does not depend on how many rows the product was made over.
     query = query_D.astype(np.float64)
     cosines = [float(vectors_ND[row].astype(np.float64) @ query) for row in nearest]
     return [Hit(*pair) for pair in zip(cosines, bank.entries(rows[nearest]), strict=True)]
@@ -276,7 +276,7 @@ def _require_text(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EntryUse:
     """One entry of the bank that has guided episodes in its present words."""
 
     entry_id: str
@@ -309,11 +309,11 @@ class Usefulness:
     gone: int
     """Entries that guided an episode and have left the bank, or were rewritten since."""
     charts: Sequence[Chart]
-    helpful: Sequence[Standing]
+    helpful: Sequence[EntryUse]
     """Those whose interval is above 0, the surest first: by its lower end."""
-    harmful: Sequence[Standing]
+    harmful: Sequence[EntryUse]
     """Those whose interval is below 0, likewise by its upper end."""
-    most_used: Sequence[Standing]
+    most_used: Sequence[EntryUse]
     """Those with the most uses, whatever their outcome."""
     open: int
     """Used entries whose interval holds 0: nothing is known of them yet."""
@@ -329,10 +329,10 @@ def usefulness(run: RunDirectory) -> Usefulness | None:
     if newest is None or not scores:
         return None
     recipe = recipe_in(run)
-    return judge(recorded_bank(run, recipe, newest), scores, partial(load_texts, run.path))
+    return entry_uses(recorded_bank(run, recipe, newest), scores, partial(load_texts, run.path))
 
 
-def judge(
+def entry_uses(
     bank: Snapshot, scores: Sequence[EntryScore], texts_of: Callable[[pa.Table], Mapping[str, str]]
 ) -> Usefulness:
     """Usefulness of a bank's entries from their scores. `texts_of` gives texts of rows by content digest.
@@ -353,8 +353,8 @@ def judge(
     listed = rows_with(rows, "entry_id", [*helpful[:LISTED], *harmful[:LISTED], *most_used[:LISTED]])
     texts = texts_of(listed)
     columns = (listed[name].to_pylist() for name in ("entry_id", "family", "content_digest"))
-    standing = {
-        name: Standing(name, family, texts[digest], own[name].last_used_round, rates[name])
+    uses = {
+        name: EntryUse(name, family, texts[digest], own[name].last_used_round, rates[name])
         for name, family, digest in zip(*columns, strict=True)
     }
     return Usefulness(
@@ -363,9 +363,9 @@ def judge(
         used=len(names),
         gone=len(scores) - len(names),
         charts=_usefulness_charts(rates.values(), len(bank) - len(names)),
-        helpful=[standing[name] for name in helpful[:LISTED]],
-        harmful=[standing[name] for name in harmful[:LISTED]],
-        most_used=[standing[name] for name in most_used[:LISTED]],
+        helpful=[uses[name] for name in helpful[:LISTED]],
+        harmful=[uses[name] for name in harmful[:LISTED]],
+        most_used=[uses[name] for name in most_used[:LISTED]],
         open=len(names) - len(helpful) - len(harmful),
     )
 

@@ -1,4 +1,4 @@
-"""Figures as people read them: shares, differences, counts, durations; a dash where there is none.
+"""Metrics as people read them: shares, differences, counts, durations; a dash where there is none.
 
 Light: the command line imports it to start.
 """

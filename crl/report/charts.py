@@ -70,7 +70,7 @@ class Point:
     y: float
     at: str
     """Where it is on the axis, in words: a round, or `3–5`."""
-    told: str
+    text: str
     """Its value in words."""
     low: float | None = None
     high: float | None = None
@@ -131,7 +131,7 @@ def line_chart(
             title, names, draw, along=axis, share=share, top=top,
             heights=[each for point in points for each in (point.y, point.low, point.high) if each is not None],
             xs=[*places, *(rounds or ())],
-            told={f"line {place}": [f"{point.at}: {line.name} {point.told}" for point in line.points]
+            told={f"line {place}": [f"{point.at}: {line.name} {point.text}" for point in line.points]
                   for place, line in enumerate(drawn)},
         ),
         *_table(axis, drawn),
@@ -145,10 +145,11 @@ def over_steps(
     told, moved = [], []
     for line, taken in zip(lines, steps, strict=True):
         known = [point for point in line.points if point.x in taken]
-        points = [replace(point, told=f"{point.told} at {taken[point.x]:,.0f}") for point in known]
+        points = [replace(point, text=f"{point.text} at {taken[point.x]:,.0f}") for point in known]
         told.append(replace(line, points=points))
         moved.append(replace(line, points=[replace(each, x=taken[each.x], at=f"round {each.at}") for each in points]))
-    # Rounds without a real step are above each other, and no two arms are at the same place: the table is by round.
+    # Rounds without a real step are above each other, and no two conditions are at the same place: the table is by
+    # round.
     columns, rows = _table("round", [line for line in told if line.points])
     drawn = line_chart(f"{title}, over real steps", moved, top=top, share=True, axis="real environment steps")
     return replace(drawn, columns=columns, rows=rows)
@@ -198,7 +199,7 @@ def bar_chart(
 def _table(axis: str, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the numbers of lines: a row per place."""
     places = dict(sorted((point.x, point.at) for line in lines for point in line.points))
-    values = [{point.x: point.told for point in line.points} for line in lines]
+    values = [{point.x: point.text for point in line.points} for line in lines]
     rows = [[at, *(value.get(x, "–") for value in values)] for x, at in places.items()]
     return [axis, *(line.name for line in lines)], rows
 

@@ -1,4 +1,4 @@
-"""The charts of a run: which figures of the rounds become lines and bars, and how long runs are pooled.
+"""The charts of a run: which metrics of the rounds become lines and bars, and how long runs are pooled.
 
 In every chart one color means with experience, another without: training and held-out success compare at a glance.
 Clock times come from the manifests. A chart of playing without anything to show is left out: a run without a bank
@@ -29,13 +29,14 @@ HEALTH: tuple[Observed, ...] = (
     ("kinds of extractor outputs", True, (
         ("add", "share_add", 0), ("update", "share_update", 2), ("return", "share_return", 4),
     )),
-    ("notes that are right", True, (
-        ("new", "notes_true_new", 0), ("in the bank", "notes_true", 2), ("shown", "notes_true_used", 1),
+    ("experiences that are right", True, (
+        ("new", "experiences_true_new", 0), ("in the bank", "experiences_true", 2),
+        ("shown", "experiences_true_used", 1),
     )),
     ("task families covered", True, (
-        ("by a note", "families_with_note", 0), ("by a right one", "families_with_true_note", 2),
+        ("by an experience", "families_with_experience", 0), ("by a right one", "families_with_true_experience", 2),
     )),
-    ("distinct texts among new notes", True, (("distinct", "notes_distinct", 0),)),
+    ("distinct texts among new experiences", True, (("distinct", "experiences_distinct", 0),)),
     ("rewards of the extractor's batch", True, (
         ("equal to most", "extractor_reward_equal", 0), ("at the minimum", "extractor_reward_at_minimum", 1),
     )),
@@ -76,8 +77,8 @@ def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     level beside them where it was measured), and of a mixture the average over its tasks; where a run counts real steps
     (DreamGym), held-out success over these too."""
 
-    def line(name: str, arm: str, color: int) -> Line:
-        rates = [(group, sum((getattr(each, arm) for each in group), NONE)) for group in _pooled(summaries)]
+    def line(name: str, condition: str, color: int) -> Line:
+        rates = [(group, sum((getattr(each, condition) for each in group), NONE)) for group in _pooled(summaries)]
         return Line(name, color, [_rate_point(group, rate) for group, rate in rates if rate.episodes])
 
     training = [
@@ -108,10 +109,10 @@ def success_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
 def average_lines(summaries: Sequence[RoundSummary]) -> list[Line]:
     """The average over tasks in every round, held out: with the bank, and without."""
     lines = []
-    for name, arm, color in _HELD_OUT_ARMS:
+    for name, condition, color in _HELD_OUT_ARMS:
         points = []
         for each in summaries:
-            mean = average(list(each.tasks.get(arm, {}).values()))
+            mean = average(list(each.tasks.get(condition, {}).values()))
             if mean is not None:
                 told = f"{mean.percent} ({mean.span} %)"
                 points.append(Point(float(each.round), mean.mean, each.label, told, mean.low, mean.high))
@@ -178,13 +179,13 @@ def health_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     ]  # fmt: skip
 
 
-def observed(figures: Sequence[Observed], summaries: Sequence[RoundSummary]) -> list[Chart]:
-    """Charts of figures of the stage `health`, where they have anything to show: not every round has each."""
+def observed(metrics: Sequence[Observed], summaries: Sequence[RoundSummary]) -> list[Chart]:
+    """Charts of metrics of the stage `health`, where they have anything to show: not every round has each."""
     charts = []
-    for title, share, named in figures:
+    for title, share, named in metrics:
         lines = [
-            round_line(name, color, summaries, lambda each, figure=figure: each.health.get(figure))  # type: ignore[misc]
-            for name, figure, color in named
+            round_line(name, color, summaries, lambda each, metric=metric: each.health.get(metric))  # type: ignore[misc]
+            for name, metric, color in named
         ]
         if any(line.points for line in lines):
             charts.append(line_chart(title, lines, top=1.0 if share else None, share=share))
@@ -194,12 +195,15 @@ def observed(figures: Sequence[Observed], summaries: Sequence[RoundSummary]) -> 
 def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
     """Form, actions and tokens per game, seconds of retrieval, answers and games, with experience and without."""
 
-    def costs(title: str, arms: Sequence[tuple[str, str, int]], figure: str) -> Chart:
-        def mean(arm: str, each: RoundSummary) -> float | None:
-            cost = each.costs.get(arm)
-            return None if cost is None else float(getattr(cost, figure) / cost.games)
+    def costs(title: str, conditions: Sequence[tuple[str, str, int]], metric: str) -> Chart:
+        def mean(condition: str, each: RoundSummary) -> float | None:
+            cost = each.costs.get(condition)
+            return None if cost is None else float(getattr(cost, metric) / cost.games)
 
-        return line_chart(title, [round_line(name, color, summaries, partial(mean, arm)) for name, arm, color in arms])
+        return line_chart(
+            title,
+            [round_line(name, color, summaries, partial(mean, condition)) for name, condition, color in conditions],
+        )
 
     def waits(title: str, places: Iterable[tuple[str, Sequence[str], str, int]], factor: float = 1) -> Chart:
         """Seconds (times `factor`) of one item of a kind of work, over some stages of a round."""
@@ -213,7 +217,7 @@ def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
         return line_chart(title, lines)
 
     def tokens(each: RoundSummary) -> list[float]:
-        return [each.health.get(figure, 0.0) / 1000 for _, figure, _ in _TOKENS]
+        return [each.health.get(metric, 0.0) / 1000 for _, metric, _ in _TOKENS]
 
     kinds = [(name, color) for name, _, color in _TOKENS]
     charts = [
@@ -228,7 +232,8 @@ def play_charts(summaries: Sequence[RoundSummary]) -> list[Chart]:
         ),
         waits("seconds per answer to a question", [(name, at, "answers", color) for name, at, color in _PLACES]),
         waits(
-            "seconds per game, held out", [(name, ["evaluate"], f"play {arm}", c) for name, arm, c in _HELD_OUT_ARMS]
+            "seconds per game, held out",
+            [(name, ["evaluate"], f"play {condition}", c) for name, condition, c in _HELD_OUT_ARMS],
         ),
     ]
     return [chart for chart in charts if chart.rows]
@@ -293,7 +298,7 @@ def round_bars(
 def round_line(
     name: str, color: int, summaries: Sequence[RoundSummary], of: Callable[[RoundSummary], float | None]
 ) -> Line:
-    """A figure of the rounds as a line; of rounds that share a point, the mean. Rounds without it have no point."""
+    """A metric of the rounds as a line; of rounds that share a point, the mean. Rounds without it have no point."""
     points = []
     for group in _pooled(summaries):
         values = [value for each in group if (value := of(each)) is not None]
@@ -305,7 +310,7 @@ def round_line(
 
 def _rate_point(group: Sequence[RoundSummary], rate: Rate) -> Point:
     low, high = wilson(rate.successes, rate.episodes)
-    return Point(_middle(group), rate.successes / rate.episodes, _named(group), rate.told, low, high)
+    return Point(_middle(group), rate.successes / rate.episodes, _named(group), rate.words, low, high)
 
 
 def _pooled(summaries: Sequence[RoundSummary]) -> Iterator[Sequence[RoundSummary]]:

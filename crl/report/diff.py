@@ -18,7 +18,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted
 from crl.records import BankEvent, Operation, rows_of, rows_with
 from crl.report.bank import banked_round, banked_rounds
-from crl.report.story import told_reason
+from crl.report.story import reason_words
 from crl.report.terminal import Listing
 from crl.report.view_files import Tables
 from crl.report.views import query
@@ -236,17 +236,17 @@ def diff_listing(diff: BankDiff) -> Listing:
     rows = []
     for change in (change for kind in KINDS for change in diff.of(kind)):
         cells = {"change": change.kind, "operation": change.operation_id, "entry": change.entry_id,
-                 "family": change.family, "how": change.reason, "experience": told(change)}  # fmt: skip
+                 "family": change.family, "how": change.reason, "experience": change_words(change)}  # fmt: skip
         rows.append([cells[name] or "–" for name in columns])
     return Listing(columns, rows, words={"how", "experience"}, packed=True)
 
 
-def told(change: Change) -> str:
+def change_words(change: Change) -> str:
     """A change in words and texts, on one line or more."""
     lines = []
     if change.kind == "rejected":
         lines.append(
-            f"{change.asked or 'operation'}: {told_reason(change.reason or 'no reason given', change.repeats)}"
+            f"{change.asked or 'operation'}: {reason_words(change.reason or 'no reason given', change.repeats)}"
         )
         if change.wanted is not None:
             lines.append(f"wanted: {change.wanted}")

@@ -57,8 +57,8 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
                 "PIVOT without an IN list is more than one statement: it looks the values up that become columns",
                 expected="PIVOT view ON column IN ('value', …) USING …",
                 where=sql.strip()[:200],
-                next_step="list the values, as in: PIVOT success_by_arm ON arm IN ('with_bank', 'without_bank') "
-                "USING any_value(success) GROUP BY round",
+                next_step="list the values, as in: PIVOT success_by_condition "
+                "ON condition IN ('with_bank', 'without_bank') USING any_value(success) GROUP BY round",
             )
         raise BadInput(
             "only one SELECT can be run on a run directory",

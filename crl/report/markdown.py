@@ -67,7 +67,7 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
     lines += _table(success_rows(shown, random_policy(summaries)))
     if (tasks := newest_tasks(summaries)) is not None:
         rows = [row | {"task": plain(row["task"])} for row in task_rows(tasks)]
-        lines += [f"## Tasks, {tasks.place}", "", "The average gives every task equal weight.", "", *_table(rows)]
+        lines += [f"## Tasks, {tasks.rounds}", "", "The average gives every task equal weight.", "", *_table(rows)]
     for title, rows in recipe_tables(shown).items():
         lines += [f"## {title.capitalize()}", "", *_table(rows)]
     trained = [each for each in shown if each.label == str(each.round)]
@@ -89,7 +89,7 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
 
 
 def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
-    """The learning curve: its pictures inside the text, and the newest figures in words."""
+    """The learning curve: its pictures inside the text, and the newest metrics in words."""
     lines = [f"# Learning curve of {plain(name)}", ""]
     for chart in success_charts(summaries):
         encoded = base64.b64encode(chart.picture().encode()).decode()
@@ -98,10 +98,10 @@ def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     newest = summaries[-1] if summaries else None
     if newest is not None:
         rows = [
-            {"": "in training", "with experience": newest.guided.told, "without": newest.free.told},
-            {"": "in the experience model", "with experience": NOTHING, "without": newest.synthetic.told},
-            {"": "held out", "with experience": newest.with_bank.told, "without": newest.without_bank.told},
-            {"": "held out, random policy", "with experience": NOTHING, "without": random_policy(summaries).told},
+            {"": "in training", "with experience": newest.guided.words, "without": newest.free.words},
+            {"": "in the experience model", "with experience": NOTHING, "without": newest.synthetic.words},
+            {"": "held out", "with experience": newest.with_bank.words, "without": newest.without_bank.words},
+            {"": "held out, random policy", "with experience": NOTHING, "without": random_policy(summaries).words},
         ]
         always = ("in training", "held out")
         lines += _table([row for row in rows if row[""] in always or row["without"] != NOTHING])

@@ -189,7 +189,7 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
         "rounds": trained[-1].round if trained else None,
         "seconds": sum(sum(each.seconds.values()) for each in trained),
         "failure": failure and {
-            "place": f"round {failure.get('round')}, stage {failure.get('stage')}",
+            "location": f"round {failure.get('round')}, stage {failure.get('stage')}",
             "found": (failure.get("error") or {}).get("found", "unknown"),
             "next_step": (failure.get("error") or {}).get("next_step"),
         },
@@ -201,7 +201,7 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
         facts |= {"name": run.experiment_name, "missing": unfinished(run, events, since=newest)}
         facts["method"] = run.method_digest
         pending = awaited(path) if any(stage.waits_for for stage in recipe_of(method).stages) else None
-        facts["awaits"] = None if pending is None else (pending.told(), f"{pending.command()} --show")
+        facts["awaits"] = None if pending is None else (pending.in_words(), f"{pending.command()} --show")
         facts["forks"] = fork_lines(path)
         facts["settings"] = {
             "recipe": method.recipe.kind,

@@ -1,4 +1,4 @@
-"""The rounds of a run as rows of words (success, form and training, seconds by stage), and the notes below them.
+"""The rounds of a run as rows of words (success, form and training, seconds by stage), and the remarks below them.
 
 The terminal shows them as the tables that are made here, Prefect's UI as Markdown (`markdown.py`). Of a mixture there
 are also success by task and the average over tasks with equal weight (macro), of the newest round that has any: where
@@ -25,7 +25,7 @@ AVERAGE = "average"
 MOST = 40
 """Tasks listed; the average is over all of them."""
 _TRAINING = {"guided": "guided", "free": "free", "synthetic": "in the model"}
-"""Arms of training, with their columns."""
+"""Conditions of training, with their columns."""
 _HELD_OUT = ("with_bank", "without_bank")
 _BAD_VERDICTS = 3
 
@@ -40,13 +40,13 @@ def success_rows(summaries: Sequence[RoundSummary], random: Rate) -> Rows:
             "guided": each.guided.short,
             "free": each.free.short,
             **({"in the model": each.synthetic.short} if dreamt else {}),
-            "held out, with bank": each.with_bank.told,
-            "without bank": each.without_bank.told,
+            "held out, with bank": each.with_bank.words,
+            "without bank": each.without_bank.words,
         }
         for each in summaries
     ]
     if rows and random.episodes:
-        rows.append(dict.fromkeys(rows[0], NOTHING) | {"round": "random", "without bank": random.told})
+        rows.append(dict.fromkeys(rows[0], NOTHING) | {"round": "random", "without bank": random.words})
     return rows
 
 
@@ -80,7 +80,7 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
 
     None for an empty run. All but the last fit 80 columns.
     """
-    # Preparation has stages of its own; its seconds are a line of `notes`.
+    # Preparation has stages of its own; its seconds are a line of `remarks`.
     trained = [each for each in summaries if each.round > 0 and each.seconds]
     stages = list(dict.fromkeys(stage for each in trained for stage in each.seconds))
     tasks = newest_tasks(summaries)
@@ -94,7 +94,7 @@ def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:
     ]
     tables = {
         "success: won/played, share [95 % interval]": success_rows(summaries, random_policy(summaries)),
-        **({} if tasks is None else {f"success by task, {tasks.place}; average over tasks": task_rows(tasks)}),
+        **({} if tasks is None else {f"success by task, {tasks.rounds}; average over tasks": task_rows(tasks)}),
         **recipe_tables(summaries),
         "form, bank and training": training_rows(summaries),
         "seconds per stage": seconds,
@@ -111,7 +111,7 @@ class Tasks:
     evaluated: str | None
     """Likewise, of the held-out columns."""
     rates: Mapping[str, Mapping[str, Rate]]
-    """By arm and task; `random` is of round 0."""
+    """By condition and task; `random` is of round 0."""
 
     @property
     def names(self) -> list[str]:
@@ -119,27 +119,35 @@ class Tasks:
         return sorted({name for of_task in self.rates.values() for name in of_task})
 
     @property
-    def place(self) -> str:
+    def rounds(self) -> str:
         """Which rounds are shown: `round 7`, or `round 7, held out round 5`."""
         rounds = [each for each in (self.trained, self.evaluated) if each is not None]
         return f"round {rounds[0]}" + (f", held out round {rounds[1]}" if len(set(rounds)) > 1 else "")
 
-    def rate(self, arm: str, task: str) -> Rate:
-        """Success of one arm on a task."""
-        return self.rates.get(arm, {}).get(task, NONE)
+    def rate(self, condition: str, task: str) -> Rate:
+        """Success of one condition on a task."""
+        return self.rates.get(condition, {}).get(task, NONE)
 
-    def average(self, arm: str) -> Average | None:
-        """Mean over the tasks; None where some task has no episode of this arm."""
-        return average([self.rate(arm, name) for name in self.names])
+    def average(self, condition: str) -> Average | None:
+        """Mean over the tasks; None where some task has no episode of this condition."""
+        return average([self.rate(condition, name) for name in self.names])
 
 
 def newest_tasks(summaries: Sequence[RoundSummary]) -> Tasks | None:
-    """The newest figures of every task; None where there is one task only, or none."""
+    """The newest metrics of every task; None where there is one task only, or none."""
     trained = _newest(summaries, _TRAINING)
     evaluated = _newest(summaries, _HELD_OUT)
     rates: dict[str, Mapping[str, Rate]] = {}
-    for summary, arms in ((trained, _TRAINING), (evaluated, _HELD_OUT), (_newest(summaries, ("random",)), ("random",))):
-        rates |= {arm: summary.tasks[arm] for arm in arms if summary is not None and arm in summary.tasks}
+    for summary, conditions in (
+        (trained, _TRAINING),
+        (evaluated, _HELD_OUT),
+        (_newest(summaries, ("random",)), ("random",)),
+    ):
+        rates |= {
+            condition: summary.tasks[condition]
+            for condition in conditions
+            if summary is not None and condition in summary.tasks
+        }
     labels = [None if summary is None else summary.label for summary in (trained, evaluated)]
     found = Tasks(labels[0], labels[1], rates)
     return found if len(found.names) > 1 else None
@@ -147,19 +155,19 @@ def newest_tasks(summaries: Sequence[RoundSummary]) -> Tasks | None:
 
 def task_rows(tasks: Tasks) -> list[dict[str, str]]:
     """A row per task and the average, as words; a column for an experience model where episodes were played in one."""
-    trained = [arm for arm in _TRAINING if arm != "synthetic" or arm in tasks.rates]
+    trained = [condition for condition in _TRAINING if condition != "synthetic" or condition in tasks.rates]
     rows = [
         {
             "task": name,
-            **{_TRAINING[arm]: tasks.rate(arm, name).short for arm in trained},
-            "held out, with bank": tasks.rate("with_bank", name).told,
-            "without bank": tasks.rate("without_bank", name).told,
+            **{_TRAINING[condition]: tasks.rate(condition, name).short for condition in trained},
+            "held out, with bank": tasks.rate("with_bank", name).words,
+            "without bank": tasks.rate("without_bank", name).words,
         }
         for name in tasks.names[:MOST]
     ]
     if len(tasks.names) > MOST:
         rows.append(dict.fromkeys(rows[0], "") | {"task": f"and {len(tasks.names) - MOST} more"})
-    means = [tasks.average(arm) for arm in (*trained, *_HELD_OUT)]
+    means = [tasks.average(condition) for condition in (*trained, *_HELD_OUT)]
     words = [NOTHING if mean is None else mean.percent for mean in means[: len(trained)]]
     words += [NOTHING if mean is None else f"{mean.percent} [{mean.span}]" for mean in means[len(trained) :]]
     return [*rows, dict(zip(rows[0], (AVERAGE, *words), strict=True))]
@@ -170,11 +178,13 @@ def newest_evaluated(summaries: Sequence[RoundSummary]) -> RoundSummary | None:
     return _newest(summaries, _HELD_OUT)
 
 
-def _newest(summaries: Sequence[RoundSummary], arms: Collection[str]) -> RoundSummary | None:
-    return next((each for each in reversed(summaries) if any(arm in each.tasks for arm in arms)), None)
+def _newest(summaries: Sequence[RoundSummary], conditions: Collection[str]) -> RoundSummary | None:
+    return next(
+        (each for each in reversed(summaries) if any(condition in each.tasks for condition in conditions)), None
+    )
 
 
-def notes(summaries: Sequence[RoundSummary]) -> list[str]:
+def remarks(summaries: Sequence[RoundSummary]) -> list[str]:
     """What follows the tables: the seconds of the preparation, verdicts of Great Expectations, and of the newest round
     that has any, alarms and games that broke."""
     lines = []
@@ -206,7 +216,7 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
 
 def broken_words(row: Mapping[str, Any]) -> str:
     """A row of the view `broken_games`: how many games broke, how and where."""
-    place = f", {row['place']}" if row["place"] else ""
+    place = f", {row['location']}" if row["location"] else ""
     told = (
         f"{row['stage'].replace('_', ' ')}: {row['games']} of {row['played']} games of {row['family']}: {row['error']}"
     )

@@ -1,4 +1,4 @@
-"""What a recipe adds to the report of its runs: charts of its figures, and tables of its rounds.
+"""What a recipe adds to the report of its runs: charts of its metrics, and tables of its rounds.
 
 Its config names it (`RecipeConfig.REPORT`); the report imports it for a run that has rounds of the recipe.
 """
@@ -13,7 +13,7 @@ from crl.config.registry import load_object
 from crl.report.summary import RoundSummary
 
 Observed = tuple[str, bool, tuple[tuple[str, str, int], ...]]
-"""A chart of figures of the stage `health`: title, whether shares are drawn, its lines as (name, figure, color)."""
+"""A chart of metrics of the stage `health`: title, whether shares are drawn, its lines as (name, metric, color)."""
 Rows = list[dict[str, str]]
 """Cells by column."""
 Table = Callable[[Sequence[RoundSummary]], Rows]
@@ -29,13 +29,13 @@ class Section:
     """By title."""
 
 
-def figure_table(seen: str, columns: Mapping[str, tuple[str, Callable[[float | None], str]]]) -> Table:
-    """A row per round that has the figure `seen`: its figures of the stage `health` by column, and how each is shown
+def metric_table(seen: str, columns: Mapping[str, tuple[str, Callable[[float | None], str]]]) -> Table:
+    """A row per round that has the metric `seen`: its metrics of the stage `health` by column, and how each is shown
     (`crl.report.cells`)."""
 
     def rows(summaries: Sequence[RoundSummary]) -> Rows:
         return [
-            {"round": each.label, **{name: shown(each.health.get(figure)) for name, (figure, shown) in columns.items()}}
+            {"round": each.label, **{name: shown(each.health.get(metric)) for name, (metric, shown) in columns.items()}}
             for each in summaries
             if seen in each.health
         ]

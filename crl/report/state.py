@@ -87,7 +87,7 @@ class Node:
     """One run of the tree."""
 
     name: str
-    note: str = ""
+    remark: str = ""
     """What became of it, where it is not there."""
     origin: str = ""
     """From which round of its parent it goes on, and what it changed; empty for the first."""
@@ -104,7 +104,7 @@ def fork_lines(run_path: Path) -> list[str]:
     root = Node(first)
     for name, lineage in found.items():
         if lineage.ancestors[0].experiment == first:
-            root.note = root.note if root.children else _note(run_path.parent, first, lineage.ancestors[0])
+            root.remark = root.remark if root.children else _note(run_path.parent, first, lineage.ancestors[0])
             _place(root, name, lineage, run_path.parent)
     return [_line(root, run_path.name), *_below(root, run_path.name, "")] if root.children else []
 
@@ -132,10 +132,10 @@ def _place(root: Node, name: str, lineage: Lineage, folder: Path) -> None:
         if not node.origin:
             # Its own file says it better, if it is there; what a fork of it kept says only how far that one goes back.
             node.origin = f"from round {above.round} or later"
-            node.note = _note(folder, ancestor.experiment, ancestor)
+            node.remark = _note(folder, ancestor.experiment, ancestor)
     parent = lineage.ancestors[-1]
     child = node.children.setdefault(name, Node(name))
-    child.origin, child.note = _origin(folder / name, parent), ""
+    child.origin, child.remark = _origin(folder / name, parent), ""
 
 
 def _origin(path: Path, parent: Ancestor) -> str:
@@ -162,7 +162,7 @@ def _note(folder: Path, name: str, ancestor: Ancestor) -> str:
 
 
 def _line(node: Node, this: str) -> str:
-    told = node.name + (f", {node.origin}" if node.origin else "") + (f" ({node.note})" if node.note else "")
+    told = node.name + (f", {node.origin}" if node.origin else "") + (f" ({node.remark})" if node.remark else "")
     return f"{told}  ← this run" if node.name == this else told
 
 

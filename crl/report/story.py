@@ -170,10 +170,10 @@ class Event:
         return mean(use.guided_minus_free for use in self.uses)
 
     @property
-    def note(self) -> str | None:
+    def remark(self) -> str | None:
         """Where it came from, where it went, or why, as a phrase."""
         if self.kind == "rejected":
-            return f"{self.asked}: {told_reason(self.reason or '', self.other)}"
+            return f"{self.asked}: {reason_words(self.reason or '', self.other)}"
         if self.kind == "merged":
             return f"into {self.other}"
         if self.imported is not None:
@@ -233,7 +233,7 @@ class Story:
 
     def history(self) -> list[dict[str, Any]]:
         """The events in short as plain data for JSON: what was asked, what the text was and became, how it did."""
-        names = ("round", "event_id", "kind", "version", "operation_id", "before", "note", "mean_outcome")
+        names = ("round", "event_id", "kind", "version", "operation_id", "before", "remark", "mean_outcome")
         return [
             {name: getattr(event, name) for name in names}
             | {"after": event.text, "output": event.writing and event.writing.output, "uses": len(event.uses)}
@@ -241,7 +241,7 @@ class Story:
         ]
 
 
-def told_reason(reason: str, repeats: str | None) -> str:
+def reason_words(reason: str, repeats: str | None) -> str:
     """A reason code with the entry that it is about; an entry that an update left unchanged is named anyway."""
     return reason if repeats is None or reason == "unchanged" else f"{reason} of {repeats}"
 
@@ -296,7 +296,7 @@ def history_listing(story: Story) -> Listing:
     rows = []
     for event in story.events:
         rows.append([
-            event.round, event.kind + (f" ({event.note})" if event.note else ""),
+            event.round, event.kind + (f" ({event.remark})" if event.remark else ""),
             "–" if event.version is None else event.version, event.operation_id or "–",
             len(event.uses) if event.kind in MADE else "–",
             "–" if event.mean_outcome is None else f"{event.mean_outcome:+.2f}", _changed(event),
@@ -348,7 +348,7 @@ def _branches(story: Story, full: bool) -> list[Branch]:
         elif event.kind == "rejected":
             wanted: list[Branch] = [] if event.text is None else [(f"wanted: {event.text}", [])]
             below = [*wanted, *_of_writing(event.writing, full), *_of_trial(event.tried)]
-            found.append((f"refused in round {event.round}: {event.note}", below))
+            found.append((f"refused in round {event.round}: {event.remark}", below))
         else:
             left = True
             if event is not story.ending:  # that is at the top already

@@ -1,4 +1,5 @@
-"""Won games out of played ones, with what chance leaves open: rates, and the results of an evaluation by task and arm.
+"""Won games out of played ones, with what chance leaves open: rates, and the results of an evaluation by task and
+condition.
 
 The interval is that of Wilson (1927, "Probable inference, the law of succession, and statistical inference", JASA 22),
 at 95 %: honest for few games and for rates near 0 and 1. An average is over tasks (macro): a task with many episodes
@@ -76,7 +77,7 @@ class Rate:
         return self._told(f" {self.percent}")
 
     @property
-    def told(self) -> str:
+    def words(self) -> str:
         """Counts, share and interval: `3/8 38 % [14–69]`, or `3/8 38 % [14–69], 2 broke`."""
         return self._told(f" {self.percent} [{self.span}]")
 
@@ -132,12 +133,12 @@ def average(rates: Sequence[Rate]) -> Average | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmResult:
-    """The episodes of one arm: of one task, or the mean over its tasks, each with equal weight."""
+class ConditionResult:
+    """The episodes of one condition: of one task, or the mean over its tasks, each with equal weight."""
 
     task: str
     """Name of the task family, or :data:`AVERAGE`."""
-    arm: str
+    condition: str
     """As in the rows: with_bank, without_bank or random."""
     rates: tuple[Rate, ...]
     """Episodes won, by task."""
@@ -186,62 +187,65 @@ class ArmResult:
         return self.tokens_read + self.tokens_written
 
     @property
-    def arm_words(self) -> str:
+    def condition_words(self) -> str:
         """`with bank`."""
-        return self.arm.replace("_", " ")
+        return self.condition.replace("_", " ")
 
     @property
     def won_words(self) -> str:
         """`3/8`, or `3/8, 2 broke`; of an average nothing."""
         return NOTHING if self.won is None else str(self.won)
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Everything, as plain data."""
         won, success = self.won, self.success
         means = ("score", "actions", "tokens", "tokens_read", "tokens_written", "invalid_share", "guided")
         return {
-            "task": self.task, "arm": self.arm, "episodes": self.episodes, "won": won and won.successes,
+            "task": self.task, "condition": self.condition, "episodes": self.episodes, "won": won and won.successes,
             "broken": self.broken, "success": success.mean, "low": success.low, "high": success.high,
             **{name: getattr(self, name) for name in means},
         }  # fmt: skip
 
 
-def results(rows: Sequence[Evaluation]) -> list[ArmResult]:
-    """The results by task and arm, in order of their names."""
+def results(rows: Sequence[Evaluation]) -> list[ConditionResult]:
+    """The results by task and condition, in order of their names."""
     groups: dict[tuple[str, str], list[Evaluation]] = {}
     for row in rows:
-        groups.setdefault((row.family, row.arm), []).append(row)
-    return [_result(task, arm, groups[task, arm]) for task, arm in sorted(groups)]
+        groups.setdefault((row.family, row.condition), []).append(row)
+    return [_result(task, condition, groups[task, condition]) for task, condition in sorted(groups)]
 
 
-def averages(found: Sequence[ArmResult]) -> list[ArmResult]:
-    """The average of each arm over the results of its tasks, in order of the arms' names."""
-    return [_average(arm, [each for each in found if each.arm == arm]) for arm in sorted({each.arm for each in found})]
+def averages(results: Sequence[ConditionResult]) -> list[ConditionResult]:
+    """The average of each condition over the results of its tasks, in order of the conditions' names."""
+    return [
+        _average(condition, [each for each in results if each.condition == condition])
+        for condition in sorted({each.condition for each in results})
+    ]
 
 
-def with_averages(found: Sequence[ArmResult]) -> list[ArmResult]:
-    """The results, then the averages of the arms that have several tasks."""
-    return [*found, *(each for each in averages(found) if each.tasks > 1)]
+def with_averages(results: Sequence[ConditionResult]) -> list[ConditionResult]:
+    """The results, then the averages of the conditions that have several tasks."""
+    return [*results, *(each for each in averages(results) if each.tasks > 1)]
 
 
-def _result(task: str, arm: str, mine: Sequence[Evaluation]) -> ArmResult:
+def _result(task: str, condition: str, mine: Sequence[Evaluation]) -> ConditionResult:
     def mean(of: Callable[[Evaluation], float]) -> float:
         return math.fsum(map(of, mine)) / len(mine)
 
     broken = sum(row.stop_reason == StopReason.error.value for row in mine)
     turns = sum(row.turns for row in mine)
-    return ArmResult(
-        task, arm, (Rate(sum(row.success for row in mine), len(mine), broken),),
+    return ConditionResult(
+        task, condition, (Rate(sum(row.success for row in mine), len(mine), broken),),
         score=mean(lambda row: row.reward), actions=turns / len(mine), tokens_read=mean(lambda row: row.tokens_read),
         tokens_written=mean(lambda row: row.tokens_sampled), guided=sum(row.guided for row in mine),
         invalid_share=sum(row.invalid_actions for row in mine) / max(turns, 1),
     )  # fmt: skip
 
 
-def _average(arm: str, mine: Sequence[ArmResult]) -> ArmResult:
+def _average(condition: str, mine: Sequence[ConditionResult]) -> ConditionResult:
     means = {
         name: math.fsum(getattr(result, name) for result in mine) / len(mine)
         for name in ("score", "actions", "tokens_read", "tokens_written", "invalid_share")
     }
     rates = tuple(rate for result in mine for rate in result.rates)
-    return ArmResult(AVERAGE, arm, rates, **means, guided=sum(result.guided for result in mine))
+    return ConditionResult(AVERAGE, condition, rates, **means, guided=sum(result.guided for result in mine))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from crl.errors import BadInput, CrlError
 from crl.report.data_docs import StageChecks, checks_of
 from crl.report.diff import BankDiff, bank_diff
-from crl.report.success import NONE, ArmResult, Rate
+from crl.report.success import NONE, ConditionResult, Rate
 from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.validations import VALIDATIONS, Verdict, load_verdict
@@ -33,7 +33,7 @@ _MANY = 50
 _KEPT = 64
 """Bank diffs and checks kept: they hold texts, and pages show the newest rounds only."""
 
-# No bank is put together here: where a file of one is gone, its round has no figures of it.
+# No bank is put together here: where a file of one is gone, its round has no metrics of it.
 _VIEWS = frozenset(
     {
         "bank", "bank_changes", "bank_events", "bank_snapshots", "buffer", "distillations", "episodes",
@@ -44,7 +44,7 @@ _VIEWS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the games of an arm took, in all."""
+    """What the games of a condition took, in all."""
 
     games: int
     actions: int
@@ -65,7 +65,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
-    """What became of one round. A stage that has not run leaves its figures empty."""
+    """What became of one round. A stage that has not run leaves its metrics empty."""
 
     round: int
     label: str
@@ -82,7 +82,7 @@ class RoundSummary:
     random: Rate = NONE
     """Held-out success of a policy that takes any legal action; measured once, with round 0."""
     tasks: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
-    """By arm (guided, free, synthetic, with_bank, without_bank, random) and task family."""
+    """By condition (guided, free, synthetic, with_bank, without_bank, random) and task family."""
     bank: int | None = None
     """Entries after the round."""
     operations: Mapping[str, int] = field(default_factory=dict)
@@ -108,12 +108,12 @@ class RoundSummary:
     """Entries that stayed and changed."""
     malformed_by: Mapping[str, int] = field(default_factory=dict)
     """Malformed outputs by reason, most frequent first."""
-    arms: tuple[Mapping[str, Any], ...] = ()
-    """Rows of the view `success_by_arm`."""
+    conditions: tuple[Mapping[str, Any], ...] = ()
+    """Rows of the view `success_by_condition`."""
     costs: Mapping[str, Cost] = field(default_factory=dict)
-    """By arm: guided, free, synthetic, with_bank, without_bank."""
-    evaluations: tuple[ArmResult, ...] = ()
-    """Held-out results by task and arm, in order of their names."""
+    """By condition: guided, free, synthetic, with_bank, without_bank."""
+    evaluations: tuple[ConditionResult, ...] = ()
+    """Held-out results by task and condition, in order of their names."""
     timings: Mapping[tuple[str, str], Timing] = field(default_factory=dict)
     """By stage and kind of work, as in the view `timings`."""
     broken: tuple[Mapping[str, Any], ...] = ()
@@ -121,7 +121,7 @@ class RoundSummary:
     clipped: Mapping[str, float] = field(default_factory=dict)
     """Share of the trained tokens whose ratio the objective clipped, by role; a role that was not updated is absent."""
     health: Mapping[str, float] = field(default_factory=dict)
-    """Figures of the stage `health` (`crl/rounds/health.py`); none in round 0."""
+    """Metrics of the stage `health` (`crl/rounds/health.py`); none in round 0."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage, in the order they ran."""
     validation: Verdict | None = None
@@ -139,15 +139,15 @@ def summarize(run_path: Path, rounds: Sequence[int] | None = None) -> list[Round
     """One entry per round that has a committed stage, oldest first; of some rounds only where `rounds` names them."""
     with reading(run_path, rounds, views=_VIEWS) as connection:
         numbers = [row[0] for row in connection.execute("SELECT round FROM rounds ORDER BY round").fetchall()]
-        figures, base = _figures(connection)
+        metrics, base = _metrics(connection)
     found, recipe = list[RoundSummary](), _recipes(run_path)
     for number in numbers:
-        if any(isinstance(figure, Rate) and figure.episodes for figure in base[number].values()):
+        if any(isinstance(metric, Rate) and metric.episodes for metric in base[number].values()):
             found.append(RoundSummary(number, f"{number} base", recipe(number), **base[number]))
         if (verdict := load_verdict(run_path, number)) is not None:
             alarms = tuple(f"validate: {alarm}" for alarm in verdict.alarms)
-            figures[number] |= {"validation": verdict, "alarms": (*figures[number].get("alarms", ()), *alarms)}
-        found.append(RoundSummary(number, str(number), recipe(number), **figures[number]))
+            metrics[number] |= {"validation": verdict, "alarms": (*metrics[number].get("alarms", ()), *alarms)}
+        found.append(RoundSummary(number, str(number), recipe(number), **metrics[number]))
     return found
 
 
@@ -156,57 +156,58 @@ def _recipes(run_path: Path) -> Callable[[int], str]:
     try:
         run = RunDirectory.open(run_path)
         ancestors = run.lineage.ancestors
-    except CrlError:  # a run whose method cannot be read has figures all the same
+    except CrlError:  # a run whose method cannot be read has metrics all the same
         return lambda number: ""
     made = [(each.round, str(each.method["recipe"]["kind"])) for each in ancestors]
     return lambda number: next((kind for last, kind in made if number <= last), run.method.recipe.kind)
 
 
-Figures = defaultdict[int, dict[str, Any]]
+Metrics = defaultdict[int, dict[str, Any]]
 """Fields of a :class:`RoundSummary` by round."""
 
 
-def _figures(connection: duckdb.DuckDBPyConnection) -> tuple[Figures, Figures]:
-    """The figures of every round, each of all rounds in one query; then those of the models before the warm start."""
-    found: Figures = defaultdict(dict)
-    base: Figures = defaultdict(dict)
+def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
+    """The metrics of every round, each of all rounds in one query; then those of the models before the warm start."""
+    found: Metrics = defaultdict(dict)
+    base: Metrics = defaultdict(dict)
 
     def fetch(sql: str) -> list[tuple[Any, ...]]:
         return connection.execute(sql).fetchall()
 
     def nested(name: str, value: Callable[[Any], Any], sql: str) -> None:
-        """A figure that has names: what a query gives for a round and a name."""
+        """A metric that has names: what a query gives for a round and a name."""
         for number, key, each in fetch(sql):
             found[number].setdefault(name, {})[key] = value(each)
 
-    def listed(name: str, number: int, each: Any, into: Figures = found) -> None:
+    def listed(name: str, number: int, each: Any, into: Metrics = found) -> None:
         into[number][name] = (*into[number].get(name, ()), each)
 
-    for row in connection.sql("SELECT * FROM success_by_arm").to_arrow_table().to_pylist():
-        number, stage, arm, games = row["round"], row["stage"], row["arm"], row["games"]
-        listed("arms", number, row)
+    for row in connection.sql("SELECT * FROM success_by_condition").to_arrow_table().to_pylist():
+        number, stage, condition, games = row["round"], row["stage"], row["condition"], row["games"]
+        listed("conditions", number, row)
         rate = Rate(row["won"], games, row["broken"])
-        if stage == "evaluate_base" and arm != "random":
-            base[number][arm] = rate
-        # Further attempts (ERL) that go by the old instructions are no games of the free arm.
+        if stage == "evaluate_base" and condition != "random":
+            base[number][condition] = rate
+        # Further attempts (ERL) that go by the old instructions are no games of the free condition.
         elif stage in ("collect", "evaluate"):
-            found[number][arm] = rate
-            if arm != "random":
+            found[number][condition] = rate
+            if condition != "random":
                 took = (round(games * row[name]) for name in ("actions", "tokens_read", "tokens_sampled"))
-                found[number].setdefault("costs", {})[arm] = Cost(games, *took)
-    for number, stage, task, arm, *counts, score, actions, read, written, invalid, guided in fetch(
-        "SELECT round, stage, family, arm, count_if(success), count(*), count_if(stop_reason = 'error'), "
+                found[number].setdefault("costs", {})[condition] = Cost(games, *took)
+    for number, stage, task, condition, *counts, score, actions, read, written, invalid, guided in fetch(
+        "SELECT round, stage, family, condition, count_if(success), count(*), count_if(stop_reason = 'error'), "
         "avg(reward), avg(turns), avg(tokens_read), avg(tokens_sampled), "
         "coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) FROM evaluations "
-        "WHERE stage IN ('evaluate', 'evaluate_base') GROUP BY ALL ORDER BY round, stage, family, arm"
+        "WHERE stage IN ('evaluate', 'evaluate_base') GROUP BY ALL ORDER BY round, stage, family, condition"
     ):
         rates = (Rate(*map(int, counts)),)
-        result = ArmResult(task, arm, rates, score, actions, read, written, float(invalid), int(guided))
+        result = ConditionResult(task, condition, rates, score, actions, read, written, float(invalid), int(guided))
         listed("evaluations", number, result, base if stage == "evaluate_base" else found)
-    for number, arm, family, *counts in fetch(
-        "SELECT round, arm, family, won, games, broken FROM success_by_task WHERE stage <> 'evaluate_base' ORDER BY ALL"
+    for number, condition, family, *counts in fetch(
+        "SELECT round, condition, family, won, games, broken FROM success_by_task WHERE stage <> 'evaluate_base' "
+        "ORDER BY ALL"
     ):
-        found[number].setdefault("tasks", {}).setdefault(arm, {})[family] = Rate(*map(int, counts))
+        found[number].setdefault("tasks", {}).setdefault(condition, {})[family] = Rate(*map(int, counts))
     for row in connection.sql("SELECT * FROM broken_games ORDER BY ALL").to_arrow_table().to_pylist():
         listed("broken", row["round"], row)
     for number, stage, work, *timed in fetch(

@@ -262,29 +262,30 @@ FROM stages, json_each(manifest, '$.provenance.timings')
 """
 BROKEN_GAMES = """
 SELECT
-    round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.place' AS place,
+    round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.location' AS location,
     CAST(kind.value ->> '$.games' AS BIGINT) AS games, CAST(family.value ->> '$.games' AS BIGINT) AS played,
     CAST(kind.value ->> '$.seed' AS BIGINT) AS environment_seed, kind.value ->> '$.details' AS details
 FROM stages, json_each(manifest, '$.provenance.broken') AS family, json_each(family.value, '$.kinds') AS kind
 """
 _SUCCESS = """
 SELECT
-    round, stage, arm, {family}count(*) FILTER (success) AS won, count(*) AS games,
+    round, stage, condition, {family}count(*) FILTER (success) AS won, count(*) AS games,
     count(*) FILTER (stop_reason = 'error') AS broken, avg(success::INT) AS success,
     wilson_low(count_if(success), count(*)) AS low, wilson_high(count_if(success), count(*)) AS high,
     avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
     avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
 FROM (
-    SELECT round, stage, CASE WHEN stream = '{synthetic}' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS arm,
+    SELECT round, stage,
+        CASE WHEN stream = '{synthetic}' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS condition,
         family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
     FROM episodes WHERE stage = 'collect'
     UNION ALL BY NAME
-    SELECT round, stage, arm, family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
+    SELECT round, stage, condition, family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
     FROM evaluations
 )
-GROUP BY round, stage, arm{by} ORDER BY round, stage, arm{by}
+GROUP BY round, stage, condition{by} ORDER BY round, stage, condition{by}
 """
-SUCCESS_BY_ARM = _SUCCESS.format(family="", by="", synthetic=SYNTHETIC)
+SUCCESS_BY_CONDITION = _SUCCESS.format(family="", by="", synthetic=SYNTHETIC)
 SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family", synthetic=SYNTHETIC)
 _SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * games * games))"
 _END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"
@@ -334,7 +335,7 @@ _DERIVED = {
     "sequences": SEQUENCES,
     "broken_games": BROKEN_GAMES,
     "timings": TIMINGS,
-    "success_by_arm": SUCCESS_BY_ARM,
+    "success_by_condition": SUCCESS_BY_CONDITION,
     "success_by_task": SUCCESS_BY_TASK,
 }
 """Views that are built on others alone."""
@@ -455,7 +456,7 @@ def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]], add
 def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
     """What a pattern finds: no rows, and yet these columns, where it finds no file; an error where the catalog is
     elsewhere than in its run: it was copied or moved, and would answer from another run, or from none."""
-    place = place_of(source)
+    place = folder_sql(source)
     # In every column: DuckDB may decide by one of them that there are no rows, and never ask for another.
     none = ", ".join(
         f"if(elsewhere, error(said), NULL)::{kind} AS {identifier(name)}"
@@ -472,7 +473,7 @@ def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]
     )
 
 
-def place_of(source: Source) -> str:
+def folder_sql(source: Source) -> str:
     """Where the catalog of a run is, as an SQL string: what DuckDB calls it, however it was opened."""
     return "'" + f"{source.root.resolve()}/catalog.duckdb".replace("'", "''") + "'"
 

@@ -6,7 +6,7 @@ One view per row type of `crl/records/`, over every round and stage that wrote i
 - `approvals`: the rows of that type with the time of the decision, which is in the stage's manifest;
 - `stages`: one row per committed stage, from its manifest; `rounds`: one row per round;
 - `sequences`: one row per sequence of an episode, with its tokens and turns;
-- `success_by_arm`: success of each round and arm, with its interval, actions and tokens per game;
+- `success_by_condition`: success of each round and condition, with its interval, actions and tokens per game;
 - `success_by_task`: the same by task family;
 - `broken_games`: games that broke, by kind, with the first traceback, from the manifests;
 - `timings`: how long retrieval, answers and playing took, from the manifests;
@@ -38,7 +38,7 @@ from crl.paths import quoted
 from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
 from crl.report.view_files import Patterns, Pinned, Source
-from crl.report.view_sql import MACROS, MARKED, SCALARS, columns_of, identifier, place_of, view_bodies, views_behind
+from crl.report.view_sql import MACROS, MARKED, SCALARS, columns_of, folder_sql, identifier, view_bodies, views_behind
 from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import disk_error, mending, remove, temporary, unwritable
@@ -112,7 +112,7 @@ def write_catalog(run_path: Path) -> Path:
             files = Patterns(run_path)
             connection.begin()  # or every definition would be written to the disk by itself, and waited for
             _create(connection, run_path, files)
-            connection.execute(f"COMMENT ON VIEW {MARKED} IS {place_of(files)}")
+            connection.execute(f"COMMENT ON VIEW {MARKED} IS {folder_sql(files)}")
             connection.commit()
             connection.execute("CHECKPOINT")  # closing does it as well, and says nothing where the disk is full
         cache.discard_damaged(run_path)
@@ -131,7 +131,7 @@ def reading(
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """:func:`connect` for the length of a block. Raises RecordDamaged where a file of the run cannot be read.
 
-    `views`: only these are needed, for figures of single rounds: the others have no rows, and of the bank's files those
+    `views`: only these are needed, for metrics of single rounds: the others have no rows, and of the bank's files those
     that are gone are left out, so no bank may be put together. Reading some `rounds` then costs the same however many
     there are.
     """

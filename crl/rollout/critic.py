@@ -20,7 +20,7 @@ import numpy as np
 from crl.config import ActorCriticConfig, DistillConfig, PromptConfig, RoleConfig
 from crl.errors import BadInput
 from crl.protocols import Chat, Policy
-from crl.records import Generation, Judgment, Retrieval, Task
+from crl.records import Critique, Generation, Retrieval, Task
 from crl.run.seeds import number_of
 from crl.text.answers import after_thoughts, json_part, text_flaw
 from crl.text.outputs import check, check_room, messages_of, prepared, room_for_prompt, sample_outputs, token_record
@@ -131,7 +131,7 @@ NAMES = frozenset({"goal", "observation", "experience", "success_rate"})
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """An experience that was retrieved for an episode, to be judged."""
+    """An experience that was retrieved for an episode, to be critiqued."""
 
     task: Task
     retrieval: Retrieval
@@ -141,10 +141,10 @@ class Proposed:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Critiqued:
     """The rows of one verdict."""
 
-    judgment: Judgment
+    critique: Critique
     generation: Generation
 
 
@@ -155,7 +155,7 @@ def check_critic_prompt(prompt: PromptConfig) -> None:
     if "{experience}" not in prompt.first:
         raise BadInput(
             "the critic's prompt does not show the experience",
-            expected="{experience} in it: the actor cannot judge what it does not see",
+            expected="{experience} in it: the actor cannot criticize what it does not see",
             where="prompts.critic.first",
             next_step="add the placeholder where the text should be",
         )
@@ -169,7 +169,7 @@ def check_critic_room(chat: Chat, context: int, prompt: PromptConfig, critic: Ac
     )  # fmt: skip
 
 
-def judge(
+def critique(
     policy: Policy,
     proposed: Sequence[Proposed],
     *,
@@ -182,7 +182,7 @@ def judge(
     weights_digest: str,
     stage: str,
     own: Mapping[str, PromptConfig] | None = None,
-) -> list[Judged]:
+) -> list[Critiqued]:
     """One verdict per experience, in their order; each is sampled from its own seed, `seed_of(episode_id)`.
 
     `own` holds the prompts of task families that have one of their own; the others use `prompt`.
@@ -203,7 +203,7 @@ def judge(
         )
         for each in proposed
     ]
-    judged = []
+    critiqued = []
     for each, output in zip(proposed, sample_outputs(policy, prompts, sampling, batch=BATCH), strict=True):
         if output.sampled is None:
             verdict = malformed(VerdictReason.prompt_too_long)
@@ -225,12 +225,12 @@ def judge(
             weights_digest=weights_digest,
             temperature=temperature,
         )
-        judged.append(Judged(_judgment(each, verdict, generation.generation_id), generation))
-    return judged
+        critiqued.append(Critiqued(_critique(each, verdict, generation.generation_id), generation))
+    return critiqued
 
 
-def _judgment(proposed: Proposed, verdict: Verdict, generation_id: str) -> Judgment:
-    return Judgment(
+def _critique(proposed: Proposed, verdict: Verdict, generation_id: str) -> Critique:
+    return Critique(
         episode_id=proposed.task.episode_id,
         round=proposed.task.round,
         family=proposed.task.family,

@@ -56,9 +56,9 @@ class MixedEnvironment:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. A family that breaks ends its own slots and no others."""
-        return dict(self.step_each(actions))
+        return dict(self.step_as_completed(actions))
 
-    def step_each(self, actions: Mapping[int, str | None]) -> Iterator[tuple[int, Step]]:
+    def step_as_completed(self, actions: Mapping[int, str | None]) -> Iterator[tuple[int, Step]]:
         """As :meth:`step_many`: each slot with its step, when it is there."""
         of_family: dict[str, dict[int, int]] = {}
         for slot in actions:
@@ -125,8 +125,8 @@ def steps_as_they_come(environment: Environment, actions: Mapping[int, str | Non
     """As :func:`step_or_error`: each slot with its step, as soon as the environment gives it."""
     if not actions:
         return
-    if hasattr(environment, "step_each"):
-        yield from _stepped(environment.step_each, actions)
+    if hasattr(environment, "step_as_completed"):
+        yield from _stepped(environment.step_as_completed, actions)
         return
     together = len(actions) == 1 or getattr(environment, "steps_together", False)
     for part in [actions] if together else [{slot: action} for slot, action in actions.items()]:

@@ -1,7 +1,7 @@
 """One episode while it is played: its sequences as they grow, each from a first prompt, and what happened so far.
 
 A first prompt that does not fit, or an environment that does not start, is the end of the episode and of nothing else:
-its first turn ends it, with a reason code, and says nothing about a note.
+its first turn ends it, with a reason code, and says nothing about an experience.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from crl.run.seeds import number_of
 from crl.text.outputs import prompt_text
 
 PROMPT_TOO_LONG = "prompt_too_long"
-"""Reason code of an episode whose first prompt leaves no room for a turn: a long observation, long notes."""
+"""Reason code of an episode whose first prompt leaves no room for a turn: a long observation, long experiences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def opened_row(
     )
     allowed = policy.context - sampling.max_new_tokens
     if len(token_ids) > allowed:
-        # One long observation or note must not stop the round, in which it would be met again by every retry.
+        # One long observation or experience must not stop the round, in which it would be met again by every retry.
         start = Start.failed(PROMPT_TOO_LONG, f"the first prompt has {len(token_ids)} tokens; at most {allowed} fit")
         messages, token_ids = opened(policy.chat, prompts["actor"], start, experience=None, placement=placement)
     if len(token_ids) > allowed:

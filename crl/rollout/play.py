@@ -148,7 +148,7 @@ def play_wave(
         return []
     if len({slot.task.family for slot in slots}) > 1 and not getattr(environment, "spans_families", False):
         raise ValueError("a wave of several task families needs an environment of them all")
-    environment = Readable(environment, method.rollout.longest_observation)
+    environment = Readable(environment, method.rollout.max_observation_characters)
     starts = environment.reset_many([slot.task.environment_seed for slot in slots])
     trees = AnswerTrees(policy.chat, sampling.max_new_tokens) if sampling.constrain == "actions" else None
     if trees is not None:

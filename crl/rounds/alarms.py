@@ -1,4 +1,4 @@
-"""What is wrong with a round: pure functions from its figures to alarms.
+"""What is wrong with a round: pure functions from its metrics to alarms.
 
 - *Collapse*: kinds of a run that has stopped learning, each named once its sign was present for some rounds in a row:
   outputs that are never scored win, all rewards of a batch are equal, an actor frozen or dead. The signs so far are
@@ -31,13 +31,13 @@ from crl.protocols import StopReason
 from crl.records import Episode, Metric
 from crl.text.unicode import REPLACEMENT
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 ROUNDS = 5
 """Rounds in a row with the sign of a kind until it is named."""
-WITHOUT_NOTE = 0.8
+WITHOUT_EXPERIENCE = 0.8
 """Above this share of malformed and `return` outputs the extractor writes next to nothing that is ever scored."""
 ONE_TEXT = 0.8
-"""Above this share one text, not known to be right, makes up most notes."""
+"""Above this share one text, not known to be right, makes up most experiences."""
 BEST_SUCCESS = "best_success"
 FEWEST_VALID = 0.95
 """Below this share of turns with a legal action there is an alarm."""
@@ -46,8 +46,8 @@ MOST_CUT = 0.05
 KEPT = 0.8
 MISLEADS = -3.5
 """Standard errors. Without any effect one run of 60 rounds in a hundred gets there (4,000 drawn ones, 4 to 64 rollouts
-of each kind per round); on lakes, where three of four notes shown were wrong, all eight trained runs got there between
-rounds 4 and 8."""
+of each kind per round); on lakes, where three of four experiences shown were wrong, all eight trained runs got there
+between rounds 4 and 8."""
 SUM, VARIANCE, LEAD = "guidance_sum", "guidance_variance", "guidance_lead"
 MOST_MISMATCH_KL = 0.015
 """Above this divergence of sampler and trainer there is an alarm; prime-rl requires less of a model it takes up."""
@@ -62,28 +62,29 @@ class Kind:
     """One way to collapse."""
 
     name: str
-    told: str
+    text: str
     role: str | None
     """Role that must be trained in the round for the sign to mean anything; None: any."""
     needs: tuple[str, ...]
-    """Figures it looks at: a round without them (no full batch, no note) says nothing, for or against."""
+    """Metrics it looks at: a round without them (no full batch, no experience) says nothing, for or against."""
     sign: Callable[[Mapping[str, float]], bool]
 
 
 KINDS = (
     Kind(
-        "without_notes",
-        f"the extractor writes no notes: more than {WITHOUT_NOTE:.0%} of its outputs are malformed or return",
+        "without_experiences",
+        f"the extractor writes no experiences: more than {WITHOUT_EXPERIENCE:.0%} of its outputs are malformed or "
+        "return",
         None,
-        ("share_without_note",),
-        lambda of: of["share_without_note"] > WITHOUT_NOTE,
+        ("share_without_experience",),
+        lambda of: of["share_without_experience"] > WITHOUT_EXPERIENCE,
     ),
     Kind(
         "one_text",
-        f"one text is more than {ONE_TEXT:.0%} of the new notes or reflections",
+        f"one text is more than {ONE_TEXT:.0%} of the new experiences or reflections",
         None,
-        ("notes_one_text",),
-        lambda of: of["notes_one_text"] > ONE_TEXT,
+        ("experiences_one_text",),
+        lambda of: of["experiences_one_text"] > ONE_TEXT,
     ),
     Kind(
         "equal_rewards",
@@ -111,23 +112,23 @@ KINDS = (
 
 
 def counters() -> set[str]:
-    """Names of the figures that are carried from round to round to count the signs of each kind."""
+    """Names of the metrics that are carried from round to round to count the signs of each kind."""
     return {f"{kind.name}_{what}" for kind in KINDS for what in ("rounds", "since")}
 
 
-def collapse_figures(
-    figures: Mapping[str, float], previous: Mapping[str, float], trained: Set[str], *, round: int
-) -> tuple[Figures, list[str]]:
-    """(figures to carry on, what to say about every kind that is present) after a round.
+def collapse_metrics(
+    metrics: Mapping[str, float], previous: Mapping[str, float], trained: Set[str], *, round: int
+) -> tuple[Metrics, list[str]]:
+    """(metrics to carry on, what to say about every kind that is present) after a round.
 
-    `figures` are those of the round, `previous` all of this stage's in the round before (empty before the first),
+    `metrics` are those of the round, `previous` all of this stage's in the round before (empty before the first),
     `trained` the roles this round trains. Of each kind with a sign `<kind>_rounds` counts the rounds in a row and
     `<kind>_since` is the first of them.
     """
-    carried: Figures = {}
-    if "success" in figures or BEST_SUCCESS in previous:
-        carried[BEST_SUCCESS] = max(figures.get("success", 0.0), previous.get(BEST_SUCCESS, 0.0))
-    seen = {**figures, **carried}
+    carried: Metrics = {}
+    if "success" in metrics or BEST_SUCCESS in previous:
+        carried[BEST_SUCCESS] = max(metrics.get("success", 0.0), previous.get(BEST_SUCCESS, 0.0))
+    seen = {**metrics, **carried}
     told = []
     for kind in KINDS:
         rounds, since = (previous.get(f"{kind.name}_{what}", 0.0) for what in ("rounds", "since"))
@@ -139,12 +140,12 @@ def collapse_figures(
             continue
         carried |= {f"{kind.name}_rounds": rounds, f"{kind.name}_since": since}
         if rounds >= ROUNDS:
-            told.append(f"{kind.told}, since round {since:.0f}")
+            told.append(f"{kind.text}, since round {since:.0f}")
     return carried, told
 
 
 def health_metrics(
-    figures: Mapping[str, float],
+    metrics: Mapping[str, float],
     previous: Mapping[str, float],
     trained: Set[str],
     *,
@@ -152,20 +153,20 @@ def health_metrics(
     stage: str = "health",
     alarms: Mapping[str, str] | None = None,
 ) -> list[Metric]:
-    """The rows of a round's stage: its figures with the alarms of form, what is carried on, and
-    `collapsed`: how many kinds are present, named in its alarm. `alarms` are those of other figures, by name."""
-    carried, told = collapse_figures(figures, previous, trained, round=round)
-    alarmed = {**form_alarms(figures), **(alarms or {})}
+    """The rows of a round's stage: its metrics with the alarms of form, what is carried on, and
+    `collapsed`: how many kinds are present, named in its alarm. `alarms` are those of other metrics, by name."""
+    carried, told = collapse_metrics(metrics, previous, trained, round=round)
+    alarmed = {**form_alarms(metrics), **(alarms or {})}
     if told:
         alarmed["collapsed"] = f"this run has collapsed: {'; '.join(told)}"
-    values = {**figures, **carried, "collapsed": float(len(told))}
+    values = {**metrics, **carried, "collapsed": float(len(told))}
     return [
         Metric(round=round, stage=stage, name=name, value=value, alarm=alarmed.get(name))
         for name, value in values.items()
     ]
 
 
-def turn_figures(episodes: Sequence[Episode], stop_reasons: Sequence[str]) -> Figures:
+def turn_metrics(episodes: Sequence[Episode], stop_reasons: Sequence[str]) -> Metrics:
     """`turns_valid` and `turns_cut`: shares of the turns whose action was legal, and that the length limit ended.
 
     `stop_reasons` are those of the turns of these episodes. Nothing without turns. The turn in which an environment
@@ -178,42 +179,42 @@ def turn_figures(episodes: Sequence[Episode], stop_reasons: Sequence[str]) -> Fi
     return {"turns_valid": 1 - invalid / turns, **_cut("turns_cut", stop_reasons)}
 
 
-def output_figures(stop_reasons: Sequence[str]) -> Figures:
+def output_metrics(stop_reasons: Sequence[str]) -> Metrics:
     """`outputs_cut`: share of the extractor's outputs that the length limit ended. A prompt that did not fit gave none
     and is left out: it is malformed anyway."""
     return _cut("outputs_cut", [each for each in stop_reasons if each != StopReason.context_limit])
 
 
-def unreadable_figures(said: Iterable[str | None], turns: Iterable[tuple[str, str | None]] = ()) -> Figures:
-    """`unreadable_characters`: characters U+FFFD in what environments said, and those of actions that the output
+def unreadable_metrics(texts: Iterable[str | None], turns: Iterable[tuple[str, str | None]] = ()) -> Metrics:
+    """`unreadable_characters`: characters U+FFFD in what environments texts, and those of actions that the output
     (of `turns`, beside its action) does not have: the arguments of a tool call can spell what is no valid Unicode, and
     a byte-level model writes broken characters of its own. Nothing where all could be read."""
-    found = sum(text.count(REPLACEMENT) for text in said if text)
+    found = sum(text.count(REPLACEMENT) for text in texts if text)
     found += sum(
         max(0, action.count(REPLACEMENT) - output.count(REPLACEMENT)) for output, action in turns if action is not None
     )
     return {"unreadable_characters": float(found)} if found else {}
 
 
-def form_alarms(figures: Mapping[str, float]) -> dict[str, str]:
-    """What is wrong with the figures of a round, by figure; empty where all are inside their bounds."""
+def form_alarms(metrics: Mapping[str, float]) -> dict[str, str]:
+    """What is wrong with the metrics of a round, by metric; empty where all are inside their bounds."""
     alarms = {}
-    if figures.get("turns_valid", 1.0) < FEWEST_VALID:
+    if metrics.get("turns_valid", 1.0) < FEWEST_VALID:
         alarms["turns_valid"] = f"fewer than {FEWEST_VALID:.0%} of the turns name a legal action"
     for name, told in (("turns_cut", "turns"), ("outputs_cut", "extractor's outputs")):
-        if figures.get(name, 0.0) > MOST_CUT:
+        if metrics.get(name, 0.0) > MOST_CUT:
             alarms[name] = f"more than {MOST_CUT:.0%} of the {told} are cut off by the length limit"
     return alarms
 
 
-def _cut(name: str, stop_reasons: Sequence[str]) -> Figures:
+def _cut(name: str, stop_reasons: Sequence[str]) -> Metrics:
     if not stop_reasons:
         return {}
     return {name: sum(each == StopReason.length for each in stop_reasons) / len(stop_reasons)}
 
 
-def guidance_figures(episodes: Sequence[Episode], previous: Mapping[str, float]) -> tuple[Figures, dict[str, str]]:
-    """(figures, alarms by figure) of a round; `previous` are the figures of the round before, empty before the first.
+def guidance_metrics(episodes: Sequence[Episode], previous: Mapping[str, float]) -> tuple[Metrics, dict[str, str]]:
+    """(metrics, alarms by metric) of a round; `previous` are the metrics of the round before, empty before the first.
 
     Only groups with both kinds count; a round without any says nothing. `guidance_lead` is how far guided rollouts are
     ahead of unguided ones (negative: behind), in standard errors of their difference in success as if both had the
@@ -230,16 +231,16 @@ def guidance_figures(episodes: Sequence[Episode], previous: Mapping[str, float])
     share = (sum(guided) + sum(free)) / (len(guided) + len(free))
     total = KEPT * total + sum(guided) / len(guided) - sum(free) / len(free)
     variance = KEPT**2 * variance + share * (1 - share) * (1 / len(guided) + 1 / len(free))
-    figures: Figures = {SUM: total, VARIANCE: variance}
+    metrics: Metrics = {SUM: total, VARIANCE: variance}
     if not variance:
-        return figures, {}
+        return metrics, {}
     lead = total / variance**0.5
     told = (
         f"guided rollouts win less than unguided ones of the same groups, lately by {-lead:.1f} standard errors: the "
-        "notes mislead the actor. Read them (crl bank show, crl bank why); method.recipe.suppress keeps back what "
-        "harms, method.recipe.trial tests notes before they are kept"
+        "experiences mislead the actor. Read them (crl bank show, crl bank why); method.recipe.suppress keeps back "
+        "what harms, method.recipe.trial tests experiences before they are kept"
     )
-    return {**figures, LEAD: lead}, {LEAD: told} if lead < MISLEADS else {}
+    return {**metrics, LEAD: lead}, {LEAD: told} if lead < MISLEADS else {}
 
 
 def mismatch_causes(role: RoleConfig, model: Mapping[str, Any]) -> list[str]:
@@ -294,19 +295,19 @@ def _is_noise(key: str, value: Any) -> bool:
     return any(each in key for each in _NOISE) and isinstance(value, float) and value > 0
 
 
-def mismatch_alarms(figures: Mapping[str, float], causes: Callable[[str], Sequence[str]]) -> dict[str, str]:
-    """What to say where a role's sampler and trainer disagree about fresh tokens, by the figure's name.
+def mismatch_alarms(metrics: Mapping[str, float], causes: Callable[[str], Sequence[str]]) -> dict[str, str]:
+    """What to say where a role's sampler and trainer disagree about fresh tokens, by the metric's name.
 
     `causes` of a role, the likeliest first: :func:`crl.rounds.alarms.mismatch_causes`.
     """
     found = {}
-    for name, value in figures.items():
+    for name, value in metrics.items():
         role = name.removesuffix(_MISMATCH)
         if role != name and value > MOST_MISMATCH_KL:
             also = [
-                f"{said} {figures[f'{role}_{figure}']:.2g}"
-                for figure, said in (("logprob_mismatch", "mean difference in nats"), ("ratio_max", "largest ratio"))
-                if f"{role}_{figure}" in figures
+                f"{said} {metrics[f'{role}_{metric}']:.2g}"
+                for metric, said in (("logprob_mismatch", "mean difference in nats"), ("ratio_max", "largest ratio"))
+                if f"{role}_{metric}" in metrics
             ]
             measured = f" ({', '.join(also)})" if also else ""
             listed = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes(role), 1))

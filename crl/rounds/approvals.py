@@ -28,7 +28,7 @@ from crl.run.directory import RunDirectory
 from crl.text.unicode import valid_text
 
 APPROVED, PARTLY, REJECTED = "approved", "partly", "rejected"
-DECISION_NOTE = "decision"
+DECISION = "decision"
 """Where the manifest's provenance holds the time of the decision and the check of its file."""
 
 
@@ -48,13 +48,13 @@ class PendingApproval:
     outdated: Decision | None = None
     """A decision about other rows: stages were redone since."""
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """What is awaited, as a sentence."""
         count = len(self.choices)
         asked = f"{count} operation{'' if count == 1 else 's'} to decide about" if count else "nothing would change"
         text = f"round {self.round} waits for a person before stage {self.stage}: {asked}"
         if self.outdated is not None:
-            text += f"\n(an earlier decision concerns other operations and is not used: {self.outdated.told()})"
+            text += f"\n(an earlier decision concerns other operations and is not used: {self.outdated.in_words()})"
         return text
 
     def refused(self, decision: Decision) -> list[str]:
@@ -68,7 +68,7 @@ class PendingApproval:
     def error(self) -> ApprovalPending:
         """The error of a stage that cannot run yet."""
         return ApprovalPending(
-            self.told(),
+            self.in_words(),
             where=str(self.run_path),
             next_step=f"`{self.command()} --show` shows it, `{self.command()}` approves it (--reject ID, --reject-all);"
             f" then `crl resume {quoted(self.run_path)}`",
@@ -199,11 +199,11 @@ def approve(ctx: StageContext) -> None:
         raise ApprovalPending(
             "nobody has decided about the bank of this round yet"
             if decision is None
-            else f"the recorded decision concerns other operations ({decision.told()})",
+            else f"the recorded decision concerns other operations ({decision.in_words()})",
             where=f"round {ctx.round}, stage {ctx.stage.name}",
             next_step=f"crl approve {quoted(ctx.run_path)} --round {ctx.round}",
         )
-    ctx.notes[DECISION_NOTE] = {"decided_at": decision.decided_at.isoformat(), "check": decision.check}
+    ctx.provenance[DECISION] = {"decided_at": decision.decided_at.isoformat(), "check": decision.check}
     ctx.write(Approval, [approval_of(decision, shown)])
     ctx.progress(len(shown), len(shown))
 

@@ -18,7 +18,7 @@ from crl.errors import EnvironmentBroken
 from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
 from crl.records import Metric, Row, rows_of, schema_of, table_of
-from crl.rounds.provenance import Game, note_games, note_time, require_games
+from crl.rounds.provenance import Game, add_games, add_time, require_games
 from crl.rounds.recipe import tables_of
 from crl.rounds.stage import R, Recipe, Stage
 from crl.run.manifest import Manifest, key_of
@@ -64,16 +64,16 @@ class StageContext:
         writer: Writer,
         services: Services,
         progress: Progress,
-        arms: frozenset[str] | None = None,
+        conditions: frozenset[str] | None = None,
         families: frozenset[str] | None = None,
         unfinished: Path | None = None,
         broken_episodes_limit: float = 0.9,
     ) -> None:
         self.method, self.recipe, self.stage, self.round = method, recipe, stage, round_number
         self.services = services
-        self.arms, self.families = arms, families
-        """Arms and task families of an evaluation that are wanted, where a person evaluates a round again; None: all of
-        them."""
+        self.conditions, self.families = conditions, families
+        """Conditions and task families of an evaluation that are wanted, where a person evaluates a round again; None:
+        all of them."""
         self.unfinished = unfinished
         """Folder whose files outlive an attempt that ends early and go when the stage is committed; None: there is
         none. What is in it may save work and nothing else."""
@@ -81,7 +81,7 @@ class StageContext:
         self._reader, self._writer, self._progress = reader, writer, progress
         self.inputs: set[tuple[int, str]] = set()
         self._bank_rows: dict[tuple[int, str, type[Row]], pa.Table] = {}
-        self.notes: dict[str, Any] = {}
+        self.provenance: dict[str, Any] = {}
         """What the stage wants in its manifest beside the digest: what rows may not hold, such as times."""
 
     @property
@@ -118,8 +118,8 @@ class StageContext:
         self.inputs.add(resolved)
         return self._reader.read(*resolved, row_type)
 
-    def figures(self, name: str) -> dict[str, float]:
-        """Figures that a declared read recorded, by their names."""
+    def metrics(self, name: str) -> dict[str, float]:
+        """Metrics that a declared read recorded, by their names."""
         rows = self.table(Metric, name)
         return dict(zip(rows["name"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
@@ -176,13 +176,13 @@ class StageContext:
             table = table_of(row_type, [with_texts(row, valid_text) for row in listed])
         self._writer.write(row_type, table)
 
-    def write_figures(self, figures: Mapping[str, float], alarms: Mapping[str, str | None] | None = None) -> None:
-        """Write figures as the metrics of the stage; `alarms` say by name what is wrong with one."""
+    def write_metrics(self, metrics: Mapping[str, float], alarms: Mapping[str, str | None] | None = None) -> None:
+        """Write the metrics of the stage; `alarms` say by name what is wrong with one."""
         rows = [
             Metric(
                 round=self.round, stage=self.stage.name, name=name, value=float(value), alarm=(alarms or {}).get(name)
             )
-            for name, value in figures.items()
+            for name, value in metrics.items()
         ]
         self.write(Metric, rows)
 
@@ -203,19 +203,19 @@ class StageContext:
         """Note how long the block takes, as one batch of so many items: see `provenance.py`."""
         began = time.monotonic()
         yield
-        note_time(self.notes, work, items=items, seconds=time.monotonic() - began)
+        add_time(self.provenance, work, items=items, seconds=time.monotonic() - began)
 
-    def note_games(self, games: Iterable[Game]) -> None:
+    def add_games(self, games: Iterable[Game]) -> None:
         """Count games that were played, or starts of games that a later stage plays (`provenance.py`)."""
-        note_games(self.notes, games, of=(self.round, self.stage.name))
+        add_games(self.provenance, games, of=(self.round, self.stage.name))
 
     def require_games(self) -> None:
         """Raise EnvironmentBroken where too many of the games that were noted broke."""
-        require_games(self.notes, self._broken_limit, f"round {self.round}, stage {self.stage.name}")
+        require_games(self.provenance, self._broken_limit, f"round {self.round}, stage {self.stage.name}")
 
-    def progress(self, done: int, total: int, **figures: Any) -> None:
+    def progress(self, done: int, total: int, **metrics: Any) -> None:
         """Tell whoever watches; never part of the record."""
-        self._progress({"done": done, "total": total, **figures})
+        self._progress({"done": done, "total": total, **metrics})
 
 
 class MemoryWriter:

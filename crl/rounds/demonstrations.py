@@ -97,9 +97,9 @@ def shares(episodes: int, families: Sequence[FamilyConfig]) -> list[tuple[Family
     return [(family, whole + (index < left)) for index, family in enumerate(families)]
 
 
-def slot_with(task: Task, note: str | None, name: str) -> EpisodeSlot:
-    """A slot guided by a note that no bank holds, under the id `name`; a free one without a note."""
-    return EpisodeSlot(task, () if note is None else (Guide(name, text_digest(note), note),))
+def slot_with(task: Task, experience: str | None, name: str) -> EpisodeSlot:
+    """A slot guided by an experience that no bank holds, under the id `name`; a free one without an experience."""
+    return EpisodeSlot(task, () if experience is None else (Guide(name, text_digest(experience), experience),))
 
 
 def play_script(
@@ -151,7 +151,7 @@ def demonstrate(
 ) -> list[PlayedEpisode]:
     """Play a wave of a stage by a script; its games are counted."""
     played = play_script(ctx.method, actor, environment, slots, move, stage=ctx.stage.name, progress=progress)
-    ctx.note_games(games_of(played))
+    ctx.add_games(games_of(played))
     return played
 
 

@@ -1,9 +1,9 @@
 """Stage `evaluate`: held-out seeds, with and without the bank. Read-only: no counter moves, nothing is trained.
 
-Each held-out task has one random stream, the same in every round and arm, so that differences between rounds and arms
-are not sampling noise of their own. Rewards are the environments' own, whatever convention a family trains with.
-`evaluate_base` is the same for the base model, before a warm start. In round 0 a uniformly random legal policy plays
-the tasks as well (arm `random`): success means little until it is known.
+Each held-out task has one random stream, the same in every round and condition, so that differences between rounds and
+conditions are not sampling noise of their own. Rewards are the environments' own, whatever convention a family trains
+with. `evaluate_base` is the same for the base model, before a warm start. In round 0 a uniformly random legal policy
+plays the tasks as well (condition `random`): success means little until it is known.
 
 A round may be evaluated again outside the record (:func:`evaluate_again`): some tasks, other held-out seeds, or a round
 that was not evaluated. The same stage runs against a writer that keeps its rows in memory; nothing of the run is
@@ -42,8 +42,8 @@ RANDOM_PLAYS = 8
 """Plays of every held-out task by the random policy, in round 0: what success means is seen against it."""
 _TOKENS_OF_A_TURN = 8
 """Tokens that a turn takes of the actor's context at least: the marks of two messages, a word in each."""
-ARMS = {"with": WITH_BANK, "without": WITHOUT_BANK, "random": RANDOM}
-"""The arms of an evaluation by the word for each."""
+CONDITIONS = {"with": WITH_BANK, "without": WITHOUT_BANK, "random": RANDOM}
+"""The conditions of an evaluation by the word for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,10 @@ Guides = Callable[[StageContext, Sequence[Task], Policy, str], Guided]
 
 @dataclass(frozen=True)
 class _Wave:
-    """One part: an arm and consecutive held-out tasks, each a family and a seed; of one family unless waves mix."""
+    """One part: a condition and consecutive held-out tasks, each a family and a seed; of one family unless waves
+    mix."""
 
-    arm: str
+    condition: str
     tasks: tuple[tuple[str, int], ...]
 
 
@@ -105,29 +106,29 @@ def base_evaluation_stage(method: Method) -> Stage:
 
 
 def count_parts(ctx: StageContext) -> int:
-    """Waves over arms and families."""
+    """Waves over conditions and families."""
     return len(_waves(ctx))
 
 
 def evaluate_part(ctx: StageContext, part: int, guides: Guides | None = None) -> None:
-    """Play one wave of one arm with this round's actor."""
+    """Play one wave of one condition with this round's actor."""
     wave = _waves(ctx)[part]
-    if wave.arm == RANDOM:
+    if wave.condition == RANDOM:
         ctx.write(Evaluation, _random_plays(ctx, wave))
         return
     weights = weights_of(ctx, "actor")
     tasks = tasks_at(
         ctx,
         wave.tasks,
-        name=lambda family, seed: f"e{ctx.round:04d}/{wave.arm}/{family}-s{seed}",
-        stream=GUIDED if wave.arm == WITH_BANK else FREE,
+        name=lambda family, seed: f"e{ctx.round:04d}/{wave.condition}/{family}-s{seed}",
+        stream=GUIDED if wave.condition == WITH_BANK else FREE,
     )
     policy = ctx.services.policy("actor", weights)
     with_bank = Guided([EpisodeSlot(task) for task in tasks])
-    if wave.arm == WITH_BANK and guides is not None:
+    if wave.condition == WITH_BANK and guides is not None:
         with_bank = guides(ctx, tasks, policy, weights.weights_digest)
     sampling = sampling_of(ctx.method, [family for family, _ in wave.tasks])
-    with ctx.timed(f"play {wave.arm}", len(tasks)):
+    with ctx.timed(f"play {wave.condition}", len(tasks)):
         played = play(
             ctx,
             policy,
@@ -139,24 +140,24 @@ def evaluate_part(ctx: StageContext, part: int, guides: Guides | None = None) ->
         )
     for each in played:
         if each.episode.error is not None:  # it counts as lost; the manifest says that it was not played to an end
-            ctx.notes[f"error {each.episode.episode_id}"] = each.episode.error
-    ctx.write(Evaluation, [_row(ctx, wave.arm, each, with_bank.tokens) for each in played])
+            ctx.provenance[f"error {each.episode.episode_id}"] = each.episode.error
+    ctx.write(Evaluation, [_row(ctx, wave.condition, each, with_bank.tokens) for each in played])
 
 
 def seed_of_task(method: Method, episode_id: str, *kind: str) -> np.random.SeedSequence:
-    """The random stream of a held-out task, for one kind of work: the same in every round and arm."""
+    """The random stream of a held-out task, for one kind of work: the same in every round and condition."""
     return seed_for(method.seed, "evaluation", *kind, episode_id.split("/")[-1])
 
 
 def _waves(ctx: StageContext) -> list[_Wave]:
     has_bank = any(read.name == BANK for read in ctx.stage.reads) and len(ctx.bank()) > 0
-    arms = [WITHOUT_BANK, *when(has_bank, WITH_BANK)]
+    conditions = [WITHOUT_BANK, *when(has_bank, WITH_BANK)]
     if ctx.round == 0 and ctx.stage.name == "evaluate":
-        arms.append(RANDOM)
-    if ctx.arms is not None:
-        arms = [arm for arm in arms if arm in ctx.arms]
+        conditions.append(RANDOM)
+    if ctx.conditions is not None:
+        conditions = [condition for condition in conditions if condition in ctx.conditions]
     held_out = waves_over(ctx.method, partial(_held_out, ctx))
-    return [_Wave(arm, tuple(tasks)) for arm in arms for tasks in held_out]
+    return [_Wave(condition, tuple(tasks)) for condition in conditions for tasks in held_out]
 
 
 def _held_out(ctx: StageContext, family: FamilyConfig) -> range:
@@ -175,7 +176,7 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     held = ctx.method.role("actor").context // _TOKENS_OF_A_TURN
     limits = {family.name: held for family in ctx.method.families if family.in_round(ctx.round).turn_limit is None}
     environment = Readable(
-        environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.longest_observation
+        environment_of(ctx, [family for family, _ in wave.tasks]), ctx.method.rollout.max_observation_characters
     )
     rows = []
     for play_number in range(RANDOM_PLAYS):
@@ -184,7 +185,7 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
         legal = {slot: listed for slot, start in enumerate(starts) if (listed := named_actions(start.actions))}
         for slot, (family, _) in enumerate(wave.tasks):
             if slot not in legal:
-                ctx.notes[f"{RANDOM} {family}"] = "left out: the environment names no action to draw"
+                ctx.provenance[f"{RANDOM} {family}"] = "left out: the environment names no action to draw"
         streams = [
             np.random.default_rng(seed_for(ctx.method.seed, "evaluation", RANDOM, f"{family}-s{seed}", play_number))
             for family, seed in wave.tasks
@@ -202,7 +203,7 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
                     steps[slot] = step = replace(step, done=True, stop_reason=StopReason.turn_limit)
                 if step.done:
                     rows.append(_random_row(ctx, wave.tasks[slot], play_number, actions[slot], step))
-                    ctx.note_games([Game(*wave.tasks[slot], step.error, step.details)])
+                    ctx.add_games([Game(*wave.tasks[slot], step.error, step.details)])
             legal = {slot: named_actions(step.actions) for slot, step in steps.items() if not step.done}
     return rows
 
@@ -218,7 +219,7 @@ def _random_row(
     return Evaluation(
         evaluation_id=f"e{ctx.round:04d}/{RANDOM}/{family}-s{seed}/{play_number}",
         round=ctx.round,
-        arm=RANDOM,
+        condition=RANDOM,
         family=family,
         environment_seed=seed,
         guided=False,
@@ -233,13 +234,13 @@ def _random_row(
     )
 
 
-def _row(ctx: StageContext, arm: str, played: PlayedEpisode, tokens: Mapping[str, tuple[int, int]]) -> Evaluation:
+def _row(ctx: StageContext, condition: str, played: PlayedEpisode, tokens: Mapping[str, tuple[int, int]]) -> Evaluation:
     episode = played.episode
     read, sampled = tokens.get(episode.episode_id, (0, 0))
     return Evaluation(
         evaluation_id=episode.episode_id,
         round=ctx.round,
-        arm=arm,
+        condition=condition,
         family=episode.family,
         environment_seed=episode.environment_seed,
         guided=episode.guided,
@@ -270,8 +271,8 @@ class Choice:
     """Held-out seeds of each task, from the start of its split."""
     seeds: SeedRange | None = None
     """Other held-out seeds, for every task. Not together with `episodes`."""
-    arms: tuple[str, ...] | None = None
-    """Words of :data:`ARMS`."""
+    conditions: tuple[str, ...] | None = None
+    """Words of :data:`CONDITIONS`."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,7 @@ class Evaluated:
 
 def chosen_method(method: Method, choice: Choice) -> Method:
     """The method with the tasks and the held-out seeds of a choice. Raises BadInput for what cannot be chosen."""
-    _check_arms(choice.arms)
+    _check_conditions(choice.conditions)
     families = _families(method, choice.tasks)
     if choice.seeds is not None and choice.episodes is not None:
         raise BadInput("episodes and seeds are both given", expected="one of them: seeds say how many there are")
@@ -307,14 +308,14 @@ def evaluate_again(
     services: Services,
     *,
     choice: Choice | None = None,
-    progress: Callable[[dict[str, Any]], None] = lambda figures: None,
+    progress: Callable[[dict[str, Any]], None] = lambda metrics: None,
     broken_episodes_limit: float = 0.9,
 ) -> Evaluated:
     """An evaluation of a round, with and without its bank, or what `choice` leaves of it.
 
     Raises BadInput for a choice that cannot be (seeds that training knows, a task that is not there), where the round
-    has no evaluation stage to stand in for, or where none of the chosen arms can be played in it; EnvironmentBroken
-    where a larger share of its games broke than `broken_episodes_limit`.
+    has no evaluation stage to stand in for, or where none of the chosen conditions can be played in it;
+    EnvironmentBroken where a larger share of its games broke than `broken_episodes_limit`.
     """
     choice = choice or Choice()
     chosen = {family.name: family for family in chosen_method(method, choice).families}
@@ -325,7 +326,7 @@ def evaluate_again(
     if stage is None or stage.parts is None or stage.run_part is None:
         raise BadInput(f"recipe {recipe.name} has no evaluation", expected="a recipe with the stage evaluate")
     writer = MemoryWriter()
-    arms = None if choice.arms is None else frozenset(ARMS[word] for word in choice.arms)
+    conditions = None if choice.conditions is None else frozenset(CONDITIONS[word] for word in choice.conditions)
     context = StageContext(
         method=method,
         recipe=recipe,
@@ -335,34 +336,38 @@ def evaluate_again(
         writer=writer,
         services=services,
         progress=progress,
-        arms=arms,
+        conditions=conditions,
         families=frozenset(chosen),
         broken_episodes_limit=broken_episodes_limit,
     )
     parts = stage.parts(context)
-    if not parts and arms is not None:
-        raise _no_arm(round_number, choice.arms or ())
+    if not parts and conditions is not None:
+        raise _no_condition(round_number, choice.conditions or ())
     for part in range(parts):
         stage.run_part(context, part)
     context.require_games()
-    # A recipe of another package may play every arm and family whatever was asked for.
-    rows = [row for row in writer.rows(Evaluation) if row.family in chosen and (arms is None or row.arm in arms)]
+    # A recipe of another package may play every condition and family whatever was asked for.
+    rows = [
+        row
+        for row in writer.rows(Evaluation)
+        if row.family in chosen and (conditions is None or row.condition in conditions)
+    ]
     return Evaluated(round_number, rows, context.digests())
 
 
-def _check_arms(arms: Sequence[str] | None) -> None:
-    unknown = [word for word in arms or () if word not in ARMS]
+def _check_conditions(conditions: Sequence[str] | None) -> None:
+    unknown = [word for word in conditions or () if word not in CONDITIONS]
     if unknown:
-        raise BadInput(f"there is no arm {short(unknown[0])}", expected=f"some of {', '.join(ARMS)}")
-    if arms is not None and not arms:
-        raise BadInput("no arm is named", expected=f"some of {', '.join(ARMS)}")
+        raise BadInput(f"there is no condition {short(unknown[0])}", expected=f"some of {', '.join(CONDITIONS)}")
+    if conditions is not None and not conditions:
+        raise BadInput("no condition is named", expected=f"some of {', '.join(CONDITIONS)}")
 
 
-def _no_arm(round_number: int, arms: Sequence[str]) -> BadInput:
+def _no_condition(round_number: int, conditions: Sequence[str]) -> BadInput:
     return BadInput(
-        f"round {round_number} has nothing to play of the arms {', '.join(arms)}",
+        f"round {round_number} has nothing to play of the conditions {', '.join(conditions)}",
         expected="`with` in a round whose bank has entries; `without` in any; `random` in round 0",
-        next_step="name other arms, or another round",
+        next_step="name other conditions, or another round",
     )
 
 

@@ -7,7 +7,7 @@ stages declare. So each such read has to be there: the stage, and of weights the
 checkpoint that retention may have deleted, and an optimizer state that the update can load.
 
 A fork may also take the parent's rollouts of the next round, and run what follows them by another method. Taken are the
-stages of that round that play episodes, and those of the round that they read (the plan, judgments, reflections). All
+stages of that round that play episodes, and those of the round that they read (the plan, critiques, reflections). All
 that they read of earlier rounds is inherited, so they were played by the very weights, with the very bank, that the
 fork's own round would play with: the behavior policy is the one of an ordinary round, and the stored log-probabilities
 are its. It is one round: those of the round after were played by weights that the fork does not have.
@@ -168,17 +168,17 @@ def _inherited_reads(method: Method, recipe: ForkedRecipe) -> Iterator[tuple[Sta
                     yield stage, read, place
 
 
-def check_weights(parent: RunDirectory, method: Method, owner: str, place: tuple[int, str]) -> None:
+def check_weights(parent: RunDirectory, method: Method, owner: str, stage_key: tuple[int, str]) -> None:
     """Raise BadInput where the weights that a stage (round, name) wrote are not those to go on with by a method."""
-    row = next((row for row in rows_of(Weights, parent.read(*place, Weights)) if row.role == owner), None)
+    row = next((row for row in rows_of(Weights, parent.read(*stage_key, Weights)) if row.role == owner), None)
     where = f"method.roles.{owner}"
     if row is None:
-        raise _no_weights(parent, owner, f"{key_of(*place)} wrote none")
-    before, role = _role(parent.method_of(*place), owner), method.role(owner)
+        raise _no_weights(parent, owner, f"{key_of(*stage_key)} wrote none")
+    before, role = _role(parent.method_of(*stage_key), owner), method.role(owner)
     for key in SAME_IN_FORKS:
         if before is not None and getattr(before, key) != getattr(role, key):
             raise BadInput(
-                f"the weights of round {place[0]} are those of {key} {getattr(before, key)!r}",
+                f"the weights of round {stage_key[0]} are those of {key} {getattr(before, key)!r}",
                 expected="the same: a fork goes on with the weights that are there",
                 where=f"{where}.{key}",
                 next_step="take the change back, or begin a new experiment with `crl train`",

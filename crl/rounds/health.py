@@ -1,8 +1,8 @@
-"""Health of a round: figures about what the extractor wrote, whether it is true, and what the updates can learn from.
+"""Health of a round: metrics about what the extractor wrote, whether it is true, and what the updates can learn from.
 
 Pure functions over plain columns, which the stage `health` of each recipe gathers and writes with :func:`write_health`.
-Nothing here is ever trained on: whether a note is true is known to the environment alone, and no stage that feeds
-training reads the stage that says so.
+Nothing here is ever trained on: whether an experience is true is known to the environment alone, and no stage that
+feeds training reads the stage that says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from crl.credit.advantages import SMALLEST_STD
 from crl.credit.uses import usable
 from crl.records import Episode, Metric
-from crl.rounds.alarms import Figures, counters, health_metrics, mismatch_alarms, mismatch_causes
+from crl.rounds.alarms import Metrics, counters, health_metrics, mismatch_alarms, mismatch_causes
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE, maker_of
 
@@ -27,16 +27,16 @@ VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
 ALARM_SHARE = 0.5
 """Above this share of malformed or `return` outputs the extractor is drifting to outputs that are never scored."""
 RIGHT = 1.0
-"""Truth of a note that is fully right."""
-FEWEST_NOTES = 8
-"""With fewer notes, one of them being most of them says nothing."""
-UPDATE_FIGURES = ("ratio_mean", "ratio_max", "logprob_mismatch", "mismatch_kl")
-"""Figures of an update that are repeated as they are; its two clipped shares are summed up."""
-CUT = "notes_cut_by_embedder"
+"""Truth of an experience that is fully right."""
+FEWEST_EXPERIENCES = 8
+"""With fewer experiences, one of them being most of them says nothing."""
+UPDATE_METRICS = ("ratio_mean", "ratio_max", "logprob_mismatch", "mismatch_kl")
+"""Metrics of an update that are repeated as they are; its two clipped shares are summed up."""
+CUT = "experiences_cut_by_embedder"
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ExperienceTruth:
     """One experience text, written, held or shown."""
 
     family: str
@@ -45,13 +45,13 @@ class Note:
     """1 fully right, 0 wrong, between: partly; None: it claims nothing, or nobody knows."""
 
 
-def output_shares(verdicts: Sequence[str]) -> Figures:
+def output_shares(verdicts: Sequence[str]) -> Metrics:
     """Share of every kind of extractor output (`share_malformed`, …); none without outputs."""
     counts = Counter(verdicts)
     return {f"share_{verdict}": counts[verdict] / len(verdicts) for verdict in VERDICTS} if verdicts else {}
 
 
-def output_alarms(shares: Figures) -> dict[str, str]:
+def output_alarms(shares: Metrics) -> dict[str, str]:
     """Which of :func:`output_shares` are above :data:`ALARM_SHARE` and should not be."""
     return {
         f"share_{verdict}": f"{share:.0%} of the extractor's outputs are {verdict} (bound {ALARM_SHARE:.0%})"
@@ -60,7 +60,7 @@ def output_alarms(shares: Figures) -> dict[str, str]:
     }
 
 
-def reading_figures(distillations: Sequence[tuple[int, int]]) -> tuple[Figures, dict[str, str]]:
+def reading_metrics(distillations: Sequence[tuple[int, int]]) -> tuple[Metrics, dict[str, str]]:
     """What the extractor could read of the games, and alarms: from (turns, turns shown in full) of each distillation.
 
     `turns_shown` is the share of all turns of all distilled episodes, `prompts_cut` that of the prompts that lack any.
@@ -70,91 +70,98 @@ def reading_figures(distillations: Sequence[tuple[int, int]]) -> tuple[Figures, 
     if not turns:
         return {}, {}
     cut = sum(each_shown < each for each, each_shown in distillations)
-    figures = {"turns_shown": shown / turns, "prompts_cut": cut / len(distillations)}
+    metrics = {"turns_shown": shown / turns, "prompts_cut": cut / len(distillations)}
     alarm = (
         f"{cut} of {len(distillations)} extractor prompts were cut and show {shown / turns:.0%} of the turns: raise "
         "extractor.context"
     )
-    return figures, {"prompts_cut": alarm} if cut else {}
+    return metrics, {"prompts_cut": alarm} if cut else {}
 
 
-def written_figures(notes: Sequence[Note]) -> Figures:
-    """How many notes were written, and the share of distinct ones among them."""
-    figures: Figures = {"notes_new": float(len(notes))}
-    if notes:
-        figures["notes_distinct"] = len({(note.family, note.text) for note in notes}) / len(notes)
-    return figures
+def written_metrics(experiences: Sequence[ExperienceTruth]) -> Metrics:
+    """How many experiences were written, and the share of distinct ones among them."""
+    metrics: Metrics = {"experiences_new": float(len(experiences))}
+    if experiences:
+        metrics["experiences_distinct"] = len(
+            {(experience.family, experience.text) for experience in experiences}
+        ) / len(experiences)
+    return metrics
 
 
-def cut_figures(cuts: Sequence[bool]) -> Figures:
-    """`notes_cut_by_embedder`: the share of the new notes that the embedder reads only the beginning of."""
+def cut_metrics(cuts: Sequence[bool]) -> Metrics:
+    """`experiences_cut_by_embedder`: the share of the new experiences that the embedder reads only the beginning of."""
     return {CUT: sum(cuts) / len(cuts)} if cuts else {}
 
 
 def cut_alarm(
-    figures: Mapping[str, float], embedder: str = "retrieval.embedder", longest: str = "distill.max_characters"
+    metrics: Mapping[str, float], embedder: str = "retrieval.embedder", longest: str = "distill.max_characters"
 ) -> dict[str, str]:
-    """What to say where the embedder cut a note, by the figure's name; the keys name the settings that would help."""
-    share = figures.get(CUT, 0.0)
+    """What to say where the embedder cut an experience, by the metric's name; the keys name the settings that would
+    help."""
+    share = metrics.get(CUT, 0.0)
     told = (
-        f"the embedder reads only the beginning of {share:.0%} of the new notes, which are found by that alone; choose "
-        f"one that reads longer texts ({embedder}), or lower {longest}"
+        f"the embedder reads only the beginning of {share:.0%} of the new experiences, which are found by that alone; "
+        f"choose one that reads longer texts ({embedder}), or lower {longest}"
     )
     return {CUT: told} if share else {}
 
 
-def one_text_share(notes: Sequence[Note]) -> Figures:
-    """`notes_one_text`: the share of the notes that the most frequent text has; nothing of fewer than
-    :data:`FEWEST_NOTES`.
+def one_text_share(experiences: Sequence[ExperienceTruth]) -> Metrics:
+    """`experiences_one_text`: the share of the experiences that the most frequent text has; nothing of fewer than
+    :data:`FEWEST_EXPERIENCES`.
 
-    Repetitions of what is known to be right do not count: in a family that has one right answer, every note of a good
-    extractor is that one.
+    Repetitions of what is known to be right do not count: in a family that has one right answer, every experience of a
+    good extractor is that one.
     """
-    if len(notes) < FEWEST_NOTES:
+    if len(experiences) < FEWEST_EXPERIENCES:
         return {}
-    doubtful = Counter(note.text for note in notes if note.truth != RIGHT)
-    return {"notes_one_text": max(doubtful.values(), default=0) / len(notes)}
+    doubtful = Counter(experience.text for experience in experiences if experience.truth != RIGHT)
+    return {"experiences_one_text": max(doubtful.values(), default=0) / len(experiences)}
 
 
-def truth_share(name: str, notes: Sequence[Note], judged: Iterable[str]) -> Figures:
-    """Share of the notes that are fully right, of families whose environment knows; nothing where there are none."""
-    known = frozenset(judged)
-    right = [note.truth == RIGHT for note in notes if note.family in known]
+def truth_share(name: str, experiences: Sequence[ExperienceTruth], knowing: Iterable[str]) -> Metrics:
+    """Share of the experiences that are fully right, of the families `knowing`, whose environment knows; nothing of
+    none."""
+    known = frozenset(knowing)
+    right = [experience.truth == RIGHT for experience in experiences if experience.family in known]
     return {name: sum(right) / len(right)} if right else {}
 
 
-def claim_share(name: str, notes: Sequence[Note], judged: Iterable[str]) -> Figures:
-    """Share of the notes that claim anything that can be right or wrong, likewise."""
-    known = frozenset(judged)
-    claims = [note.truth is not None for note in notes if note.family in known]
+def claim_share(name: str, experiences: Sequence[ExperienceTruth], knowing: Iterable[str]) -> Metrics:
+    """Share of the experiences that claim anything that can be right or wrong, likewise."""
+    known = frozenset(knowing)
+    claims = [experience.truth is not None for experience in experiences if experience.family in known]
     return {name: sum(claims) / len(claims)} if claims else {}
 
 
-def coverage(families: Sequence[str], held: Iterable[str], notes: Iterable[Note], judged: Sequence[str]) -> Figures:
-    """Share of the task families with a note, and of those whose environment knows with at least one right note.
+def coverage(
+    families: Sequence[str], held: Iterable[str], experiences: Iterable[ExperienceTruth], knowing: Sequence[str]
+) -> Metrics:
+    """Share of the task families with an experience, and of those whose environment knows with at least one right
+    experience.
 
-    `held` are the families of the bank's entries, `notes` those of its texts that were judged.
+    `held` are the families of the bank's entries, `experiences` those of its texts whose truth is known.
     """
-    figures: Figures = {"families_with_note": len(set(held) & set(families)) / len(families)}
-    if judged:
-        right = {note.family for note in notes if note.truth == RIGHT}
-        figures["families_with_true_note"] = len(right & set(judged)) / len(judged)
-    return figures
+    metrics: Metrics = {"families_with_experience": len(set(held) & set(families)) / len(families)}
+    if knowing:
+        right = {experience.family for experience in experiences if experience.truth == RIGHT}
+        metrics["families_with_true_experience"] = len(right & set(knowing)) / len(knowing)
+    return metrics
 
 
-def play_figures(episodes: Sequence[Episode]) -> Figures:
+def play_metrics(episodes: Sequence[Episode]) -> Metrics:
     """Success of all usable episodes, and of the guided less that of the free ones (-1 to 1)."""
     played = [episode for episode in episodes if usable(episode)]
     guided, free = ([each.success for each in played if each.guided is guided] for guided in (True, False))
-    figures: Figures = {}
+    metrics: Metrics = {}
     if played:
-        figures["success"] = (sum(guided) + sum(free)) / len(played)
+        metrics["success"] = (sum(guided) + sum(free)) / len(played)
     if guided and free:
-        figures["success_guided_minus_free"] = sum(guided) / len(guided) - sum(free) / len(free)
-    return figures
+        metrics["success_guided_minus_free"] = sum(guided) / len(guided) - sum(free) / len(free)
+    return metrics
 
 
-def token_figures(name: str, episodes: Sequence[Episode]) -> Figures:
+def token_metrics(name: str, episodes: Sequence[Episode]) -> Metrics:
     """Tokens that playing these episodes read and sampled."""
     return {
         f"{name}_tokens_read": float(sum(row.tokens_read for row in episodes)),
@@ -162,7 +169,7 @@ def token_figures(name: str, episodes: Sequence[Episode]) -> Figures:
     }
 
 
-def group_figures(episodes: Sequence[Episode], *, subgroups: bool) -> Figures:
+def group_metrics(episodes: Sequence[Episode], *, subgroups: bool) -> Metrics:
     """Share of groups whose rewards are all equal, so that every advantage of theirs is 0 (eq. 5).
 
     With `subgroups` each stream has a baseline of its own, and the group counts if none of them varies.
@@ -177,7 +184,7 @@ def group_figures(episodes: Sequence[Episode], *, subgroups: bool) -> Figures:
     return {"actor_groups_equal": sum(equal) / len(equal)}
 
 
-def reward_figures(rewards: Sequence[float], advantages: Sequence[float]) -> Figures:
+def reward_metrics(rewards: Sequence[float], advantages: Sequence[float]) -> Metrics:
     """The distribution of the rewards of the extractor's batch; nothing without one.
 
     `extractor_reward_equal` is the share of the most frequent reward, `extractor_without_gradient` that of samples
@@ -196,16 +203,16 @@ def reward_figures(rewards: Sequence[float], advantages: Sequence[float]) -> Fig
     }
 
 
-def update_figures(role: str, figures: Mapping[str, float]) -> Figures:
+def update_metrics(role: str, metrics: Mapping[str, float]) -> Metrics:
     """Steps of a role's update, and where it took one, the clipped share of the trained tokens, ratio and gap."""
-    found = {f"{role}_stepped": figures["stepped"]} if "stepped" in figures else {}
-    if "ratio_mean" in figures:
-        found |= {f"{role}_{name}": figures[name] for name in UPDATE_FIGURES if name in figures}
-        found[f"{role}_clipped"] = figures.get("clipped_low", 0.0) + figures.get("clipped_high", 0.0)
+    found = {f"{role}_stepped": metrics["stepped"]} if "stepped" in metrics else {}
+    if "ratio_mean" in metrics:
+        found |= {f"{role}_{name}": metrics[name] for name in UPDATE_METRICS if name in metrics}
+        found[f"{role}_clipped"] = metrics.get("clipped_low", 0.0) + metrics.get("clipped_high", 0.0)
     return found
 
 
-def age_figures(name: str, ages: Sequence[int]) -> Figures:
+def age_metrics(name: str, ages: Sequence[int]) -> Metrics:
     """Mean and largest of ages in rounds."""
     return {f"{name}_mean": sum(ages) / len(ages), f"{name}_max": float(max(ages))} if ages else {}
 
@@ -216,7 +223,7 @@ def tokens_of(written: pa.Table) -> tuple[int, int]:
     return (pc.sum(pc.list_value_length(written["token_ids"])).as_py() or 0) - sampled, sampled
 
 
-def mismatch_alarms_of(ctx: StageContext, figures: Mapping[str, float]) -> dict[str, str]:
+def mismatch_alarms_of(ctx: StageContext, metrics: Mapping[str, float]) -> dict[str, str]:
     """Alarms where sampler and trainer of a role disagree, with what is known here of the causes."""
 
     def causes(owner: str) -> list[str]:
@@ -225,18 +232,18 @@ def mismatch_alarms_of(ctx: StageContext, figures: Mapping[str, float]) -> dict[
         config = ctx.services.model_path(owner) / "config.json"
         return mismatch_causes(computed(ctx.method.role(owner)), json.loads(config.read_text(encoding="utf-8")))
 
-    return mismatch_alarms(figures, causes)
+    return mismatch_alarms(metrics, causes)
 
 
 def write_health(
-    ctx: StageContext, figures: Mapping[str, float], trained: Set[str], alarms: Mapping[str, str] | None = None
+    ctx: StageContext, metrics: Mapping[str, float], trained: Set[str], alarms: Mapping[str, str] | None = None
 ) -> None:
     """Write the metrics of a round (:func:`health_metrics`); `trained` are the roles that it trains.
 
     After a fork to another recipe, or to other settings of it, rounds with a sign of collapse are counted anew: the
     signs that were counted may be gone for good, or nothing that this recipe shows.
     """
-    previous = ctx.figures(BEFORE)
+    previous = ctx.metrics(BEFORE)
     if maker_of(ctx.recipe, ctx.method, ctx.round - 1)[1].recipe != ctx.method.recipe:
         previous = {name: value for name, value in previous.items() if name not in counters()}
-    ctx.write(Metric, health_metrics(figures, previous, trained, round=ctx.round, alarms=alarms))
+    ctx.write(Metric, health_metrics(metrics, previous, trained, round=ctx.round, alarms=alarms))

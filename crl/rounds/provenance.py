@@ -22,20 +22,20 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from crl.errors import EnvironmentBroken
-from crl.faults import place_in
+from crl.faults import location_in
 from crl.protocols import Start
 from crl.rollout.live import without_start
 from crl.rollout.play import PlayedEpisode
 from crl.text.unicode import escaped
 
 BROKEN = "broken"
-"""Their place among the notes of a stage: by task family what was played and what broke."""
+"""Their key in the provenance of a stage: by task family what was played and what broke."""
 FEWEST = 4
 """Broken games from which on a task family is judged alone."""
 _told: tuple[tuple[int, str], set[tuple[str, str, str | None]]] = ((-1, ""), set())
 """Of the stage that this process is in: which kinds of break are in its log."""
 TIMINGS = "timings"
-"""Their place among the notes of a stage, by kind of work."""
+"""Their key in the provenance of a stage, by kind of work."""
 
 
 class Game(NamedTuple):
@@ -47,31 +47,31 @@ class Game(NamedTuple):
     details: str | None = None
 
 
-def note_games(notes: dict[str, Any], games: Iterable[Game], *, of: tuple[int, str]) -> None:
-    """Count games in the notes of a stage; `of` is its round and name. The first of each kind of break is written to
-    the log at once."""
+def add_games(provenance: dict[str, Any], games: Iterable[Game], *, of: tuple[int, str]) -> None:
+    """Count games in the provenance of a stage; `of` is its round and name. The first of each kind of break is written
+    to the log at once."""
     for game in games:
-        family = notes.setdefault(BROKEN, {}).setdefault(game.family, {"games": 0, "broken": 0, "kinds": []})
+        family = provenance.setdefault(BROKEN, {}).setdefault(game.family, {"games": 0, "broken": 0, "kinds": []})
         family["games"] += 1
         if game.error is None:
             continue
         family["broken"] += 1
-        place = place_in(game.details)
-        kind = _kind_in(family["kinds"], game.error, place)
+        location = location_in(game.details)
+        kind = _kind_in(family["kinds"], game.error, location)
         if kind is not None:
             kind["games"] += 1
             continue
         family["kinds"].append(
-            {"error": game.error, "place": place, "games": 1, "seed": game.seed, "details": game.details}
+            {"error": game.error, "location": location, "games": 1, "seed": game.seed, "details": game.details}
         )
-        _tell(game, place, of)
+        _tell(game, location, of)
 
 
-def _tell(game: Game, place: str | None, of: tuple[int, str]) -> None:
+def _tell(game: Game, location: str | None, of: tuple[int, str]) -> None:
     global _told
     if _told[0] != of:
         _told = (of, set())
-    kind = (game.family, game.error or "", place)
+    kind = (game.family, game.error or "", location)
     if kind in _told[1]:  # another part of the stage had one
         return
     _told[1].add(kind)
@@ -88,9 +88,9 @@ def games_of(played: Sequence[PlayedEpisode]) -> list[Game]:
     ]
 
 
-def games_from(starts: Sequence[Start], places: Sequence[tuple[str, int]]) -> list[Game]:
-    """Starts that cannot be played, as games; `places` are the family and the seed of each."""
-    return [Game(*place, start.error, start.details) for start, place in zip(starts, places, strict=True)]
+def games_from(starts: Sequence[Start], task_seeds: Sequence[tuple[str, int]]) -> list[Game]:
+    """Starts that cannot be played, as games; `task_seeds` are the family and the seed of each."""
+    return [Game(*task, start.error, start.details) for start, task in zip(starts, task_seeds, strict=True)]
 
 
 def _games_of_both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _games_of_both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str
         mine["games"] += counted["games"]
         mine["broken"] += counted["broken"]
         for kind in counted["kinds"]:
-            known = _kind_in(mine["kinds"], kind["error"], kind["place"])
+            known = _kind_in(mine["kinds"], kind["error"], kind["location"])
             if known is None:
                 mine["kinds"].append(dict(kind))
             else:
@@ -109,9 +109,9 @@ def _games_of_both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str
     return found
 
 
-def require_games(notes: Mapping[str, Any], limit: float, where: str) -> None:
+def require_games(provenance: Mapping[str, Any], limit: float, where: str) -> None:
     """Raise EnvironmentBroken where more than `limit` of the games of a stage, or of one of its families, broke."""
-    counted: Mapping[str, Any] = notes.get(BROKEN, {})
+    counted: Mapping[str, Any] = provenance.get(BROKEN, {})
     games, broken = (sum(each[name] for each in counted.values()) for name in ("games", "broken"))
     all_of_it = broken > limit * games
     for family, each in counted.items():
@@ -127,9 +127,9 @@ def require_games(notes: Mapping[str, Any], limit: float, where: str) -> None:
             )
 
 
-def has_broken(notes: Mapping[str, Any]) -> bool:
+def has_broken(provenance: Mapping[str, Any]) -> bool:
     """Whether any game broke."""
-    return any(each["broken"] for each in notes.get(BROKEN, {}).values())
+    return any(each["broken"] for each in provenance.get(BROKEN, {}).values())
 
 
 @contextmanager
@@ -142,28 +142,28 @@ def naming(family: str) -> Iterator[None]:
         raise
 
 
-def _kind_in(kinds: Sequence[dict[str, Any]], error: str, place: str | None) -> dict[str, Any] | None:
-    return next((kind for kind in kinds if (kind["error"], kind["place"]) == (error, place)), None)
+def _kind_in(kinds: Sequence[dict[str, Any]], error: str, location: str | None) -> dict[str, Any] | None:
+    return next((kind for kind in kinds if (kind["error"], kind["location"]) == (error, location)), None)
 
 
-def note_time(notes: dict[str, Any], work: str, *, items: int, seconds: float) -> None:
-    """Add one batch to the timings in a stage's notes; none without items."""
+def add_time(provenance: dict[str, Any], work: str, *, items: int, seconds: float) -> None:
+    """Add one batch to the timings in a stage's provenance; none without items."""
     if not items:
         return
     batch = {"batches": 1, "items": items, "seconds": round(seconds, 6), "longest": round(seconds, 6)}
-    timings = notes.setdefault(TIMINGS, {})
+    timings = provenance.setdefault(TIMINGS, {})
     timings[work] = _added(timings[work], batch) if work in timings else batch
 
 
-def joined(notes: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes of several parts of a stage as those of the stage: timings and games that broke are added up, else the
-    first is kept."""
-    timings = dict(notes.get(TIMINGS, {}))
+def joined(provenance: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The provenance of several parts of a stage as those of the stage: timings and games that broke are added up, else
+    the first is kept."""
+    timings = dict(provenance.get(TIMINGS, {}))
     for work, found in more.get(TIMINGS, {}).items():
         timings[work] = _added(timings[work], found) if work in timings else found
-    games = _games_of_both(notes.get(BROKEN, {}), more.get(BROKEN, {}))
+    games = _games_of_both(provenance.get(BROKEN, {}), more.get(BROKEN, {}))
     return {
-        **more, **notes, **({TIMINGS: timings} if timings else {}), **({BROKEN: games} if games else {})
+        **more, **provenance, **({TIMINGS: timings} if timings else {}), **({BROKEN: games} if games else {})
     }  # fmt: skip
 
 

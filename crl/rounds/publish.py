@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from crl.bank.changes import Change, applied, files_of, stored, summary_of
-from crl.bank.segments import load_embeddings, load_texts, new_segments, place
+from crl.bank.segments import load_embeddings, load_texts, new_segments, with_files
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
 from crl.errors import BadInput, RecordDamaged
@@ -45,7 +45,7 @@ BANK_TABLES = (BankChange, BankSnapshot, BankEntry, BankEvent)
 """What publishes a bank; the whole of it (`BankEntry`) not in every round."""
 _TOLERANCE = 1e-3
 """Most that a number of a vector may differ: another machine rounds otherwise."""
-IMPORT_NOTE = "import"
+IMPORT = "import"
 """Where the manifest's provenance describes the import."""
 
 
@@ -60,7 +60,7 @@ def begin_with(ctx: StageContext, taken: BankImport) -> None:
         )
     rows, provenance = taken.rows(), taken.provenance()
     ctx.share(taken.relative, taken.content)
-    ctx.notes[IMPORT_NOTE] = provenance
+    ctx.provenance[IMPORT] = provenance
     texts = [row["text"] for row in rows]
     segments = new_segments(texts, _embedder(ctx, taken, rows, provenance["source"]["embedder"]))
     for relative, content in segments.files.items():
@@ -70,7 +70,7 @@ def begin_with(ctx: StageContext, taken: BankImport) -> None:
     events = [_event(row, index) for index, row in enumerate(rows)]
     # In order of ids, as consolidation gives them.
     changes.sort(key=lambda change: change.after.entry_id if change.after else "")
-    publish(ctx, schema_of(BankEntry).empty_table(), None, place(changes, segments, {}), events)
+    publish(ctx, schema_of(BankEntry).empty_table(), None, with_files(changes, segments, {}), events)
     names = schema_of(ImportedEntry).names
     ctx.write(ImportedEntry, [ImportedEntry(**{name: row[name] for name in names}) for row in rows])
 
@@ -117,7 +117,7 @@ def import_again(run: RunDirectory) -> BankImport:
     Raises RecordDamaged where that is damaged, or the vectors it had were another embedder's.
     """
     manifest = run.manifest(0, INITIALIZE)
-    provenance: dict[str, Any] = manifest.provenance[IMPORT_NOTE]
+    provenance: dict[str, Any] = manifest.provenance[IMPORT]
     entries = run.read(0, INITIALIZE, BankEntry)
     texts = load_texts(run.path, entries)
     own = {row["entry_id"]: row for row in entries.to_pylist()}
@@ -197,7 +197,7 @@ def consolidate(ctx: StageContext) -> None:
     segments = new_segments(new, ctx.services.embedder())
     for relative, content in segments.files.items():
         ctx.share(relative, content)
-    publish(ctx, proposal.previous.table, summary, place(result.changes, segments, known), result.events)
+    publish(ctx, proposal.previous.table, summary, with_files(result.changes, segments, known), result.events)
     ctx.progress(len(proposal.operations), len(proposal.operations), bank=result.size)
 
 

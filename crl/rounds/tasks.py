@@ -12,7 +12,7 @@ from crl.rounds.context import StageContext
 from crl.rounds.provenance import games_from, naming
 from crl.rounds.waves import starts_of, together, wave_width
 
-Place = tuple[str, int]
+TaskSeed = tuple[str, int]
 """A task family and an environment seed."""
 
 
@@ -72,10 +72,10 @@ def _family_tasks(
     # Distinct tasks where the range allows it, so that a round is not the same task over and over.
     drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)
     environment_seeds = [seeds.start + int(value) for value in drawn]
-    longest = ctx.method.rollout.longest_observation
+    longest = ctx.method.rollout.max_observation_characters
     with naming(family.name):
         starts = Readable(ctx.environment(family.name), longest).reset_many(environment_seeds)
-    ctx.note_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))
+    ctx.add_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))
     return [
         task_of(
             ctx,
@@ -92,10 +92,10 @@ def _family_tasks(
     ]
 
 
-def waves_over(method: Method, seeds_of: Callable[[FamilyConfig], Iterable[int]]) -> list[list[Place]]:
+def waves_over(method: Method, seeds_of: Callable[[FamilyConfig], Iterable[int]]) -> list[list[TaskSeed]]:
     """The seeds of every family in waves as wide as those of training: of one family, unless waves mix."""
     width = wave_width(method)
-    shared: dict[str, list[Place]] = {}
+    shared: dict[str, list[TaskSeed]] = {}
     first_of = together(method)
     for family in method.families:
         shared.setdefault(first_of[family.name], []).extend((family.name, seed) for seed in seeds_of(family))
@@ -103,7 +103,7 @@ def waves_over(method: Method, seeds_of: Callable[[FamilyConfig], Iterable[int]]
 
 
 def tasks_at(
-    ctx: StageContext, wave: Sequence[Place], *, name: Callable[[str, int], str], stream: str = FREE
+    ctx: StageContext, wave: Sequence[TaskSeed], *, name: Callable[[str, int], str], stream: str = FREE
 ) -> list[Task]:
     """One task per place of a wave; `name` gives the id of its episode."""
     return [

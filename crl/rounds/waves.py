@@ -52,7 +52,7 @@ def play(
 ) -> list[PlayedEpisode]:
     """Play one wave, in the environment of its family (or of its families) unless another is given.
 
-    `advisor` answers the questions of guided episodes; without one they are offered none. `progress` takes the figures
+    `advisor` answers the questions of guided episodes; without one they are offered none. `progress` takes the metrics
     of the wave where it is not a part of the stage. `predicted`: the environment is a model, whose breaks are no fault.
     """
     with naming(slots[0].task.family if slots else ""):
@@ -66,10 +66,10 @@ def play(
             weights_digest=weights_digest,
             stage=ctx.stage.name,
             advisor=advisor,
-            progress=progress or (lambda figures: ctx.progress(**figures)),
+            progress=progress or (lambda metrics: ctx.progress(**metrics)),
         )
     if not predicted:
-        ctx.note_games(games_of(played))
+        ctx.add_games(games_of(played))
     return played
 
 
@@ -170,20 +170,20 @@ def sampling_of(method: Method, families: Iterable[str]) -> SamplingConfig:
 
 def of_all(ctx: StageContext, before: int, total: int) -> Progress:
     """Progress of a wave as that of all demonstrations. Who wins among them says nothing about the model."""
-    return lambda figures: ctx.progress(before + figures["done"], total)
+    return lambda metrics: ctx.progress(before + metrics["done"], total)
 
 
-def starts_of(ctx: StageContext, places: Sequence[tuple[str, int]], *, played_here: bool = False) -> list[Start]:
+def starts_of(ctx: StageContext, task_seeds: Sequence[tuple[str, int]], *, played_here: bool = False) -> list[Start]:
     """What an actor is shown first at each place: a task family and an environment seed.
 
     `played_here`: this stage plays them too, and counts them there; those that do not start are counted here.
     """
-    with naming(places[0][0] if places else ""):
-        environment = environment_of(ctx, [family for family, _ in places])
-        readable = Readable(environment, ctx.method.rollout.longest_observation)
-        starts = readable.reset_many([seed for _, seed in places])
-    games = games_from(starts, places)
-    ctx.note_games([game for game in games if game.error is not None] if played_here else games)
+    with naming(task_seeds[0][0] if task_seeds else ""):
+        environment = environment_of(ctx, [family for family, _ in task_seeds])
+        readable = Readable(environment, ctx.method.rollout.max_observation_characters)
+        starts = readable.reset_many([seed for _, seed in task_seeds])
+    games = games_from(starts, task_seeds)
+    ctx.add_games([game for game in games if game.error is not None] if played_here else games)
     return starts
 
 

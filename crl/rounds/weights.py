@@ -23,9 +23,9 @@ from crl.text.outputs import Output, token_record
 CHECKPOINT = "checkpoint"
 """Directory of the weights inside the stage that wrote them."""
 _SUMMED = frozenset({"samples", "samples_without_gradient", "stepped", "tokens"})
-"""Figures of an optimizer step that count something; so do the `<objective>_tokens`."""
+"""Metrics of an optimizer step that count something; so do the `<objective>_tokens`."""
 _OF_SAMPLES = _SUMMED - {"stepped"} | {"logprob_mismatch", "mismatch_kl"}
-"""Figures of an optimizer step that are about its samples; so are the `<objective>_tokens`."""
+"""Metrics of an optimizer step that are about its samples; so are the `<objective>_tokens`."""
 
 
 def weights_of(ctx: StageContext, role: str, *, read: str | None = None) -> Weights:
@@ -128,7 +128,7 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
     samples = [sample for sample in ctx.rows(Sample, credit) if ctx.method.owner(sample.role) == owner]
     before = weights_of(ctx, owner, read=BEFORE)
     after = dataclasses.replace(before, round=ctx.round)
-    figures = {"samples": 0.0}
+    metrics = {"samples": 0.0}
     if samples:
         ctx.progress(0, len(samples))
         trainer = ctx.services.trainer(owner, before)
@@ -139,20 +139,20 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
         for batch in batches * iterations:
             steps.append(trainer.update(batch, ctx.recipe.objectives, stale=stale))
             ctx.progress(int(sum(step["samples"] for step in steps)) // iterations, len(samples))
-        figures = over_passes(steps, len(batches))
-        if figures["stepped"]:
+        metrics = over_passes(steps, len(batches))
+        if metrics["stepped"]:
             trainer.save(ctx.directory / CHECKPOINT)
     if ctx.services.rank > 0:
         return
-    if figures.get("stepped"):
-        after = new_weights(ctx, before, updates=before.updates + int(figures["stepped"]))
+    if metrics.get("stepped"):
+        after = new_weights(ctx, before, updates=before.updates + int(metrics["stepped"]))
     ctx.write(Weights, [after])
     alarms = {}
-    if not figures.get("stepped", 1.0):
+    if not metrics.get("stepped", 1.0):
         alarms["stepped"] = "no update: all rewards of each baseline were equal, so every advantage is 0"
-    if figures.get("learning_rate") == 0:
+    if metrics.get("learning_rate") == 0:
         alarms["learning_rate"] = "no weight moves any more: lr_scheduler_steps of the optimizer are over"
-    ctx.write_figures(dict(sorted(figures.items())), alarms)
+    ctx.write_metrics(dict(sorted(metrics.items())), alarms)
     if samples:
         ctx.services.trained(owner, after)
 
@@ -178,7 +178,7 @@ def stale_samples(ctx: StageContext, owner: str, samples: Sequence[Sample]) -> f
 
 
 def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Figures of a round's optimizer steps as one: counts are summed, `ratio_max` is the largest, the others are means
+    """Metrics of a round's optimizer steps as one: counts are summed, `ratio_max` is the largest, the others are means
     over the steps that have them. `stepped` is the number of steps that were taken."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for step in steps for name in step):
@@ -190,7 +190,7 @@ def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def over_passes(steps: Sequence[Mapping[str, float]], batches: int) -> dict[str, float]:
-    """Figures of several passes over as many batches. What the samples are (their number, their tokens, how trainer and
+    """Metrics of several passes over as many batches. What the samples are (their number, their tokens, how trainer and
     sampler agree about them) is said by the first pass, before it moved anything; the rest is over all steps."""
     once = over_steps(steps[:batches])
     of_samples = {name: value for name, value in once.items() if name in _OF_SAMPLES or name.endswith("_tokens")}

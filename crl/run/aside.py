@@ -12,10 +12,12 @@ from pathlib import Path
 from crl.run.files import aside, disk_errors, fsync, move, temporary
 from crl.run.journal import Journal
 from crl.run.lease import commit_guard
-from crl.run.manifest import Place, key_of
+from crl.run.manifest import StageKey, key_of
 
 
-def take_out(run_path: Path, stages: Sequence[Place], gone: Sequence[Place], *, first_round: int, token: int) -> None:
+def take_out(
+    run_path: Path, stages: Sequence[StageKey], gone: Sequence[StageKey], *, first_round: int, token: int
+) -> None:
     """Move stages, listed from the oldest on, to `damaged/<n>/rounds/`, with what is unfinished from a round on; `gone`
     are taken back as well and have no directory any more.
 

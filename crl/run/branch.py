@@ -24,8 +24,8 @@ from crl.run.files import disk_errors, fsync, fsync_tree, mending, remove, remov
 from crl.run.head import heads
 from crl.run.journal import Journal
 from crl.run.lineage import LINEAGE, Ancestor, Lineage
-from crl.run.manifest import MANIFEST, Manifest, Place, key_of, stage_directory
-from crl.run.retention import CHECKPOINT, Pruned, is_pruned, note_pruned, pruned
+from crl.run.manifest import MANIFEST, Manifest, StageKey, key_of, stage_directory
+from crl.run.retention import CHECKPOINT, Pruned, add_pruned, is_pruned, pruned
 
 FORKED = "forked"
 """Event of the journal that the run begins with."""
@@ -40,9 +40,9 @@ class Branch:
     kept: tuple[str, ...] = ()
     """Stages of the round after that are taken too."""
 
-    def takes(self, place: Place) -> bool:
+    def takes(self, key: StageKey) -> bool:
         """Whether a stage of the parent is taken."""
-        return place[0] <= self.round or (place[0] == self.round + 1 and place[1] in self.kept)
+        return key[0] <= self.round or (key[0] == self.round + 1 and key[1] in self.kept)
 
 
 def lineage_of(branch: Branch) -> Lineage:
@@ -113,7 +113,7 @@ def _fill(branch: Branch, scratch: Path) -> None:
             raise
         _tell(journal, (number, stage), manifest)
         if gone is not None:
-            note_pruned(scratch, gone, 0)
+            add_pruned(scratch, gone, 0)
     for number in decided_rounds(source):
         if number <= branch.round:
             _take(decision_path(source, number), decision_path(scratch, number))
@@ -121,7 +121,7 @@ def _fill(branch: Branch, scratch: Path) -> None:
 
 
 def _take_stage(
-    source: Path, scratch: Path, place: Place, manifest: Manifest, deleted: Sequence[Pruned]
+    source: Path, scratch: Path, place: StageKey, manifest: Manifest, deleted: Sequence[Pruned]
 ) -> Pruned | None:
     """Take the files of a stage and those that it shares; returns the entry of a checkpoint that was pruned."""
     directory = f"rounds/{key_of(*place)}"
@@ -166,7 +166,7 @@ def _take(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _tell(journal: Journal, place: Place, manifest: Manifest) -> None:
+def _tell(journal: Journal, place: StageKey, manifest: Manifest) -> None:
     """What the parent's journal says of a stage: without it nobody would miss a stage that is deleted."""
     token = manifest.provenance.get("token")
     told = token if isinstance(token, int) else 0
@@ -176,7 +176,7 @@ def _tell(journal: Journal, place: Place, manifest: Manifest) -> None:
     )
 
 
-def _check_still_there(parent: RunDirectory, taken: Collection[Place]) -> None:
+def _check_still_there(parent: RunDirectory, taken: Collection[StageKey]) -> None:
     """Another process may take stages of the parent back meanwhile: what was taken would be of two makings."""
     gone = [key_of(*place) for place in taken if not parent.is_complete(*place)]
     if gone:
@@ -188,7 +188,7 @@ def _check_still_there(parent: RunDirectory, taken: Collection[Place]) -> None:
         )
 
 
-def _check_still_kept(source: Path, place: Place, manifest: Manifest) -> None:
+def _check_still_kept(source: Path, place: StageKey, manifest: Manifest) -> None:
     """A parent that trains may delete a checkpoint meanwhile: no damage, but the next rounds may begin with it."""
     checkpoint = stage_directory(source, *place) / CHECKPOINT
     if not checkpoint.exists() and is_pruned(pruned(source), *place, CHECKPOINT, manifest):

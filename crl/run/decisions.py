@@ -55,7 +55,7 @@ class Decision(BaseModel):
         mine, theirs = ((each.shown, each.approve, each.approve and set(each.reject)) for each in (self, other))
         return mine == theirs
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Who decided what, and when, as a phrase."""
         what = "approved all" if self.approve else "rejected all"
         if self.approve and self.reject:
@@ -118,7 +118,8 @@ def write_decision(run_path: Path, decision: Decision) -> Decision:
         raise RunDirectoryUnusable(f"{path} was removed while it was written", where=str(run_path))
     if not holds.same_as(decision):
         raise DecisionMade(
-            f"round {holds.round} was already decided: {holds.told()}" + (f" ({holds.reason})" if holds.reason else ""),
+            f"round {holds.round} was already decided: {holds.in_words()}"
+            + (f" ({holds.reason})" if holds.reason else ""),
             expected="one decision per round; the first holds",
             where=str(path),
             next_step=f"to take it back: crl redo {quoted(run_path)} --from {holds.round:04d}/{quoted(holds.stage)}",

@@ -43,7 +43,7 @@ def head_after(run_path: Path, round_number: int) -> str:
     return sha256_bytes(canonical_json(digests))
 
 
-def told_head(stages: Stages, complete: Callable[[int], bool]) -> str | None:
+def head_line(stages: Stages, complete: Callable[[int], bool]) -> str | None:
     """The head of the newest round up to which all are `complete`, in one line; None where there is none."""
     rounds = list(takewhile(complete, _rounds(stages)))
     try:

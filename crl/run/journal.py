@@ -20,7 +20,7 @@ from typing import Any
 
 from crl.errors import CrlError, RecordDamaged
 from crl.run.files import disk_errors, fsync
-from crl.run.manifest import Manifest, Place, key_of, parse_key, stage_directory
+from crl.run.manifest import Manifest, StageKey, key_of, parse_key, stage_directory
 from crl.text.unicode import valid_text
 
 JOURNAL = "journal.jsonl"
@@ -116,21 +116,21 @@ class Committed:
     """Of the attempt that committed it."""
 
 
-def committed(run_path: Path) -> dict[Place, Committed]:
+def committed(run_path: Path) -> dict[StageKey, Committed]:
     """What the journal says was committed and not set aside since: stages whose last word is a commit, in the order of
     these. Verification compares the record with it.
 
     The journal is in no digest, so one line alone proves nothing: a stage counts only if it also says that the stage
     was started. One that `crl redo` set aside is no loss, also where redo was killed before its line in the journal.
     """
-    started: set[Place] = set()
-    found: dict[Place, Committed] = {}
+    started: set[StageKey] = set()
+    found: dict[StageKey, Committed] = {}
     for event in Journal(run_path).read():
         kind = event.get("event")
         if kind == "set_aside":
             for taken in _places(event.get("stages")):
                 found.pop(taken, None)
-        place = place_of(event)
+        place = stage_of(event)
         if place is None:
             continue
         if kind == "stage_started":
@@ -143,14 +143,14 @@ def committed(run_path: Path) -> dict[Place, Committed]:
     return found
 
 
-def not_committed(run_path: Path) -> set[Place]:
+def not_committed(run_path: Path) -> set[StageKey]:
     """Stages of which the journal says that they were started or failed, and not that they were committed after that.
 
     One that is complete nevertheless was committed by an attempt that was killed before it could say so.
     """
-    found: set[Place] = set()
+    found: set[StageKey] = set()
     for event in Journal(run_path).read():
-        if (place := place_of(event)) is not None:
+        if (place := stage_of(event)) is not None:
             if event.get("event") in ("stage_started", "stage_failed"):
                 found.add(place)
             elif event.get("event") == "stage_committed":
@@ -158,7 +158,7 @@ def not_committed(run_path: Path) -> set[Place]:
     return found
 
 
-def place_of(event: dict[str, Any]) -> Place | None:
+def stage_of(event: dict[str, Any]) -> StageKey | None:
     """The stage that an event is about; None where it names none that could be one."""
     number, stage = event.get("round"), event.get("stage")
     if not isinstance(number, int) or not isinstance(stage, str) or not _KEY.match(key_of(number, stage)):
@@ -176,7 +176,7 @@ def newest_attempt(run_path: Path) -> int:
     return max(began & did, default=0)
 
 
-def moved_away(run_path: Path, commits: dict[Place, Committed]) -> set[Place]:
+def moved_away(run_path: Path, commits: dict[StageKey, Committed]) -> set[StageKey]:
     """Of `commits`, those that are under `damaged/`: redo was killed before its line in the journal, or is busy."""
     events = {event.get("directory"): event.get("event") for event in Journal(run_path).read()}
     found = set()
@@ -198,7 +198,7 @@ def _is_that(stage: Path, commit: Committed, *, noted: bool) -> bool:
     return manifest.digest == commit.digest and manifest.provenance.get("token") in (commit.token, None)
 
 
-def _places(keys: Any) -> list[Place]:
+def _places(keys: Any) -> list[StageKey]:
     if not isinstance(keys, Sequence) or isinstance(keys, str):
         return []
     return [parse_key(key) for key in keys if isinstance(key, str) and _KEY.match(key)]

@@ -140,7 +140,7 @@ def _damaged(path: Path, found: str, expected: str | None) -> RecordDamaged:
     )
 
 
-Place = tuple[int, str]
+StageKey = tuple[int, str]
 """A stage of a run: its round and its name."""
 
 
@@ -154,7 +154,7 @@ def key_of(round_number: int, stage: str) -> str:
     return f"{round_number:04d}/{stage}"
 
 
-def parse_key(key: str) -> Place:
+def parse_key(key: str) -> StageKey:
     """(round, stage) of a key (the inverse of :func:`key_of`)."""
     number, _, stage = key.partition("/")
     return int(number), stage

@@ -21,7 +21,7 @@ from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import fsync, mending, remove
 from crl.run.journal import Journal, JsonLines
 from crl.run.lease import commit_guard
-from crl.run.manifest import Manifest, Place, key_of, stage_directory
+from crl.run.manifest import Manifest, StageKey, key_of, stage_directory
 
 PRUNED = "pruned.jsonl"
 
@@ -53,7 +53,7 @@ def unlisted(run_path: Path) -> list[Pruned]:
     return [entry for entry in _entries(Journal(run_path)) if entry not in listed]
 
 
-def note_pruned(run_path: Path, entry: Pruned, token: int) -> None:
+def add_pruned(run_path: Path, entry: Pruned, token: int) -> None:
     """Write an entry to the list, then to the journal."""
     payload = entry.model_dump(mode="json")
     JsonLines(run_path / PRUNED).append(payload)
@@ -121,7 +121,7 @@ def is_pruned(entries: Collection[Pruned], round_number: int, stage: str, path: 
     return any((entry.round, entry.stage, entry.path, entry.manifest) == wanted for entry in entries)
 
 
-def _set_aside(run_path: Path, place: Place, token: int) -> tuple[Pruned, Path]:
+def _set_aside(run_path: Path, place: StageKey, token: int) -> tuple[Pruned, Path]:
     """Note a deletion and move the checkpoint to where the sweep of a later attempt finds it; what was noted, where."""
     directory = stage_directory(run_path, *place)
     manifest = Manifest.load(directory)
@@ -136,7 +136,7 @@ def _set_aside(run_path: Path, place: Place, token: int) -> tuple[Pruned, Path]:
     )
     # After a crash between these steps the line exists already, and the next call finishes this one.
     if not is_pruned(pruned(run_path), *place, CHECKPOINT, manifest):
-        note_pruned(run_path, entry, token)
+        add_pruned(run_path, entry, token)
     grave = directory.parent / f".tmp-{place[1]}.{CHECKPOINT}-{token}"
     remove(grave)
     (directory / CHECKPOINT).rename(grave)
@@ -145,7 +145,7 @@ def _set_aside(run_path: Path, place: Place, token: int) -> tuple[Pruned, Path]:
     return entry, grave
 
 
-def _committed(run_path: Path, stages: Collection[str]) -> list[Place]:
+def _committed(run_path: Path, stages: Collection[str]) -> list[StageKey]:
     """Complete stages of these names, oldest first."""
     found = []
     for round_number in round_numbers(run_path):
@@ -153,7 +153,7 @@ def _committed(run_path: Path, stages: Collection[str]) -> list[Place]:
     return found
 
 
-def _in_use(run_path: Path, committed: Sequence[Place], keep_every: int) -> set[str]:
+def _in_use(run_path: Path, committed: Sequence[StageKey], keep_every: int) -> set[str]:
     """Checkpoints that the newest weights rows point to, and those of rounds that are kept: a role that was not updated
     still needs an old one."""
     told = [place for place in committed if (stage_directory(run_path, *place) / _WEIGHTS).is_file()]
@@ -161,14 +161,14 @@ def _in_use(run_path: Path, committed: Sequence[Place], keep_every: int) -> set[
     return {checkpoint for place in told for checkpoint in recorded_checkpoints(run_path, place)}
 
 
-def recorded_checkpoints(run_path: Path, place: Place) -> set[str]:
+def recorded_checkpoints(run_path: Path, key: StageKey) -> set[str]:
     """The checkpoints that the weights rows of a stage point to. Raises RecordDamaged where they cannot be read."""
-    path = stage_directory(run_path, *place) / _WEIGHTS
+    path = stage_directory(run_path, *key) / _WEIGHTS
     try:
         rows = pq.read_table(path).column("checkpoint").to_pylist()
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise RecordDamaged(
-            f"{key_of(*place)}/{_WEIGHTS} cannot be read: {error}",
+            f"{key_of(*key)}/{_WEIGHTS} cannot be read: {error}",
             expected="the file that was committed",
             where=str(path),
             next_step=mending(run_path),

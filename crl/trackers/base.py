@@ -16,7 +16,7 @@ class TrackedRun:
     """The run that a tracker is opened for."""
 
     path: Path
-    """The record, as an absolute path: trackers name it beside their figures."""
+    """The record, as an absolute path: trackers name it beside their metrics."""
     experiment: str
     method: Mapping[str, Any]
     """The frozen method, flat: `rollout.group_size` to its value."""
@@ -26,15 +26,15 @@ class TrackedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundFigures:
+class RoundMetrics:
     """One complete round, derived from its record."""
 
     round: int
-    """Also the step of every figure."""
-    figures: Mapping[str, float]
+    """Also the step of every metric."""
+    values: Mapping[str, float]
     """By name: `success/guided`, `held_out/with_bank`, `bank/entries`, `update_actor/loss`, `seconds/collect` …"""
     success: Sequence[Mapping[str, Any]]
-    """Rows of the view `success_by_arm` of every round up to this one."""
+    """Rows of the view `success_by_condition` of every round up to this one."""
     tables: str
     """The round tables up to this round, as Markdown."""
     digest: str
@@ -58,8 +58,8 @@ class Tracker(Protocol):
 
     def __init__(self, run: TrackedRun) -> None: ...
 
-    def write(self, figures: RoundFigures) -> None:
-        """Write one round, with `figures.round` as the step. Rounds come in order, each once."""
+    def write(self, round_metrics: RoundMetrics) -> None:
+        """Write one round, with `round_metrics.round` as the step. Rounds come in order, each once."""
         ...
 
     def close(self) -> None:

@@ -9,14 +9,14 @@ import os
 import secrets
 from typing import Any, ClassVar
 
-from crl.trackers.base import RoundFigures, TrackedRun, record_of
+from crl.trackers.base import RoundMetrics, TrackedRun, record_of
 
 _MOST_CHARACTERS = 500
 """Longest value of a parameter that older MLflow servers take."""
 
 
 class MLflow:
-    """Figures as metrics, the method as parameters, the round tables and success by arm as artifacts.
+    """Metrics, the method as parameters, the round tables and success by condition as artifacts.
 
     Args:
         uri: tracking store; default as MLflow is configured (`MLFLOW_TRACKING_URI`).
@@ -55,7 +55,7 @@ class MLflow:
                 raise
             return False
 
-    def write(self, figures: RoundFigures) -> None:
+    def write(self, round_metrics: RoundMetrics) -> None:
         """Log the round's metrics and renew the artifacts."""
         import time
 
@@ -65,12 +65,16 @@ class MLflow:
             self._client.log_batch(self.id, params=self._parameters[first : first + 100])
         self._parameters = []
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, figures.round) for name, value in sorted(figures.figures.items())]
+        metrics = [
+            Metric(name, value, now, round_metrics.round) for name, value in sorted(round_metrics.values.items())
+        ]
         self._client.log_batch(self.id, metrics=metrics)
-        self._client.log_text(self.id, figures.tables, "rounds.md")
-        self._client.log_dict(self.id, {"rows": [dict(row) for row in figures.success]}, "success_by_arm.json")
-        self._client.set_tag(self.id, f"round_{figures.round:04d}", figures.digest)
-        self._client.set_tag(self.id, "head", figures.head)
+        self._client.log_text(self.id, round_metrics.tables, "rounds.md")
+        self._client.log_dict(
+            self.id, {"rows": [dict(row) for row in round_metrics.success]}, "success_by_condition.json"
+        )
+        self._client.set_tag(self.id, f"round_{round_metrics.round:04d}", round_metrics.digest)
+        self._client.set_tag(self.id, "head", round_metrics.head)
 
     def close(self) -> None:
         """Mark the MLflow run as finished; a resumed run opens it again."""
@@ -78,7 +82,7 @@ class MLflow:
 
 
 class WandB:
-    """Figures by round, the method as config, success by arm as a table, the round tables as text.
+    """Metrics by round, the method as config, success by condition as a table, the round tables as text.
 
     Args:
         project: W&B project; default the experiment's name.
@@ -117,13 +121,13 @@ class WandB:
         self._session.define_metric("*", step_metric="round")
         self.id = str(self._session.id)
 
-    def write(self, figures: RoundFigures) -> None:
+    def write(self, round_metrics: RoundMetrics) -> None:
         """Log the round in one step."""
-        table = self._wandb.Table(**_success(figures))
-        logged = {"round": figures.round, **figures.figures, "success_by_arm": table}
+        table = self._wandb.Table(**_success(round_metrics))
+        logged = {"round": round_metrics.round, **round_metrics.values, "success_by_condition": table}
         # Offline, a resumed session counts from 0 again: its steps are kept apart from those of the session before.
-        self._session.log(logged, step=max(figures.round, self._session.step), commit=True)
-        told = {"record_digest": figures.digest, "head": figures.head, "rounds": figures.tables}
+        self._session.log(logged, step=max(round_metrics.round, self._session.step), commit=True)
+        told = {"record_digest": round_metrics.digest, "head": round_metrics.head, "rounds": round_metrics.tables}
         self._session.summary.update(told)
 
     def close(self) -> None:
@@ -132,7 +136,7 @@ class WandB:
 
 
 class Trackio:
-    """Figures by step, the method as config, success by arm as a table.
+    """Metrics by step, the method as config, success by condition as a table.
 
     Args:
         project: Trackio project; default the experiment's name.
@@ -156,18 +160,20 @@ class Trackio:
             embed=False,
         )
 
-    def write(self, figures: RoundFigures) -> None:
+    def write(self, round_metrics: RoundMetrics) -> None:
         """Log the round in one step."""
-        table = self._trackio.Table(**_success(figures))
-        head = self._trackio.Table(columns=["round", "head"], data=[[figures.round, figures.head]])
-        self._trackio.log({**figures.figures, "success_by_arm": table, "head": head}, step=figures.round)
+        table = self._trackio.Table(**_success(round_metrics))
+        head = self._trackio.Table(columns=["round", "head"], data=[[round_metrics.round, round_metrics.head]])
+        self._trackio.log(
+            {**round_metrics.values, "success_by_condition": table, "head": head}, step=round_metrics.round
+        )
 
     def close(self) -> None:
         """Write what is left."""
         self._trackio.finish()
 
 
-def _success(figures: RoundFigures) -> dict[str, list[Any]]:
-    """Success by arm, as the columns and the data of a table."""
-    columns = list(figures.success[0]) if figures.success else []
-    return {"columns": columns, "data": [[row[name] for name in columns] for row in figures.success]}
+def _success(round_metrics: RoundMetrics) -> dict[str, list[Any]]:
+    """Success by condition, as the columns and the data of a table."""
+    columns = list(round_metrics.success[0]) if round_metrics.success else []
+    return {"columns": columns, "data": [[row[name] for name in columns] for row in round_metrics.success]}

@@ -25,7 +25,7 @@ from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
 from crl.run.head import head_after
 from crl.run.journal import JsonLines
-from crl.trackers.base import RoundFigures, TrackedRun, Tracker
+from crl.trackers.base import RoundMetrics, TrackedRun, Tracker
 
 LEDGER = "trackers.jsonl"
 _PATIENCE_SECONDS = 60.0
@@ -92,9 +92,9 @@ class _Feed:
             if self._tracker is None:
                 self._tracker = self._open()
             due = self._due(number)  # asked again: the tracker may have begun anew
-            for figures in figures_of(self._run, self._history, due):
-                self._tracker.write(figures)
-                self._note(round=figures.round, digest=figures.digest)
+            for round_metrics in metrics_of(self._run, self._history, due):
+                self._tracker.write(round_metrics)
+                self._note(round=round_metrics.round, digest=round_metrics.digest)
         except BaseException as error:  # libraries that end the interpreter are not allowed to
             self._failed(error)
 
@@ -159,20 +159,20 @@ def round_digest(run: RunDirectory, number: int) -> str:
     return sha256_bytes(canonical_json(stages))
 
 
-def figures_of(run: RunDirectory, history: History, numbers: Sequence[int]) -> Iterator[RoundFigures]:
-    """The figures of complete rounds, in order; `history` is that of the run. Raises RecordDamaged."""
+def metrics_of(run: RunDirectory, history: History, numbers: Sequence[int]) -> Iterator[RoundMetrics]:
+    """The metrics of complete rounds, in order; `history` is that of the run. Raises RecordDamaged."""
     summaries = history.summaries()
     with reading(run.path, numbers, views={"metrics"}) as connection:
         metrics = connection.sql("SELECT round, stage || '/' || name, value FROM metrics ORDER BY ALL").fetchall()
     for number in sorted(numbers):
         until = [each for each in summaries if each.round <= number]
-        figures = {name: value for at, name, value in metrics if at == number}
+        values = {name: value for at, name, value in metrics if at == number}
         for summary in (each for each in until if each.label == str(number)):
-            figures |= _of_summary(summary, random_policy(until))
-        yield RoundFigures(
+            values |= _of_summary(summary, random_policy(until))
+        yield RoundMetrics(
             round=number,
-            figures=figures,
-            success=[row for each in until for row in each.arms],
+            values=values,
+            success=[row for each in until for row in each.conditions],
             tables=rounds_markdown(run.experiment_name, until),
             digest=round_digest(run, number),
             head=head_after(run.path, number),
@@ -188,8 +188,8 @@ def _of_summary(each: RoundSummary, random: Rate) -> dict[str, float]:
         "alarms": len(each.alarms),
         **{f"bank/{kind}": count for kind, count in each.changes.items()},
         **{f"seconds/{stage}": taken for stage, taken in each.seconds.items()},
-        **{f"success/{arm}": getattr(each, arm).value for arm in ("guided", "free", "synthetic")},
-        **{f"held_out/{arm}": getattr(each, arm).value for arm in ("with_bank", "without_bank")},
+        **{f"success/{condition}": getattr(each, condition).value for condition in ("guided", "free", "synthetic")},
+        **{f"held_out/{condition}": getattr(each, condition).value for condition in ("with_bank", "without_bank")},
         "held_out/random": (random if each.without_bank.episodes else each.random).value,
     }
     return {name: float(value) for name, value in known.items() if value is not None}

@@ -15,7 +15,7 @@ import numpy as np
 
 from crl.run.files import write_atomically
 from crl.text.unicode import escaped
-from crl.trackers.base import RoundFigures, TrackedRun, record_of
+from crl.trackers.base import RoundMetrics, TrackedRun, record_of
 
 FOLDER = "tensorboard"
 
@@ -30,7 +30,7 @@ class TensorBoard:
         self._folder = run.path / FOLDER
         self.id = FOLDER
 
-    def write(self, figures: RoundFigures) -> None:
+    def write(self, round_metrics: RoundMetrics) -> None:
         """Write the round's file."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -38,13 +38,15 @@ class TensorBoard:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._folder.mkdir(exist_ok=True)
-        target = self._folder / f"events.out.tfevents.{figures.round:010d}"
+        target = self._folder / f"events.out.tfevents.{round_metrics.round:010d}"
         summaries = [
             Summary(value=[Summary.Value(tag=name, simple_value=value)])
-            for name, value in sorted(figures.figures.items())
+            for name, value in sorted(round_metrics.values.items())
         ]
-        summaries.append(text_pb("rounds", f"{record_of(self._run.path, figures.head)}\n\n{figures.tables}"))
-        if figures.round == 0:
+        summaries.append(
+            text_pb("rounds", f"{record_of(self._run.path, round_metrics.head)}\n\n{round_metrics.tables}")
+        )
+        if round_metrics.round == 0:
             # Indented, which is code in Markdown: also where a value has several lines.
             told = "\n".join(f"{name}: {value}" for name, value in self._run.method.items())
             method = textwrap.indent(escaped(told), "    ", lambda line: True)
@@ -53,7 +55,7 @@ class TensorBoard:
         writer = RecordWriter(content)
         writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
         for summary in summaries:
-            writer.write(Event(wall_time=now, step=figures.round, summary=summary).SerializeToString())
+            writer.write(Event(wall_time=now, step=round_metrics.round, summary=summary).SerializeToString())
         write_atomically(target, content.getvalue())
 
     def close(self) -> None:
@@ -61,14 +63,17 @@ class TensorBoard:
 
 
 def _layout() -> Any:
-    """The charts of the tab `Custom scalars`: success by arm in one picture."""
+    """The charts of the tab `Custom scalars`: success by condition in one picture."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.custom_scalar import layout_pb2, metadata
     from tensorboard.util.tensor_util import make_tensor_proto
 
     charts = [
         layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=[tag]))
-        for title, tag in (("held-out success by arm", r"held_out/.*"), ("training success by arm", r"success/.*"))
+        for title, tag in (
+            ("held-out success by condition", r"held_out/.*"),
+            ("training success by condition", r"success/.*"),
+        )
     ]
     layout = layout_pb2.Layout(category=[layout_pb2.Category(title="success", chart=charts)])
     return Summary(

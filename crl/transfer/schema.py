@@ -245,10 +245,10 @@ def check_no_nulls(path: Path, table: pa.Table, column: str) -> None:
             raise refused(path, f"row {number}, column {column}: a number is missing")
 
 
-def refused(path: Path, found: str) -> BadInput:
+def refused(path: Path, reason: str) -> BadInput:
     """The error for a file that cannot be imported."""
     return BadInput(
-        f"the exported bank cannot be imported: {path.name}: {found}",
+        f"the exported bank cannot be imported: {path.name}: {reason}",
         expected="files as `crl bank export` writes them",
         where=str(path),
         next_step=EXPORT_AGAIN,

@@ -47,7 +47,7 @@ def validate_rounds(
 ) -> list[Verdict]:
     """Validate some rounds (default: the newest) by the project's suites and a user's own, and publish the Data Docs.
 
-    With `rows` the pages have figures and rows of every expectation, and tables that were refused are among them;
+    With `rows` the pages have metrics and rows of every expectation, and tables that were refused are among them;
     without, only of those that are broken. Raises BadInput where there is no such round, RecordDamaged, DiskFull.
     """
     run, own = RunDirectory.open(run_path), own or {}

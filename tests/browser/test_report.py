@@ -195,7 +195,8 @@ def test_an_episode_of_several_sequences_shows_all_of_them(show: Callable[..., O
     ]  # fmt: skip
     for number, sequence in ((1, 1), (2, 1), (3, 2)):
         assert page.text("#turn") == f"Turn {number} of 3, sequence {sequence}"
-        page.page.get_by_role("button", name="Next →").click()
+        if number < 3:
+            page.page.get_by_role("button", name="Next →").click()
     page.open(one.episode_id)
     assert not page.page.locator("#sequences").is_visible()
 

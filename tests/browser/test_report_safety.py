@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from crl.records import Turn
-from crl.report.bank import Standing, Usefulness
+from crl.report.bank import EntryUse, Usefulness
 from crl.report.charts import bar_chart
 from crl.report.diff import BankDiff, Change
 from crl.report.page import write_report
@@ -83,8 +83,8 @@ def test_what_others_wrote_stays_text(
 ) -> None:
     changes = tuple(Change("added", text, text, "o1", "add", None, text, None, (), None) for text in HOSTILE)
     monkeypatch.setattr(History, "diff", lambda self, number: BankDiff(number, False, 1, 1, changes))
-    standings = [Standing(text, text, text, 1, 1, Rate(0, 3)) for text in HOSTILE]
-    monkeypatch.setattr("crl.report.page._usefulness", lambda history: _useful(standings))
+    uses = [EntryUse(text, text, text, 1, 1, Rate(0, 3)) for text in HOSTILE]
+    monkeypatch.setattr("crl.report.page._usefulness", lambda history: _useful(uses))
     page = show(hostile_run(tmp_path / "hostile"))
     assert page.page.evaluate("[window.broken, document.images.length, document.scripts.length]") == [None, 0, 2]
     assert page.page.evaluate("document.querySelectorAll('[onerror], [onmouseover], a:not([href^=\"#\"])').length") == 0
@@ -105,8 +105,8 @@ def test_what_others_wrote_stays_text(
     assert page.page.evaluate("window.broken") is None
 
 
-def _useful(standings: list[Standing]) -> Usefulness:
-    return Usefulness(1, 3, 3, 0, [bar_chart("none", [], [])], [], standings, [], 0)
+def _useful(uses: list[EntryUse]) -> Usefulness:
+    return Usefulness(1, 3, 3, 0, [bar_chart("none", [], [])], [], uses, [], 0)
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_what_a_change_costs():
 
 def test_notes_around_a_change():
     raw, page = Raw("change"), (ROOT / "docs" / PAGES["change"]).read_text()
-    header, *table = table_under(page, "Notes of families that change")
+    header, *table = table_under(page, "Experiences of families that change")
     places = {"before": 30, "after": 32, "at the end": 60}
     assert [raw.arm_of[row[0]] for row in table] == [
         arm for arm, bank in raw.curves if bank and arm in raw.arm_of.values()

@@ -19,7 +19,7 @@ from tests.unit.lab.table.recorded import WITH, WITHOUT, Won, recorded, rows
 PAGE = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
 TYPED = [line for block in BLOCK.finditer(PAGE) if block["kind"] == "sh" for line in block["body"].splitlines()]
 TASKS = ("shrine0", "shrine1", "shrine2", "shrine3")
-WON: Won = {(task, arm): [1, 0] for task in TASKS for arm in (WITH, WITHOUT)}
+WON: Won = {(task, condition): [1, 0] for task in TASKS for condition in (WITH, WITHOUT)}
 
 
 @pytest.fixture(scope="module")

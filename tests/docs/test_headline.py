@@ -1,4 +1,4 @@
-"""The headline of the README and of the pages: every figure and every line, from the recorded results again."""
+"""The headline of the README and of the pages: every metric and every line, from the recorded results again."""
 
 import re
 from collections import defaultdict

@@ -216,11 +216,11 @@ def by_family(rows: Rows) -> list[tuple[Any, ...]]:
 def held_out(rows: Rows) -> list[tuple[Any, ...]]:
     told = []
     for number, played in grouped(rows.of("evaluations", "evaluate"), lambda row: row.round):
-        arms = {(row.arm, row.family, row.environment_seed): float(row.success) for row in played}
-        tasks = [key[1:] for key in arms if key[0] == "with_bank"]
+        conditions = {(row.condition, row.family, row.environment_seed): float(row.success) for row in played}
+        tasks = [key[1:] for key in conditions if key[0] == "with_bank"]
         if not tasks:
             continue
-        pairs = [(arms["with_bank", *task], arms["without_bank", *task]) for task in tasks]
+        pairs = [(conditions["with_bank", *task], conditions["without_bank", *task]) for task in tasks]
         differences = [one - other for one, other in pairs]
         error = statistics.stdev(differences) / math.sqrt(len(pairs))
         told.append(
@@ -307,7 +307,7 @@ def won_alone(rows: Rows) -> list[tuple[Any, ...]]:
 
 def costs(rows: Rows) -> list[tuple[Any, ...]]:
     games = [(row.round, "collect", "guided" if row.guided else "free", row) for row in rows["episodes"]]
-    games += [(row.round, "evaluate", row.arm, row) for row in rows["evaluations"]]
+    games += [(row.round, "evaluate", row.condition, row) for row in rows["evaluations"]]
     told = []
     for place, played in grouped(games, lambda each: each[:3]):
         read, wrote = ([row.tokens_read for *_, row in played], [row.tokens_sampled for *_, row in played])
@@ -355,7 +355,7 @@ def test_the_answer_is_what_the_rows_come_to(run: Path, rows: Rows, number: int)
 def test_the_made_up_run_fills_every_table(rows: Rows) -> None:
     empty = {row_type.table for row_type in ROW_TYPES} - set(rows.by_table)
     of_switches = {  # of settings that are off by default; no question of the page is about them
-        "questions", "stripped_contexts", "success_rates", "judgments", "use_rewards", "entry_usefulness",
+        "questions", "stripped_contexts", "success_rates", "critiques", "use_rewards", "entry_usefulness",
         "resemblances", "raw_rewards", "trials", "trial_results", "text_effects", "suppressions", "candidate_utilities",
     }  # fmt: skip
     assert empty <= {"bank_texts", "approvals", "imported_entries", "samples"} | of_switches

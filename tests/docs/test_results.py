@@ -222,8 +222,8 @@ def shares_of_runs(name: str, arm: str, share: str) -> dict[int, float]:
 
 def test_notes_that_are_true_in_the_last_bank():
     page, raw = (ROOT / "docs" / PAGES["trials"]).read_text(), Raw("trials")
-    for title, seeds, cell in table_under(page, "Notes that are true, in the last bank")[1:]:
-        found = shares_of_runs("trials", raw.arm_of[title], "notes_true")
+    for title, seeds, cell in table_under(page, "Experiences that are true, in the last bank")[1:]:
+        found = shares_of_runs("trials", raw.arm_of[title], "experiences_true")
         assert int(seeds) == len(found)
         agree(cell, interval_of(found))
 
@@ -235,8 +235,8 @@ def test_budget_and_extractor(name):
     shares = {
         "malformed": "malformed / outputs",
         "return": "returned / outputs",
-        "notes true": "notes_true",
-        "families with a true note": "coverage",
+        "experiences true": "experiences_true",
+        "families with a true experience": "coverage",
     }
     header, *rows = table_under(page, "Budget and extractor")
     for row in rows:
@@ -253,11 +253,11 @@ def test_budget_and_extractor(name):
             agree(told[column], [float(np.mean(list(values.values())))] if values else None)
 
 
-def counted(notes: duckdb.DuckDBPyRelation, arm: str, rounds: str) -> duckdb.DuckDBPyRelation:
+def counted(experiences: duckdb.DuckDBPyRelation, arm: str, rounds: str) -> duckdb.DuckDBPyRelation:
     """By seed: the games of an arm over some rounds, such as `1 to 10`."""
     first, last = map(int, rounds.split(" to "))
-    of_arm = notes.filter(f"arm = '{arm}' AND round BETWEEN {first} AND {last}")
-    columns = [column for column in notes.columns if column not in ("arm", "seed", "round")]
+    of_arm = experiences.filter(f"arm = '{arm}' AND round BETWEEN {first} AND {last}")
+    columns = [column for column in experiences.columns if column not in ("arm", "seed", "round")]
     return of_arm.aggregate(f"seed, {', '.join(f'sum({column}) AS {column}' for column in columns)}")
 
 
@@ -265,14 +265,14 @@ def counted(notes: duckdb.DuckDBPyRelation, arm: str, rounds: str) -> duckdb.Duc
     ("name", "title"),
     [
         ("coevolution_again", "Why a trained actor adds so little to a good bank"),
-        ("coevolution_sooner", "Games that were shown a true note"),
-        ("recipes_lakes", "Games that were shown a true note"),
+        ("coevolution_sooner", "Games that were shown a true experience"),
+        ("recipes_lakes", "Games that were shown a true experience"),
     ],
 )
 def test_games_that_were_shown_a_true_note(name, title):
     header, *rows = table_under((ROOT / "docs" / PAGES[name]).read_text(), title)
     shares = ["shown / guided", "won / shown", "won_otherwise / (guided - shown)", "won_free / free"][: len(header) - 3]
-    raw = duckdb.read_parquet(f"{RESULTS}/{name}_notes.parquet")
+    raw = duckdb.read_parquet(f"{RESULTS}/{name}_experiences.parquet")
     assert {arm for arm, *_ in rows} == {arm for (arm,) in raw.select("arm").distinct().fetchall()}
     for arm, rounds, seeds, *cells in rows:
         sums = counted(raw, arm, rounds)
@@ -285,11 +285,11 @@ def test_games_that_were_shown_a_true_note(name, title):
 @pytest.mark.parametrize("name", ["coevolution_again", "coevolution_sooner"])
 def test_a_trained_actor_beside_an_untrained_one(name):
     page = (ROOT / "docs" / PAGES[name]).read_text()
-    notes = duckdb.read_parquet(f"{RESULTS}/{name}_notes.parquet")
+    experiences = duckdb.read_parquet(f"{RESULTS}/{name}_experiences.parquet")
     for rounds, *cells in table_under(page, "Trained minus untrained")[1:]:
         for share, cell in zip(("shown / guided", "won / shown", "won / guided"), cells, strict=True):
             trained, untrained = (
-                dict(counted(notes, arm, rounds).project(f"seed, {share}").fetchall())
+                dict(counted(experiences, arm, rounds).project(f"seed, {share}").fetchall())
                 for arm in ("recommended", "experience_only")
             )
             agree(cell, difference_of(trained, untrained))

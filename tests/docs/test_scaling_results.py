@@ -5,7 +5,7 @@ import pytest
 
 from tests.docs.raw_results import PAGES, ROOT, Raw, agree, difference_of, interval_of, table_under
 
-REALMS, NOISE = "number of realms", "temperature that notes are written at"
+REALMS, NOISE = "number of realms", "temperature of written experiences"
 PAGE = (ROOT / "docs" / PAGES["scale"]).read_text()
 
 

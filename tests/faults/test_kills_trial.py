@@ -19,7 +19,7 @@ from tests.tiny_run import NAME, crl_here, digests, leftovers, train
 ROUNDS = 2
 TRIALS: Mapping[str, Any] = {
     "method__recipe__trial": "{layouts: 3, threshold: 0.3, screen: 2}",
-    "method__recipe__suppress": "{uses: 2, sureness: 0.5}",
+    "method__recipe__suppress": "{min_uses: 2, standard_errors: 0.5}",
 }
 
 pytestmark = pytest.mark.slow

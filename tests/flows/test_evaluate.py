@@ -34,12 +34,14 @@ def test_other_seeds_become_a_table_and_the_run_is_not_changed(run_path: Path) -
     before = digests(run_path)
     rows = evaluate(run_path.name, round=1, seeds=Seeds(start=3_000_000, count=3))
     assert digests(run_path) == before
-    assert {row["arm"] for row in rows} == {"with bank", "without bank"} and {row["episodes"] for row in rows} == {3}
+    assert {row["condition"] for row in rows} == {"with bank", "without bank"} and {
+        row["episodes"] for row in rows
+    } == {3}
     assert all(row["won"] == f"{round(3 * row['success'])}/3" and row["95 % interval"] for row in rows)
     assert all(row["score"] == row["success"] and row["tokens read"] > 0 for row in rows)
     [kept] = kept_evaluations(RunDirectory.open(run_path))
     assert isinstance(kept, Kept) and kept.round == 1 and len(kept.rows) == 6
-    assert kept.settings == {"arms": ["with_bank", "without_bank"], "seeds": {"lake": [3_000_000, 3]}}
+    assert kept.settings == {"conditions": ["with_bank", "without_bank"], "seeds": {"lake": [3_000_000, 3]}}
     with get_client(sync_client=True) as client:
         wanted = ArtifactFilter(key=ArtifactFilterKey(any_=[ARTIFACT_KEY]))
         (artifact,) = client.read_artifacts(artifact_filter=wanted)
@@ -48,12 +50,12 @@ def test_other_seeds_become_a_table_and_the_run_is_not_changed(run_path: Path) -
 
 def test_the_form_takes_what_the_command_takes(run_path: Path) -> None:
     split = experiment().method.families[0].evaluation_seeds
-    [row] = evaluate(run_path.name, tasks=["lake"], episodes=split.count + 1, arms=["without"])
-    assert (row["task"], row["arm"], row["episodes"]) == ("lake", "without bank", split.count + 1)
+    [row] = evaluate(run_path.name, tasks=["lake"], episodes=split.count + 1, conditions=["without"])
+    assert (row["task"], row["condition"], row["episodes"]) == ("lake", "without bank", split.count + 1)
     recorded = [
         each
         for each in rows_of(Evaluation, RunDirectory.open(run_path).read(ROUNDS, "evaluate", Evaluation))
-        if each.arm == "without_bank"
+        if each.condition == "without_bank"
     ]
     [kept] = kept_evaluations(RunDirectory.open(run_path))
     assert isinstance(kept, Kept) and kept.rows[: split.count] == recorded, "the episodes of the stage, and one more"

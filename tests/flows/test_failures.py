@@ -11,7 +11,7 @@ pytest.importorskip("prefect")
 
 
 def test_a_message_is_one_line_that_says_what_where_and_what_to_do() -> None:
-    from tasks.failures import failed, one_line, placed
+    from tasks.failures import failed, located, one_line
 
     error = DataCheckFailed(
         "table metrics, rule value >= 0:\n  row 3 has -1.0\n  row 9 has -2.0",
@@ -19,8 +19,8 @@ def test_a_message_is_one_line_that_says_what_where_and_what_to_do() -> None:
         where="runs/tiny/rounds/0007",
         next_step="look at row 3",
     )
-    placed(error, "round 7, collect")
-    placed(error, "somewhere further out")
+    located(error, "round 7, collect")
+    located(error, "somewhere further out")
     assert one_line(error) == (
         "DataCheckFailed (round 7, collect): table metrics, rule value >= 0: row 3 has -1.0; row 9 has -2.0. "
         "Expected: values from 0. Where: runs/tiny/rounds/0007. What to do: look at row 3"

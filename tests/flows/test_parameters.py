@@ -172,7 +172,10 @@ def test_a_setting_of_a_schedule_comes_after_the_group_that_the_deployment_overr
 
 
 def test_what_a_deployment_of_another_flow_says_stays_under_a_null() -> None:
-    deployed, nothing = {"run_path": "mine", "round": 3, "arms": ["with"]}, {"round": None, "tasks": None, "arms": None}
+    deployed, nothing = (
+        {"run_path": "mine", "round": 3, "conditions": ["with"]},
+        {"round": None, "tasks": None, "conditions": None},
+    )
     assert meant(deployed, nothing, HydrationContext(**FILL_IN)) == deployed
 
 

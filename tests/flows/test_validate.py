@@ -25,6 +25,8 @@ from tests.unit.validation.child import ORDERS
 
 pytestmark = pytest.mark.slow
 ROUNDS = 3
+NAME = "validated"
+"""Not that of the run whose artifacts other tests count."""
 
 
 def test_three_rounds_and_then_a_damaged_column(
@@ -32,9 +34,9 @@ def test_three_rounds_and_then_a_damaged_column(
 ) -> None:
     monkeypatch.setenv("CRL_RUNS", str(tmp_path))
     monkeypatch.setenv(PAGES, "http://127.0.0.1:4201")
-    state: Any = train(experiment(runtime__validate_every=1), rounds=ROUNDS, return_state=True)
+    state: Any = train(experiment(name=NAME, runtime__validate_every=1), rounds=ROUNDS, return_state=True)
     assert state.is_completed(), state.message
-    run = RunDirectory.open(tmp_path / "tiny")
+    run = RunDirectory.open(tmp_path / NAME)
     rows = {}
     for number in range(ROUNDS + 1):
         verdict = load_verdict(run.path, number)
@@ -56,9 +58,9 @@ def test_three_rounds_and_then_a_damaged_column(
     tasks = task_runs(state.state_details.flow_run_id)
     shown = {name: run.state.name for name, run in tasks.items() if name.startswith("validate")}
     assert shown == {f"validate round {number}": "Passed" for number in range(ROUNDS + 1)}
-    newest = max(artifacts(artifact_key("tiny", VALIDATION)), key=lambda each: each.created)
+    newest = max(artifacts(artifact_key(NAME, VALIDATION)), key=lambda each: each.created)
     assert newest.description == f"Round {ROUNDS}" and verdict.summary().split(":")[0] in newest.data
-    assert "](http://127.0.0.1:4201/tiny/cache/data_docs/index.html)" in newest.data
+    assert "](http://127.0.0.1:4201/validated/cache/data_docs/index.html)" in newest.data
     # The report, with both counts; the last validation is on it.
     page = (run.path / "report.html").read_text(encoding="utf-8")
     for number in range(ROUNDS + 1):
@@ -71,11 +73,11 @@ def test_three_rounds_and_then_a_damaged_column(
     place = table.column_names.index("invalid_actions")
     column = pa.array([-1] * table.num_rows, table.schema.field(place).type)
     pq.write_table(table.set_column(place, table.schema.field(place), column), path)
-    said = crl_here(tmp_path, "checks", "docs", "tiny", "--round", "2").stdout
+    said = crl_here(tmp_path, "checks", "docs", NAME, "--round", "2").stdout
     assert "round 2: failed" in said and "episodes.parquet is not the file that was committed" in said
     assert f"held at the commit and is broken in {table.num_rows} rows now" in said
-    assert "rounds/0002/collect/episodes.parquet" in crl_here(tmp_path, "verify", "tiny", code=4).stdout
-    status = crl_here(tmp_path, "status", "tiny").stdout
+    assert "rounds/0002/collect/episodes.parquet" in crl_here(tmp_path, "verify", NAME, code=4).stdout
+    status = crl_here(tmp_path, "status", NAME).stdout
     assert re.search(r"^round 2 failed: .*; alarm: collect, episodes: .*, and \d+ more$", status, re.MULTILINE)
     assert re.search(r"^round 3 passed: ", status, re.MULTILINE)
 

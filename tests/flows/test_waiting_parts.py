@@ -87,7 +87,7 @@ def running(client: Any, part: Any) -> tuple[PartTasks, threading.Thread, list[B
 
     def run() -> None:
         try:
-            tasks(Spread((0, 1), order, lambda part, figures: None))
+            tasks(Spread((0, 1), order, lambda part, metrics: None))
             ended.append(None)
         except BaseException as error:
             ended.append(error)
@@ -146,4 +146,4 @@ def test_ended_from_another_thread_the_call_returns_though_its_parts_run(
         assert not thread.is_alive() and [type(error) for error in ended] == [Cancelled]
     with pytest.raises(Cancelled):
         tasks._runner = Runner(None, done)  # type: ignore[assignment]
-        tasks(Spread((0,), lambda number: pytest.fail("nothing is begun"), lambda part, figures: None))
+        tasks(Spread((0,), lambda number: pytest.fail("nothing is begun"), lambda part, metrics: None))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from crl.lab.study.config import Study
-from crl.lab.study.figures import Rate, RunFigures, read_run
 from crl.lab.study.files import chart_groups, render_study
+from crl.lab.study.metrics import Rate, RunMetrics, read_run
 from crl.lab.study.results import equal_budgets, summarize_study
 from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text, study_markdown, tables
@@ -26,17 +26,17 @@ STUDY = Study.model_validate({
 })  # fmt: skip
 
 
-def run(wins: list[int], tokens: list[int], steps: list[int], bank: list[int] | None = None) -> RunFigures:
+def run(wins: list[int], tokens: list[int], steps: list[int], bank: list[int] | None = None) -> RunMetrics:
     """Evaluated after rounds 0, 2 and 4, of 100 games."""
 
     def rates(values: list[int]) -> dict[int, Rate]:
         return {number: Rate(successes=value, episodes=100) for number, value in zip((0, 2, 4), values, strict=True)}
 
-    return RunFigures(
+    return RunMetrics(
         with_bank={} if bank is None else rates(bank), without_bank=rates(wins),
         episodes={number: 10 * number for number in range(5)},
         tokens=dict(zip(range(5), tokens, strict=True)), real_steps=dict(zip(range(5), steps, strict=True)),
-        outputs=0, malformed=0, returned=0, notes_true=None, coverage=None, alarms=[],
+        outputs=0, malformed=0, returned=0, experiences_true=None, coverage=None, alarms=[],
     )  # fmt: skip
 
 
@@ -90,14 +90,14 @@ def test_the_table_says_how_much_that_is() -> None:
 @pytest.mark.usefixtures("plain_charts")
 def test_where_real_steps_differ_curves_are_drawn_over_their_means_too() -> None:
     """The costly arm takes no real step before round 2 on one seed, and none after it on the other."""
-    figures = {
+    metrics = {
         "plain": FIGURES["plain"],
         "costly": {
             1: run([0, 30, 80], [0] * 5, [0, 0, 0, 8, 8], bank=[0, 50, 90]),
             2: run([0, 40, 80], [0] * 5, [0, 4, 9, 9, 9], bank=[0, 60, 80]),
         },
     }
-    result = summarize_study(STUDY, figures)
+    result = summarize_study(STUDY, metrics)
     assert result.over_steps and not summarize_study(STUDY, FIGURES).over_steps
     ((_, charts),) = chart_groups(result)
     assert [chart.title for chart in charts[2:]] == [f"{chart.title}, over real steps" for chart in charts[:2]]
@@ -132,7 +132,7 @@ def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
         ("dream", dreamgym_played.played(tmp_path / "dream", 2, method__recipe__mix=0.5)),
     ):
         used = SimpleNamespace(tokens=0, real=0, random=0)
-        figures = read_run(played.run.path, 2)
+        metrics = read_run(played.run.path, 2)
         for number in (1, 2):
             for stage in played.run.complete_stages(number):
                 if not stage.startswith("evaluate"):
@@ -144,7 +144,7 @@ def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
                         sum(row.loss_mask) for row in records if row.kind != "fit" and row.generation_id not in random
                     )
                     used.real += sum(r.turns for r in played.rows(Episode, stage, number) if r.stream != "synthetic")
-            assert (figures.tokens[number], figures.real_steps[number]) == (used.tokens, used.real), name
+            assert (metrics.tokens[number], metrics.real_steps[number]) == (used.tokens, used.real), name
         assert (used.random > 0) == (name == "dream")
         episodes = [row for number in (1, 2) for row in played.rows(Episode, "collect", number)]
         assert used.tokens > sum(row.tokens_sampled for row in episodes)
@@ -157,10 +157,10 @@ def test_of_reflections_those_without_form_are_malformed_and_none_says_return(tm
     codes = [row.reason_code for row in played.rows(Reflection, "reflect", 1)]
     if memory:
         assert "return" in {row.verdict for row in played.rows(Distillation, "distill", 1)}, "attempts that failed"
-    figures = read_run(played.run.path, 1)
+    metrics = read_run(played.run.path, 1)
     malformed = sum(code != "ok" for code in codes)
-    assert (figures.outputs, figures.malformed, figures.returned) == (len(codes), malformed, None)
+    assert (metrics.outputs, metrics.malformed, metrics.returned) == (len(codes), malformed, None)
     assert 0 < malformed < len(codes)
     study = STUDY.model_copy(update={"rounds": 1})
-    shown = summarize_study(study, {"plain": {1: figures}}).arms[0]
+    shown = summarize_study(study, {"plain": {1: metrics}}).arms[0]
     assert shown.malformed == interval([malformed / len(codes)]) and shown.returned is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crl.config import Method
-from crl.envs.realms import ACTIONS, RealmsEnvironment, layouts, note
+from crl.envs.realms import ACTIONS, RealmsEnvironment, experience_text, layouts
 from crl.lab.warm.actor import actor_demonstrations
 from crl.lab.warm.config import (
     EXPERIENCE_SEEDS,
@@ -67,7 +67,7 @@ def test_a_reflection_repeats_what_may_be_true_and_never_what_just_failed(chat: 
         plan = re.search(r"Action: ([A-H]) \S+ ([A-H]) ", each.prompt)
         assert plan is not None and said.groups() != plan.groups()
         remembered = f"note {said[0]} ." in each.prompt
-        repeated += remembered and said[0] == note(layout.key, layout.goal)
+        repeated += remembered and said[0] == experience_text(layout.key, layout.goal)
     assert repeated > 60
 
 

@@ -1,4 +1,4 @@
-"""The two learners of the learning tests, the figures that are asserted about them, and where each bound lies.
+"""The two learners of the learning tests, the metrics that are asserted about them, and where each bound lies.
 
 The actor plays six small maps and is trained by GRPO; the extractor writes one of two kinds of experience and is
 trained by CISPO. A bound is far from what an intact learner does, however numbers are rounded: see `Bound`. The mean
@@ -33,7 +33,7 @@ DEVIATIONS = 3.0
 
 @dataclass(frozen=True)
 class Bound:
-    """What a figure has to be above or below, and its mean and standard deviation as measured.
+    """What a metric has to be above or below, and its mean and standard deviation as measured.
 
     Measured are ten seeds with one and with two threads each. Other seeds and threads stand for another kind of CPU
     too: the last digits differ, so other tokens are sampled. With the plainest instructions of a CPU in place of its
@@ -81,11 +81,11 @@ BOUNDS: dict[str, dict[str, Bound]] = {
 }
 
 
-def check(learner: str, figures: dict[str, float]) -> None:
-    """Fail with every figure that is on the wrong side of its bound."""
+def check(learner: str, metrics: dict[str, float]) -> None:
+    """Fail with every metric that is on the wrong side of its bound."""
     bounds = BOUNDS[learner]
-    assert figures.keys() == bounds.keys()
-    missed = {name: (value, bounds[name]) for name, value in figures.items() if not bounds[name].holds(value)}
+    assert metrics.keys() == bounds.keys()
+    missed = {name: (value, bounds[name]) for name, value in metrics.items() if not bounds[name].holds(value)}
     assert not missed, missed
 
 
@@ -143,13 +143,13 @@ def success_by_round(run: RunDirectory) -> list[float]:
     ]
 
 
-def actor_figures(run: RunDirectory) -> dict[str, float]:
+def actor_metrics(run: RunDirectory) -> dict[str, float]:
     """What is asserted of the actor, trained on the reward as it is."""
     success = success_by_round(run)
     return {"start less chance": success[0] - chance(run), "end": float(np.mean(success[-3:]))}
 
 
-def flipped_actor_figures(run: RunDirectory) -> dict[str, float]:
+def flipped_actor_metrics(run: RunDirectory) -> dict[str, float]:
     """What is asserted of the actor whose reward has the wrong sign."""
     success = success_by_round(run)
     return {"start": success[0], "end by start": float(np.mean(success[-3:])) / min(success[0], chance(run))}
@@ -258,7 +258,7 @@ def helpful_by_round(run: RunDirectory) -> list[float]:
     ]
 
 
-def extractor_figures(run: RunDirectory) -> dict[str, float]:
+def extractor_metrics(run: RunDirectory) -> dict[str, float]:
     """What is asserted of the extractor, trained on the reward as it is."""
     credits = rows(run, Credit, "credit", run.rounds()[2:])
     texts = {row.generation_id: row.text for row in rows(run, Operation, "distill", run.rounds()[1:]) if row.text}
@@ -267,13 +267,13 @@ def extractor_figures(run: RunDirectory) -> dict[str, float]:
         for kind in (HELPFUL, HARMFUL)
     }
     return {
-        **flipped_extractor_figures(run),
+        **flipped_extractor_metrics(run),
         "won with the helpful kind": won[HELPFUL],
         "won with the harmful kind": won[HARMFUL],
     }
 
 
-def flipped_extractor_figures(run: RunDirectory) -> dict[str, float]:
+def flipped_extractor_metrics(run: RunDirectory) -> dict[str, float]:
     """What is asserted of the extractor whose reward has the wrong sign."""
     helpful = helpful_by_round(run)
     return {

@@ -2,7 +2,7 @@
 
 The actor (GRPO): from random legal play to winning nearly always. The extractor (CISPO): of two kinds of experience,
 one helpful and one harmful, the helpful one's share goes from about half to nearly all. With only the reward's sign
-flipped, and everything else equal, both fall. Figures are those of the rows that training wrote; `learners.py` holds
+flipped, and everything else equal, both fall. Metrics are those of the rows that training wrote; `learners.py` holds
 the bounds, with the mean and the spread that were measured beside each.
 """
 
@@ -33,10 +33,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Starts:
 
 
 @pytest.mark.parametrize(
-    ("learner", "figure"), [(learner, figure) for learner, bounds in BOUNDS.items() for figure in bounds]
+    ("learner", "metric"), [(learner, metric) for learner, bounds in BOUNDS.items() for metric in bounds]
 )
-def test_every_bound_is_far_from_what_was_measured(learner: str, figure: str) -> None:
-    bound = BOUNDS[learner][figure]
+def test_every_bound_is_far_from_what_was_measured(learner: str, metric: str) -> None:
+    bound = BOUNDS[learner][metric]
     assert bound.distance(bound.mean, bound.deviation) >= DEVIATIONS
 
 
@@ -48,21 +48,21 @@ def test_grpo_raises_success_from_chance(tmp_path: Path, seed: int) -> None:
     drawn = lakes(family.environment)
     maps = [drawn.of(family.train_seeds.start + index) for index in range(6)]
     assert all(len(lake.path(lake.start) or []) >= 2 for lake in maps), "every map is won over several turns"
-    check("actor", learners.actor_figures(run))
+    check("actor", learners.actor_metrics(run))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_grpo_with_the_sign_of_the_reward_flipped_lowers_success(tmp_path: Path, seed: int) -> None:
     run = learners.train_actor(tmp_path, seed, flipped=True)
     told("GRPO flipped: success", seed, learners.success_by_round(run))
-    check("actor, flipped", learners.flipped_actor_figures(run))
+    check("actor, flipped", learners.flipped_actor_metrics(run))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_cispo_raises_the_share_of_the_helpful_experience(tmp_path: Path, start: Starts, seed: int) -> None:
     run = learners.train_extractor(tmp_path, start, seed)
     told("CISPO: helpful share", seed, learners.helpful_by_round(run))
-    check("extractor", learners.extractor_figures(run))
+    check("extractor", learners.extractor_metrics(run))
     advised = [each for each in rows(run, Episode, "collect", run.rounds()[2:]) if each.guided and each.success]
     assert advised and all(each.turns >= 3 for each in advised), "advice acts over several turns"
     for number in run.rounds()[1:]:
@@ -82,4 +82,4 @@ def test_cispo_raises_the_share_of_the_helpful_experience(tmp_path: Path, start:
 def test_cispo_with_the_sign_of_the_reward_flipped_lowers_it(tmp_path: Path, start: Starts, seed: int) -> None:
     run = learners.train_extractor(tmp_path, start, seed, flipped=True)
     told("CISPO flipped: helpful share", seed, learners.helpful_by_round(run))
-    check("extractor, flipped", learners.flipped_extractor_figures(run))
+    check("extractor, flipped", learners.flipped_extractor_metrics(run))

@@ -238,9 +238,9 @@ def test_stored_logprobs_are_those_of_the_stored_checkpoint(
     extracted = compare(run, written)
     print(f"{dtype}{' LoRA' if lora else ''}, {len(generations)} episodes: {compared}")
     print(f"{dtype}{' LoRA' if lora else ''}, {len(written)} extractor outputs: {extracted}")
-    for figures in (compared, extracted):
-        assert figures.gaps.max() < LARGEST[dtype]
-        assert figures.root_mean_square < ROOT_MEAN_SQUARE[dtype]
+    for metrics in (compared, extracted):
+        assert metrics.gaps.max() < LARGEST[dtype]
+        assert metrics.root_mean_square < ROOT_MEAN_SQUARE[dtype]
     [before] = [row for row in weights.values() if row.role == "actor" and row.updates == LAST - 2]
     stale = compare(run, rows(run, Generation, "collect", [LAST])[:20], under=before)
     assert stale.root_mean_square > 3 * compared.root_mean_square, "weights one update old are told apart"

@@ -19,6 +19,8 @@ from tests.tiny_run import ROOT, crl_here
 PACKAGE = Path(__file__).parent
 EXPERIMENT = PACKAGE / "experiment.yaml"
 ROUNDS = 2
+UNVALIDATED = ("--set", "runtime.validate_every=0")
+"""Great Expectations takes longer than these rounds."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def crl(site: Path, runs: Path, *arguments: str | Path) -> str:
 def whole(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbed."""
     runs = tmp_path_factory.mktemp("whole")
-    crl(site, runs, "train", EXPERIMENT, "--rounds", str(ROUNDS), "--no-prefect")
+    crl(site, runs, "train", EXPERIMENT, "--rounds", str(ROUNDS), "--no-prefect", *UNVALIDATED)
     return runs / "outside"
 
 
@@ -115,7 +117,7 @@ def test_its_section_is_in_the_report_of_its_runs(site: Path, whole: Path) -> No
 @pytest.mark.slow
 def test_killed_in_the_middle_it_resumes_to_the_same_digests(site: Path, whole: Path, tmp_path: Path) -> None:
     begun = subprocess.Popen(
-        [sys.executable, "-m", "crl", "train", str(EXPERIMENT), "--rounds", str(ROUNDS), "--no-prefect"],
+        [sys.executable, "-m", "crl", "train", str(EXPERIMENT), "--rounds", str(ROUNDS), "--no-prefect", *UNVALIDATED],
         cwd=ROOT, env=environment(site, tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip

@@ -69,13 +69,13 @@ def test_the_update_renormalizes_as_sampling_did(model: Path) -> None:
     for shown in (samples, moved(samples, 0.4, np.random.default_rng(8))):
         trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
         try:
-            figures = trainer.update(shown, objectives(objective))
+            metrics = trainer.update(shown, objectives(objective))
         finally:
             trainer.dispose()
-        assert figures["loss"] == pytest.approx(eq_5(restricted(shown, model), objective.epsilon)[0], rel=1e-5)
+        assert metrics["loss"] == pytest.approx(eq_5(restricted(shown, model), objective.epsilon)[0], rel=1e-5)
         if shown is samples:
-            assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-            assert figures["logprob_mismatch"] == pytest.approx(0.0, abs=1e-5)
+            assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+            assert metrics["logprob_mismatch"] == pytest.approx(0.0, abs=1e-5)
 
 
 def test_the_gradient_is_that_of_the_restricted_distribution() -> None:

@@ -20,20 +20,20 @@ from crl.credit.rules import Scored
 from crl.credit.samples import cispo_samples, select_batches
 from crl.credit.uses import credits_of, uses_of
 from crl.errors import RecordDamaged
-from crl.recipes.complementary.mechanisms.actor_critic import verdict_figures
-from crl.records import BufferItem, Credit, EntryUsefulness, Episode, Generation, Judgment, Retrieval
+from crl.recipes.complementary.mechanisms.actor_critic import verdict_metrics
+from crl.records import BufferItem, Credit, Critique, EntryUsefulness, Episode, Generation, Retrieval
 from tests.unit.credit.scoring import scored
 
 ROUNDS, GROUPS, MEMBERS, ENTRIES = 3, 12, 6, 8
 SCORE = {"accept": 1.0, "refine": 0.5, "reject": 0.0, "malformed": None}
 OUTPUT = {f"e{index}": f"out{index % 5}" for index in range(ENTRIES)}
 """Outputs by entry: some wrote several entries."""
-Played = tuple[list[Episode], list[Retrieval], list[Judgment]]
+Played = tuple[list[Episode], list[Retrieval], list[Critique]]
 
 
-def played(round_number: int, rng: np.random.Generator, *, judged: bool) -> Played:
+def played(round_number: int, rng: np.random.Generator, *, critiqued: bool) -> Played:
     """One round of random groups: guided, rejected, free and broken episodes, some groups without a free one."""
-    episodes, retrievals, judgments = [], [], []
+    episodes, retrievals, critiques = [], [], []
     for group in range(GROUPS):
         guided_slots = MEMBERS if group % 4 == 0 else int(rng.integers(1, MEMBERS))
         for member in range(MEMBERS):
@@ -48,11 +48,11 @@ def played(round_number: int, rng: np.random.Generator, *, judged: bool) -> Play
                         similarity=1.0, rank_score=0.0, count=0, recent=False, score=0.0, chosen=True,
                     )
                 )  # fmt: skip
-                verdict = str(rng.choice(list(SCORE))) if judged else None
+                verdict = str(rng.choice(list(SCORE))) if critiqued else None
                 if verdict is not None:
                     text = {"refine": "rewritten", "reject": None}.get(verdict, text)
-                    judgments.append(
-                        Judgment(
+                    critiques.append(
+                        Critique(
                             episode_id=episode_id, round=round_number, family="f", entry_id=entry,
                             content_digest=f"d-{entry}", generation_id=f"c-{episode_id}", success_rate=None,
                             verdict=verdict, reason_code="no_verdict" if verdict == "malformed" else "ok",
@@ -72,16 +72,16 @@ def played(round_number: int, rng: np.random.Generator, *, judged: bool) -> Play
                     tokens_sampled=2, last_observation=None if broken else "over",
                 )
             )  # fmt: skip
-    return episodes, retrievals, judgments
+    return episodes, retrievals, critiques
 
 
 def earned(rounds: list[Played], credit: str, decay: float) -> dict[str, list[float]]:
     """What every output earned, use by use, by the text of section 3 and eq. 8 alone."""
     found: dict[str, list[float]] = defaultdict(list)
     outcomes_of_entry: dict[str, list[float]] = defaultdict(list)
-    for episodes, retrievals, judgments in rounds:
+    for episodes, retrievals, critiques in rounds:
         retrieved = {row.episode_id: row.entry_id for row in retrievals}
-        verdicts = {row.episode_id: row.verdict for row in judgments}
+        verdicts = {row.episode_id: row.verdict for row in critiques}
         for episode in episodes:
             entry, verdict = retrieved.get(episode.episode_id), verdicts.get(episode.episode_id)
             if entry is None:
@@ -117,18 +117,18 @@ def generation(name: str) -> Generation:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("judged", [False, True])
+@pytest.mark.parametrize("critiqued", [False, True])
 @pytest.mark.parametrize("credit", ["outcome", "guided_minus_free", "running_usefulness"])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_reward_of_an_output_is_the_mean_of_what_its_uses_earned(seed: int, credit: Any, judged: bool) -> None:
+def test_the_reward_of_an_output_is_the_mean_of_what_its_uses_earned(seed: int, credit: Any, critiqued: bool) -> None:
     rng = np.random.default_rng(seed)
     config = ExtractorObjective(credit=credit, usefulness_decay=0.9, batch=len(set(OUTPUT.values())))
-    rounds = [played(number, rng, judged=judged) for number in range(1, ROUNDS + 1)]
+    rounds = [played(number, rng, critiqued=critiqued) for number in range(1, ROUNDS + 1)]
     buffer: list[BufferItem] = []
     kept: Sequence[EntryUsefulness] = []
-    for number, (episodes, retrievals, judgments) in enumerate(rounds, start=1):
-        credits = credits_of(episodes, retrievals, judgments)
-        uses = uses_of(episodes, credits, retrievals, judgments)
+    for number, (episodes, retrievals, critiques) in enumerate(rounds, start=1):
+        credits = credits_of(episodes, retrievals, critiques)
+        uses = uses_of(episodes, credits, retrievals, critiques)
         found = scored(credit, uses, credits=credits, before=kept, decay=0.9)
         kept, outputs = found.after, [Output(name, (0, "distill")) for name in sorted(set(OUTPUT.values()))]
         buffer = fill_buffer(buffer, outputs, found.earned, None, round=number)
@@ -145,10 +145,10 @@ def test_the_reward_of_an_output_is_the_mean_of_what_its_uses_earned(seed: int, 
 
 
 def test_with_every_switch_off_a_use_earns_its_outcome_and_nothing_is_kept() -> None:
-    episodes, retrievals, _ = played(1, np.random.default_rng(0), judged=False)
+    episodes, retrievals, _ = played(1, np.random.default_rng(0), critiqued=False)
     credits = credits_of(episodes, retrievals)
     found = scored("outcome", uses_of(episodes, credits, retrievals))
-    assert not found.after and not found.figures
+    assert not found.after and not found.metrics
     assert [(row.episode_id, row.generation_id, row.reward) for row in found.uses] == [
         (row.episode_id, row.generation_id, row.outcome) for row in credits
     ]
@@ -156,16 +156,16 @@ def test_with_every_switch_off_a_use_earns_its_outcome_and_nothing_is_kept() -> 
 
 
 def test_a_use_without_free_twins_earns_its_outcome_and_is_counted() -> None:
-    episodes, retrievals, _ = played(1, np.random.default_rng(1), judged=False)
+    episodes, retrievals, _ = played(1, np.random.default_rng(1), critiqued=False)
     credits = credits_of(episodes, retrievals)
     found = scored("guided_minus_free", uses_of(episodes, credits, retrievals), credits=credits)
     alone = [row for row in found.uses if row.basis == "outcome"]
     assert alone and {row.episode_id for row in alone} == {row.episode_id for row in credits if row.free_mean is None}
-    assert found.figures == {"uses_without_unguided": len(alone)}
+    assert found.metrics == {"uses_without_unguided": len(alone)}
 
 
 def test_the_usefulness_of_an_entry_is_a_mean_from_its_first_use_on() -> None:
-    episodes, retrievals, _ = played(1, np.random.default_rng(2), judged=False)
+    episodes, retrievals, _ = played(1, np.random.default_rng(2), critiqued=False)
     credit = credits_of(episodes, retrievals)[0]
 
     def used(now: Credit, kept: Sequence[EntryUsefulness]) -> Scored:
@@ -186,23 +186,23 @@ def test_the_usefulness_of_an_entry_is_a_mean_from_its_first_use_on() -> None:
 
 @pytest.mark.parametrize("change", [{"text": "other"}, {"verdict": "reject", "score": 0.0, "text": None}])
 def test_an_episode_that_was_played_otherwise_than_judged_is_damage(change: dict[str, Any]) -> None:
-    episodes, retrievals, judgments = played(1, np.random.default_rng(3), judged=True)
-    accepted = next(index for index, row in enumerate(judgments) if row.verdict == "accept")
-    judgments[accepted] = dataclasses.replace(judgments[accepted], **change)
-    with pytest.raises(RecordDamaged, match=judgments[accepted].episode_id):
-        credits_of(episodes, retrievals, judgments)
+    episodes, retrievals, critiques = played(1, np.random.default_rng(3), critiqued=True)
+    accepted = next(index for index, row in enumerate(critiques) if row.verdict == "accept")
+    critiques[accepted] = dataclasses.replace(critiques[accepted], **change)
+    with pytest.raises(RecordDamaged, match=critiques[accepted].episode_id):
+        credits_of(episodes, retrievals, critiques)
 
 
 def test_a_rejected_experience_that_nothing_retrieved_is_damage() -> None:
-    episodes, _, judgments = played(1, np.random.default_rng(3), judged=True)
+    episodes, _, critiques = played(1, np.random.default_rng(3), critiqued=True)
     with pytest.raises(RecordDamaged, match="rejected"):
-        uses_of(episodes, [], [], judgments)
+        uses_of(episodes, [], [], critiques)
 
 
 def test_verdicts_are_told_and_one_sided_ones_are_an_alarm() -> None:
-    judgments = [row for number in range(4) for row in played(1, np.random.default_rng(number), judged=True)[2]]
-    shares, alarms = verdict_figures(judgments)
+    critiques = [row for number in range(4) for row in played(1, np.random.default_rng(number), critiqued=True)[2]]
+    shares, alarms = verdict_metrics(critiques)
     assert sum(shares.values()) == pytest.approx(1.0) and not alarms
-    rejected = [row for row in judgments if row.verdict == "reject"]
-    assert list(verdict_figures(rejected)[1]) == ["verdict_reject"]
-    assert verdict_figures([]) == ({}, {})
+    rejected = [row for row in critiques if row.verdict == "reject"]
+    assert list(verdict_metrics(rejected)[1]) == ["verdict_reject"]
+    assert verdict_metrics([]) == ({}, {})

@@ -26,7 +26,7 @@ from crl.config.engines import VllmEngine
 from crl.learn.clipped import clipped_objective
 from crl.learn.objectives import cispo_objective, grpo_objective
 from crl.rounds.alarms import MOST_MISMATCH_KL, mismatch_alarms, mismatch_causes
-from crl.rounds.health import update_figures
+from crl.rounds.health import update_metrics
 from tests.paper.reference import Batch, Floats, random_batch, relative_error
 from tests.paper.test_equations_3_and_5 import TOLERANCE, ours
 from tests.paper.test_stored_behavior import demonstrations, moved, update
@@ -136,8 +136,8 @@ def test_the_divergence_is_that_of_fresh_tokens_alone(model: Path) -> None:
     shifted = moved(samples, 0.2)
     older = [dataclasses.replace(each, source="0000/collect") for each in moved(samples[:2], 2.0)]
     later = [dataclasses.replace(each, step=1) for each in moved(samples[2:3], 2.0)]
-    figures = update(model, [*older, *later, *shifted[3:]], ActorObjective())
-    assert figures["mismatch_kl"] == pytest.approx(np.exp(-0.2) - 1 + 0.2, rel=1e-4)
+    metrics = update(model, [*older, *later, *shifted[3:]], ActorObjective())
+    assert metrics["mismatch_kl"] == pytest.approx(np.exp(-0.2) - 1 + 0.2, rel=1e-4)
     assert "mismatch_kl" not in update(model, older, ActorObjective())
 
 
@@ -156,9 +156,9 @@ def test_tokens_of_the_round_that_older_weights_sampled_are_not_fresh(model: Pat
 
 
 def test_a_divergence_above_the_bound_is_an_alarm() -> None:
-    figures = {"ratio_mean": 1.0, "mismatch_kl": MOST_MISMATCH_KL * 1.01}
-    assert list(mismatch_alarms(update_figures("actor", figures), lambda role: [])) == ["actor_mismatch_kl"]
-    assert mismatch_alarms(update_figures("actor", {**figures, "mismatch_kl": MOST_MISMATCH_KL}), lambda role: []) == {}
+    metrics = {"ratio_mean": 1.0, "mismatch_kl": MOST_MISMATCH_KL * 1.01}
+    assert list(mismatch_alarms(update_metrics("actor", metrics), lambda role: [])) == ["actor_mismatch_kl"]
+    assert mismatch_alarms(update_metrics("actor", {**metrics, "mismatch_kl": MOST_MISMATCH_KL}), lambda role: []) == {}
     [told] = mismatch_alarms(
         {"actor_mismatch_kl": 1.0, "actor_ratio_max": 21.0}, lambda role: [role, "rounding"]
     ).values()

@@ -38,7 +38,7 @@ def credit(name: str, text: str, difference: float | None) -> Credit:
 
 @pytest.mark.parametrize("decay", [1.0, 0.8])
 def test_the_effect_is_the_weighted_mean_of_all_uses_and_the_bound_is_theirs(decay: float) -> None:
-    rng, config = np.random.default_rng(7), SuppressConfig(uses=4, below=0.1, sureness=1.3, decay=decay)
+    rng, config = np.random.default_rng(7), SuppressConfig(min_uses=4, max_effect=0.1, standard_errors=1.3, decay=decay)
     kept: list[TextEffect] = []
     values: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     seen = set()
@@ -193,7 +193,7 @@ def test_texts_of_won_episodes_are_tried_first_and_known_ones_not_at_all() -> No
               asked("n5", "e", won=True), asked("n6", "e", won=True), asked("n7", "f", possible=False)]  # fmt: skip
     every = to_try(listed, {TextKey("room", "d")}, TrialConfig())
     assert [each.key.content_digest for each in every["room"]] == ["e", "b", "c", "a"]
-    few = to_try(listed, set(), TrialConfig(notes=2))
+    few = to_try(listed, set(), TrialConfig(max_experiences=2))
     assert [each.operation.distillation_id for each in few["room"]] == ["n5", "n1"]
 
 

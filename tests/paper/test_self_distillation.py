@@ -168,9 +168,9 @@ def test_the_loss_is_that_of_the_policy_and_the_weighted_mean_over_the_distilled
     def updated(samples: list[Sample]) -> tuple[dict[str, float], Gradients]:
         caught: list[Gradients] = []
         trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
-        figures = trainer.update(samples, objectives(ActorObjective(epsilon=0.2)), inspect=caught.append)
+        metrics = trainer.update(samples, objectives(ActorObjective(epsilon=0.2)), inspect=caught.append)
         trainer.dispose()
-        return figures, caught[0]
+        return metrics, caught[0]
 
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
     policy_loss = 0.0
@@ -210,6 +210,6 @@ def test_a_round_without_advantage_still_distils(model: Path) -> None:
     trainer = Trainer(RoleConfig(model="miniature"), model_path=model, checkpoint=None, threads=1)
     from crl.learn.terms import objectives
 
-    figures = trainer.update(policy + stripped, objectives(ActorObjective()))
+    metrics = trainer.update(policy + stripped, objectives(ActorObjective()))
     trainer.dispose()
-    assert figures["stepped"] == 1 and figures["samples_without_gradient"] == 3
+    assert metrics["stepped"] == 1 and metrics["samples_without_gradient"] == 3

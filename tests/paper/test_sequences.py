@@ -192,7 +192,7 @@ def terms_by_hand(model: Path, each: PlayedEpisode, advantage: float) -> list[An
 
 
 def updated(model: Path, samples: Sequence[Sample], objectives: Any) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and gradients of an update by the engine."""
+    """Metrics and gradients of an update by the engine."""
     from crl.learn.trainer import Trainer
 
     gradients: dict[str, Any] = {}
@@ -201,9 +201,9 @@ def updated(model: Path, samples: Sequence[Sample], objectives: Any) -> tuple[di
         deepspeed=DeepSpeedConfig(micro_batch=3),
     )
     trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
-    figures = trainer.update(samples, objectives, inspect=gradients.update)
+    metrics = trainer.update(samples, objectives, inspect=gradients.update)
     trainer.dispose()
-    return figures, gradients
+    return metrics, gradients
 
 
 def assert_gradients(model: Path, loss: Any, gradients: dict[str, Any]) -> None:
@@ -249,9 +249,9 @@ def test_advantages_weights_and_gradients_of_eq_5(model: Path, aggregation: Aggr
         assert len(terms) == spoken(game)
         loss = loss - weight * sum(terms) / (spoken(game) if aggregation == "token_mean" else 1)
     check_tables({Sample: table_of(Sample, samples)}, where="here")
-    figures, gradients = updated(model, samples, objectives(config))
-    assert figures["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
-    assert figures["clipped_high"] > 0 and figures["clipped_low"] > 0
+    metrics, gradients = updated(model, samples, objectives(config))
+    assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert metrics["clipped_high"] > 0 and metrics["clipped_low"] > 0
     assert_gradients(model, loss, gradients)
 
 
@@ -322,8 +322,8 @@ def test_stripped_contexts_are_learned_token_by_token(model: Path) -> None:
     count = sum(map(len, taught))
     assert count == sum(spoken(game) for game in GAMES if game.guided)
     loss = -0.5 * sum(each.sum() for each in taught) / count
-    figures, gradients = updated(model, samples, objectives())
-    assert figures["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    metrics, gradients = updated(model, samples, objectives())
+    assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     assert_gradients(model, loss, gradients)
 
 
@@ -356,7 +356,7 @@ class CreditStage:
             (ReplayItem, "before"): list(before),
         }
         self.written: dict[Any, list[Any]] = {}
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
 
     def rows(self, row_type: type[Row], read: str) -> list[Any]:
         return self._read[row_type, read]
@@ -370,8 +370,8 @@ class CreditStage:
     def write(self, row_type: type[Row], rows: list[Any]) -> None:
         self.written[row_type] = rows
 
-    def write_figures(self, figures: dict[str, float], alarms: object) -> None:
-        self.figures = figures
+    def write_metrics(self, metrics: dict[str, float], alarms: object) -> None:
+        self.metrics = metrics
 
 
 def replayed(games: Sequence[PlayedEpisode], aggregation: Aggregation, *, capacity: int = 100) -> CreditStage:
@@ -397,7 +397,7 @@ def test_a_batch_of_a_replay_buffer_stands_for_its_episodes(model: Path, aggrega
         name for each in games for name in dict.fromkeys(turn.generation_id for turn in each.turns)
     ]
     assert {row.trained for row in items if row.episode_id.endswith("m000")} == {5, 6}
-    assert ctx.figures["replay_buffer"] == ctx.figures["replay_entered"] == len(GAMES)
+    assert ctx.metrics["replay_buffer"] == ctx.metrics["replay_entered"] == len(GAMES)
     assert sum(row.probability for row in ctx.written[ReplayDraw]) == pytest.approx(1.0)
     for game, each in zip(GAMES, games, strict=True):
         mine = [row for row in samples if row.generation_id in each.episode.generation_ids]
@@ -414,7 +414,7 @@ def test_episodes_enter_and_leave_a_replay_buffer_as_a_whole(model: Path) -> Non
     items = ctx.written[ReplayItem]
     gone, held = ([row.episode_id for row in items if row.status == status] for status in (EVICTED, HELD))
     assert list(dict.fromkeys(held)) == [each.episode.episode_id for each in games[-4:]]
-    assert not set(gone) & set(held) and ctx.figures["replay_evicted"] == len(GAMES) - 4
+    assert not set(gone) & set(held) and ctx.metrics["replay_evicted"] == len(GAMES) - 4
     alone = [dataclasses.replace(row, status=HELD) if row is items[0] else row for row in items]
     with pytest.raises(DataCheckFailed, match="held or evicted as a whole"):
         check_tables({ReplayItem: table_of(ReplayItem, alone)}, where="here")

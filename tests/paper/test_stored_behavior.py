@@ -108,17 +108,17 @@ def test_actor_loss_follows_the_stored_values(model: Path) -> None:
     assert inside["ratio_mean"] == pytest.approx(np.exp(0.1), rel=1e-5)
     for noise in (0.1, 0.6):
         noisy = moved(samples, noise, np.random.default_rng(8))
-        figures = update(model, noisy, objective)
-        assert figures["loss"] == pytest.approx(eq_5(batch_of(model, noisy), objective.epsilon)[0], rel=1e-5)
-    assert figures["clipped_low"] > 0 and figures["clipped_high"] > 0
+        metrics = update(model, noisy, objective)
+        assert metrics["loss"] == pytest.approx(eq_5(batch_of(model, noisy), objective.epsilon)[0], rel=1e-5)
+    assert metrics["clipped_low"] > 0 and metrics["clipped_high"] > 0
 
 
 def test_extractor_loss_follows_the_stored_values(model: Path) -> None:
     samples, objective = demonstrations(model, "cispo"), ExtractorObjective()
     on_policy = update(model, samples, objective)
     for shift, factor in ((-0.05, np.exp(0.05)), (-3.0, 1.1), (3.0, 0.9)):
-        figures = update(model, moved(samples, shift), objective)
-        assert figures["loss"] == pytest.approx(factor * on_policy["loss"], rel=1e-5), "both bounds of the clip act"
+        metrics = update(model, moved(samples, shift), objective)
+        assert metrics["loss"] == pytest.approx(factor * on_policy["loss"], rel=1e-5), "both bounds of the clip act"
     noisy = moved(samples, 0.3, np.random.default_rng(9))
     expected = eq_3(batch_of(model, noisy), objective.epsilon, objective.epsilon_high)[0]
     assert update(model, noisy, objective)["loss"] == pytest.approx(expected, rel=1e-5)

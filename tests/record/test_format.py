@@ -29,7 +29,7 @@ from crl.transfer.gather import gather
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
 ENTRY = "an entry"
-COLUMNS = {3: "5dbbe5c7feb054c119a56e2bcdf5fd8bb1345a0c4da1c92d1970d4f8dfef256f"}
+COLUMNS = {4: "86442e5363d6f7c9525ff92093afb423458fa6f9d37c3ae0d6209671503dc1ef"}
 """SHA-256 of the names and types of all columns of a format."""
 READERS: dict[str, Callable[[Path], object]] = {
     "open": RunDirectory.open,

@@ -82,7 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CRL_MODELS", str(place / "models"))
         # It would play two thousand games to say how good the models are, which nothing here asks.
-        for measure in ("actor_figures", "extractor_figures"):
+        for measure in ("actor_metrics", "extractor_metrics"):
             patch.setattr(f"crl.lab.warm.make.{measure}", lambda *told, **more: {})
         warm = make(place / "warm.yaml")
         planned = plan_runs(load_study(place / "study.yaml"), place / "runs")
@@ -191,7 +191,7 @@ def test_arms_begin_alike_and_are_given_alike(made):
     assert all(each == budgets[0] for each in budgets), "the same tasks, as many, in the same rounds"
     played = [[row.episode_id for row in rows(run, Episode, "collect", range(1, ROUNDS + 1))] for run in runs]
     assert all(each == [episode_id for _, episode_id, _ in budgets[0]] for each in played)
-    arms = [{(row.round, row.family, row.environment_seed, row.arm) for row in evaluations(run)} for run in runs]
+    arms = [{(row.round, row.family, row.environment_seed, row.condition) for row in evaluations(run)} for run in runs]
     without = [{each for each in found if each[3] == "without_bank"} for found in arms]
     assert without[0] and all(each == without[0] for each in without)
     with_bank = {each[:3] for found in arms for each in found if each[3] == "with_bank"}

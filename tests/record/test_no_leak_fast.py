@@ -21,7 +21,7 @@ from crl.config import Method, SamplingConfig
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
-from crl.envs.realms import ACTIONS, RealmsConfig, hidden_rule, layouts, note
+from crl.envs.realms import ACTIONS, RealmsConfig, experience_text, hidden_rule, layouts
 from crl.extractor.distill import items_of
 from crl.extractor.prompts import ask_messages, distill_messages, merge_messages
 from crl.lab.warm.config import load_warm_start
@@ -32,11 +32,11 @@ from crl.policies.sources import resolve_model, warm_directory
 from crl.protocols import Chat, Inquiry, Sampled, StopReason, WholeTurns
 from crl.records import (
     TRIAL,
+    Critique,
     Distillation,
     Episode,
     Evaluation,
     Generation,
-    Judgment,
     Operation,
     Question,
     Retrieval,
@@ -75,7 +75,7 @@ SETTINGS = {
 
 def act(prompt: str, turn: int, random: np.random.Generator) -> str:
     """The critic accepts; a guided actor asks first, then walks anywhere."""
-    if "judge" in prompt:
+    if "critique" in prompt:
         return "ACCEPT"
     if "ask?" in prompt and turn == 0:
         return f"ASK: {random.choice(list('ABCDEFGH'))}"
@@ -87,7 +87,7 @@ def write(prompt: str, turn: int, random: np.random.Generator) -> str:
     if "merge" in prompt:
         return "KEEP 1"
     symbol = random.choice(list("ABCDEFGH"))
-    return note(symbol, symbol) if "answer" in prompt else f"ADD: {note(symbol, symbol)}"
+    return experience_text(symbol, symbol) if "answer" in prompt else f"ADD: {experience_text(symbol, symbol)}"
 
 
 class Script:
@@ -275,12 +275,12 @@ def test_what_is_judged_is_the_rendering_of_recorded_rows(run: RunDirectory) -> 
     chat, recipe = chat_of(run.method, "actor"), recipe_of(run.method)
     prompt = run.method.prompts["critic"]
     assert prompt is not None
-    written = prompts_of(run, ROUNDS, "judge", "critic")
+    written = prompts_of(run, ROUNDS, "critique", "critic")
     bank = recorded_bank(run, recipe, ROUNDS - 1)
     texts = load_texts(run.path, bank.table)
     tasks = {row.episode_id: row for row in rows(run, Task, "plan", [ROUNDS])}
     chosen = {row.episode_id: row for row in rows(run, Retrieval, "plan", [ROUNDS]) if row.chosen}
-    judged = rows(run, Judgment, "judge", [ROUNDS])
+    judged = rows(run, Critique, "critique", [ROUNDS])
     for row in judged:
         task, rate = tasks[row.episode_id], row.success_rate
         values = {
@@ -298,7 +298,7 @@ def test_no_prompt_and_no_row_behind_one_tells_a_rule(run: RunDirectory) -> None
     for number in range(1, ROUNDS + 1):
         for row in rows(run, Operation, "distill", [number]):
             assert row.text is None or re.fullmatch(r"take ([A-H]) then \1", row.text)
-        reading = ("collect", "judge", "distill", TRIAL, "merge")
+        reading = ("collect", "critique", "distill", TRIAL, "merge")
         stages = [name for name in run.complete_stages(number) if name in reading]
         for row in [row for stage in stages for row in rows(run, Generation, stage, [number])]:
             kinds.add(row.kind)

@@ -21,7 +21,7 @@ from crl.config import Method, RecipeConfig, RoleUse
 from crl.errors import BadInput
 from crl.records import Distillation, Episode, Evaluation, Metric
 from crl.rounds.context import StageContext
-from crl.rounds.provenance import note_time
+from crl.rounds.provenance import add_time
 from crl.rounds.stage import Read, Recipe, Stage
 from tests.unit.engine import fake_recipe  # its engines check no tables: the suites take seconds to import
 
@@ -110,9 +110,9 @@ def _evaluate(ctx: StageContext) -> None:
     ctx.write(Evaluation, rows)
     for bank in banks:
         arm = "with_bank" if bank else "without_bank"
-        note_time(ctx.notes, f"play {arm}", items=HELD_OUT, seconds=HELD_OUT * (0.5 if bank else 0.25))
+        add_time(ctx.provenance, f"play {arm}", items=HELD_OUT, seconds=HELD_OUT * (0.5 if bank else 0.25))
         if bank:
-            note_time(ctx.notes, "retrieval", items=HELD_OUT, seconds=HELD_OUT * 0.125)
+            add_time(ctx.provenance, "retrieval", items=HELD_OUT, seconds=HELD_OUT * 0.125)
 
 
 def _evaluation(number: int, bank: bool, place: int, won: bool) -> Evaluation:

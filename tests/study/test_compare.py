@@ -127,7 +127,7 @@ def test_level_budget_and_shares_come_from_the_record(finished_study: Finished) 
         assert (row["outputs"], row["training_episodes"]) == (outputs, PLAYED * ROUNDS)
         assert row["malformed"] == outputs / OUTPUTS
         assert row["returned"] == outputs / OUTPUTS
-        assert (row["notes_true"], row["coverage"], row["alarms"]) == (None, None, [])
+        assert (row["experiences_true"], row["coverage"], row["alarms"]) == (None, None, [])
 
 
 def test_each_chart_is_a_picture_of_its_own(finished_study: Finished) -> None:

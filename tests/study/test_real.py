@@ -30,7 +30,8 @@ def test_a_study_of_real_runs(tmp_path: Path) -> None:
         for seed in study.seeds:
             path = runs / study.name / study.run_name(arm["arm"], seed)
             assert verify(path) == []
-            rates = dict(query(path, "SELECT arm, avg(success::int) FROM evaluations WHERE round = 2 GROUP BY arm")[1])
+            sql = "SELECT condition, avg(success::int) FROM evaluations WHERE round = 2 GROUP BY condition"
+            rates = dict(query(path, sql)[1])
             assert arm["without_bank"]["final"][str(seed)] == rates["without_bank"]
             if arm["arm"] == "baseline":
                 assert set(rates) == {"without_bank"} and arm["with_bank"] is None

@@ -58,8 +58,8 @@ def test_episodes_narrow_by_what_is_asked(made: Path) -> None:
     assert run.episodes(guided=False).shape[0] == len([row for row in rows if not row[1]])
 
 
-def test_curves_are_success_by_arm(made: Path) -> None:
-    rows = crl.open(made).curves().filter("round = 2 AND arm = 'guided'").fetchall()
+def test_curves_are_success_by_condition(made: Path) -> None:
+    rows = crl.open(made).curves().filter("round = 2 AND condition = 'guided'").fetchall()
     assert [row[:6] for row in rows] == [(2, "guided", False, 1, 2, 0.5)]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from crl.errors import BadInput
-from crl.faults import LONGEST_DETAILS, Fault, attempt, flaw_of_actions, place_in
+from crl.faults import LONGEST_DETAILS, Fault, attempt, flaw_of_actions, location_in
 from crl.protocols import FreeText, ToolCalls
 from crl.rollout.environments import starts_or_errors, steps_as_they_come
 from tests.unit.rollout.fakes import Corridor
@@ -54,7 +54,7 @@ def test_whatever_an_environment_raises_ends_its_own_slot(code: str) -> None:
     rough.reset_many([3, 3])
     steps = dict(steps_as_they_come(rough, {0: "right", 1: "right"}))
     assert (steps[0].error, steps[1].error) == (None, code) and steps[1].done
-    assert place_in(steps[1].details) is not None and "test_faults.py" in (place_in(steps[1].details) or "")
+    assert location_in(steps[1].details) is not None and "test_faults.py" in (location_in(steps[1].details) or "")
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_our_own_errors_and_exhausted_memory_pass(error: BaseException) -> None:
 
 def test_a_generator_that_is_closed_while_it_waits_is_no_fault() -> None:
     class Each(Corridor):
-        def step_each(self, actions: Any) -> Iterator[Any]:
+        def step_as_completed(self, actions: Any) -> Iterator[Any]:
             yield from self.step_many(actions).items()
 
     corridor = Each()
@@ -136,7 +136,7 @@ def test_details_are_bounded_and_valid_and_end_where_the_error_is() -> None:
 
     fault = attempt(lambda: deep(400))
     assert isinstance(fault, Fault) and len(fault.details) < LONGEST_DETAILS + 10
-    assert fault.details.encode() and place_in("no traceback") is place_in(None) is None
+    assert fault.details.encode() and location_in("no traceback") is location_in(None) is None
 
 
 def test_actions_are_of_a_kind_that_there_is() -> None:

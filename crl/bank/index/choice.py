@@ -51,9 +51,9 @@ class Scope:
     digests: pa.Array
     """Content digests of these rows."""
 
-    def vectors(self, places: NDArray[np.int64]) -> Vectors:
+    def vectors(self, rows: NDArray[np.int64]) -> Vectors:
         """Vectors of rows counted inside the scope."""
-        return self.embeddings_ND[self.rows_N[places]]
+        return self.embeddings_ND[self.rows_N[rows]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Scored:
     """What counts in the buffer."""
     after: Sequence[Any] = ()
     """The rule's own rows after the round."""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the rule."""
 
 

@@ -21,7 +21,7 @@ def score(round: Round, before: Sequence[Row]) -> Scored:
         difference = differences.get((use.episode_id, use.entry_id))
         uses.append(use if difference is None else with_reward(use, "guided_minus_free", difference))
     alone = sum(use.basis == "outcome" for use in uses)
-    return Scored(uses, round.earned(uses), figures={"uses_without_unguided": float(alone)})
+    return Scored(uses, round.earned(uses), metrics={"uses_without_unguided": float(alone)})
 
 
 RULE = Rule(score)

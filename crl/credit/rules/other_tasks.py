@@ -1,4 +1,4 @@
-"""An output earns the mean success of its notes on tasks other than its own (Evolving-RL, 2605.10663).
+"""An output earns the mean success of its experiences on tasks other than its own (Evolving-RL, 2605.10663).
 
 Its own task is the one that it was distilled from; a task is a family and an environment seed. Uses on one task count
 as one, with their mean. The verdict of the actor (s_c) is earned on the own task, too.
@@ -22,7 +22,7 @@ def score(round: Round, before: Sequence[Row]) -> Scored:
 
     A row says what a use earns the output behind the text. Outputs that repeated the text came from other tasks, so
     what counts is made for each earner on its own: of its uses on one task the first, with the mean reward of all of
-    them, whichever of its notes they were of; of its own task the verdicts alone, where there are any.
+    them, whichever of its experiences they were of; of its own task the verdicts alone, where there are any.
     """
     tasks = {row.episode_id: task_of(row) for row in round.episodes}
     rows: list[UseReward] = []

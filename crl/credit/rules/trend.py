@@ -2,8 +2,8 @@
 nothing that goes as well, little where it had.
 
 Every experience that was retrieved for an episode keeps a running utility U ← decay·U + (1 − decay)·r, with r the
-outcome, ±1. An output that wrote a note earns r − max U when it is written. A merged text has no episode: it earns by
-its uses.
+outcome, ±1. An output that wrote an experience earns r − max U when it is written. A merged text has no episode: it
+earns by its uses.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def score(round: Round, before: Sequence[CandidateUtility]) -> Scored:
 
 
 def _exceeding(round: Round, candidates: dict[str, list[str]], before: Iterable[CandidateUtility]) -> list[Earned]:
-    """By output that wrote a note, r − max U: the outcome of its episode less the largest utility, before the round, of
-    what was retrieved for any member of its group; r alone where nothing was."""
+    """By output that wrote an experience, r − max U: the outcome of its episode less the largest utility, before the
+    round, of what was retrieved for any member of its group; r alone where nothing was."""
     known = {row.entry_id: row.utility for row in before}
     groups = {row.episode_id: (row.family, row.group) for row in round.episodes}
     best: dict[tuple[str, int], float] = {}

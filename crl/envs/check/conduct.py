@@ -24,7 +24,7 @@ class Finding:
 
     check: str
     outcome: Literal["ok", "failed", "note"]
-    said: str
+    message: str
 
 
 def walk_here(

@@ -114,12 +114,12 @@ def _seeding(plan: Plan, server: ForkServer, seeds: Sequence[int]) -> list[Findi
     return [Finding("seeding", "ok" if different > 1 or len(seeds) < 2 else "failed", said)]
 
 
-def require_passed(found: Sequence[Finding], name: str) -> None:
+def require_passed(findings: Sequence[Finding], name: str) -> None:
     """Raise BadInput where a check failed, naming those."""
-    failed = [finding.check for finding in found if finding.outcome == "failed"]
+    failed = [finding.check for finding in findings if finding.outcome == "failed"]
     if failed:
         raise BadInput(
-            f"{name} fails {len(failed)} of {len(found)} checks: {', '.join(failed)}",
+            f"{name} fails {len(failed)} of {len(findings)} checks: {', '.join(failed)}",
             expected="what an environment promises (docs/environments.md)",
             next_step="correct the environment, then check it again",
         )

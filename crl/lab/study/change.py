@@ -1,4 +1,4 @@
-"""The world changes in the middle of a run (`families[].changes`): who recovers, how soon, what becomes of notes.
+"""The world changes in the middle of a run (`families[].changes`): who recovers, how soon, what becomes of experiences.
 
 Families that change are counted apart from those that stay. A run has recovered at the first of two successive
 evaluations in the changed world with at least :data:`RECOVERED` of its success before: one evaluation may be luck.
@@ -18,7 +18,7 @@ from crl.bank.segments import load_texts
 from crl.config import FamilyConfig
 from crl.envs import make_environment
 from crl.lab.study.statistics import Interval, Reached, common_curve, final, first_at, interval, median_reached
-from crl.protocols import Judge
+from crl.protocols import KnowsTruth
 from crl.records import Evaluation, rows_with
 from crl.report.success import Rate
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
@@ -30,7 +30,7 @@ CHANGED, STAYED = "changed", "stayed"
 Curve = dict[int, float]
 
 
-class Notes(BaseModel, frozen=True):
+class ExperienceCounts(BaseModel, frozen=True):
     """What the bank holds of families that change, where an environment knows the truth."""
 
     entries: int
@@ -46,14 +46,16 @@ class RunChange(BaseModel, frozen=True):
     round: int
     """First round of the changed world."""
     success: dict[str, dict[str, dict[int, Rate]]]
-    """By families (`changed`, `stayed`), arm of the evaluation and round."""
-    notes: dict[int, Notes] = {}
+    """By families (`changed`, `stayed`), condition and round."""
+    experiences: dict[int, ExperienceCounts] = {}
     """By evaluated round with a bank."""
 
     def curve(self, families: str, *, bank: bool) -> Curve:
         """Held-out success by round; with an empty bank it is that without one. Empty for a run that has no bank."""
-        arms = self.success[families]
-        found = arms[WITHOUT_BANK] | arms[WITH_BANK] if bank and arms[WITH_BANK] else {} if bank else arms[WITHOUT_BANK]
+        rates = self.success[families]
+        found = (
+            rates[WITHOUT_BANK] | rates[WITH_BANK] if bank and rates[WITH_BANK] else {} if bank else rates[WITHOUT_BANK]
+        )
         return {number: rate.successes / rate.episodes for number, rate in found.items()}
 
 
@@ -81,9 +83,9 @@ class ChangeResult(BaseModel, frozen=True):
     with_bank: dict[str, Recovery]
     """By families; empty for an arm without a bank."""
     without_bank: dict[str, Recovery]
-    notes_true: dict[int, Interval]
-    """Share of the notes of families that change, by round; empty where nothing knows the truth."""
-    notes_stale: dict[int, Interval]
+    experiences_true: dict[int, Interval]
+    """Share of the experiences of families that change, by round; empty where nothing knows the truth."""
+    experiences_stale: dict[int, Interval]
 
 
 def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
@@ -98,14 +100,16 @@ def read_change(run: RunDirectory, numbers: Sequence[int]) -> RunChange | None:
         part: {WITH_BANK: {}, WITHOUT_BANK: {}} for part in (CHANGED, STAYED)
     }
     for number in numbers:
-        table = rows_with(run.read(number, "evaluate", Evaluation), "arm", (WITH_BANK, WITHOUT_BANK))
+        table = rows_with(run.read(number, "evaluate", Evaluation), "condition", (WITH_BANK, WITHOUT_BANK))
         table = table.append_column(
             "part", pc.if_else(pc.is_in(table["family"], pa.array(list(families))), CHANGED, STAYED)
         )
-        counted = table.group_by(["part", "arm"]).aggregate([("success", "sum"), ("success", "count")])
+        counted = table.group_by(["part", "condition"]).aggregate([("success", "sum"), ("success", "count")])
         for row in counted.to_pylist():
-            success[row["part"]][row["arm"]][number] = Rate(row["success_sum"], row["success_count"])
-    return RunChange(round=first, success=success, notes=_notes(run, families, list(success[CHANGED][WITH_BANK])))
+            success[row["part"]][row["condition"]][number] = Rate(row["success_sum"], row["success_count"])
+    return RunChange(
+        round=first, success=success, experiences=_experiences(run, families, list(success[CHANGED][WITH_BANK]))
+    )
 
 
 def summarize_change(arm: str, changes: Mapping[int, RunChange], last: int = 1) -> ChangeResult | None:
@@ -130,16 +134,18 @@ def summarize_change(arm: str, changes: Mapping[int, RunChange], last: int = 1) 
         }
         for bank in (True, False)
     }
-    notes = [each.notes for each in changes.values()]
+    experiences = [each.experiences for each in changes.values()]
     return ChangeResult(
         arm=arm,
         round=changed,
         evaluated=around,
         with_bank=found[True],
         without_bank=found[False],
-        notes_true=common_curve([{number: each.true / each.entries for number, each in run.items()} for run in notes]),
-        notes_stale=common_curve(
-            [{number: each.stale / each.entries for number, each in run.items()} for run in notes]
+        experiences_true=common_curve(
+            [{number: each.true / each.entries for number, each in run.items()} for run in experiences]
+        ),
+        experiences_stale=common_curve(
+            [{number: each.stale / each.entries for number, each in run.items()} for run in experiences]
         ),
     )
 
@@ -168,8 +174,10 @@ def _recovery(curves: Sequence[Curve], changed: int, after: int, last: int) -> R
     )
 
 
-def _notes(run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Sequence[int]) -> dict[int, Notes]:
-    """Of rounds in which the bank holds notes of these families, if their environments can judge them."""
+def _experiences(
+    run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Sequence[int]
+) -> dict[int, ExperienceCounts]:
+    """Of rounds in which the bank holds experiences of these families, if their environments know their truth."""
     recipe, found = recipe_of(run.method), {}
     for number in numbers:
         held = rows_with(recorded_bank(run, recipe, number).table, "family", families)
@@ -180,7 +188,7 @@ def _notes(run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Seq
             written = [texts[digest] for digest in rows_with(held, "family", [name])["content_digest"].to_pylist()]
             verdicts += zip(_true(now, written), _true(before, written), strict=True)
         if verdicts:
-            found[number] = Notes(
+            found[number] = ExperienceCounts(
                 entries=len(verdicts),
                 true=sum(now for now, _ in verdicts),
                 stale=sum(before and not now for now, before in verdicts),
@@ -189,6 +197,6 @@ def _notes(run: RunDirectory, families: Mapping[str, FamilyConfig], numbers: Seq
 
 
 def _true(family: FamilyConfig, texts: Sequence[str]) -> list[bool]:
-    """Which texts are wholly right about a family's environment; empty where it cannot judge them."""
+    """Which texts are wholly right about a family's environment; empty where it does not know."""
     with closing(make_environment(family)) as environment:
-        return [environment.truth(text) == 1 for text in texts] if isinstance(environment, Judge) else []
+        return [environment.truth(text) == 1 for text in texts] if isinstance(environment, KnowsTruth) else []

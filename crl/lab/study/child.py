@@ -22,7 +22,7 @@ from crl.engine import events
 from crl.engine.driver import Driver
 from crl.engine.services import prepare_environment
 from crl.errors import CrlError, LeaseHeld
-from crl.lab.study.figures import success_of
+from crl.lab.study.metrics import success_of
 from crl.report.page import write_report
 from crl.run.directory import RunDirectory
 from crl.trackers.subscriber import Trackers

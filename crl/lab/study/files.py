@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from crl.lab.study.change import CHANGED
 from crl.lab.study.config import Study
-from crl.lab.study.figures import RunFigures
+from crl.lab.study.metrics import RunMetrics
 from crl.lab.study.plan import PlannedRun
 from crl.lab.study.results import (
     ArmResult,
@@ -34,11 +34,11 @@ from crl.lab.study.results import (
     Success,
     Varied,
     read_failures,
-    read_figures,
+    read_metrics,
     summarize_study,
 )
 from crl.lab.study.statistics import Interval
-from crl.lab.study.table import PARTS, interval_text, notes, seed_words, study_markdown, tables
+from crl.lab.study.table import PARTS, footnotes, interval_text, seed_words, study_markdown, tables
 from crl.report.charts import Chart, Line, Point, line_chart, over_steps
 from crl.report.page import REPORT, Inline, environment
 from crl.rounds.evaluate import WITH_BANK
@@ -65,7 +65,7 @@ OF_RUNS = pa.schema(
     [
         ("arm", pa.string()),
         *((name, pa.int64()) for name in ("seed", "training_episodes", "outputs", "malformed", "returned")),
-        *((name, pa.float64()) for name in ("notes_true", "coverage")),
+        *((name, pa.float64()) for name in ("experiences_true", "coverage")),
         ("alarms", pa.list_(pa.string())),
     ]
 )
@@ -89,16 +89,16 @@ POINTS = 120
 
 def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tuple[StudyResult, list[Path]]:
     """Read every finished run and write all files: (result, the files but charts). Raises RecordDamaged, DiskFull."""
-    figures = read_figures(runs)
-    unfinished = [run for run in runs if run.seed not in figures.get(run.arm, {})]
-    result = summarize_study(study, figures, read_failures(unfinished))
+    metrics = read_metrics(runs)
+    unfinished = [run for run in runs if run.seed not in metrics.get(run.arm, {})]
+    result = summarize_study(study, metrics, read_failures(unfinished))
     contents = {
         JSON: result.model_dump_json(indent=1).encode() + b"\n",
         MARKDOWN: study_markdown(result).encode(),
-        PARQUET: _parquet(figures),
-        RUNS: _runs(figures),
+        PARQUET: _parquet(metrics),
+        RUNS: _runs(metrics),
     }
-    changes = _changes(figures)
+    changes = _changes(metrics)
     if changes.num_rows:
         contents[CHANGE] = _written(changes)
     pictures = _pictures(result)
@@ -120,7 +120,7 @@ def _pictures(result: StudyResult) -> dict[str, bytes]:
     }
 
 
-def _parquet(figures: RunsByArm) -> bytes:
+def _parquet(metrics: RunsByArm) -> bytes:
     rows = [
         {
             "arm": arm,
@@ -135,7 +135,7 @@ def _parquet(figures: RunsByArm) -> bytes:
             "training_real_steps": run.real_steps.get(number),
             **_cost(run, number, bank),
         }
-        for arm, runs in figures.items()
+        for arm, runs in metrics.items()
         for seed, run in runs.items()
         for bank, rates in ((True, run.with_bank), (False, run.without_bank))
         for number, rate in rates.items()
@@ -143,33 +143,33 @@ def _parquet(figures: RunsByArm) -> bytes:
     return _written(pa.Table.from_pylist(rows, SCHEMA))
 
 
-def _runs(figures: RunsByArm) -> bytes:
+def _runs(metrics: RunsByArm) -> bytes:
     rows = [
         {
             "arm": arm,
             "seed": seed,
             "training_episodes": run.training_episodes,
-            **run.model_dump(include={"outputs", "malformed", "returned", "notes_true", "coverage", "alarms"}),
+            **run.model_dump(include={"outputs", "malformed", "returned", "experiences_true", "coverage", "alarms"}),
         }
-        for arm, runs in figures.items()
+        for arm, runs in metrics.items()
         for seed, run in runs.items()
     ]
     return _written(pa.Table.from_pylist(rows, OF_RUNS))
 
 
-def _changes(figures: RunsByArm) -> pa.Table:
-    """One row per evaluation, with the bank or without, of families that change or that stay; and the notes of those
-    that change, where the environment can judge them."""
+def _changes(metrics: RunsByArm) -> pa.Table:
+    """One row per evaluation, with the bank or without, of families that change or that stay; and the experiences of
+    those that change, where the environment knows."""
     rows = []
-    for arm, runs in figures.items():
+    for arm, runs in metrics.items():
         for seed, change in ((seed, run.change) for seed, run in runs.items() if run.change is not None):
             for part, kinds in change.success.items():
                 for kind, rates in kinds.items():
-                    notes = change.notes if part == CHANGED and kind == WITH_BANK else {}
+                    experiences = change.experiences if part == CHANGED and kind == WITH_BANK else {}
                     place = {"arm": arm, "seed": seed, "families": part, "bank": kind == WITH_BANK}
                     rows += [
                         {**place, "round": number, "successes": rate.successes, "episodes": rate.episodes}
-                        | (notes[number].model_dump() if number in notes else {})
+                        | (experiences[number].model_dump() if number in experiences else {})
                         for number, rate in rates.items()
                     ]
     return pa.Table.from_pylist(rows, CHANGES)
@@ -181,7 +181,7 @@ def _written(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def _cost(run: RunFigures, number: int, bank: bool) -> dict[str, float | None]:
+def _cost(run: RunMetrics, number: int, bank: bool) -> dict[str, float | None]:
     # Where the bank is still empty, success with it is that without it; so is what a game takes.
     costs = {**run.costs_without_bank, **(run.costs_with_bank if bank else {})}
     cost = costs.get(number)
@@ -195,7 +195,7 @@ class RunLink:
     arm: str
     seed: int
     name: str
-    standing: str
+    status: str
     """How far it is."""
     link: str | None
     """Address of its own page, relative to this one; None where it has none yet."""
@@ -220,7 +220,7 @@ def render_study(result: StudyResult, runs: Sequence[PlannedRun]) -> str:
         seed_words=seed_words(result),
         groups=chart_groups(result),
         tables=tables(result),
-        notes=notes(result),
+        footnotes=footnotes(result),
         runs=[_link(each, result) for each in runs],
     )
     return escaped(page)
@@ -259,7 +259,7 @@ def _curves(arms: Sequence[ArmResult], *, steps: bool) -> list[Chart]:
 
 
 def _change_charts(result: StudyResult) -> Iterator[tuple[str, list[Chart]]]:
-    """Success of the families that change and of those that stay, and what becomes of the notes of the former."""
+    """Success of the families that change and of those that stay, and what becomes of the experiences of the former."""
     arms = {arm.arm: arm for arm in result.arms}
     for part, words in PARTS.items():
         charts = []
@@ -276,10 +276,10 @@ def _change_charts(result: StudyResult) -> Iterator[tuple[str, list[Chart]]]:
         lines = [
             Line(escaped(arms[each.arm].title), color, _points(curve))
             for color, each in enumerate(result.changes)
-            if (curve := each.notes_true if title == "true" else each.notes_stale)
+            if (curve := each.experiences_true if title == "true" else each.experiences_stale)
         ]
         charts += [line_chart(title, lines, top=1.0, share=True)] if lines else []
-    yield "notes of families that change", charts
+    yield "experiences of families that change", charts
 
 
 def _by_value(scale: Varied, arms: Mapping[str, ArmResult]) -> list[Chart]:
@@ -339,7 +339,7 @@ def _point(number: int, value: Interval) -> Point:
 
 def _link(run: PlannedRun, result: StudyResult) -> RunLink:
     done = run.rounds_done()
-    standing = "not begun" if done < 0 else f"round {done} of {run.rounds}"
+    status = "not begun" if done < 0 else f"round {done} of {run.rounds}"
     page = run.path / REPORT
     title = next(arm.title for arm in result.arms if arm.arm == run.arm)
-    return RunLink(title, run.seed, run.name, standing, f"{quote(run.path.name)}/{REPORT}" if page.is_file() else None)
+    return RunLink(title, run.seed, run.name, status, f"{quote(run.path.name)}/{REPORT}" if page.is_file() else None)

@@ -13,7 +13,7 @@ from crl.config import Experiment, Method
 from crl.config.load import is_index, parse_experiment, read_yaml
 from crl.errors import BadInput, FrozenMethodChanged, RecordDamaged
 from crl.lab.study.config import Study
-from crl.lab.study.figures import EVALUATE
+from crl.lab.study.metrics import EVALUATE
 from crl.rounds.fork import SAME_IN_FORKS
 from crl.rounds.recipe import recipe_of
 from crl.run import experiment_file

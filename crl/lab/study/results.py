@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from crl.lab.study.change import ChangeResult, RunChange, summarize_change
 from crl.lab.study.config import Study
-from crl.lab.study.figures import GameCost, RunFigures, read_run
+from crl.lab.study.metrics import GameCost, RunMetrics, read_run
 from crl.lab.study.plan import PlannedRun
 from crl.lab.study.statistics import (
     Interval,
@@ -34,7 +34,7 @@ from crl.report.state import last_failure
 from crl.run.journal import Journal
 
 KINDS = {"episodes": "episodes", "tokens": "generated tokens", "real_steps": "real environment steps"}
-"""Budgets by the name of their figures, and what tables call them."""
+"""Budgets by the name of their metrics, and what tables call them."""
 
 
 class Difference(BaseModel, frozen=True):
@@ -87,7 +87,7 @@ class ArmResult(BaseModel, frozen=True):
     seeds: list[int]
     """Seeds it is to be reported on."""
     finished: list[int]
-    """Those of them that figures are about."""
+    """Those of them that metrics are about."""
     with_bank: Success | None
     """None for an arm without a bank."""
     without_bank: Success | None
@@ -107,10 +107,10 @@ class ArmResult(BaseModel, frozen=True):
     """Share of extractor outputs of all rounds that are malformed."""
     returned: Interval | None
     """Share that says `return`; None where no output can."""
-    notes_true: Interval | None
+    experiences_true: Interval | None
     """Share of the last bank that is true, where the environment knows."""
     coverage: Interval | None
-    """Share of task families with a true note in the last bank."""
+    """Share of task families with a true experience in the last bank."""
     broken: dict[int, int] = {}
     """Held-out games that broke, and count as lost, by seed; seeds without one are left out."""
     alarms: dict[int, list[str]]
@@ -168,11 +168,11 @@ class StudyResult(BaseModel, frozen=True):
 
 INTERRUPTIONS = ("KeyboardInterrupt", "SystemExit", "Cancelled")
 """Errors in a journal that are a person's doing."""
-RunsByArm = dict[str, dict[int, RunFigures]]
+RunsByArm = dict[str, dict[int, RunMetrics]]
 """Of the finished runs, by arm and seed."""
 
 
-def read_figures(runs: Sequence[PlannedRun]) -> RunsByArm:
+def read_metrics(runs: Sequence[PlannedRun]) -> RunsByArm:
     """Read every run that is finished. Raises RecordDamaged naming the file."""
     found: RunsByArm = {}
     for planned in runs:
@@ -193,13 +193,13 @@ def read_failures(runs: Sequence[PlannedRun]) -> dict[str, str]:
     return found
 
 
-def summarize_study(study: Study, figures: RunsByArm, failed: Mapping[str, str] = MappingProxyType({})) -> StudyResult:
-    """Means, intervals and differences. Pure: the same figures give the same result."""
-    arms = [_arm(study, name, figures.get(name, {})) for name in study.arms]
+def summarize_study(study: Study, metrics: RunsByArm, failed: Mapping[str, str] = MappingProxyType({})) -> StudyResult:
+    """Means, intervals and differences. Pure: the same metrics give the same result."""
+    arms = [_arm(study, name, metrics.get(name, {})) for name in study.arms]
     by_name = {arm.arm: arm for arm in arms}
 
     def changes(name: str) -> dict[int, RunChange]:
-        return {seed: run.change for seed, run in figures.get(name, {}).items() if run.change is not None}
+        return {seed: run.change for seed, run in metrics.get(name, {}).items() if run.change is not None}
 
     differences = [
         difference
@@ -217,10 +217,10 @@ def summarize_study(study: Study, figures: RunsByArm, failed: Mapping[str, str] 
         arms=arms,
         differences=differences,
         scales=[_varied(study, name) for name in study.scales],
-        budgets=equal_budgets(study, figures),
+        budgets=equal_budgets(study, metrics),
         changes=[found for name in study.arms if (found := summarize_change(name, changes(name), study.last))],
-        unequal_starts=sorted(_different(figures, lambda run: {name: [each] for name, each in run.starts.items()})),
-        made_with=_different(figures, lambda run: run.made_with),
+        unequal_starts=sorted(_different(metrics, lambda run: {name: [each] for name, each in run.starts.items()})),
+        made_with=_different(metrics, lambda run: run.made_with),
         failed=dict(failed),
     )
 
@@ -231,16 +231,16 @@ def _varied(study: Study, name: str) -> Varied:
     return Varied(title=scale.title, values=[f"{value:.12g}" for value in scale.values], arms=arms)
 
 
-def _different(figures: RunsByArm, of: Callable[[RunFigures], Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
+def _different(metrics: RunsByArm, of: Callable[[RunMetrics], Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
     """What `of` says of each run, by name, where it is not the same for all."""
     found: dict[str, set[str]] = {}
-    for run in (run for runs in figures.values() for run in runs.values()):
+    for run in (run for runs in metrics.values() for run in runs.values()):
         for name, values in of(run).items():
             found.setdefault(name, set()).update(values)
     return {name: sorted(values) for name, values in found.items() if len(values) > 1}
 
 
-def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
+def _arm(study: Study, name: str, runs: Mapping[int, RunMetrics]) -> ArmResult:
     has_bank = any(run.with_bank for run in runs.values())
     return ArmResult(
         arm=name,
@@ -265,7 +265,7 @@ def _arm(study: Study, name: str, runs: Mapping[int, RunFigures]) -> ArmResult:
         returned=_mean(
             runs, lambda run: run.returned / run.outputs if run.outputs and run.returned is not None else None
         ),
-        notes_true=_mean(runs, lambda run: run.notes_true),
+        experiences_true=_mean(runs, lambda run: run.experiences_true),
         coverage=_mean(runs, lambda run: run.coverage),
         broken={seed: run.broken for seed, run in runs.items() if run.broken},
         alarms={seed: run.alarms for seed, run in runs.items() if run.alarms},
@@ -294,7 +294,7 @@ def _cost(study: Study, runs: Sequence[Mapping[int, GameCost]]) -> Cost | None:
     )
 
 
-def _success(study: Study, runs: Mapping[int, RunFigures], *, bank: bool) -> Success:
+def _success(study: Study, runs: Mapping[int, RunMetrics], *, bank: bool) -> Success:
     # A run whose bank stayed empty to its end has no experience to show: it is that without the bank.
     curves = {seed: run.success(bank=bank) or run.success(bank=False) for seed, run in runs.items()}
     finals = {seed: final(curve, study.last) for seed, curve in curves.items()}
@@ -329,7 +329,7 @@ def _difference(arm: ArmResult, reference: ArmResult) -> Difference | None:
     )
 
 
-def _mean(runs: Mapping[int, RunFigures], of: Callable[[RunFigures], float | None]) -> Interval | None:
+def _mean(runs: Mapping[int, RunMetrics], of: Callable[[RunMetrics], float | None]) -> Interval | None:
     values = [value for run in runs.values() if (value := of(run)) is not None]
     return interval(values) if values else None
 
@@ -370,14 +370,14 @@ def equal_budgets(study: Study, runs: RunsByArm) -> list[Budget]:
     return found
 
 
-def reached(run: RunFigures, kind: str, amount: int, *, bank: bool) -> float:
+def reached(run: RunMetrics, kind: str, amount: int, *, bank: bool) -> float:
     """Held-out success of a run when it had used an amount of a budget; without bank where it has none."""
     curve, used = run.success(bank=bank) or run.success(bank=False), getattr(run, kind)
     numbers = sorted(curve)
     return float(np.interp(amount, [used[number] for number in numbers], [curve[number] for number in numbers]))
 
 
-def amounts_of(run: RunFigures, kind: str) -> dict[int, int]:
+def amounts_of(run: RunMetrics, kind: str) -> dict[int, int]:
     """What a run had used when it was evaluated."""
     used: dict[int, int] = getattr(run, kind)
     return {number: used[number] for number in run.without_bank if number in used}

@@ -69,11 +69,11 @@ def first_at(curve: Mapping[int, float], level: float) -> int | None:
     return next((number for number, value in sorted(curve.items()) if value >= level), None)
 
 
-def median_reached(found: Sequence[float | None]) -> Reached:
+def median_reached(rounds: Sequence[float | None]) -> Reached:
     """Median over seeds, where None stands for later than every number."""
-    late = statistics.median([math.inf if each is None else float(each) for each in found])
-    reached = sum(each is not None for each in found)
-    return Reached(median=late if math.isfinite(late) else None, reached=reached, seeds=len(found))
+    late = statistics.median([math.inf if each is None else float(each) for each in rounds])
+    reached = sum(each is not None for each in rounds)
+    return Reached(median=late if math.isfinite(late) else None, reached=reached, seeds=len(rounds))
 
 
 def final(curve: Mapping[int, float], last: int) -> float:

@@ -35,7 +35,7 @@ def study_markdown(result: StudyResult) -> str:
     parts.append(" ".join(seed_words(result)))
     for table in tables(result):
         parts += [f"## {table.title}", _markdown(table)]
-    parts.append("\n".join(f"- {plain(note)}" for note in notes(result)))
+    parts.append("\n".join(f"- {plain(line)}" for line in footnotes(result)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -44,7 +44,7 @@ def tables(result: StudyResult) -> list[Table]:
     at_budgets = [table for budget in result.budgets for table in _at_budget(result, budget)]
     scales = [_scale(result, scale, bank=bank) for scale in result.scales for bank in (True, False)]
     changes = [_recovery(result, part, bank=bank) for part in PARTS for bank in (True, False)]
-    first = [_success(result), _differences(result), *scales, *changes, _changed_notes(result), *at_budgets]
+    first = [_success(result), _differences(result), *scales, *changes, _changed_experiences(result), *at_budgets]
     found = [*first, _learning(result), _costs(result), _seconds(result), _health(result), _seeds(result)]
     return [table for table in found if table.rows]
 
@@ -91,17 +91,19 @@ def _recovery(result: StudyResult, part: str, *, bank: bool) -> Table:
     return Table(f"Families that {PARTS[part]}, {'with' if bank else 'without'} bank", columns, rows)
 
 
-def _changed_notes(result: StudyResult) -> Table:
+def _changed_experiences(result: StudyResult) -> Table:
     titles, rows = result.titles, []
     for each in result.changes:
-        if each.notes_true:
-            places = (*each.evaluated, max(each.notes_true))
+        if each.experiences_true:
+            places = (*each.evaluated, max(each.experiences_true))
             shares = [
-                interval_text(curve.get(place)) for curve in (each.notes_true, each.notes_stale) for place in places
+                interval_text(curve.get(place))
+                for curve in (each.experiences_true, each.experiences_stale)
+                for place in places
             ]
             rows.append([titles[each.arm], *shares])
     columns = ("arm", *(f"{what} {when}" for what in ("true", "stale") for when in ("before", "after", "at the end")))
-    return Table("Notes of families that change", columns, rows)
+    return Table("Experiences of families that change", columns, rows)
 
 
 def _at_budget(result: StudyResult, budget: Budget) -> list[Table]:
@@ -125,8 +127,8 @@ def _at_budget(result: StudyResult, budget: Budget) -> list[Table]:
 
 def _learning(result: StudyResult) -> Table:
     level = f"{result.level:g}"
-    figures = (f"rounds to {level}", f"episodes to {level}", "area")
-    columns = ["arm", *(f"{figure}, {which}" for figure in figures for which in ("with bank", "without"))]
+    metrics = (f"rounds to {level}", f"episodes to {level}", "area")
+    columns = ["arm", *(f"{metric}, {which}" for metric in metrics for which in ("with bank", "without"))]
     told: tuple[Callable[[Success], str], ...] = (
         lambda shown: reached_text(shown.rounds_to_level),
         lambda shown: reached_text(shown.episodes_to_level),
@@ -140,13 +142,13 @@ def _learning(result: StudyResult) -> Table:
 
 
 def _costs(result: StudyResult) -> Table:
-    figures = {"actions": "actions", "tokens read": "tokens_read", "tokens written": "tokens_sampled"}
-    columns = ["arm", *(f"{name}, {which}" for name in figures for which in ("with bank", "without"))]
+    metrics = {"actions": "actions", "tokens read": "tokens_read", "tokens written": "tokens_sampled"}
+    columns = ["arm", *(f"{name}, {which}" for name in metrics for which in ("with bank", "without"))]
     rows = []
     for arm in result.arms:
         if arm.cost_without_bank is not None:
             both = (arm.cost_with_bank, arm.cost_without_bank)
-            rows.append([arm.title, *(_amount(each, name) for name in figures.values() for each in both)])
+            rows.append([arm.title, *(_amount(each, name) for name in metrics.values() for each in both)])
     return Table("What a held-out game takes", columns, rows)
 
 
@@ -162,11 +164,11 @@ def _seconds(result: StudyResult) -> Table:
 
 
 def _health(result: StudyResult) -> Table:
-    columns = ("arm", "training episodes per run", "malformed", "return", "notes true", "families with a true note",
-               "collapsed")  # fmt: skip
+    columns = ("arm", "training episodes per run", "malformed", "return", "experiences true",
+               "families with a true experience", "collapsed")  # fmt: skip
     rows = []
     for arm in result.arms:
-        shares = (arm.malformed, arm.returned, arm.notes_true, arm.coverage)
+        shares = (arm.malformed, arm.returned, arm.experiences_true, arm.coverage)
         told = [NONE if each is None else f"{each.mean:.2f}" for each in shares]
         rows.append([arm.title, _budget(arm), *told, f"{len(arm.alarms)} of {len(arm.finished)}"])
     return Table("Budget and extractor", columns, rows)
@@ -189,7 +191,7 @@ def seed_words(result: StudyResult) -> list[str]:
     return [*said, "The study names no seeds that its settings were chosen on."]
 
 
-def notes(result: StudyResult) -> list[str]:
+def footnotes(result: StudyResult) -> list[str]:
     """How to read the tables, and what to be careful about."""
     last = "the last evaluation" if result.last == 1 else f"the mean of the last {result.last} evaluations"
     found = [
@@ -218,7 +220,7 @@ def notes(result: StudyResult) -> list[str]:
             f"Families change in round {changed}. Before it is the mean of the last {result.last} evaluations up to "
             f"round {before}, after it the evaluation of round {after}, at the end the mean of the last {result.last}. "
             f"A run has recovered at the first of two successive evaluations in the changed world with {RECOVERED:.0%} "
-            "of the success before. A note is stale if it was true before the change and no longer is."
+            "of the success before. An experience is stale if it was true before the change and no longer is."
         )
     for preparing in dict.fromkeys(arm.prepared_by for arm in result.arms if arm.prepared_by):
         names = ", ".join(arm.title for arm in result.arms if arm.prepared_by == preparing)
@@ -243,7 +245,7 @@ def notes(result: StudyResult) -> list[str]:
             for seed, count in arm.broken.items()
         ]
     if result.unfinished:
-        found.append(f"{result.unfinished} runs are not finished and not in these figures.")
+        found.append(f"{result.unfinished} runs are not finished and not in these metrics.")
     found += [f"Among them {name} {told}." for name, told in result.failed.items()]
     return found
 

@@ -1,7 +1,7 @@
 """From the results of runs to a table: rows are methods with and without their bank, columns are tasks.
 
 Of one run success has Wilson's interval, and the average over tasks the one made of these (`crl/report/success.py`). Of
-several runs every figure is the mean over runs with Student's t over seeds, as a study has it.
+several runs every metric is the mean over runs with Student's t over seeds, as a study has it.
 
 Two runs are seeds of one method where their methods are equal but for the seed: `method.seed`, and whatever else takes
 its value in each of them (a study gives an environment's `world` the seed too). Whoever names a row says so themselves.
@@ -17,12 +17,12 @@ from typing import Any
 
 from crl.config import Method
 from crl.lab.study.statistics import interval
-from crl.lab.table.read import ARMS, Found, RunResults, Which
-from crl.report.success import ArmResult
+from crl.lab.table.read import CONDITIONS, CellResult, RunResults, Which
+from crl.report.success import ConditionResult
 from crl.rounds.evaluate import WITHOUT_BANK
 
 
-class Figure(StrEnum):
+class TableMetric(StrEnum):
     """What a table is about."""
 
     success = "success"
@@ -42,9 +42,9 @@ class Value:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method in one arm on one task, or on average over the tasks."""
+    """A method in one condition on one task, or on average over the tasks."""
 
-    figures: dict[Figure, Value]
+    metrics: dict[TableMetric, Value]
     runs: int
     episodes: int
     """Of all its runs."""
@@ -52,10 +52,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A method in one arm."""
+    """A method in one condition."""
 
     label: str
-    arm: str
+    condition: str
     runs: tuple[str, ...]
     seeds: tuple[int, ...]
     rounds: tuple[int, ...]
@@ -78,22 +78,22 @@ class Table:
 
     tasks: tuple[str, ...]
     rows: tuple[Row, ...]
-    notes: tuple[str, ...]
+    footnotes: tuple[str, ...]
 
 
 def build(groups: Sequence[Group], which: Which, problems: Sequence[str] = ()) -> Table:
-    """The table of some groups of runs. `problems` (runs that could not be read) are among its notes. Pure."""
+    """The table of some groups of runs. `problems` (runs that could not be read) are among its footnotes. Pure."""
     tasks = tuple(dict.fromkeys(task for group in groups for run in group.runs for task in run.tasks))
     rows = tuple(row for group in groups for row in _rows(group, tasks))
     return Table(tasks, rows, tuple(_notes(groups, tasks, which, problems)))
 
 
 def _rows(group: Group, tasks: Sequence[str]) -> Iterator[Row]:
-    for arm in ARMS:
-        if not any((task, arm) in run.cells for run in group.runs for task in tasks):
+    for condition in CONDITIONS:
+        if not any((task, condition) in run.cells for run in group.runs for task in tasks):
             continue
         # To leave out a run whose bank is still empty would be to choose seeds by what came of them.
-        played = [(run, WITHOUT_BANK if run.empty_bank else arm) for run in group.runs]
+        played = [(run, WITHOUT_BANK if run.empty_bank else condition) for run in group.runs]
         mine = [(run, own) for run, own in played if any((task, own) in run.cells for task in tasks)]
         cells = {}
         for task in tasks:
@@ -103,7 +103,7 @@ def _rows(group: Group, tasks: Sequence[str]) -> Iterator[Row]:
         whole = [result for run, own in mine if (result := run.average(own, tasks)) is not None]
         yield Row(
             label=group.label,
-            arm=arm,
+            condition=condition,
             runs=tuple(run.name for run, _ in mine),
             seeds=tuple(run.method.seed for run, _ in mine),
             rounds=tuple(run.round for run, _ in mine),
@@ -112,25 +112,25 @@ def _rows(group: Group, tasks: Sequence[str]) -> Iterator[Row]:
         )
 
 
-def _cell(found: Sequence[ArmResult]) -> Cell:
-    figures = {}
-    for figure in Figure:
+def _cell(found: Sequence[ConditionResult]) -> Cell:
+    metrics = {}
+    for metric in TableMetric:
         if len(found) > 1:
-            over_seeds = interval([result.figures()[figure] for result in found])
-            figures[figure] = Value(over_seeds.mean, over_seeds.low, over_seeds.high)
-        elif figure is Figure.success:
+            over_seeds = interval([result.metrics()[metric] for result in found])
+            metrics[metric] = Value(over_seeds.mean, over_seeds.low, over_seeds.high)
+        elif metric is TableMetric.success:
             success = found[0].success
-            figures[figure] = Value(success.mean, success.low, success.high)
+            metrics[metric] = Value(success.mean, success.low, success.high)
         else:
-            figures[figure] = Value(found[0].figures()[figure])
-    return Cell(figures, len(found), sum(result.episodes for result in found))
+            metrics[metric] = Value(found[0].metrics()[metric])
+    return Cell(metrics, len(found), sum(result.episodes for result in found))
 
 
 def _notes(groups: Sequence[Group], tasks: Sequence[str], which: Which, problems: Sequence[str]) -> Iterator[str]:
     yield from problems
     for group in groups:
         for run in group.runs:
-            yield from (f"{run.name}: {note}" for note in run.notes)
+            yield from (f"{run.name}: {note}" for note in run.footnotes)
             if broken := sum(found.result.broken for found in run.cells.values()):
                 yield f"{run.name}: {broken} games broke in round {run.round}, and count as lost"
         yield from _repeated(group)
@@ -141,7 +141,7 @@ def _notes(groups: Sequence[Group], tasks: Sequence[str], which: Which, problems
         yield from _environments(groups, task)
     yield from _from_command(groups)
     if which == "best":
-        yield "the best round of each run was chosen by these very episodes: its success is an optimistic figure"
+        yield "the best round of each run was chosen by these very episodes: its success is an optimistic metric"
 
 
 def _repeated(group: Group) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _empty(group: Group) -> Iterator[str]:
 
 def _missing(group: Group, tasks: Sequence[str]) -> Iterator[str]:
     for run in group.runs:
-        lacking = [task for task in tasks if not any((task, arm) in run.cells for arm in ARMS)]
+        lacking = [task for task in tasks if not any((task, condition) in run.cells for condition in CONDITIONS)]
         own, other = (
             [each for each in lacking if each in run.tasks],
             [each for each in lacking if each not in run.tasks],
@@ -169,26 +169,26 @@ def _missing(group: Group, tasks: Sequence[str]) -> Iterator[str]:
             yield f"{run.name}: not evaluated in round {run.round}: {', '.join(own)}"
         if other:
             yield f"{run.name}: has no task {', '.join(other)}"
-        arms = [arm for arm in ARMS if any((task, arm) in run.cells for task in tasks)]
-        for arm in arms:
-            half = [task for task in run.tasks if (task, arm) not in run.cells and task not in lacking]
+        conditions = [condition for condition in CONDITIONS if any((task, condition) in run.cells for task in tasks)]
+        for condition in conditions:
+            half = [task for task in run.tasks if (task, condition) not in run.cells and task not in lacking]
             if half:
-                yield f"{run.name}: not evaluated {arm.replace('_', ' ')} in round {run.round}: {', '.join(half)}"
+                yield f"{run.name}: not evaluated {condition.replace('_', ' ')} in round {run.round}: {', '.join(half)}"
 
 
-def _found(groups: Sequence[Group], task: str) -> Iterator[tuple[RunResults, str, Found]]:
+def _found(groups: Sequence[Group], task: str) -> Iterator[tuple[RunResults, str, CellResult]]:
     for group in groups:
         for run in group.runs:
-            for arm in ARMS:
-                if (task, arm) in run.cells:
-                    yield run, arm, run.cells[task, arm]
+            for condition in CONDITIONS:
+                if (task, condition) in run.cells:
+                    yield run, condition, run.cells[task, condition]
 
 
 def _splits(groups: Sequence[Group], task: str) -> Iterator[str]:
     """Results on different held-out seeds are no comparison of like with like."""
     played: dict[tuple[int, ...], list[str]] = {}
-    for run, arm, found in _found(groups, task):
-        played.setdefault(found.seeds, []).append(f"{run.name} {arm.replace('_', ' ')}")
+    for run, condition, found in _found(groups, task):
+        played.setdefault(found.seeds, []).append(f"{run.name} {condition.replace('_', ' ')}")
     if len(played) > 1:
         told = "; ".join(f"{_span(seeds)} in {_some(names)}" for seeds, names in played.items())
         yield f"{task}: held-out seeds differ: {told}"

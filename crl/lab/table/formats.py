@@ -1,6 +1,6 @@
 """A table as text: for a terminal, for Markdown, for LaTeX, and as data (CSV, JSON).
 
-Terminal, Markdown and LaTeX show one figure, with the cells of a paper's table; the data have all of them.
+Terminal, Markdown and LaTeX show one metric, with the cells of a paper's table; the data have all of them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import asdict
 from typing import Any
 
 from crl.lab.study.table import bracketed
-from crl.lab.table.build import Cell, Figure, Row, Table
+from crl.lab.table.build import Cell, Row, Table, TableMetric
 from crl.report.cells import NOTHING
 from crl.report.markdown import plain
 from crl.report.success import AVERAGE
 from crl.report.terminal import Listing
 
 TITLES = {
-    Figure.success: "share of held-out episodes won",
-    Figure.score: "mean reward of a held-out episode",
-    Figure.actions: "actions of a held-out episode",
-    Figure.tokens: "tokens of a held-out episode, read and written",
+    TableMetric.success: "share of held-out episodes won",
+    TableMetric.score: "mean reward of a held-out episode",
+    TableMetric.actions: "actions of a held-out episode",
+    TableMetric.tokens: "tokens of a held-out episode, read and written",
 }
 HOW = (
     "Brackets are 95 % intervals: Wilson's of one run, Student's t over seeds of several; the average is over tasks, "
@@ -39,31 +39,31 @@ def columns(table: Table) -> list[str]:
     return ["method", "bank", "runs", "round", *tasks]
 
 
-def cells(table: Table, figure: Figure) -> Iterator[list[str]]:
+def cells(table: Table, metric: TableMetric) -> Iterator[list[str]]:
     """The cells of each row, in words."""
     for row in table.rows:
-        found = [_words(row.cells.get(task), figure) for task in table.tasks]
-        average = [_words(row.average, figure)] if len(table.tasks) > 1 else []
+        found = [_words(row.cells.get(task), metric) for task in table.tasks]
+        average = [_words(row.average, metric)] if len(table.tasks) > 1 else []
         yield [row.label, _bank(row), str(len(row.runs)), row.round_words, *found, *average]
 
 
-def listing(table: Table, figure: Figure) -> Listing:
+def listing(table: Table, metric: TableMetric) -> Listing:
     """For a terminal."""
     from rich.text import Text
 
     heads = columns(table)
-    rows = [[Text(cell) for cell in row] for row in cells(table, figure)]
-    return Listing(heads, rows, right=frozenset(heads[_NAMED:]), title=TITLES[figure])
+    rows = [[Text(cell) for cell in row] for row in cells(table, metric)]
+    return Listing(heads, rows, right=frozenset(heads[_NAMED:]), title=TITLES[metric])
 
 
-def markdown(table: Table, figure: Figure) -> str:
-    """A Markdown table with its notes. Names are marked as text, whatever they hold."""
+def markdown(table: Table, metric: TableMetric) -> str:
+    """A Markdown table with its footnotes. Names are marked as text, whatever they hold."""
     heads = columns(table)
-    lines = [f"{TITLES[figure].capitalize()}.", "", f"| {' | '.join(map(plain, heads))} |"]
+    lines = [f"{TITLES[metric].capitalize()}.", "", f"| {' | '.join(map(plain, heads))} |"]
     lines.append("|" + "---|" * _NAMED + "---:|" * (len(heads) - _NAMED))
-    for row in cells(table, figure):
+    for row in cells(table, metric):
         lines.append("| " + " | ".join([plain(row[0]), *row[1:]]) + " |")
-    lines += ["", HOW, *(f"\n- {plain(note)}" for note in table.notes)]
+    lines += ["", HOW, *(f"\n- {plain(note)}" for note in table.footnotes)]
     return "\n".join(lines)
 
 
@@ -79,31 +79,33 @@ def tex(text: str) -> str:
     return _SPECIAL.sub(lambda found: _TEX[found[0]], " ".join(text.split()))
 
 
-def latex(table: Table, figure: Figure) -> str:
-    """A `tabular` with rules of the package booktabs; the notes are comments."""
+def latex(table: Table, metric: TableMetric) -> str:
+    """A `tabular` with rules of the package booktabs; the footnotes are comments."""
     heads = columns(table)
-    lines = [f"% {' '.join(note.split())}" for note in (f"{TITLES[figure].capitalize()}. {HOW}", *table.notes)]
+    lines = [f"% {' '.join(note.split())}" for note in (f"{TITLES[metric].capitalize()}. {HOW}", *table.footnotes)]
     lines += [rf"\begin{{tabular}}{{{'l' * _NAMED}{'r' * (len(heads) - _NAMED)}}}", r"\toprule"]
     lines += [" & ".join(map(tex, heads)) + r" \\", r"\midrule"]
-    lines += [" & ".join(map(tex, row)) + r" \\" for row in cells(table, figure)]
+    lines += [" & ".join(map(tex, row)) + r" \\" for row in cells(table, metric)]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
 def csv_text(table: Table) -> str:
-    """One line per method, arm and task, with every figure; the average over tasks is the task `macro average`."""
+    """One line per method, condition and task, with every metric; the average over tasks is the task
+    `macro average`."""
     out = io.StringIO()
-    heads = ["method", "arm", "task", "runs", "episodes", "round"]
-    figures = [f"{figure}{end}" for figure in Figure for end in ("", "_low", "_high")]
-    writer = csv.DictWriter(out, [*heads, *figures], lineterminator="\n")
+    heads = ["method", "condition", "task", "runs", "episodes", "round"]
+    metrics = [f"{metric}{end}" for metric in TableMetric for end in ("", "_low", "_high")]
+    writer = csv.DictWriter(out, [*heads, *metrics], lineterminator="\n")
     writer.writeheader()
     for row in table.rows:
         for task, cell in _all_cells(row):
             line: dict[str, Any] = {
-                "method": row.label, "arm": row.arm, "task": task, "runs": cell.runs, "episodes": cell.episodes,
+                "method": row.label, "condition": row.condition, "task": task, "runs": cell.runs,
+                "episodes": cell.episodes,
                 "round": row.round_words,
             }  # fmt: skip
-            for figure, value in cell.figures.items():
-                line |= {figure.value: value.mean, f"{figure}_low": value.low, f"{figure}_high": value.high}
+            for metric, value in cell.metrics.items():
+                line |= {metric.value: value.mean, f"{metric}_low": value.low, f"{metric}_high": value.high}
             writer.writerow(line)
     return out.getvalue()
 
@@ -115,7 +117,7 @@ def data(table: Table) -> dict[str, Any]:
         "rows": [
             {
                 "method": row.label,
-                "arm": row.arm,
+                "condition": row.condition,
                 "runs": list(row.runs),
                 "seeds": list(row.seeds),
                 "rounds": list(row.rounds),
@@ -124,7 +126,7 @@ def data(table: Table) -> dict[str, Any]:
             }
             for row in table.rows
         ],
-        "notes": list(table.notes),
+        "footnotes": list(table.footnotes),
     }
 
 
@@ -135,23 +137,23 @@ def _all_cells(row: Row) -> Iterator[tuple[str, Cell]]:
 
 
 def _cell_data(cell: Cell) -> dict[str, Any]:
-    figures = {figure.value: asdict(value) for figure, value in cell.figures.items()}
-    return {"runs": cell.runs, "episodes": cell.episodes, **figures}
+    metrics = {metric.value: asdict(value) for metric, value in cell.metrics.items()}
+    return {"runs": cell.runs, "episodes": cell.episodes, **metrics}
 
 
 def _bank(row: Row) -> str:
-    return row.arm.removesuffix("_bank")
+    return row.condition.removesuffix("_bank")
 
 
-def _words(cell: Cell | None, figure: Figure) -> str:
+def _words(cell: Cell | None, metric: TableMetric) -> str:
     if cell is None:
         return NOTHING
-    value = cell.figures[figure]
-    return bracketed((value.mean, value.low, value.high), lambda each: _number(each, figure))
+    value = cell.metrics[metric]
+    return bracketed((value.mean, value.low, value.high), lambda each: _number(each, metric))
 
 
-def _number(value: float, figure: Figure) -> str:
-    if figure in (Figure.success, Figure.score):
+def _number(value: float, metric: TableMetric) -> str:
+    if metric in (TableMetric.success, TableMetric.score):
         text = f"{round(value, 2) + 0.0:.2f}"
     else:
         text = f"{value:.1f}" if abs(value) < 1000 else f"{value:,.0f}"

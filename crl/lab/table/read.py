@@ -1,7 +1,7 @@
 """The results of one run at one round, for a table: those of its stage `evaluate` and those of `crl evaluate`.
 
-A task and an arm that were evaluated more than once in a round have the result of most episodes; of equally many that
-of the stage, then that of the first evaluation by its name. Nothing is played and nothing is written.
+A task and a condition that were evaluated more than once in a round have the result of most episodes; of equally many
+that of the stage, then that of the first evaluation by its name. Nothing is played and nothing is written.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from crl.errors import BadInput, CrlError
 from crl.paths import quoted
 from crl.records import Evaluation, rows_of
 from crl.report.state import unfinished
-from crl.report.success import ArmResult, averages, results
+from crl.report.success import ConditionResult, averages, results
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import Kept, kept_evaluations
 from crl.run.journal import Journal
 
 EVALUATE = "evaluate"
-ARMS = (WITH_BANK, WITHOUT_BANK)
-"""Arms of a table, in their order. The random policy is of round 0 alone: a table leaves it out."""
+CONDITIONS = (WITH_BANK, WITHOUT_BANK)
+"""Conditions of a table, in their order. The random policy is of round 0 alone: a table leaves it out."""
 Which = int | Literal["last", "best"]
-"""Which round of a run: a number, the last one with an evaluation of every task and arm, or the one with the most
+"""Which round of a run: a number, the last one with an evaluation of every task and condition, or the one with the most
 success; of a fork one of its own rounds, where one was evaluated."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The result of one task in one arm of one run."""
+class CellResult:
+    """The result of one task in one condition of one run."""
 
-    result: ArmResult
+    result: ConditionResult
     seeds: tuple[int, ...]
     """Held-out seeds that were played, in order."""
     kept: bool
     """Whether it is of `crl evaluate`; else of the run's own stage."""
 
 
-Cells = Mapping[tuple[str, str], Found]
-"""By task and arm."""
+Cells = Mapping[tuple[str, str], CellResult]
+"""By task and condition."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RunResults:
     method: Method
     round: int
     cells: Cells
-    notes: tuple[str, ...]
+    footnotes: tuple[str, ...]
     """What of it could not be used, and whether it is unfinished."""
 
     @property
@@ -66,39 +66,39 @@ class RunResults:
     @property
     def empty_bank(self) -> bool:
         """Whether its own evaluation played no task with the bank: it has none, or nothing is in it."""
-        return not any(arm == WITH_BANK or found.kept for (_, arm), found in self.cells.items())
+        return not any(condition == WITH_BANK or found.kept for (_, condition), found in self.cells.items())
 
-    def average(self, arm: str, tasks: Sequence[str]) -> ArmResult | None:
-        """The mean over tasks of an arm; None unless each of them has a result."""
-        found = [self.cells[task, arm].result for task in tasks if (task, arm) in self.cells]
+    def average(self, condition: str, tasks: Sequence[str]) -> ConditionResult | None:
+        """The mean over tasks of a condition; None unless each of them has a result."""
+        found = [self.cells[task, condition].result for task in tasks if (task, condition) in self.cells]
         return averages(found)[0] if found and len(found) == len(tasks) else None
 
 
 def read_results(path: Path, which: Which) -> RunResults:
     """The results of a run. Raises BadInput where there are none to show, RecordDamaged, RunDirectoryUnusable."""
     run = RunDirectory.open(path)
-    notes, kept = [], []
+    footnotes, kept = [], []
     for each in kept_evaluations(run):
         if isinstance(each, Kept):
             kept.append(each)
         else:
-            notes.append(f"left out: {each.found}")
+            footnotes.append(f"left out: {each.found}")
     numbers = sorted(
         {number for number in run.rounds() if run.is_complete(number, EVALUATE)} | {each.round for each in kept}
     )
     by_round = _Rounds(run, kept)
     number = _chosen(run, by_round, numbers, which)
     if (maker := run.lineage.maker(number, EVALUATE)) is not None:
-        notes.append(f"round {number} is of {maker.experiment}, which it was forked from")
+        footnotes.append(f"round {number} is of {maker.experiment}, which it was forked from")
     if (missing := _missing(run)) is not None:
-        notes.append(f"unfinished: {missing}")
+        footnotes.append(f"unfinished: {missing}")
     return RunResults(
         name=run.experiment_name,
         path=Path(path),
         method=run.method,
         round=number,
         cells=by_round.cells(number),
-        notes=tuple(notes),
+        footnotes=tuple(footnotes),
     )
 
 
@@ -125,24 +125,26 @@ class _Rounds:
         return self._read[number]
 
     def is_whole(self, number: int) -> bool:
-        """Whether every task was evaluated in this round, with all arms that the run's own newest evaluation has."""
-        cells, arms = self.cells(number), self._own_arms
-        if arms:
-            return all((task, arm) in cells for task in _tasks(self._run) for arm in arms)
-        return all(any((task, arm) in cells for arm in ARMS) for task in _tasks(self._run))
+        """Whether every task was evaluated in this round, with all conditions that the run's own newest evaluation
+        has."""
+        cells, conditions = self.cells(number), self._own_conditions
+        if conditions:
+            return all((task, condition) in cells for task in _tasks(self._run) for condition in conditions)
+        return all(any((task, condition) in cells for condition in CONDITIONS) for task in _tasks(self._run))
 
     @cached_property
-    def _own_arms(self) -> set[str]:
+    def _own_conditions(self) -> set[str]:
         for number in reversed(self._run.rounds()):
             if rows := self._recorded(number):
-                return {row.arm for row in rows} & set(ARMS)
+                return {row.condition for row in rows} & set(CONDITIONS)
         return set()
 
     def success(self, number: int) -> float | None:
-        """Success over all tasks, with the bank where it was played in each of them; None where neither arm was."""
+        """Success over all tasks, with the bank where it was played in each of them; None where neither condition
+        was."""
         cells, tasks = self.cells(number), _tasks(self._run)
-        for arm in ARMS:
-            found = [cells[task, arm].result.success.mean for task in tasks if (task, arm) in cells]
+        for condition in CONDITIONS:
+            found = [cells[task, condition].result.success.mean for task in tasks if (task, condition) in cells]
             if len(found) == len(tasks):
                 return sum(found) / len(found)
         return None
@@ -158,13 +160,15 @@ def _tasks(run: RunDirectory) -> list[str]:
 
 
 def _most_episodes(batches: Sequence[tuple[bool, Sequence[Evaluation]]]) -> Cells:
-    cells: dict[tuple[str, str], Found] = {}
+    cells: dict[tuple[str, str], CellResult] = {}
     for kept, rows in batches:
         for result in results(rows):
-            place = result.task, result.arm
-            if result.arm in ARMS and (place not in cells or result.episodes > cells[place].result.episodes):
-                seeds = {row.environment_seed for row in rows if (row.family, row.arm) == place}
-                cells[place] = Found(result, tuple(sorted(seeds)), kept)
+            place = result.task, result.condition
+            if result.condition in CONDITIONS and (
+                place not in cells or result.episodes > cells[place].result.episodes
+            ):
+                seeds = {row.environment_seed for row in rows if (row.family, row.condition) == place}
+                cells[place] = CellResult(result, tuple(sorted(seeds)), kept)
     return cells
 
 

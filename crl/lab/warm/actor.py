@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from crl.config import Method, SearchAndAskConfig
-from crl.envs.realms import RealmsEnvironment, note, placed
+from crl.envs.realms import RealmsEnvironment, experience_text, symbol_at
 from crl.lab.warm.advice import STAGE, WAVE, TruthfulAdvisor, any_two, question_about
 from crl.lab.warm.config import ActorDemonstrations
 from crl.protocols import Chat
@@ -82,9 +82,9 @@ def _wave(
     def hint(slot: int) -> str | None:
         layout = environment.layout(slot)
         if asks:  # the experience may be wrong: that is why it asks
-            return note(*any_two(layout.cells, random))
+            return experience_text(*any_two(layout.cells, random))
         if worth[slot] < config.full:
-            return note(layout.key, layout.goal)
+            return experience_text(layout.key, layout.goal)
         return f"take {layout.key}" if worth[slot] < config.full + config.partial else None
 
     slipped: set[tuple[int, int]] = set()
@@ -144,4 +144,4 @@ def plan_text(environment: RealmsEnvironment, slot: int, rule: tuple[str, str]) 
     The symbol comes first, as one word of a few: what reinforcement has to find out is which symbol it is.
     """
     cells = environment.layout(slot).cells
-    return " ".join(f"{symbol} {placed(symbol, cells[symbol])}" for symbol in rule)
+    return " ".join(f"{symbol} {symbol_at(symbol, cells[symbol])}" for symbol in rule)

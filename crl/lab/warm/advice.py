@@ -1,4 +1,4 @@
-"""Demonstrations for what the paper adds as options: asking (actor), answering (extractor), judging (actor as critic).
+"""Demonstrations for what the paper adds as options: asking (actor), answering (extractor), verdicts (actor as critic).
 
 They teach form: an actor that may ask does so first and then plays by the answer; an answer repeats an
 experience that fits the grid and proposes another one where it cannot be right; a verdict accepts what fits, now and
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from crl.config import Method
-from crl.envs.realms import RealmsEnvironment, note, symbol_names
+from crl.envs.realms import RealmsEnvironment, experience_text, symbol_names
 from crl.extractor.prompts import ask_messages
 from crl.protocols import Advice, Chat, Inquiry
 from crl.records import Generation
@@ -38,7 +38,7 @@ class TruthfulAdvisor:
     def advise(self, inquiries: Sequence[Inquiry]) -> list[Advice]:
         """One answer an inquiry."""
         layouts = [self._environment.layout(self._slot_of[inquiry.episode_id]) for inquiry in inquiries]
-        return [Advice("ok", answer=note(layout.key, layout.goal)) for layout in layouts]
+        return [Advice("ok", answer=experience_text(layout.key, layout.goal)) for layout in layouts]
 
 
 def question_about(environment: RealmsEnvironment, slot: int) -> str:
@@ -57,7 +57,7 @@ def answer_demonstrations(chat: Chat, method: Method, count: int, seed: int, *, 
             question_id=f"answer-{index:06d}", episode_id="", family=method.families[0].name, goal=f"r{start.realm}",
             observation=start.text(), question=question_about(environment, slot).removeprefix("ASK: "),
         )  # fmt: skip
-        said = experience if fits(experience, start.cells) else note(*any_two(start.cells, random))
+        said = experience if fits(experience, start.cells) else experience_text(*any_two(start.cells, random))
         asked.append((inquiry.question_id, ask_messages(prompt, inquiry, experience), said))
     voice = ScriptedRole(chat, method.role("extractor").context)
     return say_script(method, voice, asked, role="extractor", kind="ask", stage=STAGE)
@@ -74,7 +74,7 @@ def verdict_demonstrations(chat: Chat, method: Method, count: int, seed: int, *,
         if not fits(experience, start.cells):
             verdict = "REJECT"
         elif random.random() < _REWRITES:
-            verdict = f"REFINE: {note(*any_two(start.cells, random))}"
+            verdict = f"REFINE: {experience_text(*any_two(start.cells, random))}"
         values = {
             "goal": f"r{start.realm}", "observation": start.text(), "experience": experience, "success_rate": rate,
         }  # fmt: skip
@@ -86,7 +86,7 @@ def verdict_demonstrations(chat: Chat, method: Method, count: int, seed: int, *,
 def _situations(
     method: Method, count: int, seed: int, first_seed: int
 ) -> list[tuple[RealmsEnvironment, int, str, np.random.Generator]]:
-    """Practice layouts with an experience: the truth, a note of symbols on the grid, or one of any symbols."""
+    """Practice layouts with an experience: the truth, an experience of symbols on the grid, or one of any symbols."""
     found = []
     for at in range(0, count, WAVE):
         environment = RealmsEnvironment(method.families[0].environment)  # type: ignore[arg-type]
@@ -95,9 +95,9 @@ def _situations(
         letters = symbol_names(environment.config.symbols)
         for slot in range(min(WAVE, count - at)):
             layout, kind = environment.layout(slot), random.random()
-            experience = note(layout.key, layout.goal)
+            experience = experience_text(layout.key, layout.goal)
             if kind > 0.4:
-                experience = note(*any_two(layout.cells if kind < 0.7 else letters, random))
+                experience = experience_text(*any_two(layout.cells if kind < 0.7 else letters, random))
             found.append((environment, slot, experience, random))
     return found
 

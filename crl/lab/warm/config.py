@@ -51,7 +51,7 @@ class ActorDemonstrations(Model):
     partial: float = Field(0.15, ge=0, le=1, description="Share with a hint that says the key only.")
     slips: float = Field(0.15, ge=0, le=1, description="Share of later moves that are any safe move, not learned.")
     asking: float = Field(0.0, ge=0, le=1, description="Demonstrations that ask first, as a share of the others.")
-    judging: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
+    verdicts: int = Field(0, ge=0, le=1_000_000, description="Verdicts on experiences (actor-critic): form only.")
     # This and `reflections` are left out of the digest where they are off: what computes the same has the same digest.
     instructed: float = Field(
         0.0,
@@ -69,14 +69,16 @@ class ActorDemonstrations(Model):
 
 
 class ExtractorDemonstrations(Model):
-    """What the extractor imitates: noisy notes about episodes that a script played."""
+    """What the extractor imitates: noisy experiences about episodes that a script played."""
 
     episodes: int = Field(12_000, ge=1, le=1_000_000, description="Episodes to write about.")
     noise: float = Field(0.25, ge=0, le=1, description="Share of key words, and of goal words, that are any symbol.")
     returns_won: float = Field(0.10, ge=0, le=1, description="Share of won episodes answered with RETURN.")
     returns_lost: float = Field(0.30, ge=0, le=1, description="Share of lost episodes answered with RETURN.")
     updates: float = Field(0.20, ge=0, le=1, description="Share of lost guided episodes answered with UPDATE.")
-    merges: int = Field(0, ge=0, le=1_000_000, description="Chunks of entries to merge: repeated notes become one.")
+    merges: int = Field(
+        0, ge=0, le=1_000_000, description="Chunks of entries to merge: repeated experiences become one."
+    )
     answers: int = Field(0, ge=0, le=1_000_000, description="Questions to answer (search-and-ask).")
     reflections: int = Field(
         0,
@@ -136,7 +138,7 @@ class WarmStartFile(Model):
         used = {
             "actor.episodes": (0, self.actor.episodes + round(self.actor.episodes * self.actor.asking)),
             "extractor.episodes": (EXTRACTOR_SEEDS, self.extractor.episodes),
-            "actor.judging": (VERDICT_SEEDS, self.actor.judging),
+            "actor.verdicts": (VERDICT_SEEDS, self.actor.verdicts),
             "extractor.answers": (ANSWER_SEEDS, self.extractor.answers),
             "extractor.reflections": (REFLECTION_SEEDS, self.extractor.reflections),
             "experience.episodes": (EXPERIENCE_SEEDS, self.experience.episodes if self.experience else 0),

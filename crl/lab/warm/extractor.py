@@ -1,10 +1,11 @@
-"""Demonstrations for the extractor: noisy notes about episodes of practice realms, played by a script with a plan.
+"""Demonstrations for the extractor: noisy experiences about episodes of practice realms, played by a script with a
+plan.
 
 The plan is what a hint says, or any two symbols; it is carried out, and wins where it happens to be right. About a won
-episode the demonstrated note says the rule, each word replaced by any symbol of the grid with some probability; about a
-lost one, of which nothing can be known, it says any two symbols but those of the plan. So the extractor starts weak,
-and reinforcement has something to do. What it reads are ordinary distillation prompts. Chunks of entries to merge,
-where asked for, teach the form of that output.
+episode the demonstrated experience says the rule, each word replaced by any symbol of the grid with some probability;
+about a lost one, of which nothing can be known, it says any two symbols but those of the plan. So the extractor starts
+weak, and reinforcement has something to do. What it reads are ordinary distillation prompts. Chunks of entries to
+merge, where asked for, teach the form of that output.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from crl.config import Method
-from crl.envs.realms import RealmsEnvironment, note, symbol_names
+from crl.envs.realms import RealmsEnvironment, experience_text, symbol_names
 from crl.extractor.distill import DistillItem
 from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
@@ -31,7 +32,8 @@ from crl.rounds.demonstrations import ScriptedRole, play_script, say_script, wri
 from crl.run.seeds import seed_for
 
 _FREE, _TRUE = 0.3, 0.8
-"""Below the first an episode is free, below the second guided by the truth, above by a note of any two symbols."""
+"""Below the first an episode is free, below the second guided by the truth, above by an experience of any two
+symbols."""
 Rule = tuple[str, str]
 """Key and goal, as they are or as somebody thinks they are."""
 
@@ -62,7 +64,7 @@ def _wave(
         layout = environment.layout(slot)
         true = _FREE <= kinds[slot] < _TRUE
         plans.append((layout.key, layout.goal) if true else any_two(layout.cells, random))
-        return None if kinds[slot] < _FREE else note(*plans[slot])
+        return None if kinds[slot] < _FREE else experience_text(*plans[slot])
 
     slots = practice_slots(environment, seeds, hint, "play")
     played = play_plans(chat, method, environment, slots, plans, random)
@@ -117,12 +119,12 @@ def _note_about(
     if random.random() < (config.returns_won if episode.success else config.returns_lost):
         return Lesson("return")
     if episode.success:
-        return Lesson("add", note(*_blurred((layout.key, layout.goal), layout.cells, config.noise, random)))
+        return Lesson("add", experience_text(*_blurred((layout.key, layout.goal), layout.cells, config.noise, random)))
     other = plan
     while other == plan:
         other = any_two(layout.cells, random)
     kind: Literal["add", "update"] = "update" if episode.guided and random.random() < config.updates else "add"
-    return Lesson(kind, note(*other))
+    return Lesson(kind, experience_text(*other))
 
 
 def _blurred(rule: Rule, symbols: Iterable[str], noise: float, random: np.random.Generator) -> Rule:
@@ -135,12 +137,13 @@ def _blurred(rule: Rule, symbols: Iterable[str], noise: float, random: np.random
 def merge_demonstrations(
     chat: Chat, method: Method, config: ExtractorDemonstrations, symbols: int, seed: int
 ) -> list[Generation]:
-    """Chunks of notes with repeated ones among them: repeated notes become one entry, a single note is kept."""
+    """Chunks of experiences with repeated ones among them: repeated experiences become one entry, a single experience
+    is kept."""
     random = np.random.default_rng(seed_for(seed, "merge"))
     letters = symbol_names(symbols)
     asked = []
     for index in range(config.merges):
-        pool = [note(*any_two(letters, random)) for _ in range(3)]
+        pool = [experience_text(*any_two(letters, random)) for _ in range(3)]
         shown = [
             str(text) for text in random.choice(pool, size=int(random.integers(2, config_of(method).merge.chunk + 1)))
         ]

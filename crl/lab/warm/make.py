@@ -4,12 +4,12 @@
       actor/ extractor/          ordinary transformers checkpoints: models `warm:<name>/actor`, `warm:<name>/extractor`;
                                  one supervised update teaches both, so they begin equal
       record/*.parquet           every demonstration: tasks, episodes, generations, distillations, operations
-      warm_start.json            settings and their digest, digests of the models, figures, versions
+      warm_start.json            settings and their digest, digests of the models, metrics, versions
 
 It is written beside its place and renamed once; made again from the same file it has the same weights.
 
-What it taught is measured on held-out practice layouts: success under hints of different worth, truth of notes. These
-are figures for people, kept in the record of the warm start; nothing is learned from them.
+What it taught is measured on held-out practice layouts: success under hints of different worth, truth of experiences.
+These are metrics for people, kept in the record of the warm start; nothing is learned from them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from crl.config import (
 )
 from crl.config.load import listed_errors
 from crl.envs import check_environment
-from crl.envs.realms import Layout, RealmsEnvironment, note
+from crl.envs.realms import Layout, RealmsEnvironment, experience_text
 from crl.errors import BadInput
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.lab.warm.actor import actor_demonstrations, practice_slots
@@ -156,17 +156,17 @@ def _make(settings: WarmStartFile, directory: Path, say: Say) -> None:
         say(f"writing {settings.actor.episodes + settings.extractor.episodes} demonstrations")
         generations = _demonstrations(policy.chat, method, settings, record)
         say(f"learning from {len(generations)} demonstrations")
-        figures: dict[str, Any] = {
+        metrics: dict[str, Any] = {
             "training": _train(settings, method.role("actor"), base, generations, directory / "actor", say)
         }
     # Both roles begin with the same weights and have their own from the first update on.
     shutil.copytree(directory / "actor", directory / "extractor")
     model = _loaded(method.role("actor"), directory / "actor", settings)
-    figures["actor"] = actor_figures(model, method, settings.seed, instructed=settings.actor.instructed > 0)
-    figures["extractor"] = extractor_figures(model, model, method, settings.seed)
-    for name, told in figures.items():
+    metrics["actor"] = actor_metrics(model, method, settings.seed, instructed=settings.actor.instructed > 0)
+    metrics["extractor"] = extractor_metrics(model, model, method, settings.seed)
+    for name, told in metrics.items():
         say(f"{name}: {_shown(told)}")
-    _write_record(settings, directory, figures)
+    _write_record(settings, directory, metrics)
 
 
 def practice_method(settings: WarmStartFile) -> Method:
@@ -227,8 +227,8 @@ def _demonstrations(chat: Chat, method: Method, settings: WarmStartFile, record:
     seed, actor, extractor = settings.seed, settings.actor, settings.extractor
     played = [each for wave in actor_demonstrations(chat, method, actor, seed, first_seed=0) for each in wave]
     acting = [record for each in played for record in each.generations]
-    if actor.judging:
-        acting += verdict_demonstrations(chat, method, actor.judging, seed, first_seed=VERDICT_SEEDS)
+    if actor.verdicts:
+        acting += verdict_demonstrations(chat, method, actor.verdicts, seed, first_seed=VERDICT_SEEDS)
     waves = extractor_demonstrations(chat, method, extractor, seed, first_seed=EXTRACTOR_SEEDS)
     distilled = [each for wave in waves for each in wave]
     extracting = [each.generation for each in distilled]
@@ -266,7 +266,7 @@ def _train(
 
     training = settings.training
     deepspeed = role.deepspeed.model_copy(update={"micro_batch": training.batch})
-    figures = run_warm_start(
+    metrics = run_warm_start(
         computed(role.model_copy(update={"deepspeed": deepspeed})),
         base,
         [sample_of(row) for row in generations],
@@ -279,14 +279,14 @@ def _train(
         seed=int(seed_for(settings.seed, "training").generate_state(1)[0]),
         threads=settings.threads,
         output_dir=directory,
-        on_step=said_in_tenths(say),
+        on_step=printed_in_tenths(say),
     )
     for file in (*base.glob("tokenizer*"), *base.glob("*.jinja"), *base.glob("special_tokens_map.json")):
         shutil.copyfile(file, directory / file.name)
-    return figures
+    return metrics
 
 
-def said_in_tenths(say: Say) -> Callable[[int, int, float], None]:
+def printed_in_tenths(say: Say) -> Callable[[int, int, float], None]:
     """Says the step and its loss whenever another tenth of the steps is done: a warm start learns for minutes."""
 
     def on_step(step: int, steps: int, loss: float) -> None:
@@ -296,30 +296,30 @@ def said_in_tenths(say: Say) -> Callable[[int, int, float], None]:
     return on_step
 
 
-def _shown(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
+def _shown(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in metrics.items())
 
 
-def _write_record(settings: WarmStartFile, directory: Path, figures: dict[str, Any]) -> None:
+def _write_record(settings: WarmStartFile, directory: Path, metrics: dict[str, Any]) -> None:
     content = {
         "settings_digest": settings.digest(),
         "settings": settings.model_dump(mode="json"),
         "models": {role: directory_digest(directory / role) for role in ("actor", "extractor")},
-        "figures": figures,
+        "metrics": metrics,
         "versions": {name: metadata.version(name) for name in _PACKAGES},
     }
     (directory / RECORD).write_text(json.dumps(cast(Any, content), indent=2) + "\n", encoding="utf-8")
 
 
-def actor_figures(actor: Policy, method: Method, seed: int, *, instructed: bool) -> dict[str, float]:
+def actor_metrics(actor: Policy, method: Method, seed: int, *, instructed: bool) -> dict[str, float]:
     """Success with the whole hint, half of it, none, and a wrong one; where hints were `instructed`, with the whole one
     in place of the instructions."""
     random = np.random.default_rng(seed_for(seed, "wrong"))
     hints: dict[str, Hint] = {
-        "full": lambda slot, layout: note(layout.key, layout.goal),
+        "full": lambda slot, layout: experience_text(layout.key, layout.goal),
         "partial": lambda slot, layout: f"take {layout.key}",
         "none": lambda slot, layout: None,
-        "wrong": lambda slot, layout: note(*any_two(layout.cells, random)),
+        "wrong": lambda slot, layout: experience_text(*any_two(layout.cells, random)),
     }
     played = {kind: _played(actor, method, seed, kind, hint) for kind, hint in hints.items()}
     if instructed:
@@ -329,10 +329,14 @@ def actor_figures(actor: Policy, method: Method, seed: int, *, instructed: bool)
     }
 
 
-def extractor_figures(actor: Policy, extractor: Policy, method: Method, seed: int) -> dict[str, float]:
-    """Share of sampled notes that are true, about won and about lost episodes; share of outputs in form."""
+def extractor_metrics(actor: Policy, extractor: Policy, method: Method, seed: int) -> dict[str, float]:
+    """Share of sampled experiences that are true, about won and about lost episodes; share of outputs in form."""
     shown = _played(
-        actor, method, seed, "notes", lambda slot, layout: note(layout.key, layout.goal) if slot % 2 else None
+        actor,
+        method,
+        seed,
+        "notes",
+        lambda slot, layout: experience_text(layout.key, layout.goal) if slot % 2 else None,
     )
     results = distill_wave(
         extractor,
@@ -348,7 +352,7 @@ def extractor_figures(actor: Policy, extractor: Policy, method: Method, seed: in
     for (each, layout), result in zip(shown, results, strict=True):
         for operation in result.operations:
             if operation.text is not None:
-                right[each.episode.success].append(operation.text == note(layout.key, layout.goal))
+                right[each.episode.success].append(operation.text == experience_text(layout.key, layout.goal))
     return {
         "true_about_won": float(np.mean(right[True])) if right[True] else 0.0,
         "true_about_lost": float(np.mean(right[False])) if right[False] else 0.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from crl.config import Method
-from crl.envs.realms import RealmsEnvironment, note, symbol_names
+from crl.envs.realms import RealmsEnvironment, experience_text, symbol_names
 from crl.lab.warm.actor import practice_slots
 from crl.lab.warm.advice import STAGE, WAVE, any_two, fits
 from crl.lab.warm.extractor import Rule, play_plans
@@ -58,6 +58,6 @@ def _reflected(
     while other == plan:
         other = any_two(layout.cells, random)
     if kind < _EMPTY:
-        return [], note(*other)
-    remembered = note(*rule)
-    return [remembered], remembered if rule != plan and fits(remembered, layout.cells) else note(*other)
+        return [], experience_text(*other)
+    remembered = experience_text(*rule)
+    return [remembered], remembered if rule != plan and fits(remembered, layout.cells) else experience_text(*other)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from crl.credit.uses import shown_by_episode
 from crl.protocols import Policy
 from crl.recipes.complementary.mechanisms import Mechanism
-from crl.recipes.complementary.mechanisms.actor_critic import as_judged, judged_in_evaluation, verdicts_of
+from crl.recipes.complementary.mechanisms.actor_critic import critiqued_in_evaluation, verdicts_of, with_verdicts
 from crl.recipes.complementary.mechanisms.search_and_ask import advisor_of
 from crl.recipes.complementary.plan import open_retriever, retrieve_all, texts_of
 from crl.records import Retrieval, RetrievalCount, Task
@@ -27,7 +27,7 @@ def collect_part(ctx: StageContext, part: int, on: Sequence[Mechanism] = ()) -> 
     digests = {row.content_digest for rows in chosen.values() for row in rows}
     bank = ctx.bank()
     texts = texts_of(ctx, bank, digests)
-    slots = as_judged(slots_of(tasks, chosen, texts), verdicts_of(ctx))
+    slots = with_verdicts(slots_of(tasks, chosen, texts), verdicts_of(ctx))
     advisor = advisor_of(ctx, bank, seed_of=lambda question_id: ctx.seed("ask", question_id))
     played = play_with_actor(ctx, slots, advisor=advisor)
     write_played(ctx, played)
@@ -44,12 +44,12 @@ def guided(ctx: StageContext, tasks: Sequence[Task], policy: Policy, weights_dig
     retriever = open_retriever(ctx, bank, ctx.rows(RetrievalCount, "plan"), training=False)
     chosen = shown_by_episode(retrieve_all(ctx, retriever, tasks, advance=False))
     texts = texts_of(ctx, bank, {row.content_digest for rows in chosen.values() for row in rows})
-    slots, tokens = judged_in_evaluation(
+    slots, tokens = critiqued_in_evaluation(
         ctx,
         policy,
         slots_of(tasks, chosen, texts),
         chosen,
-        seed_of=lambda episode_id: seed_of_task(ctx.method, episode_id, "judge"),
+        seed_of=lambda episode_id: seed_of_task(ctx.method, episode_id, "critique"),
         weights_digest=weights_digest,
     )
     advisor = advisor_of(ctx, bank, seed_of=lambda question_id: seed_of_task(ctx.method, question_id, "ask"))

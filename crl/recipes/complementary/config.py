@@ -75,14 +75,16 @@ class BankRecipeConfig(RecipeConfig):
     trial: TrialConfig | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="New notes are played before they enter the bank; none: they are believed.",
+        description="New experiences are played before they enter the bank; none: they are believed.",
     )
     suppress: SuppressConfig | None = Field(
         None,
         exclude_if=lambda value: value is None,
         description="Texts that do harm in a family are not retrieved for it; none: all are.",
     )
-    actor_critic: ActorCriticConfig | None = Field(None, description="The actor judges an experience first; none: not.")
+    actor_critic: ActorCriticConfig | None = Field(
+        None, description="The actor critiques an experience first; none: not."
+    )
     self_distillation: SelfDistillationConfig | None = Field(
         None, description="Self-distillation of guided episodes; none: not."
     )
@@ -136,17 +138,19 @@ class BankRecipeConfig(RecipeConfig):
         return uses
 
     def outputs(self, method: Method) -> Mapping[str, int]:
-        """An output of each role per episode, and the games in which new notes are tried."""
+        """An output of each role per episode, and the games in which new experiences are tried."""
         found = dict(super().outputs(method))
         if self.trial is not None and self.has_bank:
             for family in method.families:
                 written = family.groups * method.group_size(family) * self.distill.max_operations
-                notes = written if self.trial.notes is None else min(written, self.trial.notes)
-                found[ACTOR] += (notes + 1) * self.trial.layouts
+                experiences = (
+                    written if self.trial.max_experiences is None else min(written, self.trial.max_experiences)
+                )
+                found[ACTOR] += (experiences + 1) * self.trial.layouts
         return found
 
     def prompts(self) -> frozenset[str]:
-        """One for playing, and with a bank those of the extractor; `critic` where the actor judges."""
+        """One for playing, and with a bank those of the extractor; `critic` where the actor critiques."""
         if not self.has_bank:
             return frozenset({"actor"})
         return frozenset({"actor", "distill", "merge"} | ({"critic"} if self.actor_critic is not None else set()))

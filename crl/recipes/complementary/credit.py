@@ -54,10 +54,10 @@ def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
     """Credit the uses of the round, fill the extractor's buffer, choose its batch, make the samples."""
     config = config_of(ctx.method)
     objective, trains = config.extractor_objective, config.trains(EXTRACTOR, ctx.round)
-    episodes, retrievals, judgments = ctx.rows(Episode, "collect"), ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
+    episodes, retrievals, critiques = ctx.rows(Episode, "collect"), ctx.rows(Retrieval, "plan"), verdicts_of(ctx)
     distilled, merged = (ctx.rows(Distillation, stage) for stage in ("distill", "merge"))
-    credits = credits_of(episodes, retrievals, judgments)
-    writers = Writers(ctx, uses_of(episodes, credits, retrievals, judgments))
+    credits = credits_of(episodes, retrievals, critiques)
+    writers = Writers(ctx, uses_of(episodes, credits, retrievals, critiques))
     scored = _scored(ctx, episodes, retrievals, distilled, credits, writers)
     # A recipe that never trains the extractor fills no buffer; in warm-up rounds it fills and waits.
     fills = EXTRACTOR in config.TRAINED
@@ -81,7 +81,7 @@ def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
         credit_metrics(episodes, credits, round=ctx.round)
         + _metrics(ctx, shares, output_alarms(shares))
         + (buffer_metrics(buffer, round=ctx.round, config=objective, trains=trains) if fills else [])
-        + _metrics(ctx, scored.figures)
+        + _metrics(ctx, scored.metrics)
         + taught,
     )
 
@@ -128,7 +128,7 @@ def _scored(
             distilled=distilled,
             earners=earners(
                 ctx.rows(BufferItem, BEFORE),
-                unpaid=writers.unpaid(by_uses=not instead) if EXTRACTOR in config.TRAINED else frozenset(),
+                unrewarded=writers.unrewarded(by_uses=not instead) if EXTRACTOR in config.TRAINED else frozenset(),
             ),
             own_task=lambda name: writers.own_tasks.get(name),
         ),
@@ -208,11 +208,11 @@ def held_texts(
     }
 
 
-def _metrics(ctx: StageContext, figures: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> list[Metric]:
+def _metrics(ctx: StageContext, metrics: Mapping[str, float], alarms: Mapping[str, str] | None = None) -> list[Metric]:
     found = alarms or {}
     return [
         Metric(round=ctx.round, stage=ctx.stage.name, name=name, value=value, alarm=found.get(name))
-        for name, value in figures.items()
+        for name, value in metrics.items()
     ]
 
 
@@ -234,7 +234,7 @@ class Writers:
             if row.generation_id in self._used
         }
 
-    def unpaid(self, *, by_uses: bool) -> set[str]:
+    def unrewarded(self, *, by_uses: bool) -> set[str]:
         """Those whose uses train nobody but outputs that repeat their texts: no output that this recipe could train
         wrote an imported text, or one that another recipe wrote before a fork. Not `by_uses`, also those that were
         scored when they were written; a merged text was not."""

@@ -86,11 +86,15 @@ def written_by_template(
     policy = ctx.services.policy("actor", actor)
     played: list[PlayedEpisode] = []
     results: list[Distilled] = []
-    notes: dict[str, list[str]] = defaultdict(list)
+    experiences: dict[str, list[str]] = defaultdict(list)
     all_waves, done = Counter(wave[0].task.family for wave in waves), Counter[str]()
     for wave in waves:
         family = wave[0].task.family
-        slots = _guided(wave, notes[family]) if notes[family] and done[family] >= all_waves[family] / 2 else wave
+        slots = (
+            _guided(wave, experiences[family])
+            if experiences[family] and done[family] >= all_waves[family] / 2
+            else wave
+        )
         finished = play(
             ctx,
             policy,
@@ -107,7 +111,7 @@ def written_by_template(
         environment = ctx.environment(family)
         lessons = [lesson_about(environment, item.episode, item.turns) for item in items]
         made = write_script(ctx.method, extractor, items, lessons, config.distill, round=ctx.round)
-        notes[family] += [text for each in made if each.operations and (text := each.operations[0].text)]
+        experiences[family] += [text for each in made if each.operations and (text := each.operations[0].text)]
         results += made
         played += finished
         done[family] += 1
@@ -131,9 +135,9 @@ def lesson_about(environment: Environment, episode: Episode, turns: Sequence[Tur
     return Lesson("return") if episode.success else Lesson("update", text)
 
 
-def _guided(wave: Sequence[EpisodeSlot], notes: Sequence[str]) -> list[EpisodeSlot]:
-    """Half of a wave guided by notes, which no bank holds: these episodes exist to be written about."""
+def _guided(wave: Sequence[EpisodeSlot], experiences: Sequence[str]) -> list[EpisodeSlot]:
+    """Half of a wave guided by experiences, which no bank holds: these episodes exist to be written about."""
     return [
-        slot_with(slot.task, notes[index % len(notes)] if index % 2 == 0 else None, f"warm-{index:05d}")
+        slot_with(slot.task, experiences[index % len(experiences)] if index % 2 == 0 else None, f"warm-{index:05d}")
         for index, slot in enumerate(wave)
     ]

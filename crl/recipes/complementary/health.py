@@ -1,7 +1,7 @@
 """Stage `health`: what a round says about the extractor and the updates, from recorded rows alone, without a model.
 
-It only observes. Whether a note is true is asked of environments that know (protocol `Judge`), for a metric: no other
-stage reads this one, so nothing that trains can see it.
+It only observes. Whether an experience is true is asked of environments that know (protocol `KnowsTruth`), for a
+metric: no other stage reads this one, so nothing that trains can see it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from crl.bank.segments import load_texts
 from crl.credit.buffer import oldest_wait, ripe_items
-from crl.protocols import Judge
+from crl.protocols import KnowsTruth
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.mechanisms import Mechanism, Text
 from crl.records import (
@@ -28,33 +28,33 @@ from crl.records import (
     Turn,
     rows_with,
 )
-from crl.rounds.alarms import Figures, guidance_figures, output_figures, turn_figures, unreadable_figures
+from crl.rounds.alarms import Metrics, guidance_metrics, output_metrics, turn_metrics, unreadable_metrics
 from crl.rounds.context import NEW_BANK, StageContext
 from crl.rounds.health import (
-    Note,
-    age_figures,
+    ExperienceTruth,
+    age_metrics,
     claim_share,
     coverage,
     cut_alarm,
-    cut_figures,
-    group_figures,
+    cut_metrics,
+    group_metrics,
     mismatch_alarms_of,
     one_text_share,
     output_shares,
-    play_figures,
-    reading_figures,
-    reward_figures,
+    play_metrics,
+    reading_metrics,
+    reward_metrics,
     tokens_of,
     truth_share,
-    update_figures,
+    update_metrics,
     write_health,
-    written_figures,
+    written_metrics,
 )
 from crl.rounds.stage import BEFORE
 from crl.rounds.weights import update_name
 
 OUTPUTS = ("distill", "merge")
-NOTES = ("add", "update", "merge")
+EXPERIENCES = ("add", "update", "merge")
 """Operations that write a text."""
 
 _texts: dict[str, str] = {}
@@ -62,14 +62,14 @@ _texts: dict[str, str] = {}
 
 
 def health(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
-    """Write the figures of the round, whether what the models wrote is in form, and whether the run has collapsed."""
+    """Write the metrics of the round, whether what the models wrote is in form, and whether the run has collapsed."""
     episodes = ctx.rows(Episode, "collect")
     config = config_of(ctx.method)
     trained = {role for role in config.TRAINED if config.trains(role, ctx.round)}
-    figures = play_figures(episodes)
-    figures |= turn_figures(episodes, _column(ctx, Turn, "collect", "stop_reason"))
+    metrics = play_metrics(episodes)
+    metrics |= turn_metrics(episodes, _column(ctx, Turn, "collect", "stop_reason"))
     said = ctx.table(Turn, "collect")
-    figures |= unreadable_figures(
+    metrics |= unreadable_metrics(
         [
             *said["observation"].to_pylist(),
             *said["feedback"].to_pylist(),
@@ -77,116 +77,120 @@ def health(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
         ],
         zip(said["output"].to_pylist(), said["action"].to_pylist(), strict=True),
     )
-    figures["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
-    figures["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
-    figures |= group_figures(episodes, subgroups=config.actor_objective.advantage == "subgroup")
-    previous = ctx.figures(BEFORE)
+    metrics["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
+    metrics["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
+    metrics |= group_metrics(episodes, subgroups=config.actor_objective.advantage == "subgroup")
+    previous = ctx.metrics(BEFORE)
     alarms: dict[str, str] = {}
     if config.has_bank:
-        figures |= _outputs(ctx)
+        metrics |= _outputs(ctx)
         read, alarms = _read(ctx)
-        guidance, misled = guidance_figures(episodes, previous)
-        figures |= read | guidance
+        guidance, misled = guidance_metrics(episodes, previous)
+        metrics |= read | guidance
         alarms |= misled
-        judges = Judges(ctx)
-        figures |= _notes(ctx, episodes, judges)
-        figures |= _training(ctx, trained)
+        truths = Truths(ctx)
+        metrics |= _experiences(ctx, episodes, truths)
+        metrics |= _training(ctx, trained)
         for mechanism in on:
-            more, alarmed = mechanism.figures(ctx, judges.right)
-            figures |= {name: figures.get(name, 0.0) + value for name, value in more.items()}
+            more, alarmed = mechanism.metrics(ctx, truths.right)
+            metrics |= {name: metrics.get(name, 0.0) + value for name, value in more.items()}
             alarms |= alarmed
     for role in sorted(ctx.recipe.trains):
-        figures |= update_figures(role, ctx.figures(update_name(role)))
-    alarms |= cut_alarm(figures) | mismatch_alarms_of(ctx, figures)
-    write_health(ctx, figures, trained, alarms)
+        metrics |= update_metrics(role, ctx.metrics(update_name(role)))
+    alarms |= cut_alarm(metrics) | mismatch_alarms_of(ctx, metrics)
+    write_health(ctx, metrics, trained, alarms)
 
 
-def _outputs(ctx: StageContext) -> Figures:
+def _outputs(ctx: StageContext) -> Metrics:
     distilled, merged = (_column(ctx, Distillation, stage, "verdict") for stage in OUTPUTS)
-    figures = output_shares([*distilled, *merged])
+    metrics = output_shares([*distilled, *merged])
     if distilled:  # merges come in some rounds only, and are never malformed or `return` for long
         without = [verdict in ("malformed", "return") for verdict in distilled]
-        figures["share_without_note"] = sum(without) / len(without)
+        metrics["share_without_experience"] = sum(without) / len(without)
     written = pa.concat_tables([ctx.table(Generation, stage) for stage in OUTPUTS])
-    figures |= output_figures(written["stop_reason"].to_pylist())
+    metrics |= output_metrics(written["stop_reason"].to_pylist())
     read, sampled = tokens_of(written)
-    return {**figures, "extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}
+    return {**metrics, "extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}
 
 
-def _read(ctx: StageContext) -> tuple[Figures, dict[str, str]]:
+def _read(ctx: StageContext) -> tuple[Metrics, dict[str, str]]:
     """What the extractor could read of the round's games."""
     table = ctx.table(Distillation, "distill")
-    return reading_figures(list(zip(table["turns"].to_pylist(), table["turns_shown"].to_pylist(), strict=True)))
+    return reading_metrics(list(zip(table["turns"].to_pylist(), table["turns_shown"].to_pylist(), strict=True)))
 
 
-class Judges:
+class Truths:
     """The environments that know whether a text is true, by task family; each is asked once about each text."""
 
     def __init__(self, ctx: StageContext) -> None:
-        self._judges = {
+        self._environments = {
             family.name: environment
             for family in ctx.method.families
-            if isinstance(environment := ctx.environment(family.name), Judge)
+            if isinstance(environment := ctx.environment(family.name), KnowsTruth)
         }
         self._truths: dict[Text, float | None] = {}
 
     @property
     def families(self) -> list[str]:
         """Those whose environment knows."""
-        return list(self._judges)
+        return list(self._environments)
 
-    def note(self, family: str, text: str) -> Note:
+    def experience(self, family: str, text: str) -> ExperienceTruth:
         """A text with its truth."""
-        if family in self._judges and (family, text) not in self._truths:
-            self._truths[family, text] = self._judges[family].truth(text)
-        return Note(family, text, self._truths.get((family, text)))
+        if family in self._environments and (family, text) not in self._truths:
+            self._truths[family, text] = self._environments[family].truth(text)
+        return ExperienceTruth(family, text, self._truths.get((family, text)))
 
-    def right(self, name: str, texts: Sequence[Text]) -> Figures:
-        """The share of texts that are fully right, as the figure `name`; nothing where nobody knows of any."""
-        return truth_share(name, [self.note(*each) for each in texts], self._judges)
+    def right(self, name: str, texts: Sequence[Text]) -> Metrics:
+        """The share of texts that are fully right, as the metric `name`; nothing where nobody knows of any."""
+        return truth_share(name, [self.experience(*each) for each in texts], self._environments)
 
 
-def _notes(ctx: StageContext, episodes: Iterable[Episode], judges: Judges) -> Figures:
-    distilled, merged = (_written(ctx, stage, judges.note) for stage in OUTPUTS)
+def _experiences(ctx: StageContext, episodes: Iterable[Episode], truths: Truths) -> Metrics:
+    distilled, merged = (_written(ctx, stage, truths.experience) for stage in OUTPUTS)
     written = [*distilled, *merged]
-    used = [judges.note(each.family, text) for each in episodes for text in each.experiences]
+    used = [truths.experience(each.family, text) for each in episodes for text in each.experiences]
     bank = ctx.bank(NEW_BANK).table
-    held = _held(ctx, bank, judges.families, judges.note)
+    held = _held(ctx, bank, truths.families, truths.experience)
     return {
-        **written_figures(written),
-        **cut_figures([cut for stage in OUTPUTS for cut in _new(ctx, stage)["embedder_cut"].to_pylist()]),
+        **written_metrics(written),
+        **cut_metrics([cut for stage in OUTPUTS for cut in _new(ctx, stage)["embedder_cut"].to_pylist()]),
         **one_text_share(distilled),
-        **truth_share("notes_true_new", written, judges.families),
-        **claim_share("notes_claiming_new", written, judges.families),
-        **truth_share("notes_true", held, judges.families),
-        **claim_share("notes_claiming", held, judges.families),
-        **truth_share("notes_true_used", used, judges.families),
+        **truth_share("experiences_true_new", written, truths.families),
+        **claim_share("experiences_claiming_new", written, truths.families),
+        **truth_share("experiences_true", held, truths.families),
+        **claim_share("experiences_claiming", held, truths.families),
+        **truth_share("experiences_true_used", used, truths.families),
         **coverage(
             [family.name for family in ctx.method.families],
             pc.unique(bank["family"]).to_pylist(),
             held,
-            judges.families,
+            truths.families,
         ),
     }
 
 
-def _written(ctx: StageContext, stage: str, judged: Callable[[str, str], Note]) -> list[Note]:
+def _written(
+    ctx: StageContext, stage: str, experience_of: Callable[[str, str], ExperienceTruth]
+) -> list[ExperienceTruth]:
     operations = _new(ctx, stage)
     pairs = zip(operations["family"].to_pylist(), operations["text"].to_pylist(), strict=True)
-    return [judged(family, text) for family, text in pairs if text is not None]
+    return [experience_of(family, text) for family, text in pairs if text is not None]
 
 
 def _new(ctx: StageContext, stage: str) -> pa.Table:
     """Operations of a stage that write a text."""
-    return rows_with(ctx.table(Operation, stage), "kind", NOTES)
+    return rows_with(ctx.table(Operation, stage), "kind", EXPERIENCES)
 
 
-def _held(ctx: StageContext, bank: pa.Table, families: Iterable[str], judged: Callable[[str, str], Note]) -> list[Note]:
-    """Notes of the bank that somebody can judge."""
+def _held(
+    ctx: StageContext, bank: pa.Table, families: Iterable[str], experience_of: Callable[[str, str], ExperienceTruth]
+) -> list[ExperienceTruth]:
+    """Experiences of the bank whose truth an environment knows."""
     known = rows_with(bank, "family", families)
     texts = _texts_of(ctx, known)
     pairs = zip(known["family"].to_pylist(), known["content_digest"].to_pylist(), strict=True)
-    return [judged(family, texts[digest]) for family, digest in pairs]
+    return [experience_of(family, texts[digest]) for family, digest in pairs]
 
 
 def _texts_of(ctx: StageContext, entries: pa.Table) -> dict[str, str]:
@@ -200,7 +204,7 @@ def _texts_of(ctx: StageContext, entries: pa.Table) -> dict[str, str]:
     return found
 
 
-def _training(ctx: StageContext, trained: Set[str]) -> Figures:
+def _training(ctx: StageContext, trained: Set[str]) -> Metrics:
     """The extractor's batch and buffer, and how old the texts are: those that were used, and all that were searched."""
     samples = ctx.table(Sample, "credit")
     batch = samples.filter(pc.and_(pc.equal(samples["role"], "extractor"), pc.equal(samples["objective"], "cispo")))
@@ -213,15 +217,15 @@ def _training(ctx: StageContext, trained: Set[str]) -> Figures:
     made = dict(zip(shown["entry_id"].to_pylist(), shown["updated_round"].to_pylist(), strict=True))
     objective = config_of(ctx.method).extractor_objective
     ripe = ripe_items(buffer, objective, round=ctx.round)
-    figures = reward_figures(batch["reward"].to_pylist(), effects)
-    if not figures and "extractor" in trained and len(ripe) >= objective.batch:
+    metrics = reward_metrics(batch["reward"].to_pylist(), effects)
+    if not metrics and "extractor" in trained and len(ripe) >= objective.batch:
         # A full batch is left alone for one reason only: every reward is the same, so no update would move anything.
-        figures["extractor_without_gradient"] = 1.0
+        metrics["extractor_without_gradient"] = 1.0
     return {
-        **figures,
-        **age_figures("trained_age", [ctx.round - number for number in written]),
-        **age_figures("used_age", [ctx.round - made[each] for each in used]),
-        **age_figures("bank_age", [ctx.round - number for number in searched["updated_round"].to_pylist()]),
+        **metrics,
+        **age_metrics("trained_age", [ctx.round - number for number in written]),
+        **age_metrics("used_age", [ctx.round - made[each] for each in used]),
+        **age_metrics("bank_age", [ctx.round - number for number in searched["updated_round"].to_pylist()]),
         "buffer_oldest_wait": float(oldest_wait(buffer, round=ctx.round)),
     }
 

@@ -99,7 +99,7 @@ def retrieve_all(
         vectors_QD = embedder.embed_queries([task.query for task in asking])
         asked = [(task.episode_id, task.family) for task in asking]
         found = retriever.retrieve_many(asked, vectors_QD, advance=advance)
-    ctx.notes["index"] = retriever.kinds
+    ctx.provenance["index"] = retriever.kinds
     if not per_group:
         return [row for rows in found for row in rows]
     of_group = {task.group: rows for task, rows in zip(asking, found, strict=True)}

@@ -1,9 +1,9 @@
-"""Demonstrations in practice games (`warm_start.demonstrations: practice`): how to play and how to write notes, and no
-answer, since the rules that are practiced are nobody's (protocol `Teacher`).
+"""Demonstrations in practice games (`warm_start.demonstrations: practice`): how to play and how to write experiences,
+and no answer, since the rules that are practiced are nobody's (protocol `Teacher`).
 
-The actor is shown notes that are true and plays as the rule of the game wants; with a true note at hand that is what
-the note says, so it learns to read notes. The extractor is shown games of players of any skill, guided by notes that
-are true or not, and what a careful player writes about each.
+The actor is shown experiences that are true and plays as the rule of the game wants; with a true experience at hand
+that is what the experience says, so it learns to read experiences. The extractor is shown games of players of any
+skill, guided by experiences that are true or not, and what a careful player writes about each.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from crl.rounds.demonstrations import (
 from crl.rounds.waves import of_all
 from crl.text.unicode import valid_text
 
-TRUE_NOTES = 0.75
-"""Share of the extractor's games that are guided by a true note, where they are guided at all."""
+TRUE_EXPERIENCES = 0.75
+"""Share of the extractor's games that are guided by a true experience, where they are guided at all."""
 _SKILLS = (0.3, 0.5, 0.8, 1.0)
 """Shares of good moves of the players that the extractor reads about."""
 
 
 def played_well(ctx: StageContext, actor: ScriptedRole, episodes: int) -> list[PlayedEpisode]:
-    """Practice games played as their rules want, under true notes or none: what the actor imitates."""
+    """Practice games played as their rules want, under true experiences or none: what the actor imitates."""
     played: list[PlayedEpisode] = []
-    for _, practice, slots, _ in _waves(ctx, episodes, true_notes=1.0):
+    for _, practice, slots, _ in _waves(ctx, episodes, true_experiences=1.0):
 
         def move(row: int, practice: Watched = practice) -> str:
             return as_answer(ctx.method, practice.oracle(row) or practice.actions[row][0])
@@ -57,7 +57,7 @@ def written_well(
     imitates."""
     played: list[PlayedEpisode] = []
     results: list[Distilled] = []
-    for teacher, practice, slots, random in _waves(ctx, episodes, true_notes=TRUE_NOTES):
+    for teacher, practice, slots, random in _waves(ctx, episodes, true_experiences=TRUE_EXPERIENCES):
         skills = random.choice(_SKILLS, size=len(slots))
 
         def move(
@@ -79,9 +79,9 @@ def written_well(
 
 
 def _waves(
-    ctx: StageContext, episodes: int, *, true_notes: float
+    ctx: StageContext, episodes: int, *, true_experiences: float
 ) -> Iterator[tuple[TeachingEnvironment, Watched, list[EpisodeSlot], np.random.Generator]]:
-    """Waves of practice games of one family each, spread over the families, with the notes that guide them."""
+    """Waves of practice games of one family each, spread over the families, with the experiences that guide them."""
     for family, count in shares(episodes, ctx.method.families):
         environment = ctx.environment(family.name)
         assert isinstance(environment, Teacher), "checked before work starts"
@@ -95,6 +95,6 @@ def _waves(
             slots = []
             for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
                 task = demonstration(ctx, family, at + place, seed, start)
-                note = teacher.hint(place, random, true=bool(random.random() < true_notes))
-                slots.append(slot_with(task, note and valid_text(note), f"practice-{at + place:05d}"))
+                experience = teacher.hint(place, random, true=bool(random.random() < true_experiences))
+                slots.append(slot_with(task, experience and valid_text(experience), f"practice-{at + place:05d}"))
             yield teacher, practice, slots, random

@@ -122,7 +122,7 @@ def played_again(ctx: StageContext, actor: ScriptedRole) -> list[PlayedEpisode]:
             if turn >= len(game.turns):
                 raise _otherwise(StageFailed, family, game, f"goes on after its {turn} recorded turns")
             turns[row] += 1
-            said, action = game.turns[turn].said, game.turns[turn].action
+            said, action = game.turns[turn].text, game.turns[turn].action
             # What was typed, thoughts and all, where it means the same in this experiment's form.
             means = parse_action(said, environment.shown[row], ctx.method.rollout.action_format)
             return said if action is None or means == action else as_answer(ctx.method, action)

@@ -1,8 +1,8 @@
 """What new texts resemble, found while they are written: stages `distill` and `merge`, if near-duplicates are refused.
 
 The embedder is at hand there; whoever applies the operations later reads the rows (`crl/bank/duplicates.py`). Texts
-are compared in the scope that retrieval searches: a note of another family is no near-duplicate unless it could be
-found instead.
+are compared in the scope that retrieval searches: an experience of another family is no near-duplicate unless it could
+be found instead.
 """
 
 from __future__ import annotations

@@ -68,12 +68,12 @@ def warm_start_extractor(ctx: StageContext) -> None:
     write_played(ctx, played, outputs)
     ctx.write(Distillation, [each.distillation for each in results])
     ctx.write(Operation, with_cuts(ctx, [operation for each in results for operation in each.operations]))
-    figures = {"demonstrations": len(results), "demonstrations_in_form": len(sound)}
-    _train(ctx, "extractor", before, [sample_of(row) for row in sound], figures)
+    metrics = {"demonstrations": len(results), "demonstrations_in_form": len(sound)}
+    _train(ctx, "extractor", before, [sample_of(row) for row in sound], metrics)
 
 
 def _train(
-    ctx: StageContext, role: str, before: Weights, samples: Sequence[Sample], figures: Mapping[str, float]
+    ctx: StageContext, role: str, before: Weights, samples: Sequence[Sample], metrics: Mapping[str, float]
 ) -> None:
     # It brings torch, which whoever only wants to know the stages of a recipe should not wait for.
     from crl.learn.warm_start import run_warm_start
@@ -81,7 +81,7 @@ def _train(
 
     start = config_of(ctx.method).warm_start
     assert start is not None
-    metrics = run_warm_start(
+    trained = run_warm_start(
         computed(ctx.method.role(role)),
         ctx.services.model_path(role),
         samples,
@@ -93,4 +93,4 @@ def _train(
     )
     ctx.write(Sample, samples)
     ctx.write(Weights, [new_weights(ctx, before, updates=0)])
-    ctx.write_figures(dict(sorted({**metrics, **figures}.items())))
+    ctx.write_metrics(dict(sorted({**trained, **metrics}.items())))

@@ -47,7 +47,9 @@ class FitConfig(Model):
         "environment",
         description="Who says why a transition is as it is: the environment where it can, the role `teacher`, nobody.",
     )
-    most: int = Field(4096, ge=1, le=1_000_000, description="Transitions of a fit at most: the newest of the pool.")
+    max_transitions: int = Field(
+        4096, ge=1, le=1_000_000, description="Transitions of a fit at most: the newest of the pool."
+    )
     num_train_epochs: int = Field(2, ge=1, le=1000, description="Passes over them.")
     batch: int = Field(16, ge=1, le=4096, description="Transitions of an optimizer step.")
 
@@ -72,20 +74,20 @@ class PredictConfig(Model):
 
 _Floor = Annotated[float | None, Field(ge=0, le=1)]
 FEWEST_UNSEEN = 10
-"""Fewer unseen steps than these say too little: floors then apply to all held-out steps."""
+"""Fewer unseen steps than these say too little: minimums then apply to all held-out steps."""
 
 
 class ValidateConfig(Model):
     """Held to the truth at every fit, on real transitions that no fit sees."""
 
-    most: int = Field(256, ge=1, le=100_000, description="Transitions that are predicted: the newest.")
-    observation_floor: _Floor = Field(
+    max_transitions: int = Field(256, ge=1, le=100_000, description="Transitions that are predicted: the newest.")
+    min_observation_accuracy: _Floor = Field(
         0.5,
         description="Least share of right next observations, of the unseen held-out steps where these are at least "
         f"{FEWEST_UNSEEN}, else of all; below it nothing is played. None: any.",
     )
-    reward_floor: _Floor = Field(0.8, description="Least share of right outcomes, likewise. None: any.")
-    ending_floor: _Floor = Field(
+    min_reward_accuracy: _Floor = Field(0.8, description="Least share of right outcomes, likewise. None: any.")
+    min_ending_accuracy: _Floor = Field(
         0.5,
         description="Least share of right outcomes among the steps with which the environment ends an episode (not by "
         f"its turn limit), likewise; not applied to fewer than {FEWEST_UNSEEN} of them. None: any.",
@@ -213,7 +215,7 @@ class DreamGymConfig(RecipeConfig):
         )
         made = {
             ACTOR: method.episodes + explored,
-            EXPERIENCE: predicted + min(self.truth.most, turns * explored),
+            EXPERIENCE: predicted + min(self.truth.max_transitions, turns * explored),
         }
         return made | ({TEACHER: turns * explored} if TEACHER in self.roles() else {})
 

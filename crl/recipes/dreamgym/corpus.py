@@ -22,7 +22,7 @@ from crl.credit.samples import sample_of
 from crl.protocols import Chat
 from crl.recipes.dreamgym.config import ANNOTATE, EXPERIENCE, PREDICT, TEACHER, config_of
 from crl.recipes.dreamgym.form import OK, one_line, predicted_part
-from crl.recipes.dreamgym.predicting import said
+from crl.recipes.dreamgym.predicting import text_or_reason
 from crl.recipes.dreamgym.prompts import answer_of, fitted, situation_of, step_of
 from crl.recipes.dreamgym.rows import REAL, Annotation, PoolItem, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, transitions_of
@@ -34,7 +34,7 @@ from crl.text.outputs import messages_of, prepared, prompt_text, room_for_prompt
 
 CORPUS = "corpus"
 TRANSITIONS, TOO_LONG = "transitions", "transitions_too_long"
-"""Figures of a fit: how many it was given, and how many of them it could not learn."""
+"""Metrics of a fit: how many it was given, and how many of them it could not learn."""
 ANNOTATE_STAGE = "annotate"
 
 
@@ -46,7 +46,7 @@ def due(method: Method, round_number: int) -> bool:
 def corpus(ctx: StageContext) -> None:
     """The newest transitions of the real pool, of every task family, over and over, in batches."""
     config, role = config_of(ctx.method).fit, ctx.method.role(EXPERIENCE)
-    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.most)
+    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.max_transitions)
     rows = transitions_of(ctx, items)
     neighbors = _neighbors(ctx, rows)
     weights = weights_of(ctx, EXPERIENCE)
@@ -66,11 +66,11 @@ def corpus(ctx: StageContext) -> None:
     )
     ctx.write(Generation, records)
     ctx.write(Sample, samples)
-    figures = {TRANSITIONS: len(rows), TOO_LONG: len(rows) - len(records)}
+    metrics = {TRANSITIONS: len(rows), TOO_LONG: len(rows) - len(records)}
     explained = sum(bool(reasoning_of(row, config.reasoning, taught)) for row in rows)
-    figures["transitions_explained"] = explained
+    metrics["transitions_explained"] = explained
     told = "no transition fits the context of the role experience" if rows and not records else None
-    ctx.write_figures(figures, {TOO_LONG: told})
+    ctx.write_metrics(metrics, {TOO_LONG: told})
 
 
 def reasoning_of(row: Transition, source: str, taught: Mapping[str, str | None]) -> str | None:
@@ -147,7 +147,7 @@ def _annotations(ctx: StageContext, items: Sequence[PoolItem]) -> list[Annotatio
 def annotate(ctx: StageContext) -> None:
     """One output per transition of the fit that has none yet."""
     config, role = config_of(ctx.method), ctx.method.role(TEACHER)
-    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.fit.most)
+    items = newest(items_of(ctx.table(PoolItem, POOL), [REAL]), config.fit.max_transitions)
     known = {row.transition_id for row in annotations_of(ctx, items, before=ctx.round)}
     rows = transitions_of(ctx, [item for item in items if item.transition_id not in known])
     weights = weights_of(ctx, TEACHER)
@@ -163,7 +163,7 @@ def annotate(ctx: StageContext) -> None:
     found: list[Annotation] = []
     records: list[Generation] = []
     for row, output in zip(rows, outputs, strict=True):
-        reason_code, text = said(output)
+        reason_code, text = text_or_reason(output)
         line = one_line(text or "")
         if reason_code == OK and not line:
             reason_code = "empty_text"

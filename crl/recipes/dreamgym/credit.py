@@ -21,7 +21,7 @@ from crl.rounds.context import StageContext
 
 
 def credit(ctx: StageContext) -> None:
-    """Samples, values of the tasks, figures."""
+    """Samples, values of the tasks, metrics."""
     config, share = config_of(ctx.method), config_of(ctx.method).share(ctx.round)
     episodes = ctx.rows(Episode, COLLECT)
     records = {row.generation_id: row for row in ctx.rows(Generation, COLLECT)}
@@ -36,16 +36,16 @@ def credit(ctx: StageContext) -> None:
     ctx.write(Sample, rollout_samples(rollouts, config.objective, lambda role: 1 / len(rollouts), round=ctx.round))
     ctx.write(TaskValue, task_values(ctx.rows(Task, PLAN), ctx.rows(DreamTask, PLAN), episodes))
     errored = len(episodes) - len(sound)
-    figures: dict[str, float] = {
+    metrics: dict[str, float] = {
         "rollouts": len(rollouts),
         "synthetic_bound": share,
         "synthetic_left_out": len(sound) - len(trained),
         "episodes_errored": errored,
     }
     if trained:
-        figures["synthetic_share"] = synthetic_share(trained)
+        metrics["synthetic_share"] = synthetic_share(trained)
     told = f"{errored} of {len(episodes)} episodes broke and train nothing"
-    ctx.write_figures(figures, {"episodes_errored": told if errored else None})
+    ctx.write_metrics(metrics, {"episodes_errored": told if errored else None})
 
 
 def synthetic_share(episodes: Sequence[Episode]) -> float:

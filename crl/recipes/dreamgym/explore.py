@@ -191,7 +191,7 @@ def watched_wave(ctx: StageContext, slots: Sequence[EpisodeSlot]) -> Watched:
     # Of a step that it did not take, it cannot say why it went so: one that explains itself takes them all again.
     if not isinstance(environment, Explains):
         environment = kept_environment(ctx, slots, weights_of(ctx, ACTOR).weights_digest)
-    return Watched(environment, ctx.method.rollout.longest_observation)
+    return Watched(environment, ctx.method.rollout.max_observation_characters)
 
 
 def transitions_of(ctx: StageContext, tasks: Sequence[Task], watched: Watched, policy: str) -> list[Transition]:

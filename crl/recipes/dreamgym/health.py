@@ -18,15 +18,15 @@ from crl.recipes.dreamgym.rows import ENDINGS, REAL, DreamTask, PoolItem, Predic
 from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.validate import DRIFT, FLOORED, UNSEEN, VALIDATE
 from crl.records import SYNTHETIC, Episode, Generation, Turn, rows_with
-from crl.rounds.alarms import Figures, turn_figures
+from crl.rounds.alarms import Metrics, turn_metrics
 from crl.rounds.context import StageContext
 from crl.rounds.health import (
-    group_figures,
+    group_metrics,
     mismatch_alarms_of,
-    play_figures,
-    token_figures,
+    play_metrics,
+    token_metrics,
     tokens_of,
-    update_figures,
+    update_metrics,
     write_health,
 )
 from crl.rounds.stage import BEFORE
@@ -46,63 +46,63 @@ Seen = tuple[str, str, str | None]
 
 
 def health(ctx: StageContext) -> None:
-    """Write the figures of the round."""
+    """Write the metrics of the round."""
     played, explored = ctx.rows(Episode, COLLECT), ctx.rows(Episode, EXPLORE)
-    before, checked, drifted = (ctx.figures(name) for name in (BEFORE, VALIDATE, DRIFT))
+    before, checked, drifted = (ctx.metrics(name) for name in (BEFORE, VALIDATE, DRIFT))
     of_stream = {stream: [row for row in played if row.stream == stream] for stream in (SYNTHETIC, REAL)}
     steps = real_steps(explored, of_stream[REAL])
     # Random play is recorded in the words of an actor, and nobody read or sampled it.
     acted = [*played, *(explored if explorer(ctx.recipe, ctx.method, ctx.round) == ACTOR else ())]
-    figures: Figures = {
-        **play_figures(played),
-        **turn_figures(played, ctx.table(Turn, COLLECT)["stop_reason"].to_pylist()),
-        **group_figures(played, subgroups=True),
+    metrics: Metrics = {
+        **play_metrics(played),
+        **turn_metrics(played, ctx.table(Turn, COLLECT)["stop_reason"].to_pylist()),
+        **group_metrics(played, subgroups=True),
         REAL_STEPS: float(steps),
         TOTAL: before.get(TOTAL, 0.0) + steps,
         "synthetic_steps": float(sum(row.turns for row in of_stream[SYNTHETIC])),
-        **token_figures(ACTOR, acted),
+        **token_metrics(ACTOR, acted),
         **_tokens(ctx, EXPERIENCE, (DRIFT, VALIDATE, PLAN, COLLECT)),
         **(_tokens(ctx, TEACHER, (ANNOTATE_STAGE,)) if TEACHER in config_of(ctx.method).roles() else {}),
-        **_of(ctx.figures("credit"), SHARES),
+        **_of(ctx.metrics("credit"), SHARES),
         **_pools(ctx),
         **_predictions(ctx),
         "new_tasks": float(sum(row.made != DRAWN for row in ctx.rows(DreamTask, PLAN))),
     }
     for stream, episodes in of_stream.items():
-        found = play_figures(episodes)
+        found = play_metrics(episodes)
         if "success" in found:
-            figures[f"success_{stream}"] = found["success"]
-    # Between fits the last figures still describe the model.
-    figures |= _of(checked or before, TRUTH)
+            metrics[f"success_{stream}"] = found["success"]
+    # Between fits the last metrics still describe the model.
+    metrics |= _of(checked or before, TRUTH)
     if "drift_observation_agreement" in drifted and "observation_agreement" in before:
         # What the model of the fit before has lost on what the newer policy does.
-        figures["drift"] = before["observation_agreement"] - drifted["drift_observation_agreement"]
+        metrics["drift"] = before["observation_agreement"] - drifted["drift_observation_agreement"]
     alarms = {}
     steps_blank, endings_blank = blank_steps([*explored, *of_stream[REAL]], _turns(ctx))
     if steps_blank:
-        figures[BLANK] = float(steps_blank)
+        metrics[BLANK] = float(steps_blank)
         alarms[BLANK] = (
             f"{steps_blank} real steps, {endings_blank} of them endings, lead to a blank observation, which no "
             "prediction can say: the model does not learn them; let the environment say what is seen then"
         )
-    if figures.get("dream_malformed", 0.0) > MOST_MALFORMED:
+    if metrics.get("dream_malformed", 0.0) > MOST_MALFORMED:
         alarms["dream_malformed"] = (
             f"more than {MOST_MALFORMED:.0%} of the predictions are malformed, and each ends an episode that trains "
             "nothing"
         )
     sound = [row for row in of_stream[SYNTHETIC] if usable(row)]
-    if len(sound) >= FEWEST_ALIKE and group_figures(sound, subgroups=False)["actor_groups_equal"] == 1:
+    if len(sound) >= FEWEST_ALIKE and group_metrics(sound, subgroups=False)["actor_groups_equal"] == 1:
         alarms["success_synthetic"] = (
             "every episode in the experience model is worth as much as the others of its group: the actor learns "
             "nothing there; `ending_accuracy` says whether the model knows how a game ends"
         )
     for owner in sorted(ctx.recipe.trains):
-        figures |= update_figures(owner, ctx.figures(update_name(owner))) if owner != EXPERIENCE else {}
-    experience = ctx.figures(update_name(EXPERIENCE))
+        metrics |= update_metrics(owner, ctx.metrics(update_name(owner))) if owner != EXPERIENCE else {}
+    experience = ctx.metrics(update_name(EXPERIENCE))
     if "loss" in experience:
-        figures["experience_loss"] = experience["loss"]
-    alarms |= mismatch_alarms_of(ctx, figures)
-    write_health(ctx, figures, {ACTOR}, alarms)
+        metrics["experience_loss"] = experience["loss"]
+    alarms |= mismatch_alarms_of(ctx, metrics)
+    write_health(ctx, metrics, {ACTOR}, alarms)
 
 
 def real_steps(*episodes: list[Episode]) -> int:
@@ -135,12 +135,12 @@ def _turns(ctx: StageContext) -> list[Seen]:
     return [tuple(row.values()) for table in tables for row in table.to_pylist()]
 
 
-def _pools(ctx: StageContext) -> Figures:
+def _pools(ctx: StageContext) -> Metrics:
     sizes = Counter(ctx.table(PoolItem, POOL)["pool"].to_pylist())
     return {f"pool_{name}": float(sizes[name]) for name in (REAL, SYNTHETIC, "held_out")}
 
 
-def _predictions(ctx: StageContext) -> Figures:
+def _predictions(ctx: StageContext) -> Metrics:
     """Of the predictions in episodes: the share of malformed ones, and how many similar transitions each was shown."""
     rows = ctx.rows(Prediction, COLLECT)
     if not rows:
@@ -151,12 +151,12 @@ def _predictions(ctx: StageContext) -> Figures:
     }
 
 
-def _tokens(ctx: StageContext, role: str, stages: Iterable[str]) -> Figures:
+def _tokens(ctx: StageContext, role: str, stages: Iterable[str]) -> Metrics:
     """Tokens that a role read and sampled in these stages; nothing where it did neither."""
     written = pa.concat_tables([rows_with(ctx.table(Generation, stage), "role", [role]) for stage in stages])
     read, sampled = tokens_of(written)
     return {f"{role}_tokens_read": float(read), f"{role}_tokens_sampled": float(sampled)} if written.num_rows else {}
 
 
-def _of(figures: Figures, names: tuple[str, ...]) -> Figures:
-    return {name: figures[name] for name in names if name in figures}
+def _of(metrics: Metrics, names: tuple[str, ...]) -> Metrics:
+    return {name: metrics[name] for name in names if name in metrics}

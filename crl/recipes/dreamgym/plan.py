@@ -140,7 +140,7 @@ def plan(ctx: StageContext) -> None:
     tasks: list[Task] = []
     origins: list[DreamTask] = []
     records: list[Generation] = []
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for family in ctx.method.families:
         groups = _groups(drawn, family)
         synthetic = config.synthetic_groups(len(groups), ctx.round)
@@ -156,11 +156,11 @@ def plan(ctx: StageContext) -> None:
             tasks += [dataclasses.replace(task, stream=stream) for task in members]
         graded = isinstance(ctx.environment(family.name), Graded)
         if config.curriculum is not None and graded and any(value.difficulty is not None for value in values):
-            figures[f"capability_{family.name}"] = capability(values, family.name, config.curriculum.target)
+            metrics[f"capability_{family.name}"] = capability(values, family.name, config.curriculum.target)
     ctx.write(Task, tasks)
     ctx.write(DreamTask, origins)
     ctx.write(Generation, records)
-    ctx.write_figures(figures)
+    ctx.write_metrics(metrics)
 
 
 def _groups(tasks: Sequence[Task], family: FamilyConfig) -> list[list[Task]]:
@@ -191,7 +191,7 @@ def _difficulties(ctx: StageContext, family: FamilyConfig, seeds: Sequence[int])
     environment = ctx.environment(family.name)
     if not isinstance(environment, Graded):
         return [None] * len(seeds)
-    starts = Readable(environment, ctx.method.rollout.longest_observation).reset_many(seeds)
+    starts = Readable(environment, ctx.method.rollout.max_observation_characters).reset_many(seeds)
     return [None if start.error else environment.difficulty(slot) for slot, start in enumerate(starts)]
 
 

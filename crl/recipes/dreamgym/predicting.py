@@ -64,7 +64,7 @@ class ExperienceModel:
         outputs = self._sampled([prompt for prompt, _ in prompts])
         answered = []
         for each, (_, shown), output in zip(asked, prompts, outputs, strict=True):
-            reason_code, text = said(output)
+            reason_code, text = text_or_reason(output)
             predicted = None
             if text is not None:
                 reason_code, predicted = read(text, each.actions, each.rewards)
@@ -78,7 +78,10 @@ class ExperienceModel:
         """(reason code, text, token record) of one output per (id, messages)."""
         prompts = [self._prompt(f"{name}-{each}", each_messages) for each, each_messages in messages]
         outputs = self._sampled(prompts)
-        return [(*said(output), recorded(self._ctx, output, EXPERIENCE, kind, self._weights)) for output in outputs]
+        return [
+            (*text_or_reason(output), recorded(self._ctx, output, EXPERIENCE, kind, self._weights))
+            for output in outputs
+        ]
 
     def _fitted(self, asked: Asked) -> tuple[Prompt, list[Transition]]:
         """The prompt with as many neighbors as fit, the nearest ones."""
@@ -95,7 +98,7 @@ class ExperienceModel:
             return sample_outputs(self._policy, prompts, self._role.sampling, batch=batch)
 
 
-def said(output: Output) -> tuple[str, str | None]:
+def text_or_reason(output: Output) -> tuple[str, str | None]:
     """(`ok`, text) of an output, or (why there is none, None)."""
     if output.sampled is None:
         return PROMPT_TOO_LONG, None

@@ -1,6 +1,6 @@
 """DreamGym, round by round: how true the experience model is, what was played in it, and what real steps were spent.
 
-The figures are those of the stage `health` (`health.py`).
+The metrics are those of the stage `health` (`health.py`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crl.report.cells import count, percent, signed
-from crl.report.sections import Section, figure_table
+from crl.report.sections import Section, metric_table
 from crl.report.summary import RoundSummary
 
 TRUTH = (
@@ -17,10 +17,10 @@ TRUTH = (
     ("unseen next state", "unseen_observation_agreement"), ("unseen reward", "unseen_reward_accuracy"),
     ("unseen ending", "unseen_ending_accuracy"),
 )  # fmt: skip
-"""Columns of how true the model is, as (name, figure)."""
+"""Columns of how true the model is, as (name, metric)."""
 
 
-dream_rows = figure_table(
+dream_rows = metric_table(
     "real_steps",
     {
         "real steps": ("real_steps", count),
@@ -35,11 +35,11 @@ dream_rows = figure_table(
 
 def truth_rows(summaries: Sequence[RoundSummary]) -> list[dict[str, str]]:
     """One row per round that knows how true its experience model is: of all held-out steps, and of the unseen ones
-    where they are enough. An alarm of the stage `validate` is marked: the model is below a floor."""
+    where they are enough. An alarm of the stage `validate` is marked: the model is below a minimum."""
     return [
         {
             "round": each.label + (" !" if _alarmed(each) else ""),
-            **{name: percent(each.health.get(figure)) for name, figure in TRUTH},
+            **{name: percent(each.health.get(metric)) for name, metric in TRUTH},
             "drift": signed(each.health.get("drift")),
         }
         for each in summaries

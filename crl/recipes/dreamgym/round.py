@@ -203,7 +203,9 @@ def check_environments(method: Method) -> None:
     for family in method.families:
         with closing(make_environment(family)) as environment:
             graded = graded or isinstance(environment, Graded)
-            [start] = Readable(environment, method.rollout.longest_observation).reset_many([family.train_seeds.start])
+            [start] = Readable(environment, method.rollout.max_observation_characters).reset_many(
+                [family.train_seeds.start]
+            )
         if by_chance and start.error is None and not isinstance(start.actions, tuple):
             raise BadInput(
                 f"the environment of family {family.name} lists no actions to choose from at random: it parses what "

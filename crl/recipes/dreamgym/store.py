@@ -187,7 +187,7 @@ def gather(ctx: StageContext) -> None:
         f"the embedder reads only the beginning of {share:.0%} of the new transitions, which are found by their action "
         "and the beginning of their observation; choose one that reads longer texts (store.embedder)"
     )
-    ctx.write_figures({CUT: share} if cuts else {}, {CUT: told if share and config.top_k else None})
+    ctx.write_metrics({CUT: share} if cuts else {}, {CUT: told if share and config.top_k else None})
 
 
 def fit_seed(method: Method, family: str, seed: int) -> bool:

@@ -2,8 +2,8 @@
 
 `validate` asks the model as it now is. `drift` asks the model of the fit before, shown what the store had until this
 round, about what was explored since: how well it still answers for the newer policy. Neither trains anything. What is
-found below a floor is an alarm of the round, and stops the stage that plans synthetic tasks (:func:`require_truth`).
-How true the model is, as figures, are pure functions over predictions (:func:`truth_figures`).
+found below a minimum is an alarm of the round, and stops the stage that plans synthetic tasks (:func:`require_truth`).
+How true the model is, as metrics, are pure functions over predictions (:func:`truth_metrics`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from crl.recipes.dreamgym.prompts import situation_of
 from crl.recipes.dreamgym.rows import ENDINGS, HELD_OUT, PoolItem, Prediction, Transition
 from crl.recipes.dreamgym.store import POOL, Store, items_of, newest, seen, transitions_of
 from crl.records import Generation, Metric
-from crl.rounds.alarms import Figures
+from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
 from crl.rounds.stage import maker_of
 
 VALIDATE, DRIFT = "validate", "drift"
 FLOORED = ("observation_agreement", "reward_accuracy", "ending_accuracy")
-"""Figures that have a floor."""
+"""Metrics that have a minimum."""
 UNSEEN = "unseen_{}"
-"""Name of such a figure of the unseen steps alone."""
+"""Name of such a metric of the unseen steps alone."""
 
 
 def drift_due(method: Method, round_number: int) -> bool:
@@ -40,18 +40,18 @@ def drift_due(method: Method, round_number: int) -> bool:
 def held_out_rows(ctx: StageContext) -> list[Transition]:
     """The newest real transitions that no fit sees, of every task family."""
     items = items_of(ctx.table(PoolItem, POOL), [HELD_OUT])
-    return transitions_of(ctx, newest(items, config_of(ctx.method).truth.most))
+    return transitions_of(ctx, newest(items, config_of(ctx.method).truth.max_transitions))
 
 
 def validate(ctx: StageContext) -> None:
-    """Predict them with the model as it now is; figures, and alarms where they are below the floor."""
+    """Predict them with the model as it now is; metrics, and alarms where they are below the minimum."""
     config = config_of(ctx.method).truth
     true = held_out_rows(ctx)
     rows, records = predicted(ctx, true, VALIDATE)
-    figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
+    metrics = truth_metrics(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)
     ctx.write(Generation, records)
-    ctx.write_figures(figures, alarms_of(figures, config))
+    ctx.write_metrics(metrics, alarms_of(metrics, config))
 
 
 def drift(ctx: StageContext) -> None:
@@ -59,12 +59,12 @@ def drift(ctx: StageContext) -> None:
     config = config_of(ctx.method).truth
     fitted = fitted_before(ctx.recipe, ctx.method, ctx.round)
     explored = ctx.rows(Transition, EXPLORE) if fitted else []
-    true = newest([row for row in explored if row.split == HELD_OUT], config.most)
+    true = newest([row for row in explored if row.split == HELD_OUT], config.max_transitions)
     rows, records = predicted(ctx, true, DRIFT)
-    figures = truth_figures(rows, true, config.gamma, seen(ctx, true))
+    metrics = truth_metrics(rows, true, config.gamma, seen(ctx, true))
     ctx.write(Prediction, rows)
     ctx.write(Generation, records)
-    ctx.write_figures({f"drift_{name}": value for name, value in figures.items()})
+    ctx.write_metrics({f"drift_{name}": value for name, value in metrics.items()})
 
 
 def predicted(ctx: StageContext, true: Sequence[Transition], name: str) -> tuple[list[Prediction], list[Generation]]:
@@ -83,7 +83,7 @@ def predicted(ctx: StageContext, true: Sequence[Transition], name: str) -> tuple
 
 def require_truth(ctx: StageContext) -> None:
     """Raise BadInput where synthetic episodes would be played in a model that was never fitted, or that the last
-    validation found below the floors."""
+    validation found below the minimums."""
     if not config_of(ctx.method).share(ctx.round):
         return
     rounds = range(ctx.round, 0, -1)
@@ -96,12 +96,12 @@ def require_truth(ctx: StageContext) -> None:
             next_step=f"fork again with --set method.recipe.explore.every=1, or another interval at which round "
             f"{ctx.round} has a fit",
         )
-    # Its own round's plan has applied these floors; of an inherited round they may have been others.
-    floors = config_of(ctx.method).truth
-    if last < ctx.round and config_of(maker_of(ctx.recipe, ctx.method, last)[1]).truth == floors:
+    # Its own round's plan has applied these minimums; of an inherited round they may have been others.
+    minimums = config_of(ctx.method).truth
+    if last < ctx.round and config_of(maker_of(ctx.recipe, ctx.method, last)[1]).truth == minimums:
         return
     metrics = {row.name: row.value for row in ctx.rows_at(Metric, last, VALIDATE)}
-    alarms = alarms_of(metrics, floors)
+    alarms = alarms_of(metrics, minimums)
     if alarms:
         told = ", ".join(f"{name} is {metrics[name]:.2f}" for name in alarms)
         fit = {row.name: row.value for row in ctx.rows_at(Metric, last, CORPUS)}
@@ -111,7 +111,7 @@ def require_truth(ctx: StageContext) -> None:
             expected="; ".join(f"{name}: {alarm}" for name, alarm in alarms.items()),
             where=f"round {last}, stage {VALIDATE}",
             next_step="read the table predictions of that stage; then begin an experiment with more real episodes "
-            "(method.recipe.explore.first), more epochs (fit.num_train_epochs), or a lower floor (truth)",
+            "(method.recipe.explore.first), more epochs (fit.num_train_epochs), or a lower minimum (truth)",
         )
 
 
@@ -124,10 +124,10 @@ def gap_bound(reward_error: float, transition_error: float, largest_reward: floa
     return reward_error / (1 - gamma) + 2 * gamma * largest_reward * transition_error / (1 - gamma) ** 2
 
 
-def truth_figures(
+def truth_metrics(
     rows: Sequence[Prediction], true: Sequence[Transition], gamma: float, seen: Sequence[bool]
-) -> Figures:
-    """Figures of predictions and the steps they are held to, in one order; of none only that there are none. `seen`
+) -> Metrics:
+    """Metrics of predictions and the steps they are held to, in one order; of none only that there are none. `seen`
     says which of the steps the model could copy.
 
     - `observation_agreement`: share of the next observations that are the true ones;
@@ -151,7 +151,7 @@ def truth_figures(
     largest = max(abs(step.reward) for step in true)
     judged = list(zip(rows, true, strict=True))
     unseen = [pair for pair, copied in zip(judged, seen, strict=True) if not copied]
-    figures = {
+    metrics = {
         **_shares(judged, 1),
         **{UNSEEN.format(name): share for name, share in _shares(unseen, FEWEST_UNSEEN).items()},
         "endings": float(sum(step.outcome in ENDINGS for step in true)),
@@ -161,12 +161,12 @@ def truth_figures(
         "epsilon_p": wrong / count,
     }
     if largest:
-        figures["gap_bound"] = gap_bound(error, wrong / count, largest, gamma)
-    figures[HELD_OUT] = float(count)
-    return figures
+        metrics["gap_bound"] = gap_bound(error, wrong / count, largest, gamma)
+    metrics[HELD_OUT] = float(count)
+    return metrics
 
 
-def _shares(judged: Sequence[tuple[Prediction, Transition]], fewest: int) -> Figures:
+def _shares(judged: Sequence[tuple[Prediction, Transition]], fewest: int) -> Metrics:
     """Shares of right predictions by the names of `FLOORED`, each where it is about so many steps at least."""
     right = (
         [bool(row.observation_agrees) for row, _ in judged],
@@ -176,19 +176,25 @@ def _shares(judged: Sequence[tuple[Prediction, Transition]], fewest: int) -> Fig
     return {name: sum(each) / len(each) for name, each in zip(FLOORED, right, strict=True) if len(each) >= fewest}
 
 
-def alarms_of(figures: Figures, config: ValidateConfig) -> dict[str, str]:
-    """What is below its floor, by figure: of the unseen steps where they have one, else of all. With a floor, also that
-    there was nothing to hold the model to."""
-    floors = dict(zip(FLOORED, (config.observation_floor, config.reward_floor, config.ending_floor), strict=True))
-    wanted = {name: floor for name, floor in floors.items() if floor is not None}
-    if not figures[HELD_OUT]:
+def alarms_of(metrics: Metrics, config: ValidateConfig) -> dict[str, str]:
+    """What is below its minimum, by metric: of the unseen steps where they have one, else of all. With a minimum, also
+    that there was nothing to hold the model to."""
+    minimums = dict(
+        zip(
+            FLOORED,
+            (config.min_observation_accuracy, config.min_reward_accuracy, config.min_ending_accuracy),
+            strict=True,
+        )
+    )
+    wanted = {name: minimum for name, minimum in minimums.items() if minimum is not None}
+    if not metrics[HELD_OUT]:
         return {HELD_OUT: "no real step says how true the model is: nothing is played in it"} if wanted else {}
     found = {}
-    for name, floor in wanted.items():
+    for name, minimum in wanted.items():
         unseen = UNSEEN.format(name)
-        judged, steps = (unseen, "unseen held-out steps") if unseen in figures else (name, "all held-out steps")
-        if judged == "ending_accuracy" and figures.get("endings", 0.0) < FEWEST_UNSEEN:
+        judged, steps = (unseen, "unseen held-out steps") if unseen in metrics else (name, "all held-out steps")
+        if judged == "ending_accuracy" and metrics.get("endings", 0.0) < FEWEST_UNSEEN:
             continue  # one wrong ending of one would stop the run
-        if figures.get(judged, floor) < floor:
-            found[judged] = f"below the floor of {floor:g} on {steps}: nothing is played in this model"
+        if metrics.get(judged, minimum) < minimum:
+            found[judged] = f"below the minimum of {minimum:g} on {steps}: nothing is played in this model"
     return found

@@ -55,7 +55,7 @@ class Internalized:
 
 
 def credit(ctx: StageContext) -> None:
-    """Samples of every role, credits of the memories that were read, figures."""
+    """Samples of every role, credits of the memories that were read, metrics."""
     config, rollouts, learned = config_of(ctx.method), [*_rollouts(ctx)], [*_internalized(ctx)]
     ctx.write(Sample, samples_of(rollouts, learned, ctx.method, round=ctx.round))
     if config.has_memory:
@@ -64,8 +64,8 @@ def credit(ctx: StageContext) -> None:
         ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, BEFORE), credits))
     errored = sum(not usable(row) for stage in _attempt_stages(config) for row in ctx.rows(Episode, stage))
     broke = f"{errored} episodes broke and train nothing" if errored else None
-    figures = {"rollouts": len(rollouts), "distilled_samples": len(learned), "episodes_errored": errored}
-    ctx.write_figures(figures, {"episodes_errored": broke})
+    metrics = {"rollouts": len(rollouts), "distilled_samples": len(learned), "episodes_errored": errored}
+    ctx.write_metrics(metrics, {"episodes_errored": broke})
 
 
 def samples_of(

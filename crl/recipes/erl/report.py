@@ -1,14 +1,14 @@
 """Attempts of Experiential RL, round by round: how often it is tried again, what that brings, what the memory does.
 
-The figures are those of the stage `health` (`health.py`).
+The metrics are those of the stage `health` (`health.py`).
 """
 
 from __future__ import annotations
 
 from crl.report.cells import count, percent, signed
-from crl.report.sections import Section, figure_table
+from crl.report.sections import Section, metric_table
 
-attempt_rows = figure_table(
+attempt_rows = metric_table(
     "gate_rate",
     {
         "first": ("success_first", percent),

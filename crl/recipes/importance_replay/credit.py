@@ -37,7 +37,7 @@ COLLECT = "collect"
 class Batch(NamedTuple):
     """What an optimizer step trains, of M held samples."""
 
-    places: list[int]
+    indices: list[int]
     """Places of the samples that were drawn, ascending."""
     draws: list[int]
     """How often each was drawn."""
@@ -92,10 +92,10 @@ def to_refresh(items: int, most: int | None, generator: np.random.Generator) -> 
 
 
 def rescored(
-    items: Sequence[ReplayItem], places: Sequence[int], scores: Sequence[float], *, round: int
+    items: Sequence[ReplayItem], indices: Sequence[int], scores: Sequence[float], *, round: int
 ) -> list[ReplayItem]:
-    """The items with new scores at these places."""
-    new: Mapping[int, float] = dict(zip(places, scores, strict=True))
+    """The items with new scores at these indices."""
+    new: Mapping[int, float] = dict(zip(indices, scores, strict=True))
     return [
         replace(item, score=new[place], scored_round=round) if place in new else item
         for place, item in enumerate(items)
@@ -127,7 +127,7 @@ def credit(ctx: StageContext) -> None:
     """Fill the buffer, draw from it, make the samples of the update."""
     config, episodes = config_of(ctx.method), ctx.rows(Episode, COLLECT)
     played = played_of(episodes, ctx.rows(Generation, COLLECT), config)
-    figures = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
+    metrics = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
     if not config.replays:
         samples = [
             _sample(ctx, record, each.episode.reward, each.advantage, 1 / len(played) * share, step)
@@ -149,7 +149,7 @@ def credit(ctx: StageContext) -> None:
         ctx.write(ReplayItem, [*gone, *noted(held, batches, round=ctx.round)])
         ctx.write(ReplayEmbedding, embeddings.new)
         ctx.write(ReplayDraw, rows)
-        figures |= {
+        metrics |= {
             "replay_buffer": float(_episodes(held)),
             "replay_entered": float(_episodes(new)),
             "replay_evicted": float(_episodes(gone)),
@@ -157,8 +157,8 @@ def credit(ctx: StageContext) -> None:
             "scores_refreshed": float(sum(item.scored_round == ctx.round for item in held)),
         }
     ctx.write(Sample, samples)
-    broke = f"{figures['episodes_errored']:.0f} episodes broke and train nothing"
-    ctx.write_figures(figures, {"episodes_errored": broke if figures["episodes_errored"] else None})
+    broke = f"{metrics['episodes_errored']:.0f} episodes broke and train nothing"
+    ctx.write_metrics(metrics, {"episodes_errored": broke if metrics["episodes_errored"] else None})
 
 
 def played_of(
@@ -274,7 +274,7 @@ def _draws(
 ) -> list[ReplayDraw]:
     learns = config_of(ctx.method).learns
     probabilities_M = probabilities(_scores(ctx, held))
-    places = sorted({place for batch in batches for place in batch.places})
+    places = sorted({place for batch in batches for place in batch.indices})
     features: dict[int, list[float]] = {}
     if learns:
         features = dict(zip(places, embeddings.features([held[place] for place in places]), strict=True))

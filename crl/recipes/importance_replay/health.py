@@ -10,15 +10,15 @@ from crl.recipes.importance_replay.measure import CREDIT, MEASURE
 from crl.recipes.importance_replay.play import AFTER_UPDATE, BEFORE_UPDATE
 from crl.recipes.importance_replay.rows import HELD, Improvement, ReplayDraw, ReplayItem
 from crl.records import Episode, Turn
-from crl.rounds.alarms import Figures, turn_figures
+from crl.rounds.alarms import Metrics, turn_metrics
 from crl.rounds.context import StageContext
 from crl.rounds.health import (
-    age_figures,
-    group_figures,
+    age_metrics,
+    group_metrics,
     mismatch_alarms_of,
-    play_figures,
-    token_figures,
-    update_figures,
+    play_metrics,
+    token_metrics,
+    update_metrics,
     write_health,
 )
 from crl.rounds.weights import update_name
@@ -28,40 +28,40 @@ _LOSSES = ("extractor_loss", "coupling_loss", "draws_labeled")
 
 
 def health(ctx: StageContext) -> None:
-    """Write the figures of the round."""
+    """Write the metrics of the round."""
     config = config_of(ctx.method)
     episodes = ctx.rows(Episode, COLLECT)
     turns = ctx.table(Turn, COLLECT)["stop_reason"].to_pylist()
     owner = ctx.method.owner(ACTOR)
-    update = ctx.figures(update_name(owner))
-    figures: Figures = {
-        **play_figures(episodes),
-        **turn_figures(episodes, turns),
-        **group_figures(episodes, subgroups=False),
-        **token_figures(ACTOR, episodes),
-        **update_figures(owner, update),
+    update = ctx.metrics(update_name(owner))
+    metrics: Metrics = {
+        **play_metrics(episodes),
+        **turn_metrics(episodes, turns),
+        **group_metrics(episodes, subgroups=False),
+        **token_metrics(ACTOR, episodes),
+        **update_metrics(owner, update),
         **({"actor_loss": update["loss"]} if "loss" in update else {}),
     }
     if episodes:
-        figures["reward_mean"] = sum(row.reward for row in episodes) / len(episodes)
+        metrics["reward_mean"] = sum(row.reward for row in episodes) / len(episodes)
     if config.replays:
-        credited = ctx.figures(CREDIT)
-        figures |= {name: credited[name] for name in _CARRIED if name in credited}
-        figures |= buffer_figures([row for row in ctx.rows(ReplayItem, CREDIT) if row.status == HELD])
-        figures |= draw_figures(ctx.rows(ReplayDraw, CREDIT))
+        credited = ctx.metrics(CREDIT)
+        metrics |= {name: credited[name] for name in _CARRIED if name in credited}
+        metrics |= buffer_metrics([row for row in ctx.rows(ReplayItem, CREDIT) if row.status == HELD])
+        metrics |= draw_metrics(ctx.rows(ReplayDraw, CREDIT))
     if config.learns:
-        measured = ctx.figures(MEASURE)
-        figures |= {name: measured[name] for name in _LOSSES if name in measured}
+        measured = ctx.metrics(MEASURE)
+        metrics |= {name: measured[name] for name in _LOSSES if name in measured}
         probes = [row for stage in (BEFORE_UPDATE, AFTER_UPDATE) for row in ctx.rows(Episode, stage)]
-        figures |= {
+        metrics |= {
             "probe_episodes": float(len(probes)),
-            **token_figures("probe", probes),
-            **improvement_figures(ctx.rows(Improvement, MEASURE)),
+            **token_metrics("probe", probes),
+            **improvement_metrics(ctx.rows(Improvement, MEASURE)),
         }
-    write_health(ctx, figures, {ACTOR}, mismatch_alarms_of(ctx, figures))
+    write_health(ctx, metrics, {ACTOR}, mismatch_alarms_of(ctx, metrics))
 
 
-def buffer_figures(held: Sequence[ReplayItem]) -> Figures:
+def buffer_metrics(held: Sequence[ReplayItem]) -> Metrics:
     """Mean, least and largest score of the buffer; nothing of an empty one."""
     scores = [item.score for item in held]
     if not scores:
@@ -69,7 +69,7 @@ def buffer_figures(held: Sequence[ReplayItem]) -> Figures:
     return {"score_mean": sum(scores) / len(scores), "score_min": min(scores), "score_max": max(scores)}
 
 
-def draw_figures(draws: Sequence[ReplayDraw]) -> Figures:
+def draw_metrics(draws: Sequence[ReplayDraw]) -> Metrics:
     """What the batches are made of: draws, distinct samples, ages in rounds, mean score; nothing without draws."""
     total = sum(row.draws for row in draws)
     if not total:
@@ -78,18 +78,18 @@ def draw_figures(draws: Sequence[ReplayDraw]) -> Figures:
         "replay_draws": float(total),
         "replay_distinct": float(len({row.generation_id for row in draws})),
         "replay_score_mean": sum(row.draws * row.score for row in draws) / total,
-        **age_figures("replay_age", [row.age for row in draws for _ in range(row.draws)]),
+        **age_metrics("replay_age", [row.age for row in draws for _ in range(row.draws)]),
     }
 
 
-def improvement_figures(found: Sequence[Improvement]) -> Figures:
+def improvement_metrics(improvements: Sequence[Improvement]) -> Metrics:
     """`probe_gain`: mean of after - before over the probes; `updates_improved`, `updates_worse`: verdicts among those
     of the round (one, or one per family)."""
-    figures: Figures = {
-        "updates_improved": float(sum(row.label == 1 for row in found)),
-        "updates_worse": float(sum(row.label == 0 for row in found)),
+    metrics: Metrics = {
+        "updates_improved": float(sum(row.label == 1 for row in improvements)),
+        "updates_worse": float(sum(row.label == 0 for row in improvements)),
     }
-    pairs = sum(row.pairs for row in found)
+    pairs = sum(row.pairs for row in improvements)
     if pairs:
-        figures["probe_gain"] = sum(row.pairs * (row.difference or 0.0) for row in found) / pairs
-    return figures
+        metrics["probe_gain"] = sum(row.pairs * (row.difference or 0.0) for row in improvements) / pairs
+    return metrics

@@ -43,7 +43,7 @@ ROUNDING = 1e-9
 
 
 def measure(ctx: StageContext) -> None:
-    """Pair the probes, judge the update, train the network."""
+    """Pair the probes, label the update, train the network."""
     config = config_of(ctx.method)
     before, after = weights_of(ctx, ACTOR, read=ACTOR), weights_of(ctx, ACTOR, read=AFTER)
     pairs = pairs_of(ctx.rows(Episode, BEFORE_UPDATE), ctx.rows(Episode, AFTER_UPDATE), before, after, round=ctx.round)
@@ -52,7 +52,7 @@ def measure(ctx: StageContext) -> None:
     found = improvements(pairs, families, config.probe, moved=moved)
     ctx.write(ProbePair, pairs)
     ctx.write(Improvement, found)
-    ctx.write_figures(_trained(ctx, found))
+    ctx.write_metrics(_trained(ctx, found))
 
 
 def pairs_of(
@@ -113,15 +113,15 @@ def _improvement(family: str | None, pairs: Sequence[ProbePair], margin: float, 
     )
 
 
-def labeled(draws: Iterable[ReplayDraw], found: Sequence[Improvement]) -> list[tuple[ReplayDraw, float]]:
+def labeled(draws: Iterable[ReplayDraw], improvements: Sequence[Improvement]) -> list[tuple[ReplayDraw, float]]:
     """Draws with the label of their update; those of an update that none was measured of are left out."""
-    labels = {row.family: row.label for row in found}
+    labels = {row.family: row.label for row in improvements}
     each = ((draw, labels.get(draw.family, labels.get(None))) for draw in draws)
     return [(draw, label) for draw, label in each if label is not None]
 
 
 def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float]:
-    """Train the network on the window, write it, and return the figures of the stage."""
+    """Train the network on the window, write it, and return the metrics of the stage."""
     config = config_of(ctx.method).extractor
     drawn = ctx.rows(ReplayDraw, CREDIT)
     mine = labeled(drawn, found)
@@ -132,12 +132,12 @@ def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float
         if ctx.recipe.resolve(ctx.method, number, MEASURE, 0) is not None
         for pair in labeled(ctx.rows_at(ReplayDraw, number, CREDIT), ctx.rows_at(Improvement, number, MEASURE))
     ]
-    figures = {"draws_labeled": float(sum(draw.draws for draw, _ in mine))}
+    metrics = {"draws_labeled": float(sum(draw.draws for draw, _ in mine))}
     examples = [*window, *mine]
     # A round without a label says nothing new: the network rests, as its optimizer does.
     if not mine:
         ctx.write(ExtractorTensor, ctx.rows(ExtractorTensor, BEFORE))
-        return figures
+        return metrics
     features_NF = matrix([draw.features for draw, _ in examples])
     network = network_of(ctx, features_NF.shape[1], BEFORE, settings_of(config))
     [labels_N] = matrix([[label for _, label in examples]])
@@ -146,7 +146,7 @@ def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float
         losses = network.fit(features_NF, labels_N, draws_N, config.epochs)
     ctx.write(ExtractorTensor, rows_of_network(network))
     return {
-        **figures,
+        **metrics,
         "extractor_loss": losses.extractor,
         "coupling_loss": losses.coupling,
         "extractor_examples": float(len(examples)),

@@ -16,18 +16,18 @@ from crl.rounds.context import StageContext
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
-    from crl.recipes.importance_replay.worth import ExtractorNetwork, WorthSettings
+    from crl.recipes.importance_replay.scorer import ExtractorNetwork, ScorerSettings
 
 NETWORK = "network"
 """Name of the read of the network of the round before."""
 
 
 def network_of(
-    ctx: StageContext, features: int, read: str = NETWORK, settings: WorthSettings | None = None
+    ctx: StageContext, features: int, read: str = NETWORK, settings: ScorerSettings | None = None
 ) -> ExtractorNetwork:
     """The network as the round before left it; before the first round one that scores everything 0.5. `settings`
     where it is to be trained: scoring reads none of them."""
-    from crl.recipes.importance_replay.worth import ExtractorNetwork, Tensor, first_tensors
+    from crl.recipes.importance_replay.scorer import ExtractorNetwork, Tensor, first_tensors
 
     config = config_of(ctx.method).extractor
     rows = ctx.rows(ExtractorTensor, read)
@@ -64,11 +64,11 @@ def matrix(features: Sequence[Sequence[float]]) -> np.ndarray[tuple[int, int], n
     return np.array(features, dtype=np.float32)
 
 
-def settings_of(config: ExtractorNetworkConfig) -> WorthSettings:
+def settings_of(config: ExtractorNetworkConfig) -> ScorerSettings:
     """How the network is trained."""
-    from crl.recipes.importance_replay.worth import WorthSettings
+    from crl.recipes.importance_replay.scorer import ScorerSettings
 
-    return WorthSettings(config.learning_rate, config.extractor_coefficient, config.coupling_coefficient)
+    return ScorerSettings(config.learning_rate, config.extractor_coefficient, config.coupling_coefficient)
 
 
 NUMBERS = ("reward", "advantage", "turns", "trained", "age", "mean_logprob")

@@ -20,7 +20,7 @@ from crl.records import FREE, Sample, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
-from crl.rounds.tasks import Place, drawn_tasks, tasks_at, waves_over
+from crl.rounds.tasks import TaskSeed, drawn_tasks, tasks_at, waves_over
 from crl.rounds.waves import play_with_actor, write_played
 from crl.rounds.weights import weights_of
 from crl.run.seeds import seed_for
@@ -59,7 +59,7 @@ def probe_part(ctx: StageContext, part: int) -> None:
     write_played(ctx, [each for wave in _waves(ctx)[part : part + 1] for each in _played(ctx, wave)])
 
 
-def _waves(ctx: StageContext) -> list[list[Place]]:
+def _waves(ctx: StageContext) -> list[list[TaskSeed]]:
     if not _moves(ctx):
         return []
     seeds = probed(ctx.method, ctx.round)
@@ -75,7 +75,7 @@ def _moves(ctx: StageContext) -> bool:
     return bool(pc.any(pc.not_equal(pc.multiply(samples["weight"], samples["advantage"]), 0.0)).as_py())
 
 
-def _played(ctx: StageContext, wave: Sequence[Place]) -> list[PlayedEpisode]:
+def _played(ctx: StageContext, wave: Sequence[TaskSeed]) -> list[PlayedEpisode]:
     tasks = tasks_at(
         ctx, wave, name=lambda family, seed: probe_id(ctx.round, ctx.stage.name, family, seed), stream=PROBE
     )

@@ -1,14 +1,14 @@
 """Importance-weighted replay, round by round: the buffer, what is drawn of it, and what probes say of the updates.
 
-The figures are those of the stage `health` (`health.py`).
+The metrics are those of the stage `health` (`health.py`).
 """
 
 from __future__ import annotations
 
 from crl.report.cells import count, plain, signed
-from crl.report.sections import Section, figure_table
+from crl.report.sections import Section, metric_table
 
-replay_rows = figure_table(
+replay_rows = metric_table(
     "replay_buffer",
     {
         "buffer": ("replay_buffer", count),

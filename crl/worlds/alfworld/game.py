@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from crl.worlds.alfworld.facts import Arguments, Facts, Query
-from crl.worlds.alfworld.grammar import Each, Grammar, Rule, Saying, Symbols, Thing, symbols_of
+from crl.worlds.alfworld.grammar import Grammar, Repeated, Rule, Saying, Symbols, Thing, symbols_of
 from crl.worlds.alfworld.pddl import Domain, Problem, Unsupported
 from crl.worlds.alfworld.rules import query_of, rules_of
 from crl.worlds.alfworld.speech import LISTS, Speaker, names_of
@@ -144,10 +144,10 @@ class _Words:
 def _is_constant(template: Symbols, changing: frozenset[str]) -> bool:
     """Whether the text of a template is the same in every state."""
     for symbol in template:
-        if isinstance(symbol, Rule) or (isinstance(symbol, Each) and isinstance(symbol.symbol, Rule)):
+        if isinstance(symbol, Rule) or (isinstance(symbol, Repeated) and isinstance(symbol.symbol, Rule)):
             return False
         if (
-            isinstance(symbol, Each)
+            isinstance(symbol, Repeated)
             and symbol.given is not None
             and {atom[0] for atom in symbol.given.atoms} & changing
         ):
@@ -164,8 +164,8 @@ def _check_rules(grammar: Grammar, said: list[Symbols]) -> None:
     waiting, seen = list(said), set[str]()
     while waiting:
         for symbol in waiting.pop():
-            listed = LISTS if isinstance(symbol, Each) and symbol.listed else ()
-            inner = symbol.symbol if isinstance(symbol, Each) else symbol
+            listed = LISTS if isinstance(symbol, Repeated) and symbol.listed else ()
+            inner = symbol.symbol if isinstance(symbol, Repeated) else symbol
             for name in [*listed, *([inner.name] if isinstance(inner, Rule) else [])]:
                 if name not in grammar.rules:
                     raise Unsupported(f"the grammar has no rule {name!r}")

@@ -78,7 +78,7 @@ class Expression:
 
 
 @dataclass(frozen=True)
-class Each:
+class Repeated:
     """A symbol once for every way to satisfy a condition; `listed`: with separators."""
 
     symbol: Rule | Expression
@@ -86,7 +86,7 @@ class Each:
     listed: bool
 
 
-Symbol = str | Rule | Expression | Each
+Symbol = str | Rule | Expression | Repeated
 Symbols = tuple[Symbol, ...]
 
 
@@ -191,13 +191,13 @@ def symbols_of(text: str) -> Symbols:
     return tuple(symbols)
 
 
-def _each(body: str, *, listed: bool) -> Each | Rule | Expression:
+def _each(body: str, *, listed: bool) -> Repeated | Rule | Expression:
     text, bar, condition = body.partition("|")
     named = _NAME.fullmatch(text.strip())
     symbol = Rule(named[1]) if named else Expression(_expression(text.strip()))
     if not bar and not listed:
         return symbol
-    return Each(symbol, _given(condition) if bar else None, listed)
+    return Repeated(symbol, _given(condition) if bar else None, listed)
 
 
 @lru_cache(maxsize=1024)

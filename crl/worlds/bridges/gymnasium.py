@@ -102,7 +102,7 @@ class _Games:
             self._refuse_global_draws(first)
 
     def _refuse_global_draws(self, screen: _Screen) -> None:
-        with GlobalStreams(0).in_place():
+        with GlobalStreams(0).installed():
             untouched = Untouched()
             _, info = screen.reset(0)
             space = screen.env.action_space
@@ -150,7 +150,7 @@ class _Games:
         """The episode of a seed, in the instance of its slot."""
         while len(self._pool) <= slot:
             # Its constructor may draw, too: never from the streams of the episode that happens to be its first.
-            with GlobalStreams(0).in_place():
+            with GlobalStreams(0).installed():
                 self._pool.append(self._screen())
         return _Play(self._pool[slot], seed_of(seed))
 

@@ -105,7 +105,7 @@ class _Questions:
         for attempt in count():
             number = seed_of(seed, attempt)
             # A few datasets draw from NumPy's global generator.
-            with GlobalStreams(number).in_place():
+            with GlobalStreams(number).installed():
                 entry = self._dataset(number)[0]
                 yield Drawn(entry, str(entry["question"]))
 

@@ -81,7 +81,7 @@ class _Games:
         self._needs_words = False
         self._check(str(known[config.id].entry_point).partition(":")[0])
         try:
-            with GlobalStreams(0).in_place():
+            with GlobalStreams(0).installed():
                 self._instance(0)
         except Exception as error:
             raise _refused(

@@ -98,7 +98,7 @@ class _Slot:
 
     def random(self) -> AbstractContextManager[Any]:
         """The global generators as the episode has them, where it needs its own."""
-        return nullcontext() if self.streams is None else self.streams.in_place()
+        return nullcontext() if self.streams is None else self.streams.installed()
 
 
 class Wave(Slots[_Slot]):
@@ -129,7 +129,7 @@ class Wave(Slots[_Slot]):
         starts = []
         for index, seed in enumerate(seeds):
             streams = GlobalStreams(seed) if self._global_streams else None
-            with nullcontext() if streams is None else streams.in_place():
+            with nullcontext() if streams is None else streams.installed():
                 slot = _Slot(self._begin(index, seed), streams)
                 self._slots.append(slot)
                 slot.actions, slot.reward = slot.episode.actions(), slot.episode.reward
@@ -210,7 +210,7 @@ class GlobalStreams:
         self._numpy: Any = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed))).get_state()
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         """The episode's own states while the block runs; then those of before. Other episodes wait."""
         with _IN_PLACE:
             python, numpy = random.getstate(), np.random.get_state()

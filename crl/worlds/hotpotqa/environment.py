@@ -82,7 +82,7 @@ class HotpotQAConfig(EnvironmentConfig):
         None, ge=20, le=1_000_000, description="Characters of a paragraph that are shown; null: all."
     )
     max_turns: int = Field(5, ge=1, le=1000, description="Turns before an episode counts as failed.")
-    least_f1: float = Field(
+    min_f1: float = Field(
         LEAST_F1,
         ge=0,
         le=1,
@@ -157,7 +157,7 @@ class _Slot:
 
 class HotpotQAEnvironment(Slots[_Slot]):
     """A wave of questions (protocols `Environment`, `Leveled`, `Instructive`). Success is an exact match; the reward
-    is 1 for one, else the F1 from `least_f1` on.
+    is 1 for one, else the F1 from `min_f1` on.
 
     An answer ends an episode; so does the turn limit, with 0. What is no action spends a turn and changes nothing.
     """
@@ -206,7 +206,7 @@ class HotpotQAEnvironment(Slots[_Slot]):
         observation = slot.observation if reason is not None else self._page(slot)
         if reason is StopReason.turn_limit:
             observation = with_ending(observation, reason)
-        reward = 0.0 if score is None else reward_of(score, self.config.least_f1)
+        reward = 0.0 if score is None else reward_of(score, self.config.min_f1)
         return stepped(slot, reason, observation, FORM, " ".join(said), legal=parsed is not None, reward=reward)
 
     def _search(self, slot: _Slot, query: str) -> None:

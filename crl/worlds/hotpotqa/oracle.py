@@ -14,9 +14,11 @@ from crl.records import Episode, Turn
 from crl.worlds.hotpotqa.questions import Paragraph, Question, normalized
 
 
-def next_action(question: Question, found: Mapping[str, Paragraph], tried: Collection[str], turns_left: int) -> str:
-    """What to do next: `found` are the paragraphs that were shown, by title, `tried` the queries so far."""
-    query = None if turns_left <= 1 else _query(question, found, tried)
+def next_action(
+    question: Question, paragraphs: Mapping[str, Paragraph], tried: Collection[str], turns_left: int
+) -> str:
+    """What to do next: `paragraphs` are the paragraphs that were shown, by title, `tried` the queries so far."""
+    query = None if turns_left <= 1 else _query(question, paragraphs, tried)
     return f"answer[{question.answer}]" if query is None else f"search[{query}]"
 
 

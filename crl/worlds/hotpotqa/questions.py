@@ -193,8 +193,8 @@ def score_of(answer: str, gold: str) -> Score:
     return Score(exact, 2 * precision * recall / (precision + recall))
 
 
-def reward_of(score: Score, least_f1: float = LEAST_F1) -> float:
-    """1 for an exact match, F1 from `least_f1` on, else 0: the reward of Experiential RL (arXiv 2602.13949)."""
+def reward_of(score: Score, min_f1: float = LEAST_F1) -> float:
+    """1 for an exact match, F1 from `min_f1` on, else 0: the reward of Experiential RL (arXiv 2602.13949)."""
     if score.exact:
         return 1.0
-    return score.f1 if score.f1 >= least_f1 else 0.0
+    return score.f1 if score.f1 >= min_f1 else 0.0

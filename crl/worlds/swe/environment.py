@@ -1,6 +1,6 @@
 """Software engineering as a batched text environment: a wave of tasks, each with a work tree of its own.
 
-A tree is made when the first tool is called and removed when the episode is over. Only `submit` is judged.
+A tree is made when the first tool is called and removed when the episode is over. Only `submit` is graded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, OutsideRows, Turn
 from crl.worlds.swe.calls import BASH, EDITOR, FORM, TOOLS, BadCall, Call, call_of, written
 from crl.worlds.swe.editor import Editor, Refused
+from crl.worlds.swe.grader import Grader
 from crl.worlds.swe.interpreters import interpreter_of
-from crl.worlds.swe.judge import Judge
 from crl.worlds.swe.oracle import calls_of, lesson_of
 from crl.worlds.swe.repository import Repositories, copy, remove
 from crl.worlds.swe.rows import Row, outside_rows
-from crl.worlds.swe.sandbox import TESTBED, Place
+from crl.worlds.swe.sandbox import TESTBED, Workspace
 from crl.worlds.swe.sandboxes import sandbox_of
 from crl.worlds.swe.settings import SweSettings, in_words
 from crl.worlds.swe.sources import source_of, tasks_of
@@ -70,7 +70,7 @@ class _Slot:
     calls: int = 0
     """Turns that called a tool."""
     done: bool = False
-    place: Place | None = None
+    workspace: Workspace | None = None
     editor: Editor | None = None
     plan: list[str] | None = None
     """What the oracle does, made when it is first asked; it is good for an episode that the oracle plays from the
@@ -99,8 +99,8 @@ class SweEnvironment(Slots[_Slot]):
             self._workplace.close()
             raise
         self.tasks = self._source.tasks
-        self._judge = Judge(
-            self.repositories, self._sandbox, config.judging_limits,
+        self._grader = Grader(
+            self.repositories, self._sandbox, config.test_limits,
             (config.interpreter or "python") if interpreter is None else interpreter.path,
             config.interpreter is not None if config.plugins is None else config.plugins, self._workplace.folder,
         )  # fmt: skip
@@ -117,7 +117,7 @@ class SweEnvironment(Slots[_Slot]):
         return [self._start(slot.row) for slot in self._slots]
 
     def _start(self, row: Row) -> Start:
-        self._judge.prepare(row)
+        self._grader.prepare(row)
         base = self.repositories.base(row)
         names = sorted(
             f"{each.name}/" if each.is_dir() else each.name for each in base.iterdir() if each.name != ".git"
@@ -136,12 +136,12 @@ class SweEnvironment(Slots[_Slot]):
             return self._bash(slot, call)
         if call.name == EDITOR:
             return self._edit(slot, call)
-        verdict = self._judge.of(slot.row, self._place(slot).tree)
+        verdict = self._grader.of(slot.row, self._place(slot).tree)
         reason = StopReason.success if verdict.solved else StopReason.failure
         return self._answer(slot, f"Submitted. {verdict.in_words(slot.row)}", reason=reason)
 
     def _bash(self, slot: _Slot, call: Call) -> Step:
-        ran = self._sandbox.run(self._place(slot), call.arguments["command"], longest=self.config.longest_output)
+        ran = self._sandbox.run(self._place(slot), call.arguments["command"], longest=self.config.max_output_characters)
         said = [ran.output.rstrip("\n")] if ran.output.strip() else []
         if ran.ended:
             said.append(f"[The command was stopped: {in_words(self.config.limits, ran.ended)}.]")
@@ -153,11 +153,11 @@ class SweEnvironment(Slots[_Slot]):
     def _edit(self, slot: _Slot, call: Call) -> Step:
         place = self._place(slot)
         if slot.editor is None:
-            slot.editor = Editor(place.tree, self.config.longest_output, place.owner)
+            slot.editor = Editor(place.tree, self.config.max_output_characters, place.owner)
         try:
             said = slot.editor.run(call.arguments)
         except Refused as refused:
-            said = f"Error: {cut(str(refused), self.config.longest_output)}"
+            said = f"Error: {cut(str(refused), self.config.max_output_characters)}"
         return self._answer(slot, said)
 
     def _answer(self, slot: _Slot, observation: str, *, feedback: str = "", reason: StopReason | None = None) -> Step:
@@ -179,23 +179,23 @@ class SweEnvironment(Slots[_Slot]):
             reason,
         )
 
-    def _place(self, slot: _Slot) -> Place:
+    def _place(self, slot: _Slot) -> Workspace:
         """The work tree of a slot, made where it has none."""
-        if slot.place is None:
+        if slot.workspace is None:
             tree = self._workplace.tree()
             try:
                 copy(self.repositories.base(slot.row), tree)
             except OSError:
                 remove(tree)  # of an episode that ends here, and needs its room no longer
                 raise
-            slot.place = self._sandbox.place(tree, slot.row.image)
-        return slot.place
+            slot.workspace = self._sandbox.prepare(tree, slot.row.image)
+        return slot.workspace
 
     def _over(self, slot: _Slot) -> None:
         slot.done = True
-        if slot.place is not None:
-            remove(slot.place.tree)
-            slot.place, slot.editor = None, None
+        if slot.workspace is not None:
+            remove(slot.workspace.tree)
+            slot.workspace, slot.editor = None, None
 
     def oracle(self, slot: int) -> str | None:
         """The next call of one who knows the reference fix; None where the episode is over."""

@@ -1,4 +1,4 @@
-"""The Python that the tree of a task is run and judged with: where it is, and whether it has pytest."""
+"""The Python that the tree of a task is run and graded with: where it is, and whether it has pytest."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def interpreter_of(name: str | None) -> Interpreter:
         ) from None
     if not tested:
         raise BadInput(
-            f"the interpreter {short(path)} has no pytest, which judges the tasks",
+            f"the interpreter {short(path)} has no pytest, which grades the tasks",
             expected="a Python with pytest and what the repositories need",
             where=WHERE,
             next_step=f"{shlex.quote(str(path))} -m pip install pytest",

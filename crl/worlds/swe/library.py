@@ -1,6 +1,6 @@
-"""The small libraries of `data/swe/libraries`: correct code, tests that are visible, and tests that judge.
+"""The small libraries of `data/swe/libraries`: correct code, tests that are visible, and hidden tests.
 
-A library's folder has its package, `README.md`, `tests/` (visible), `judging/` (what a task's `test_patch` adds to
+A library's folder has its package, `README.md`, `tests/` (visible), `hidden_tests/` (what a task's `test_patch` adds to
 `tests/`) and `library.yaml`: its split, and other names for what it defines (data/swe/mutations).
 """
 
@@ -30,12 +30,12 @@ testpaths = ["tests"]
 
 @dataclass(frozen=True)
 class Library:
-    """`files`: the repository with correct code and visible tests. `judging`: the files that `test_patch` adds."""
+    """`files`: the repository with correct code and visible tests. `hidden_tests`: the files that `test_patch` adds."""
 
     name: str
     split: Split
     files: Files = field(repr=False)
-    judging: Files = field(repr=False)
+    hidden_tests: Files = field(repr=False)
 
     @property
     def sources(self) -> list[str]:
@@ -45,8 +45,8 @@ class Library:
 
     @cached_property
     def tests(self) -> tuple[str, ...]:
-        """All tests, visible and judging ones, in pytest's order and by its names."""
-        texts = {path: text for path, text in {**self.files, **self.judging}.items() if path.startswith("tests/")}
+        """All tests, visible and hidden ones, in pytest's order and by its names."""
+        texts = {path: text for path, text in {**self.files, **self.hidden_tests}.items() if path.startswith("tests/")}
         return tuple(
             f"{path}::{node.name}"
             for path in sorted(texts)
@@ -79,10 +79,12 @@ def _read(folder: Path) -> Library:
     ]
     files = {"pyproject.toml": _SETTINGS}
     files |= {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}
-    judging = {f"tests/{path.name}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("judging/*.py"))}
+    hidden_tests = {
+        f"tests/{path.name}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("hidden_tests/*.py"))
+    }
     return Library(
         name=folder.name,
         split=about["split"],
         files=MappingProxyType(files),
-        judging=MappingProxyType(judging),
+        hidden_tests=MappingProxyType(hidden_tests),
     )

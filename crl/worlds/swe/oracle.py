@@ -155,7 +155,7 @@ def lesson_of(episode: Episode, turns: Sequence[Turn], *, as_text: bool) -> Less
     elif not edits and not any(call.name == BASH for call in calls):
         text = "Nothing was changed: repair the code with str_replace before you submit."
     elif not submitted:
-        text = "Call submit as soon as the repair is made: without it nothing is judged."
+        text = "Call submit as soon as the repair is made: without it nothing is graded."
     elif not viewed:
         text = "View the whole function that the report names before you change it: hidden tests try all it promises."
     else:

@@ -1,4 +1,4 @@
-"""Trees of a row's repository: as its base commit has them, with the tests that judge, and with the reference fix.
+"""Trees of a row's repository: as its base commit has them, with the hidden tests, and with the reference fix.
 
 Each is exported once into a cache, without any history: `.git` of a base tree is new, with one commit. A cached tree is
 complete where it exists (it is renamed last). An episode is given a copy. No command of `git` ever runs in a tree that
@@ -93,7 +93,7 @@ class Repositories:
         return self._made(row, "base", (), lambda tree: self._export(row, tree))
 
     def tested(self, row: Row) -> Path:
-        """The base with the tests that judge."""
+        """The base with the hidden tests."""
         return self._with(row, "tested", "test_patch", row.test_patch)
 
     def fixed(self, row: Row) -> Path:

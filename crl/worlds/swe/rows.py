@@ -154,17 +154,17 @@ def load_rows(name: str | Path, *, where: str = WHERE) -> list[Row]:
     return rows
 
 
-def row_of(record: Any, place: str) -> Row:
-    """A record as a row. Raises BadInput that names the place and the column."""
+def row_of(record: Any, where: str) -> Row:
+    """A record as a row. Raises BadInput that names the file, the line the column."""
     if not isinstance(record, Mapping):
-        raise bad_row(f"it is {_shown(record)}", "an object with the columns of SWE-Bench", place)
+        raise bad_row(f"it is {_shown(record)}", "an object with the columns of SWE-Bench", where)
     try:
         return Row.model_validate(dict(record))
     except ValidationError as error:
         first = error.errors()[0]
         column = ".".join(str(part) for part in first["loc"]) or "?"
         found = "it is missing" if first["type"] == "missing" else f"{_shown(first['input'])}: {first['msg']}"
-        raise bad_row(f"column {column}: {found}", _EXPECTED.get(column, "a text"), place) from None
+        raise bad_row(f"column {column}: {found}", _EXPECTED.get(column, "a text"), where) from None
 
 
 _EXPECTED = {
@@ -175,12 +175,12 @@ _EXPECTED = {
 }
 
 
-def bad_row(found: str, expected: str, place: str) -> BadInput:
+def bad_row(found: str, expected: str, where: str) -> BadInput:
     """A row, or a file of rows, that cannot be read."""
     return BadInput(
         f"a row of SWE-Bench's format cannot be read: {found}",
         expected=expected,
-        where=place,
+        where=where,
         next_step=NEXT_STEP,
     )
 

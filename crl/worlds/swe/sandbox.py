@@ -52,7 +52,7 @@ _PROGRAM = 'ulimit {limits}; exec 3>&2 2>/dev/null; (exec 2>&3 3>&-; exec "$@");
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """A work tree and what belongs to it."""
 
     tree: Path
@@ -69,11 +69,11 @@ class Sandbox(Protocol):
     pipes: bool
     """Whether a command may be given a pipe to report by; else it reports among its output."""
 
-    def place(self, tree: Path, image: str | None = None) -> Place:
+    def prepare(self, tree: Path, image: str | None = None) -> Workspace:
         """A tree that commands are to run in: it is given to the user that they run as."""
 
     def run(
-        self, place: Place, command: str | Sequence[str], *, longest: int, limits: Limits | None = None,
+        self, workspace: Workspace, command: str | Sequence[str], *, longest: int, limits: Limits | None = None,
         stdin: bytes = b"", program: Path | None = None, report: tuple[int, int] | None = None,
     ) -> Ran:  # fmt: skip
         """Run a shell command, or a program with its arguments, to its end; nothing of it is left.
@@ -160,31 +160,31 @@ class Bubblewrap:
         self._env = environment(interpreter, TESTBED, f"{_BESIDE}/python")
         self._try(folder / "try")
 
-    def place(self, tree: Path, image: str | None = None) -> Place:
+    def prepare(self, tree: Path, image: str | None = None) -> Workspace:
         """Give a tree to a user of its own, where this process may."""
         owner = users_owner()
         if owner is not None:
             give(tree, owner)
-        return Place(tree, Watched(tree, self.limits), owner)
+        return Workspace(tree, Watched(tree, self.limits), owner)
 
     def seen(self, path: Path) -> str:
-        """`/testbed` for a tree, a place beside it for a program."""
+        """`/testbed` for a tree, a workspace beside it for a program."""
         return TESTBED if path.is_dir() else f"{_BESIDE}/{path.name}"
 
     def run(
-        self, place: Place, command: str | Sequence[str], *, longest: int, limits: Limits | None = None,
+        self, workspace: Workspace, command: str | Sequence[str], *, longest: int, limits: Limits | None = None,
         stdin: bytes = b"", program: Path | None = None, report: tuple[int, int] | None = None,
     ) -> Ran:  # fmt: skip
         """Run a command in a new sandbox. Raises OSError where none can be started."""
         limits = limits or self.limits
         told, tells = os.pipe()
-        inside = [*self._wrapping(place.tree, limits, tells, program), *arguments(command, limits, processes=True)]
-        before, owner = self._before(place.owner)
+        inside = [*self._wrapping(workspace.tree, limits, tells, program), *arguments(command, limits, processes=True)]
+        before, owner = self._before(workspace.owner)
         launch = Launch(
             [*before, *inside], self._env, *_found_by(told), owner, pass_fds=(tells,), started=lambda: os.close(tells)
         )
         try:
-            return supervise(launch, limits, place.watched, longest=longest, stdin=stdin, report=report)
+            return supervise(launch, limits, workspace.watched, longest=longest, stdin=stdin, report=report)
         finally:
             os.close(told)
 
@@ -261,7 +261,7 @@ class Bubblewrap:
         # A short limit, on a busy machine, says nothing about sandboxes.
         limits = self.limits.model_copy(update={"seconds": max(60.0, self.limits.seconds)})
         command = [self._interpreter.path, "-I", "-c", asked]
-        ran = self.run(self.place(folder), command, longest=2000, limits=limits)
+        ran = self.run(self.prepare(folder), command, longest=2000, limits=limits)
         shutil.rmtree(folder)
         if ran.code != 0 or ran.output.strip() != "True":
             raise _unavailable(

@@ -18,8 +18,8 @@ from crl.worlds.swe.sandbox import (
     TESTBED,
     WHERE,
     Bubblewrap,
-    Place,
     Sandbox,
+    Workspace,
     arguments,
     environment,
     give,
@@ -60,30 +60,30 @@ class Unconfined:
         self.limits, self._interpreter, self._binaries = limits, interpreter, folder / "python"
         write_binaries(self._binaries, interpreter)
 
-    def place(self, tree: Path, image: str | None = None) -> Place:
+    def prepare(self, tree: Path, image: str | None = None) -> Workspace:
         """A tree stays this user's."""
-        return Place(tree, Watched(tree, self.limits), None)
+        return Workspace(tree, Watched(tree, self.limits), None)
 
     def seen(self, path: Path) -> str:
         """Paths are those of this machine."""
         return str(path)
 
     def run(
-        self, place: Place, command: str | Sequence[str], *, longest: int, limits: Limits | None = None,
+        self, workspace: Workspace, command: str | Sequence[str], *, longest: int, limits: Limits | None = None,
         stdin: bytes = b"", program: Path | None = None, report: tuple[int, int] | None = None,
     ) -> Ran:  # fmt: skip
         """Run a command; `/testbed` in it means the tree, and stands for the tree in what it writes."""
         mark = secrets.token_hex(16)
-        env = {**environment(self._interpreter, str(place.tree), str(self._binaries)), _MARK: mark}
+        env = {**environment(self._interpreter, str(workspace.tree), str(self._binaries)), _MARK: mark}
         if isinstance(command, str):
-            command = command.replace(TESTBED, str(place.tree))
+            command = command.replace(TESTBED, str(workspace.tree))
         limits = limits or self.limits
         launch = Launch(
             arguments(command, limits), env, lambda started: _marked(mark), lambda started: _kill(mark, started),
-            cwd=str(place.tree), counted=True,
+            cwd=str(workspace.tree), counted=True,
         )  # fmt: skip
-        ran = supervise(launch, limits, place.watched, longest=longest, stdin=stdin, report=report)
-        return Ran(ran.output.replace(str(place.tree), TESTBED), ran.code, ran.ended, ran.report)
+        ran = supervise(launch, limits, workspace.watched, longest=longest, stdin=stdin, report=report)
+        return Ran(ran.output.replace(str(workspace.tree), TESTBED), ran.code, ran.ended, ran.report)
 
 
 def _marked(mark: str) -> list[int]:
@@ -127,7 +127,7 @@ class Container:
         folder = str(Path(interpreter).parent)
         self._first = "" if folder == "." else f"export PATH={shlex.quote(folder)}:$PATH; "
 
-    def place(self, tree: Path, image: str | None = None) -> Place:
+    def prepare(self, tree: Path, image: str | None = None) -> Workspace:
         """Raises BadInput where neither the row nor the config names an image."""
         image = image or self._image
         if image is None:
@@ -140,32 +140,33 @@ class Container:
         owner = users_owner()
         if owner is not None:
             give(tree, owner)
-        return Place(tree, Watched(tree, self.limits), owner, image)
+        return Workspace(tree, Watched(tree, self.limits), owner, image)
 
     def seen(self, path: Path) -> str:
-        """`/testbed` for a tree, a place of its own for a program."""
+        """`/testbed` for a tree, a workspace of its own for a program."""
         return TESTBED if path.is_dir() else f"/crl/{path.name}"
 
     def run(
-        self, place: Place, command: str | Sequence[str], *, longest: int, limits: Limits | None = None,
+        self, workspace: Workspace, command: str | Sequence[str], *, longest: int, limits: Limits | None = None,
         stdin: bytes = b"", program: Path | None = None, report: tuple[int, int] | None = None,
     ) -> Ran:  # fmt: skip
         """Run a command in a new container, which is removed with it."""
         limits, name = limits or self.limits, f"crl-swe-{secrets.token_hex(8)}"
-        user = place.owner if place.owner is not None else os.getuid()
+        user = workspace.owner if workspace.owner is not None else os.getuid()
         shown = [] if program is None else ["--volume", f"{program}:{self.seen(program)}:ro"]
         argv = [
             self._runtime, "run", "--rm", "--name", name, "--network=none", "--interactive", "--cap-drop=ALL",
             "--security-opt=no-new-privileges", f"--memory={limits.memory_mb}m", f"--memory-swap={limits.memory_mb}m",
             f"--pids-limit={limits.processes}", f"--tmpfs=/tmp:size={limits.temporary_mb}m,mode=1777", "--read-only",
             f"--user={user}:{user}", "--env=HOME=/tmp", "--env=PYTHONDONTWRITEBYTECODE=1", "--env=PYTHONHASHSEED=0",
-            "--env=LANG=C.UTF-8", f"--env=PYTHONPATH={TESTBED}:{TESTBED}/src", "--volume", f"{place.tree}:{TESTBED}",
-            "--workdir", TESTBED, *shown, "--entrypoint", "/bin/bash", place.image or "",
+            "--env=LANG=C.UTF-8", f"--env=PYTHONPATH={TESTBED}:{TESTBED}/src",
+            "--volume", f"{workspace.tree}:{TESTBED}",
+            "--workdir", TESTBED, *shown, "--entrypoint", "/bin/bash", workspace.image or "",
             *arguments(command, limits, first=self._first)[1:],
         ]  # fmt: skip
         launch = Launch(argv, dict(os.environ), lambda started: [], lambda started: self._end(name, started))
         assert report is None, "a container is given no pipe"
-        return supervise(launch, limits, place.watched, longest=longest, stdin=stdin)
+        return supervise(launch, limits, workspace.watched, longest=longest, stdin=stdin)
 
     def _end(self, name: str, started: int) -> None:
         with suppress(OSError, subprocess.SubprocessError):

@@ -63,11 +63,11 @@ class SweSettings(EnvironmentConfig):
     interpreter: str | None = Field(
         None,
         min_length=1,
-        description="Python that the repositories are run and judged with; it needs pytest and what they import. "
+        description="Python that the repositories are run and graded with; it needs pytest and what they import. "
         "null: the one that runs this; in a container `python`.",
     )
     plugins: bool | None = Field(
-        None, description="Whether judging loads pytest's installed plugins; null: where an interpreter is named."
+        None, description="Whether grading loads pytest's installed plugins; null: where an interpreter is named."
     )
     sandbox: Literal["bubblewrap", "container", "none"] = Field(
         "bubblewrap",
@@ -83,11 +83,11 @@ class SweSettings(EnvironmentConfig):
         "<function=…> tags or short lines.",
     )
     max_turns: int = Field(50, ge=1, le=1000, description="Turns before an episode counts as failed.")
-    longest_output: int = Field(
+    max_output_characters: int = Field(
         8000, ge=200, le=1_000_000, description="Most characters that one call shows; the middle of more is left out."
     )
     limits: Limits = Field(Limits(), description="What a command may use.")
-    judging_limits: Limits = Field(
+    test_limits: Limits = Field(
         Limits(seconds=300.0), description="What the tests of a task may use, all of them together."
     )
     cache: str | None = Field(

@@ -2,7 +2,7 @@
 
 A task is one YAML file in `data/swe/tasks`: a library, the places where its code is broken, and what a user of it
 reports. A task's base commit is its library with the broken code; `patch` puts the correct code back, `test_patch`
-adds the tests that judge. Rows are made from these files alone and are equal on every machine.
+adds the hidden tests. Rows are made from these files alone and are equal on every machine.
 
 A row has more than SWE-Bench's columns: `library`, `split`, `level` and `kind`. No library is in both splits.
 """
@@ -70,7 +70,7 @@ class Task:
             "base_commit": self.instance_id,
             "problem_statement": self.statement,
             "patch": diff(files, self.library.files),
-            "test_patch": diff({}, self.library.judging),
+            "test_patch": diff({}, self.library.hidden_tests),
             "FAIL_TO_PASS": list(self.fail_to_pass),
             "PASS_TO_PASS": list(self.pass_to_pass),
             "library": self.library.name,
@@ -134,7 +134,7 @@ def broken_files(library: Library, edits: list[Mapping[str, Any]], where: str) -
 def _read(path: Path) -> Task:
     about = yaml.safe_load(path.read_text(encoding="utf-8"))
     library = libraries()[path.parent.name]
-    judging = next(iter(library.judging))
+    hidden = next(iter(library.hidden_tests))
     return Task(
         instance_id=f"{library.name}-{path.stem}",
         library=library,
@@ -142,5 +142,5 @@ def _read(path: Path) -> Task:
         kind=about["kind"],
         statement=about["problem_statement"],
         broken=MappingProxyType(broken_files(library, about["bug"], str(path))),
-        fail_to_pass=tuple(f"{judging}::{name}" for name in about["fail_to_pass"]),
+        fail_to_pass=tuple(f"{hidden}::{name}" for name in about["fail_to_pass"]),
     )

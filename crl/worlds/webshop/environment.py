@@ -61,7 +61,7 @@ class WebShopConfig(EnvironmentConfig):
     attributes_page: bool = Field(
         True, description="Whether a product has a page of its attributes; the original shows it only on demand."
     )
-    tell_missing: bool = Field(
+    show_missing: bool = Field(
         False, description="Whether the last page says what a purchase lacked; the original shows its score only."
     )
     max_turns: int = Field(15, ge=1, le=1000, description="Turns before an episode counts as failed.")
@@ -154,7 +154,7 @@ class WebShopEnvironment(Slots[_Slot]):
         elif slot.turns >= self.config.max_turns:
             reason = StopReason.turn_limit
         observation = self._page(slot)
-        if visit.reward is not None and worth < 1 and self.config.tell_missing:
+        if visit.reward is not None and worth < 1 and self.config.show_missing:
             observation += f"\n{NOT_MET}{'; '.join(missing(visit))}."
         if reason is StopReason.turn_limit:
             observation = with_ending(observation, reason)

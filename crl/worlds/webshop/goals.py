@@ -48,7 +48,7 @@ class Instruction:
     text: str
     attributes: tuple[str, ...]
     options: tuple[GoalOption, ...] | None
-    place: int = 0
+    index: int = 0
     """Which instruction of its product it is."""
 
 
@@ -64,12 +64,12 @@ class Goal:
     wanted: Wanted
 
 
-def price_limit(product: Product, place: int = 0) -> float:
+def price_limit(product: Product, index: int = 0) -> float:
     """The limit of a product's instruction."""
     above = [limit for limit in _LIMITS if limit > product.offered.price][:4]
     if len(above) < 2:
         return NO_LIMIT
-    return max(random.Random(f"price limit of {product.asin} {place}").sample(above, 2))
+    return max(random.Random(f"price limit of {product.asin} {index}").sample(above, 2))
 
 
 def sizes(goals: int) -> tuple[int, int]:
@@ -133,7 +133,7 @@ class Goals:
             options = self._combination(product, number - int(self._first[place]))
             named = ", and ".join(f"{name}: {value}" for name, value in options)
             text += f" with {named}" if named else ""
-        limit = price_limit(product, instruction.place)
+        limit = price_limit(product, instruction.index)
         priced = "" if limit == NO_LIMIT else f", and price lower than {limit:.2f} dollars"
         offered = product.offered
         wanted = Wanted(

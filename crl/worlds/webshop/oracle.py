@@ -25,7 +25,7 @@ class Plan:
     page: int
     choices: Mapping[str, str]
     """What is clicked, by the name of the option."""
-    worth: float
+    value: float
 
 
 def plan_for(site: Site, goal: Goal) -> Plan | None:
@@ -34,7 +34,7 @@ def plan_for(site: Site, goal: Goal) -> Plan | None:
     for words in _queries(site, goal):
         for rank, number in enumerate(site.catalog.index.search(words)):
             choices, worth = _choices(site, goal, number)
-            if best is None or worth > best.worth:
+            if best is None or worth > best.value:
                 best = Plan(words, number, rank // PAGE + 1, choices, worth)
             if worth == 1:
                 return best

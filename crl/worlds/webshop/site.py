@@ -132,7 +132,7 @@ class Site:
 
     def _press(self, visit: Visit, button: str) -> None:
         if button == BUY:
-            visit.reward = self.worth(visit)
+            visit.reward = self.purchase_value(visit)
             visit.page = "bought"
         elif button == BACK:
             visit.page, visit.words, visit.hits, visit.number = "search", "", [], 1
@@ -146,7 +146,7 @@ class Site:
         else:
             visit.page, visit.sub_page = "sub_page", button
 
-    def worth(self, visit: Visit) -> Reward:
+    def purchase_value(self, visit: Visit) -> Reward:
         """What buying the open product with what is chosen would be worth."""
         product = self.product(visit)
         assert product is not None, "only the page of a product has the button"

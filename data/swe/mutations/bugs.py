@@ -1,6 +1,6 @@
 """Which mutations of a library are bugs: each is tried, those are kept whose tests tell.
 
-A mutation is kept if judging tests fail with it, at most half of all tests do, a user could say what is wrong, and
+A mutation is kept if hidden tests fail with it, at most half of all tests do, a user could say what is wrong, and
 nothing hangs; it has to fail the same tests in every run, also with another order of sets.
 
 Each bug can be had under several names: `library.yaml` lists names of the library's with others that may take their
@@ -60,7 +60,7 @@ def renamed(task: Task, number: int) -> Task:
     return replace(
         task,
         instance_id=f"{task.instance_id}-{number}",
-        library=replace(task.library, files=files(task.library.files), judging=files(task.library.judging)),
+        library=replace(task.library, files=files(task.library.files), hidden_tests=files(task.library.hidden_tests)),
         statement=other(task.statement),
         broken=files(MappingProxyType(dict(task.broken))),
     )
@@ -95,8 +95,8 @@ def _bugs(library: Library, candidates: Sequence[Mutation]) -> list[Task]:
 
 
 def _tells(library: Library, trial: Trial) -> bool:
-    judging = any(name.partition("::")[0] in library.judging for name in trial.failed)
-    return judging and not trial.ended and 2 * len(trial.failed) <= len(library.tests) and bool(trial.observations)
+    hidden = any(name.partition("::")[0] in library.hidden_tests for name in trial.failed)
+    return hidden and not trial.ended and 2 * len(trial.failed) <= len(library.tests) and bool(trial.observations)
 
 
 def _task(library: Library, mutation: Mutation, trial: Trial) -> Task | None:
@@ -108,9 +108,9 @@ def _task(library: Library, mutation: Mutation, trial: Trial) -> Task | None:
     chosen = sorted(reports, key=lambda name: (len(reports[name].code), name))[:_REPORTS]
     if not chosen or _misnamed(mutation, trial.observations[chosen[0]]):
         return None
-    judging = next(iter(library.judging))
-    fails = tuple(name for name in trial.failed if name.startswith(judging))
-    visible = tuple(name for name in trial.failed if not name.startswith(judging))
+    hidden = next(iter(library.hidden_tests))
+    fails = tuple(name for name in trial.failed if name.startswith(hidden))
+    visible = tuple(name for name in trial.failed if not name.startswith(hidden))
     told = [reports[name] for name in chosen]
     instance_id = f"{library.name}-{mutation.path.rpartition('/')[2][:-3]}-{mutation.start}-{mutation.digest}"
     return Task(

@@ -59,7 +59,7 @@ class Report:
 def report_of(library: Library, test: str, seen: Observation) -> Report | None:
     """The report of an observation; None where it would tell too little: long values, or addresses in memory."""
     path, _, name = test.partition("::")
-    module = ast.parse({**library.files, **library.judging}[path])
+    module = ast.parse({**library.files, **library.hidden_tests}[path])
     function = next(node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == name)
     statement = function.body[seen.statement]
     last, expected = _asked(statement, seen.how)

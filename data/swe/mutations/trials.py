@@ -53,13 +53,13 @@ def run_trials(
     hash_seed: int = 0,
     seconds: float = SECONDS,
 ) -> list[Trial]:
-    """A trial for each set of changed files: visible and judging tests with these texts in place of the library's.
+    """A trial for each set of changed files: visible and hidden tests with these texts in place of the library's.
 
     With `times`, each is run so often, and one whose runs differ has no result. `hash_seed` decides the order of
     sets of texts. A trial that takes longer than `seconds` has no result either.
     """
     asked = {
-        "files": {**library.files, **library.judging},
+        "files": {**library.files, **library.hidden_tests},
         "trials": [dict(change) for change in changes],
         "observe": observe,
         "times": times,

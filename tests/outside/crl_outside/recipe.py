@@ -214,7 +214,7 @@ def _evaluated(ctx: StageContext, played: PlayedEpisode) -> Evaluation:
     return Evaluation(
         evaluation_id=episode.episode_id,
         round=ctx.round,
-        arm="without_bank",
+        condition="without_bank",
         actions=[turn.action or "" for turn in played.turns],
         **{name: getattr(episode, name) for name in same},
     )

@@ -17,7 +17,7 @@ from crl.recipes.dreamgym.config import ValidateConfig
 from crl.recipes.dreamgym.environment import DreamEnvironment, Rules
 from crl.recipes.dreamgym.form import Predicted
 from crl.recipes.dreamgym.rows import Annotation, DreamTask, Prediction, TaskValue, Transition
-from crl.recipes.dreamgym.validate import alarms_of, truth_figures
+from crl.recipes.dreamgym.validate import alarms_of, truth_metrics
 from crl.records import Episode, Generation, Metric, Task, Turn
 from crl.run.directory import RunDirectory
 from tests.recipes.dreamgym.dreamgym_played import dream, experiment, played
@@ -101,7 +101,7 @@ def test_below_its_floor_nothing_is_played_in_the_model_and_the_record_says_why(
         return "Observation:\nnothing\nOutcome: continues"
 
     with pytest.raises(BadInput, match=r"observation_agreement is 0\.00") as caught:
-        played(tmp_path, 1, answer=wrong, method__recipe__truth__observation_floor=0.5)
+        played(tmp_path, 1, answer=wrong, method__recipe__truth__min_observation_accuracy=0.5)
     assert "fit.num_train_epochs" in caught.value.next_step
     [path] = [each for each in tmp_path.iterdir() if each.is_dir()]
     run = RunDirectory.open(path)
@@ -267,15 +267,15 @@ def test_what_would_do_nothing_is_refused(key: str, value: Any, where: str) -> N
 
 
 @pytest.mark.slow
-def test_figures_of_a_model_are_not_those_of_the_model_before(tmp_path: Path, monkeypatch: Any) -> None:
-    """A figure that the newer validation has not is unknown: that of the fit before is of other weights."""
+def test_metrics_of_a_model_are_not_those_of_the_model_before(tmp_path: Path, monkeypatch: Any) -> None:
+    """A metric that the newer validation has not is unknown: that of the fit before is of other weights."""
 
-    def figures(rows: list[Prediction], true: Any, gamma: float, seen: list[bool]) -> dict[str, float]:
-        found = truth_figures(rows, true, gamma, seen)
+    def metrics(rows: list[Prediction], true: Any, gamma: float, seen: list[bool]) -> dict[str, float]:
+        found = truth_metrics(rows, true, gamma, seen)
         found.pop("ending_accuracy", None)
         return {**found, "ending_accuracy": 0.25} if rows and rows[0].round == 1 else found
 
-    monkeypatch.setattr("crl.recipes.dreamgym.validate.truth_figures", figures)
+    monkeypatch.setattr("crl.recipes.dreamgym.validate.truth_metrics", metrics)
     run = played(tmp_path, 3, method__recipe__explore__every=2)
     known = [{row.name: row.value for row in run.rows(Metric, "health", number)} for number in (1, 2, 3)]
     assert [each.get("ending_accuracy") for each in known] == [0.25, 0.25, None], "round 2 has no fit"
@@ -283,9 +283,16 @@ def test_figures_of_a_model_are_not_those_of_the_model_before(tmp_path: Path, mo
 
 
 def test_a_floor_needs_steps_to_hold_the_model_to() -> None:
-    figures = truth_figures([], [], 0.9, [])
-    assert figures == {"held_out": 0.0}
-    assert list(alarms_of(figures, ValidateConfig())) == ["held_out"]
-    assert alarms_of(figures, ValidateConfig(observation_floor=None, reward_floor=None, ending_floor=None)) == {}
+    metrics = truth_metrics([], [], 0.9, [])
+    assert metrics == {"held_out": 0.0}
+    assert list(alarms_of(metrics, ValidateConfig())) == ["held_out"]
+    assert (
+        alarms_of(
+            metrics, ValidateConfig(min_observation_accuracy=None, min_reward_accuracy=None, min_ending_accuracy=None)
+        )
+        == {}
+    )
     found = {"held_out": 4.0, "observation_agreement": 0.5, "reward_accuracy": 0.75}
-    assert list(alarms_of(found, ValidateConfig(observation_floor=0.5, reward_floor=0.8))) == ["reward_accuracy"]
+    assert list(alarms_of(found, ValidateConfig(min_observation_accuracy=0.5, min_reward_accuracy=0.8))) == [
+        "reward_accuracy"
+    ]

@@ -94,11 +94,11 @@ def test_the_loss_is_that_of_the_reasoning_and_of_what_follows_it(lora: LoraConf
     )  # fmt: skip
     trainer = Trainer(role, model_path=source.path, checkpoint=None, threads=1)
     try:
-        figures = trainer.update(samples, {"nll": NLL})
+        metrics = trainer.update(samples, {"nll": NLL})
     finally:
         trainer.dispose()
-    assert figures["tokens"] == tokens
-    assert figures["loss"] == pytest.approx(expected / tokens, rel=1e-5)
+    assert metrics["tokens"] == tokens
+    assert metrics["loss"] == pytest.approx(expected / tokens, rel=1e-5)
 
 
 def test_v_is_the_mean_square_about_the_mean() -> None:
@@ -221,7 +221,7 @@ def credited(episodes: list[Episode]) -> list[Sample]:
     written: dict[type, list[Any]] = {}
     ctx: Any = SimpleNamespace(
         method=method, round=1, stage=SimpleNamespace(name="credit"), rows=lambda row_type, name: read[row_type],
-        write=written.__setitem__, write_figures=lambda figures, alarms: None,
+        write=written.__setitem__, write_metrics=lambda metrics, alarms: None,
     )  # fmt: skip
     credit(ctx)
     return written[Sample]

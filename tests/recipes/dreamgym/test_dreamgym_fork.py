@@ -10,7 +10,7 @@ import pytest
 
 from crl.audit.audit import problems_of
 from crl.errors import BadInput
-from crl.lab.study.figures import read_run
+from crl.lab.study.metrics import read_run
 from crl.recipes.dreamgym.rows import Annotation, Prediction, Transition
 from crl.records import Episode, Generation, rows_of
 from crl.rounds.fork import fork
@@ -71,13 +71,13 @@ def test_the_first_fit_of_a_fork_is_explored_as_a_first_one(tmp_path: Path) -> N
     assert explored(child, 2) == (10, {"random"}) and explored(child, 3) == (5, {"actor"})
     drifted = [len(rows_of(Prediction, child.read(number, "drift", Prediction))) for number in (2, 3)]
     assert drifted[0] == 0 < drifted[1], "there was no model before the first fit"
-    figures = read_run(child.path, 3)
+    metrics = read_run(child.path, 3)
     drawn = [
         sum(sum(row.loss_mask) for row in rows_of(Generation, child.read(2, stage, Generation)) if row.kind != "fit")
         for stage in child.complete_stages(2)
         if stage != "explore" and not stage.startswith("evaluate")
     ]
-    assert figures.tokens[2] - figures.tokens[1] == sum(drawn), "nobody sampled what was played at random"
+    assert metrics.tokens[2] - metrics.tokens[1] == sum(drawn), "nobody sampled what was played at random"
 
 
 @pytest.mark.parametrize("share", [0.4, 0.1])
@@ -99,19 +99,19 @@ def test_fits_and_predictions_show_as_many_earlier_turns(tmp_path: Path, turns: 
 
 
 @pytest.mark.slow
-def test_a_fork_applies_its_own_floors_to_the_last_figures(tmp_path: Path) -> None:
+def test_a_fork_applies_its_own_floors_to_the_last_metrics(tmp_path: Path) -> None:
     parent = finished(tmp_path, 2, **ONE_FIT)
-    child = forked(parent, 1, tmp_path, recipe__truth__observation_floor=1.0)
+    child = forked(parent, 1, tmp_path, recipe__truth__min_observation_accuracy=1.0)
     with pytest.raises(BadInput, match=r"not true enough to play in: observation_agreement is 0\.\d\d\n") as caught:
         go_on(child, 2)
     assert caught.value.where == "round 1, stage validate" and "plan" not in child.complete_stages(2)
     grandchild = forked(child, 1, tmp_path, "grandchild")
     with pytest.raises(BadInput, match="not true enough"):
         go_on(grandchild, 2)
-    child = forked(parent, 1, tmp_path, "low", recipe__truth__observation_floor=0.01)
+    child = forked(parent, 1, tmp_path, "low", recipe__truth__min_observation_accuracy=0.01)
     go_on(child, 2)
     assert "synthetic" in streams(child, 2) and not problems_of(child, recipe_in(child))
-    child = forked(parent, 1, tmp_path, "real", recipe__truth__observation_floor=1.0, recipe__mix=0.0)
+    child = forked(parent, 1, tmp_path, "real", recipe__truth__min_observation_accuracy=1.0, recipe__mix=0.0)
     go_on(child, 2)
     assert streams(child, 2) == {"real"}, "what is not played in need not be true"
 
@@ -136,7 +136,8 @@ def test_with_nothing_changed_every_later_digest_is_the_parents(tmp_path: Path, 
             id="the parent had other intervals",
         ),
         pytest.param(
-            {**TAUGHT, **ONE_FIT, "recipe__fit__most": 5}, {"recipe__explore__every": 1, "recipe__fit__most": 4096},
+            {**TAUGHT, **ONE_FIT, "recipe__fit__max_transitions": 5},
+            {"recipe__explore__every": 1, "recipe__fit__max_transitions": 4096},
             id="the parent fitted fewer",
         ),
     ],

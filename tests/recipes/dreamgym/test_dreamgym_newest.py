@@ -15,7 +15,7 @@ from tests.recipes.dreamgym.dreamgym_played import experiment, played
 from tests.unit.recipes.played import Played
 
 JUDGED, FITTED = 6, 10
-"""The limits of the run: `truth.most` and `fit.most`."""
+"""The limits of the run: `truth.max_transitions` and `fit.max_transitions`."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Played:
         tmp_path_factory.mktemp("newest"), 2,
         method__families=[{**family, "name": "lake"}, {**family, "name": "pond", "environment": shorter}],
         method__recipe__explore__first=24, method__recipe__explore__further=24, method__recipe__explore__held_out=0.4,
-        method__recipe__truth__most=JUDGED, method__recipe__fit__most=FITTED, method__recipe__fit__reasoning="teacher",
+        method__recipe__truth__max_transitions=JUDGED, method__recipe__fit__max_transitions=FITTED,
+        method__recipe__fit__reasoning="teacher",
         method__prompts__annotate={"system": "Why?", "first": "{observation} {action} {outcome}"},
         method__roles__teacher={"weights": "actor", "sampling": {"temperature": 1.0, "max_new_tokens": 16}},
     )  # fmt: skip

@@ -114,4 +114,4 @@ def test_capability_is_of_families_that_are_graded(tmp_path: Path) -> None:
 
 def test_the_error_of_the_floors_says_that_nothing_was_learned(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"observation_agreement is 0\.00; its fit learned from no transition\n"):
-        played(tmp_path, 1, method__roles__experience__context=100, method__recipe__truth__observation_floor=0.5)
+        played(tmp_path, 1, method__roles__experience__context=100, method__recipe__truth__min_observation_accuracy=0.5)

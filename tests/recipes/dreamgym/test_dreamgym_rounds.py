@@ -34,7 +34,7 @@ def reads(run: Played, number: int, stage: str) -> set[str]:
     return {key.split("/")[1] for key in run.run.manifest(number, stage).digested.inputs}
 
 
-def figures(run: Played, number: int, stage: str = "health") -> dict[str, float]:
+def metrics(run: Played, number: int, stage: str = "health") -> dict[str, float]:
     return {row.name: row.value for row in run.rows(Metric, stage, number)}
 
 
@@ -221,7 +221,7 @@ def test_evaluation_sees_the_actor_alone(run: Played) -> None:
     for number in range(ROUNDS + 1):
         before = {"initialize"} if number == 0 else {"update_actor"}
         assert reads(run, number, "evaluate") == before
-        assert {row.arm for row in run.rows(Evaluation, "evaluate", number)} <= {"without_bank", "random"}
+        assert {row.condition for row in run.rows(Evaluation, "evaluate", number)} <= {"without_bank", "random"}
     environment = make_environment(run.method.families[0])
     rows = run.rows(Evaluation, "evaluate", ROUNDS)
     for row in rows:
@@ -247,7 +247,7 @@ def test_predictions_are_compared_with_the_truth(run: Played) -> None:
             agreed, right = agreed + same, right + told
             wrong += not (same and f"Outcome: {step.outcome}" in output)
             error += abs((1.0 if "reward 1" in output else 0.0) - step.reward)
-        found, count = figures(run, number, "validate"), len(rows)
+        found, count = metrics(run, number, "validate"), len(rows)
         assert found["observation_agreement"] == pytest.approx(agreed / count)
         assert found["reward_accuracy"] == pytest.approx(right / count)
         assert (found["epsilon_r"], found["epsilon_p"]) == (pytest.approx(error / count), pytest.approx(wrong / count))
@@ -259,10 +259,10 @@ def test_without_a_reward_among_the_held_out_steps_there_is_no_bound(run: Played
     seen = set()
     for number in range(1, ROUNDS + 1):
         held = [true[row.held_to or ""] for row in run.rows(Prediction, "validate", number)]
-        found, largest = figures(run, number, "validate"), max(abs(step.reward) for step in held)
+        found, largest = metrics(run, number, "validate"), max(abs(step.reward) for step in held)
         seen.add(largest > 0)
         if not largest:
-            assert "gap_bound" not in found and "gap_bound" not in figures(run, number)
+            assert "gap_bound" not in found and "gap_bound" not in metrics(run, number)
             continue
         assert found["gap_bound"] == pytest.approx(gap_bound(found["epsilon_r"], found["epsilon_p"], largest, 0.9))
     assert seen == {True, False}
@@ -274,8 +274,8 @@ def test_drift_is_what_the_fit_before_has_lost_on_fresh_steps(run: Played) -> No
         rows = run.rows(Prediction, "drift", number)
         assert {row.held_to for row in rows} == fresh
         agreement = sum(bool(row.observation_agrees) for row in rows) / len(rows)
-        assert figures(run, number)["drift"] == pytest.approx(
-            figures(run, number - 1)["observation_agreement"] - agreement
+        assert metrics(run, number)["drift"] == pytest.approx(
+            metrics(run, number - 1)["observation_agreement"] - agreement
         )
 
 
@@ -296,7 +296,7 @@ def test_real_steps_are_counted_in_every_round(run: Played) -> None:
         synthetic = {row.episode_id for row in run.rows(Episode, "collect", number) if row.stream == "synthetic"}
         steps += sum(turn.episode_id not in synthetic for turn in run.rows(Turn, "collect", number))
         total += steps
-        assert (figures(run, number)["real_steps"], figures(run, number)["real_steps_total"]) == (steps, total)
+        assert (metrics(run, number)["real_steps"], metrics(run, number)["real_steps_total"]) == (steps, total)
     shown = dream_rows(summarize(run.run.path))
     assert [row["in all"] for row in shown][-1] == str(total) and len(shown) == ROUNDS
 

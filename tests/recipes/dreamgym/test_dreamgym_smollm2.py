@@ -26,7 +26,12 @@ CUT: dict[str, Any] = {
     "method.recipe.explore.every": 1,
     "method.recipe.fit.num_train_epochs": 1,
     # So few steps teach the form at best; what is right is not asked for here.
-    "method.recipe.truth": {"most": 4, "observation_floor": None, "reward_floor": None, "ending_floor": None},
+    "method.recipe.truth": {
+        "max_transitions": 4,
+        "min_observation_accuracy": None,
+        "min_reward_accuracy": None,
+        "min_ending_accuracy": None,
+    },
     "method.recipe.synthetic_rounds": None,
     "method.recipe.mix": 0.5,
     # Of two groups one is synthetic: a smaller share of it would be none.

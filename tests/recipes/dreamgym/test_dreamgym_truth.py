@@ -21,7 +21,7 @@ from tests.unit.recipes.played import Played
 
 MOST_HELD_OUT: dict[str, Any] = {
     "method__recipe__explore__first": 30, "method__recipe__explore__further": 30,
-    "method__recipe__explore__held_out": 0.8, "method__recipe__truth__most": 50,
+    "method__recipe__explore__held_out": 0.8, "method__recipe__truth__max_transitions": 50,
 }  # fmt: skip
 
 
@@ -72,14 +72,14 @@ def test_unseen_are_the_held_out_steps_whose_state_and_action_were_never_in_the_
 
 
 def test_a_model_that_never_ends_an_episode_is_stopped_by_the_floor_of_endings_alone(tmp_path: Path) -> None:
-    floors = {"method__recipe__truth__observation_floor": 0.5, "method__recipe__truth__reward_floor": 0.5}
+    floors = {"method__recipe__truth__min_observation_accuracy": 0.5, "method__recipe__truth__min_reward_accuracy": 0.5}
     enough = {
         **MOST_HELD_OUT, "method__recipe__explore__first": 150, "method__recipe__store__held_out": 400,
-        "method__recipe__truth__most": 400,
+        "method__recipe__truth__max_transitions": 400,
     }  # fmt: skip
     with pytest.raises(BadInput, match=r"not true enough to play in: (unseen_)?ending_accuracy is 0\.00\n") as caught:
-        played(tmp_path, 1, answer=never_ends, method__recipe__truth__ending_floor=0.25, **floors, **enough)
-    assert "below the floor of 0.25 on " in (caught.value.expected or "")
+        played(tmp_path, 1, answer=never_ends, method__recipe__truth__min_ending_accuracy=0.25, **floors, **enough)
+    assert "below the minimum of 0.25 on " in (caught.value.expected or "")
     [path] = [each for each in tmp_path.iterdir() if each.is_dir()]
     run = RunDirectory.open(path)
     assert "plan" not in run.complete_stages(1)
@@ -88,7 +88,7 @@ def test_a_model_that_never_ends_an_episode_is_stopped_by_the_floor_of_endings_a
 
 
 def test_without_the_floor_it_is_said_that_such_a_model_teaches_nothing(tmp_path: Path) -> None:
-    free = {f"method__recipe__truth__{name}_floor": None for name in ("observation", "reward", "ending")}
+    free = {f"method__recipe__truth__min_{name}_accuracy": None for name in ("observation", "reward", "ending")}
 
     def stays(read: str, generator: np.random.Generator) -> str:
         """The goal is never reached: a step toward it changes nothing."""
@@ -103,15 +103,15 @@ def test_without_the_floor_it_is_said_that_such_a_model_teaches_nothing(tmp_path
     assert [alarm for alarm in summary.alarms if "success_synthetic 0, every episode in the experience model" in alarm]
 
 
-def test_a_floor_is_for_the_unseen_steps_where_they_have_a_figure() -> None:
-    config = ValidateConfig(observation_floor=0.5, reward_floor=0.8, ending_floor=0.5)
+def test_a_floor_is_for_the_unseen_steps_where_they_have_a_metric() -> None:
+    config = ValidateConfig(min_observation_accuracy=0.5, min_reward_accuracy=0.8, min_ending_accuracy=0.5)
     copied = {
         "held_out": 50.0, "observation_agreement": 0.9, "reward_accuracy": 0.9, "ending_accuracy": 0.9, "endings": 12.0,
     }  # fmt: skip
     assert alarms_of(copied, config) == {}, "too few are unseen: all count"
     alarms = alarms_of({**copied, "unseen_observation_agreement": 0.4, "unseen_ending_accuracy": 0.1}, config)
     assert list(alarms) == ["unseen_observation_agreement", "unseen_ending_accuracy"]
-    assert alarms["unseen_ending_accuracy"].startswith("below the floor of 0.5 on unseen held-out steps")
+    assert alarms["unseen_ending_accuracy"].startswith("below the minimum of 0.5 on unseen held-out steps")
     alarms = alarms_of({**copied, "reward_accuracy": 0.7, "unseen_observation_agreement": 0.6}, config)
     assert list(alarms) == ["reward_accuracy"] and "on all held-out steps" in alarms["reward_accuracy"]
     assert list(alarms_of({**copied, "ending_accuracy": 0.4}, config)) == ["ending_accuracy"]

@@ -28,17 +28,17 @@ def test_a_run_in_an_experience_model_has_its_success_over_real_steps(tmp_path: 
         for stage in ("explore", "collect") if number else ():
             real = {row.episode_id for row in played.rows(Episode, stage, number) if row.stream != "synthetic"}
             steps += sum(turn.episode_id in real for turn in played.rows(Turn, stage, number))
-        ended = [row.success for row in played.rows(Evaluation, "evaluate", number) if row.arm == "without_bank"]
+        ended = [row.success for row in played.rows(Evaluation, "evaluate", number) if row.condition == "without_bank"]
         if ended:
             points.append((number, steps, sum(ended), len(ended)))
     assert len(points) > 2 and points[0][1] == 0 < points[1][1] < points[-1][1]
 
     columns, rows = query(played.run.path, SQL)
     found = [dict(zip(columns, row, strict=True)) for row in rows]
-    assert [(row["round"], row["real_steps"]) for row in found if row["arm"] == "without_bank"] == [
+    assert [(row["round"], row["real_steps"]) for row in found if row["condition"] == "without_bank"] == [
         (number, taken) for number, taken, *_ in points
     ]
-    assert [row["success"] for row in found if row["arm"] == "without_bank"] == pytest.approx(
+    assert [row["success"] for row in found if row["condition"] == "without_bank"] == pytest.approx(
         [won / games for *_, won, games in points]
     )
     trained = [each for each in summarize(played.run.path) if each.label == str(each.round)]

@@ -64,7 +64,9 @@ def test_a_round_stops_for_the_decision_about_every_reflection_that_led_to_a_suc
     assert {row.text for row in led} == {REFUSED, APPROVED}
     pending = asked(waiting)
     assert pending.choices == tuple(f"{row.reflection_id}-o0" for row in led)
-    assert pending.told() == f"round 1 waits for a person before stage approve: {len(led)} operations to decide about"
+    assert (
+        pending.in_words() == f"round 1 waits for a person before stage approve: {len(led)} operations to decide about"
+    )
     # Without a decision it stops there again.
     assert played_until_asked(waiting.parent, 1) == waiting and awaited(waiting) == pending
 

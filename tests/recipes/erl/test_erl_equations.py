@@ -233,9 +233,9 @@ def test_a_round_whose_rewards_are_equal_takes_no_step_for_the_penalty_alone(mod
     trainer = Trainer(RoleConfig(model="miniature"), model_path=model, checkpoint=None, threads=1)
     assert trainer.update(samples_of(equal, [], method, round=1), objectives)["stepped"] == 0
     unequal = [*equal, Rollout("actor", [generation("g3", rng)], 0.0, "second"), Rollout("actor", [generation("g4", rng)], 1.0, "second")]  # noqa: E501  # fmt: skip
-    figures = trainer.update(samples_of(unequal, [], method, round=1), objectives)
+    metrics = trainer.update(samples_of(unequal, [], method, round=1), objectives)
     trainer.dispose()
-    assert figures["stepped"] == 1 and figures["samples_without_gradient"] == 0, "the penalty holds all of them"
+    assert metrics["stepped"] == 1 and metrics["samples_without_gradient"] == 0, "the penalty holds all of them"
 
 
 def test_zero_3_is_refused_where_the_objective_compares_with_the_base_model() -> None:

@@ -54,7 +54,7 @@ def test_the_environments_are_those_of_the_paper(name: str) -> None:
             "max_turns": 8,
         },
         "sokoban": {"masked": True, "boxes": 1, "size_min": 6, "size_max": 8, "max_turns": 8},
-        "hotpotqa": {"max_turns": 5, "least_f1": 0.3},
+        "hotpotqa": {"max_turns": 5, "min_f1": 0.3},
     }  # fmt: skip
     assert {key: getattr(family.environment, key) for key in said[name]} == said[name]
 

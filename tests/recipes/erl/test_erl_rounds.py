@@ -14,7 +14,7 @@ from crl.audit.verify import record_of
 from crl.bank.segments import load_texts
 from crl.config.load import load_experiment
 from crl.errors import BadInput
-from crl.recipes.erl.health import attempt_figures
+from crl.recipes.erl.health import attempt_metrics
 from crl.recipes.erl.prompts import check_ready
 from crl.recipes.erl.rows import Reflection
 from crl.records import (
@@ -52,7 +52,7 @@ def reads(run: Played, number: int, stage: str) -> set[str]:
     return {key.split("/")[1] for key in run.run.manifest(number, stage).digested.inputs}
 
 
-def figures(run: Played, number: int) -> dict[str, float]:
+def metrics(run: Played, number: int) -> dict[str, float]:
     return {row.name: row.value for row in run.rows(Metric, "health", number)}
 
 
@@ -85,7 +85,7 @@ def test_where_all_succeed_nothing_is_reflected_on(tmp_path: Path) -> None:
         assert lucky.rows(row_type, stage, 1) == []  # type: ignore[type-var]
     assert lucky.services.read["reflector"] == []
     assert {row.objective for row in lucky.rows(Sample, "credit", 1)} == {"grpo"}
-    assert figures(lucky, 1)["gate_rate"] == 0.0 and "retry_gain" not in figures(lucky, 1)
+    assert metrics(lucky, 1)["gate_rate"] == 0.0 and "retry_gain" not in metrics(lucky, 1)
 
 
 def test_the_reflection_alone_replaces_the_instructions_and_the_attempt_before_is_not_seen(run: Played) -> None:
@@ -132,7 +132,7 @@ def test_first_attempts_and_evaluation_never_read_the_memory(run: Played) -> Non
         assert reads(run, number, "evaluate") == {"update_actor"}
         assert "consolidate" in reads(run, number, "reflect") or number == 1
         held_out = run.rows(Evaluation, "evaluate", number)
-        assert {row.arm for row in held_out} == {"without_bank"} and not any(row.guided for row in held_out)
+        assert {row.condition for row in held_out} == {"without_bank"} and not any(row.guided for row in held_out)
         assert not any(row.guided for row in run.rows(Episode, "collect", number))
         assert not any("win" in row.prompt or "lose" in row.prompt for row in run.rows(Generation, "collect", number))
 
@@ -142,7 +142,7 @@ def test_no_prompt_of_an_evaluation_shows_a_reflection_or_a_memory(run: Played) 
     texts, seen = {row.text for row in rows if row.text is not None}, run.services.read_in
     assert any(text in prompt for text in texts for prompt in seen[1, "retry"]), "they are seen where they are shown"
     for number in range(ROUNDS + 1):
-        held_out = [row for row in run.rows(Evaluation, "evaluate", number) if row.arm != "random"]
+        held_out = [row for row in run.rows(Evaluation, "evaluate", number) if row.condition != "random"]
         prompts = seen[number, "evaluate"]
         assert 0 < len(prompts) == sum(row.turns for row in held_out), "one prompt a turn"
         assert all(prompt.startswith(OWN) and not any(text in prompt for text in texts) for prompt in prompts)
@@ -247,10 +247,10 @@ def test_what_succeeded_by_a_reflection_is_learned_in_the_context_of_the_first_p
     assert learned > 0
 
 
-def test_the_figures_of_a_round(run: Played) -> None:
+def test_the_metrics_of_a_round(run: Played) -> None:
     for number in range(1, ROUNDS + 1):
         first, again = run.rows(Episode, "collect", number), run.rows(Episode, "retry", number)
-        reflections, found = run.rows(Reflection, "reflect", number), figures(run, number)
+        reflections, found = run.rows(Reflection, "reflect", number), metrics(run, number)
         assert found["gate_rate"] == len(again) / len(first)
         assert found["retry_gain"] == pytest.approx(sum(row.reward for row in again) / len(again)), "r1 is 0 here"
         assert found["success_first"] == sum(row.success for row in first) / len(first)
@@ -260,7 +260,7 @@ def test_the_figures_of_a_round(run: Played) -> None:
         assert found["memory_writes"] == sum(row.kind == "add" for row in events)
         samples = run.rows(Sample, "credit", number)
         assert found["distilled_samples"] == sum(row.objective == "nll" for row in samples)
-    assert attempt_figures([], []) == {}
+    assert attempt_metrics([], []) == {}
 
 
 @pytest.mark.slow

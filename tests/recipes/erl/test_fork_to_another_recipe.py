@@ -72,7 +72,7 @@ def test_a_collapse_that_the_recipe_cannot_show_is_not_inherited(
     monkeypatch.setattr("crl.rounds.alarms.ROUNDS", 2)
     monkeypatch.setattr("tests.unit.recipes.played.write", lambda read, generator: "RETURN")
     parent = finished(tmp_path, 2)
-    told = {"without_notes_rounds": 2.0, "without_notes_since": 1.0, "collapsed": 1.0}
+    told = {"without_experiences_rounds": 2.0, "without_experiences_since": 1.0, "collapsed": 1.0}
     assert collapse(parent, 2) == told
     same = fork(parent, 1, experiment_of(parent, "same", changed(parent.method, evaluation__every=0)), tmp_path)
     play(same, 2)

@@ -69,8 +69,8 @@ def test_drawing_is_in_proportion_to_the_scores() -> None:
     assert found == pytest.approx([score / math.fsum(scores) for score in scores])
     total, batch = np.zeros(8), 32
     for each in drawn(found, batch, 2000, rng):
-        assert sum(each.draws) == batch and min(each.draws) > 0 and each.places == sorted(set(each.places))
-        total[each.places] += each.draws
+        assert sum(each.draws) == batch and min(each.draws) > 0 and each.indices == sorted(set(each.indices))
+        total[each.indices] += each.draws
     draws = 2000 * batch
     for share, expected in zip(total / draws, found, strict=True):
         # Five standard deviations of a binomial share: of 8 samples one in 200,000 runs would miss it; the seed is set.
@@ -145,7 +145,7 @@ def losses_by_hand(scores: list[float], labels: list[float], draws: list[int]) -
 def test_both_losses_and_their_gradient_are_those_of_the_definition(seed: int) -> None:
     import torch
 
-    from crl.recipes.importance_replay.worth import worth_losses
+    from crl.recipes.importance_replay.scorer import scorer_losses
 
     rng = np.random.default_rng(seed)
     logits, draws = rng.normal(size=12) * 2, rng.integers(1, 5, 12)
@@ -153,7 +153,7 @@ def test_both_losses_and_their_gradient_are_those_of_the_definition(seed: int) -
     scores = 1 / (1 + np.exp(-logits))
     assert 0 < labels.sum() < 12
     given = torch.tensor(logits, requires_grad=True)
-    entropy, gap = worth_losses(given, torch.tensor(labels), torch.tensor(draws, dtype=torch.float64))
+    entropy, gap = scorer_losses(given, torch.tensor(labels), torch.tensor(draws, dtype=torch.float64))
     assert (entropy.item(), gap.item()) == pytest.approx(losses_by_hand(list(scores), list(labels), list(draws)))
     torch.autograd.backward(0.5 * entropy + 0.1 * gap)
     # d BCE / d logit = s - y; d |s - y| / d logit = sign(s - y) s (1 - s).
@@ -163,10 +163,10 @@ def test_both_losses_and_their_gradient_are_those_of_the_definition(seed: int) -
 
 
 def network(seed: int = 0, *, features: int = 4, hidden: int = 8, rate: float = 1e-2) -> Any:
-    from crl.recipes.importance_replay.worth import ExtractorNetwork, WorthSettings, first_tensors
+    from crl.recipes.importance_replay.scorer import ExtractorNetwork, ScorerSettings, first_tensors
 
     tensors = first_tensors(features, hidden, np.random.SeedSequence(seed))
-    return ExtractorNetwork(tensors, WorthSettings(rate, 0.5, 0.1))
+    return ExtractorNetwork(tensors, ScorerSettings(rate, 0.5, 0.1))
 
 
 def test_the_network_begins_neutral_and_its_losses_with_it() -> None:
@@ -180,7 +180,7 @@ def test_the_network_begins_neutral_and_its_losses_with_it() -> None:
 
 
 def test_a_network_that_went_through_rows_goes_on_as_one_that_did_not() -> None:
-    from crl.recipes.importance_replay.worth import ExtractorNetwork, WorthSettings
+    from crl.recipes.importance_replay.scorer import ExtractorNetwork, ScorerSettings
 
     rng = np.random.default_rng(4)
     features, labels = rng.normal(size=(20, 4)).astype(np.float32), (rng.random(20) < 0.5).astype(np.float32)
@@ -188,7 +188,7 @@ def test_a_network_that_went_through_rows_goes_on_as_one_that_did_not() -> None:
     whole, halves = network(), network()
     whole.fit(features, labels, draws, epochs=6)
     halves.fit(features, labels, draws, epochs=3)
-    halves = ExtractorNetwork(halves.tensors(), WorthSettings(1e-2, 0.5, 0.1))
+    halves = ExtractorNetwork(halves.tensors(), ScorerSettings(1e-2, 0.5, 0.1))
     halves.fit(features, labels, draws, epochs=3)
     for name, tensor in whole.tensors().items():
         other = halves.tensors()[name]
@@ -310,9 +310,9 @@ def final_scores(seed: int, rounds: int = 120) -> tuple[float, float]:
         effect += rng.normal() * 2
         if effect:
             window = [*window, (batch, float(effect > 0))][-16:]
-        places = np.concatenate([batch.places for batch, _ in window])
+        places = np.concatenate([batch.indices for batch, _ in window])
         draws = np.concatenate([batch.draws for batch, _ in window]).astype(np.float32)
-        labels = np.concatenate([[label] * len(batch.places) for batch, label in window]).astype(np.float32)
+        labels = np.concatenate([[label] * len(batch.indices) for batch, label in window]).astype(np.float32)
         made.fit(features[places], labels, draws, epochs=4)
         scores = made.scores(features).astype(float)
     return float(scores[~harmful].mean()), float(scores[harmful].mean())

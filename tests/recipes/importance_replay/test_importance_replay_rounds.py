@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return played(tmp_path_factory.mktemp("replay"), ROUNDS, **WINDOWED)
 
 
-def figures(run: Played, number: int, stage: str = "health") -> dict[str, float]:
+def metrics(run: Played, number: int, stage: str = "health") -> dict[str, float]:
     return {row.name: row.value for row in run.rows(Metric, stage, number)}
 
 
@@ -82,7 +82,7 @@ def test_what_carries_an_advantage_enters_and_the_oldest_leave(run: Played) -> N
         assert [row.episode_id for row in buffer if row.status == "evicted"] == gone
         new = [row for row in buffer if row.generation_round == number]
         assert [row.advantage for row in new] == pytest.approx([value for value in carried.values() if value])
-        said = figures(run, number)
+        said = metrics(run, number)
         assert (said["replay_buffer"], said["replay_evicted"], said["replay_entered"]) == (
             len(held),
             len(gone),
@@ -234,7 +234,7 @@ def test_the_update_is_judged_by_its_probes(run: Played, number: int, verdict: s
     pairs = run.rows(ProbePair, "measure", number)
     assert all((row.before, row.after) == (rewards[row.before_id], rewards[row.after_id]) for row in pairs)
     assert found.difference == pytest.approx(sum(row.after - row.before for row in pairs) / 12)
-    said = figures(run, number)
+    said = metrics(run, number)
     assert (said["updates_improved"], said["updates_worse"]) == (label == 1, label == 0)
     assert said["probe_gain"] == found.difference
 
@@ -245,17 +245,17 @@ def test_the_network_learns_from_labeled_rounds_and_rests_in_others(run: Played)
 
     assert [tensors(number)[0].steps for number in NUMBERS] == [8, 16, 16, 24]
     assert tensors(TIE) == tensors(TIE - 1) != tensors(TIE - 2)
-    said = figures(run, IMPROVED)
+    said = metrics(run, IMPROVED)
     assert (said["extractor_loss"], said["coupling_loss"]) == pytest.approx((math.log(2), 0.5)), "neutral, label 1"
     assert said["actor_loss"] == 0.25 and said["draws_labeled"] == 16
-    assert "extractor_loss" not in figures(run, TIE) and figures(run, TIE)["draws_labeled"] == 0
+    assert "extractor_loss" not in metrics(run, TIE) and metrics(run, TIE)["draws_labeled"] == 0
     told = {row["round"]: row for row in replay_rows(summarize(run.run.path))}[str(IMPROVED)]
     assert [told[name] for name in ("actor loss", "cross-entropy", "coupling")] == ["0.25", "0.693", "0.5"]
-    drawn = {figure for _, _, lines in SECTION.charts for _, figure, _ in lines}
+    drawn = {metric for _, _, lines in SECTION.charts for _, metric, _ in lines}
     assert {"actor_loss", "extractor_loss", "coupling_loss"} <= drawn, "table and charts: each apart"
     # The window: the draws of both labeled rounds.
     examples = [len(run.rows(ReplayDraw, "credit", number)) for number in (IMPROVED, WORSE)]
-    assert figures(run, WORSE, "measure")["extractor_examples"] == sum(examples)
+    assert metrics(run, WORSE, "measure")["extractor_examples"] == sum(examples)
 
 
 def losses_by_hand(run: Played, number: int, labels: Mapping[int, float]) -> tuple[float, float]:
@@ -281,7 +281,7 @@ def test_the_network_learns_from_the_last_rounds_of_its_window_alone(
     judged = {number: short.rows(Improvement, "measure", number)[0].label for number in NUMBERS}
     labels = {number: label for number, label in judged.items() if label is not None}
     assert list(labels) == [IMPROVED, WORSE, 4]
-    told = figures(short, 4, "measure")
+    told = metrics(short, 4, "measure")
     assert told["extractor_examples"] == sum(len(short.rows(ReplayDraw, "credit", number)) for number in rounds)
     losses = losses_by_hand(short, 4, {number: labels[number] for number in rounds})
     assert (told["extractor_loss"], told["coupling_loss"]) == pytest.approx(losses, abs=1e-5)
@@ -291,7 +291,7 @@ def test_the_network_learns_from_the_last_rounds_of_its_window_alone(
 def test_what_probes_cost_is_counted(run: Played) -> None:
     for number in NUMBERS:
         probes = [row for stage in ("probe_before", "probe_after") for row in run.rows(Episode, stage, number)]
-        said = figures(run, number)
+        said = metrics(run, number)
         assert said["probe_episodes"] == len(probes) == 24
         assert said["probe_tokens_sampled"] == sum(row.tokens_sampled for row in probes) > 0
         assert said["probe_tokens_read"] == sum(row.tokens_read for row in probes)
@@ -369,8 +369,8 @@ def test_the_comparisons_are_switches_of_the_same_experiment(
     else:
         assert {row.source for row in samples} == {"0002/collect"}, "the round's own, and nothing is kept"
         assert {row.weight for row in samples} == {1 / 24} and other.tables(2, "credit") == {"samples", "metrics"}
-        assert "replay_buffer" not in figures(other, 2)
-    assert "probe_episodes" not in figures(other, 2)
+        assert "replay_buffer" not in metrics(other, 2)
+    assert "probe_episodes" not in metrics(other, 2)
 
 
 @pytest.mark.parametrize(

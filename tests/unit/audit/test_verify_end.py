@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from crl.audit.notes import notes
 from crl.audit.redo import set_aside
+from crl.audit.remarks import remarks
 from crl.audit.verify import Problem, Severity, record_of, require_intact, verify
 from crl.errors import RecordDamaged
 from crl.run.directory import RunDirectory
@@ -55,7 +55,7 @@ def _lost(run: RunDirectory) -> list[tuple[str, str]]:
 
 
 def test_a_stage_that_nobody_read_is_named_at_the_end_and_in_the_middle(run: RunDirectory) -> None:
-    assert verify(run.path) == [] and notes(record_of(run.path)) == []
+    assert verify(run.path) == [] and remarks(record_of(run.path)) == []
     digest = run.manifest(2, "spare").digest
     for number in (2, ROUNDS):
         shutil.rmtree(run.stage_path(number, "spare"))
@@ -134,7 +134,7 @@ def test_a_missing_journal_is_noted_and_fails_nothing(run: RunDirectory) -> None
     (run.path / JOURNAL).unlink()
     shutil.rmtree(run.stage_path(ROUNDS, "spare"))
     assert verify(run.path) == []
-    (note,) = notes(record_of(run.path))
+    (note,) = remarks(record_of(run.path))
     assert note.startswith("journal.jsonl is missing")
 
 
@@ -145,7 +145,7 @@ def test_two_swapped_files_beside_the_record_are_both_noted(run: RunDirectory) -
     texts = journal.read_bytes(), listed.read_bytes()
     journal.write_bytes(texts[1])
     listed.write_bytes(texts[0])
-    assert [note.split()[0] for note in notes(record_of(run.path))] == ["journal.jsonl", "pruned.jsonl"]
+    assert [note.split()[0] for note in remarks(record_of(run.path))] == ["journal.jsonl", "pruned.jsonl"]
     assert verify(run.path) == []
 
 
@@ -159,7 +159,7 @@ def test_what_nobody_names_is_noted(run: RunDirectory) -> None:
     for name in ("bank/stray.txt", "decisions/1.json"):
         (run.path / name).write_bytes(b"?")
     assert verify(run.path) == []
-    assert [note.split()[0] for note in notes(record_of(run.path))] == [
+    assert [note.split()[0] for note in remarks(record_of(run.path))] == [
         "rounds/00001", "rounds/001", "rounds/1x", "decisions/1.json",
         "bank/embeddings/stray.parquet", "bank/segments/stray.parquet", "bank/stray.txt",
     ]  # fmt: skip
@@ -170,7 +170,7 @@ def test_a_name_with_a_newline_looks_like_no_line_of_ours(run: RunDirectory) -> 
     for name in ("bank/a\nb", "rounds/0001/plan/c\nd"):
         (run.path / name).parent.mkdir(exist_ok=True)
         (run.path / name).write_bytes(b"?")
-    assert [note.split()[0] for note in notes(record_of(run.path))] == ["bank/a\\nb"]
+    assert [note.split()[0] for note in remarks(record_of(run.path))] == ["bank/a\\nb"]
     (problem,) = verify(run.path)
     assert str(problem).startswith("rounds/0001/plan/c\\nd\n  expected")
 
@@ -232,9 +232,9 @@ def test_swapped_manifests_are_both_named(run: RunDirectory) -> None:
 
 
 def test_a_forged_last_stage_is_noted_where_the_journal_says_otherwise(run: RunDirectory) -> None:
-    assert notes(record_of(run.path)) == []
+    assert remarks(record_of(run.path)) == []
     forged = _reseal(run, ROUNDS, "spare", seed=7)
-    assert _files(verify(run.path)) == [] and forged.digest in notes(record_of(run.path))[0]
+    assert _files(verify(run.path)) == [] and forged.digest in remarks(record_of(run.path))[0]
 
 
 def _files(problems: list[Problem]) -> list[str]:
@@ -246,6 +246,6 @@ def test_an_attempt_that_was_killed_before_its_line_is_no_loss(run: RunDirectory
     lines = (run.path / JOURNAL).read_text().splitlines()
     kept = [line for line in lines if json.loads(line).get("event") != "stage_committed"]
     (run.path / JOURNAL).write_text("\n".join(kept) + "\n")
-    assert verify(run.path) == [] and notes(record_of(run.path)) == []
+    assert verify(run.path) == [] and remarks(record_of(run.path)) == []
     shutil.rmtree(run.stage_path(ROUNDS, "spare"))
     assert verify(run.path) == []

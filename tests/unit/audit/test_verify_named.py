@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crl.audit.notes import notes
+from crl.audit.remarks import remarks
 from crl.audit.verify import Severity, problems_in, record_of, verify
 from crl.run import cache
 from crl.run.directory import RunDirectory
@@ -66,7 +66,7 @@ def run(whole: Path, tmp_path: Path) -> RunDirectory:
 def _named(run: RunDirectory) -> list[str]:
     """Files of problems, then those of notes."""
     record = record_of(run.path)
-    return sorted(problem.file for problem in problems_in(record)) + [note.split()[0] for note in notes(record)]
+    return sorted(problem.file for problem in problems_in(record)) + [note.split()[0] for note in remarks(record)]
 
 
 def _swap(run: RunDirectory, *names: str) -> None:

@@ -79,7 +79,7 @@ class _Bank:
         listed = sorted(previous, key=lambda entry: (entry.order, entry.entry_id))
         for entry in listed:
             if not entry.segment:
-                raise ValueError(f"entry {entry.entry_id} has no segment: snapshots go through segments.place first")
+                raise ValueError(f"entry {entry.entry_id} has no segment: snapshots need segments.with_files first")
         self._entries = {entry.entry_id: entry for entry in listed}
         self._files = {entry.content_digest: (entry.segment, entry.embedding_file) for entry in listed}
         self._holders: dict[tuple[str, str], set[str]] = {}

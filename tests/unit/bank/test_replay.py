@@ -80,7 +80,7 @@ class StoredRun:
 
         return StageContext(
             method=self.method, recipe=self.recipe, stage=self.recipe.stage(self.method, number, stage),
-            round_number=number, reader=self, writer=Writer(), services=Vectors(), progress=lambda figures: None,
+            round_number=number, reader=self, writer=Writer(), services=Vectors(), progress=lambda metrics: None,
         )  # fmt: skip
 
     def begin(self, imported=()) -> None:

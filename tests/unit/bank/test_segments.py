@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from crl.bank.changes import Change
-from crl.bank.segments import load_embeddings, load_texts, new_segments, place, text_digest
+from crl.bank.segments import load_embeddings, load_texts, new_segments, text_digest, with_files
 from crl.errors import RecordDamaged
 from crl.records import BankEntry, table_of
 
@@ -47,7 +47,7 @@ def added(*entries: BankEntry) -> list[Change]:
 
 
 def placed(segments, *entries: BankEntry, earlier=None) -> list[BankEntry]:
-    return [change.after for change in place(added(*entries), segments, earlier or {})]
+    return [change.after for change in with_files(added(*entries), segments, earlier or {})]
 
 
 def rows(entries):
@@ -103,7 +103,7 @@ def test_a_text_that_comes_back_is_stored_once_and_an_entry_that_goes_stays_as_i
     [back] = placed(new_segments([], Letters()), entry("x", "back again"), earlier=earlier)
     assert (back.segment, back.embedding_file) == earlier[back.content_digest]
     gone = Change(entry("x", "gone"), None)
-    assert place([gone], new_segments([], Letters()), {}) == [gone]
+    assert with_files([gone], new_segments([], Letters()), {}) == [gone]
 
 
 @pytest.mark.parametrize("kind", ["segment", "embedding_file"])

@@ -85,8 +85,8 @@ def test_turns_that_end_together_share_the_time(monkeypatch: pytest.MonkeyPatch)
     assert made.step_many({0: "b"}) == {0: "step"}
     made.told({})
     made.step_many({0: "c", 2: "a"}), made.told({})  # row 2 comes later than the others
-    assert made.clock.figures() == {"turns_of": [3, 1, 1], "seconds_of": [2.0, 1.0, 2.0]}
-    assert "ms per turn, from the first: 2000.0 1000.0 2000.0; turns: 3 1 1" in rollout.by_turn(made.clock.figures())
+    assert made.clock.metrics() == {"turns_of": [3, 1, 1], "seconds_of": [2.0, 1.0, 2.0]}
+    assert "ms per turn, from the first: 2000.0 1000.0 2000.0; turns: 3 1 1" in rollout.by_turn(made.clock.metrics())
 
 
 def test_all_ways_compute_in_one_precision(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +100,7 @@ def test_all_ways_compute_in_one_precision(monkeypatch: pytest.MonkeyPatch, caps
 
     monkeypatch.setattr(rollout, "measured", measured)
     monkeypatch.setattr(rollout, "computes_bfloat16", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["rollout.py", "--pairs", "1", "--ways", "trl", "reread", "--figures"])
+    monkeypatch.setattr(sys, "argv", ["rollout.py", "--pairs", "1", "--ways", "trl", "reread", "--metrics"])
     assert rollout.main() == 1, "one failed, and the other was measured all the same"
     assert asked == ["float32"] * 3
     said = capsys.readouterr().out

@@ -52,8 +52,8 @@ def made(code: str, **more: object) -> Step:
     return replace(Step("made", 60, lambda _asked: ["-c", code]), **more)  # type: ignore[arg-type]
 
 
-def figures_of(folder: Path) -> dict[str, outcomes.Outcome]:
-    return outcomes.load(folder / "figures.json")
+def metrics_of(folder: Path) -> dict[str, outcomes.Outcome]:
+    return outcomes.load(folder / "metrics.json")
 
 
 Suite = Callable[..., int]
@@ -91,14 +91,14 @@ def test_a_step_that_fails_is_cut_off_or_killed_leaves_what_it_and_the_others_fo
     # `long` may use what those before it left: nothing here.
     monkeypatch.setattr(gpu_suite.Clock, "limit", lambda _self, step, _asked: step.limit)
     assert suite(steps) == 1
-    found = figures_of(tmp_path)
+    found = metrics_of(tmp_path)
     assert {name: each.state for name, each in found.items()} == {
         "model": "done", "good": "done", "bad": "failed", "half": "failed", "killed": "failed", "long": "cut off",
         "lacking": "skipped", "unable": "skipped", "last": "done",
     }  # fmt: skip
-    assert found["good"].figures == {"rate": 3, "ours": {"turns": 1, "seconds": 2.5}}
+    assert found["good"].metrics == {"rate": 3, "ours": {"turns": 1, "seconds": 2.5}}
     for name in ("bad", "killed", "long", "last"):
-        assert found[name].figures["rate"] == 3, name
+        assert found[name].metrics["rate"] == 3, name
     assert found["half"].why == "trl: no model"
     assert "out of memory" in found["bad"].why and "SIGKILL" in found["killed"].why
     assert "longer than 2 s" in found["long"].why and found["lacking"].why == "no_such_package is not installed"
@@ -107,7 +107,7 @@ def test_a_step_that_fails_is_cut_off_or_killed_leaves_what_it_and_the_others_fo
     for part in ("Made GPU", "| good | ours: seconds | 2.5 |", "| killed | made | failed |", "no_such_package"):
         assert part in table and part in capsys.readouterr().out + table
     assert suite({"good": made(told)}, "good") == 0
-    assert figures_of(tmp_path)["long"].state == "cut off", "what was found on another day stays"
+    assert metrics_of(tmp_path)["long"].state == "cut off", "what was found on another day stays"
 
 
 def test_what_a_step_started_ends_with_it(suite: Suite, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_a_step_started_ends_with_it(suite: Suite, tmp_path: Path) -> None:
         f"{child!r}], start_new_session=True); print('FIGURES {{\"pid\": %d}}' % child.pid, flush=True); child.wait()"
     )
     assert suite({"long": made(code, limit=3)}, "--seconds", "0") == 1
-    pid = figures_of(tmp_path)["long"].figures["pid"]
+    pid = metrics_of(tmp_path)["long"].metrics["pid"]
     deadline = time.monotonic() + PATIENCE_SECONDS
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
         assert time.monotonic() < deadline
@@ -141,8 +141,8 @@ def test_a_suite_that_is_killed_has_written_every_step_before(tmp_path: Path) ->
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=PATIENCE_SECONDS) == 143
     process.stdout.close()
-    found = figures_of(tmp_path)
-    assert found["first"].figures == {"rate": 3} and "second" not in found
+    found = metrics_of(tmp_path)
+    assert found["first"].metrics == {"rate": 3} and "second" not in found
 
 
 def test_time_that_a_step_leaves_is_the_next_ones_and_all_keep_to_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_without_a_gpu_every_step_is_skipped_with_its_reason(
     monkeypatch.setattr(gpu_suite, "machine_of", lambda asked, commit: {"device": None})
     assert gpu_suite.main(["--folder", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert list(figures_of(tmp_path)) == list(STEPS)
+    assert list(metrics_of(tmp_path)) == list(STEPS)
     for name in STEPS:
         assert f"{name}: skipped: torch sees no GPU" in said
     for arguments, message in ((["nothing"], "there are model, round"), (["--model", "/nowhere"], "config.json")):
@@ -199,7 +199,7 @@ def test_the_makefile_has_a_target_a_step_and_every_command_is_there() -> None:
             assert Path(first).is_file() if first != "-m" else module.exists(), name
 
 
-def test_figures_of_a_cpu_are_no_figures_of_a_gpu() -> None:
+def test_metrics_of_a_cpu_are_no_metrics_of_a_gpu() -> None:
     """What stands in docs/results/gpu/ was measured on one, and is on the page as the suite shows it."""
     page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     assert "docs/results/gpu/" in page and "gpu_suite.py --table" in page
@@ -254,28 +254,28 @@ def test_all_of_it_runs_in_small_where_only_a_bare_machines_packages_and_the_whe
         [interpreter, str(SUITE), "--device", "cpu", "--scale", "tiny", "--folder", str(tmp_path / "out")],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    found = figures_of(tmp_path / "out")
+    found = metrics_of(tmp_path / "out")
     assert done.returncode == 0, {name: (each.why, each.said[-8:]) for name, each in found.items() if each.why}
     skipped = {name for name, each in found.items() if each.state != "done"}
     assert skipped == {"vllm", "vllm-tests"} and list(found) == list(STEPS)
-    figures = {name: each.figures for name, each in found.items()}
-    assert figures["round"].keys() >= {"plan", "collect", "distill", "consolidate", "credit", "update_actor"}
+    metrics = {name: each.metrics for name, each in found.items()}
+    assert metrics["round"].keys() >= {"plan", "collect", "distill", "consolidate", "credit", "update_actor"}
     for name in ("update-lora", "update-full"):
-        assert figures[name]["TRL"]["cosine"] > 0.99 and figures[name]["this"]["seconds"] > 0
-    assert re.search("GPU|installed", figures["update-lora"]["TRL with Liger"]["skipped"])
-    assert all("turns_per_second" in each for name in ("rollout", "rollout-trl") for each in figures[name].values())
-    assert figures["rollout"].keys() == {"ours", "reread", "paged"} and figures["rollout-trl"].keys() == {
+        assert metrics[name]["TRL"]["cosine"] > 0.99 and metrics[name]["this"]["seconds"] > 0
+    assert re.search("GPU|installed", metrics["update-lora"]["TRL with Liger"]["skipped"])
+    assert all("turns_per_second" in each for name in ("rollout", "rollout-trl") for each in metrics[name].values())
+    assert metrics["rollout"].keys() == {"ours", "reread", "paged"} and metrics["rollout-trl"].keys() == {
         "ours",
         "trl",
         "paged",
     }
-    forms = {name.partition(",")[0]: each for name, each in figures["attention"].items()}
+    forms = {name.partition(",")[0]: each for name, each in metrics["attention"].items()}
     assert set(forms) == {"project", "mask", "lower_right", "lower_right_gqa", "varlen", "padded"}
     assert all(each.get("gradient_error", 0) < 0.05 for each in forms.values()) and "skipped" in forms["varlen"]
-    assert figures["repeat"]["equal"] == figures["repeat"]["stages"] > 5
-    assert figures["handover"]["shared_memory_equal"] and figures["handover"]["file_equal"]
-    assert {"load_trainer", "update", "save", "fsync", "hash_checkpoint", "load_and_merge"} <= figures["large"].keys()
-    assert "skipped" in figures["tests"]["result"] and "scale tiny" in done.stdout
+    assert metrics["repeat"]["equal"] == metrics["repeat"]["stages"] > 5
+    assert metrics["handover"]["shared_memory_equal"] and metrics["handover"]["file_equal"]
+    assert {"load_trainer", "update", "save", "fsync", "hash_checkpoint", "load_and_merge"} <= metrics["large"].keys()
+    assert "skipped" in metrics["tests"]["result"] and "scale tiny" in done.stdout
     used = sum(os.times()[2:4]) - sum(began[2:4])
     assert used < 2 * 180, "seconds of CPU: three minutes on two cores"
-    assert json.loads((tmp_path / "out/figures.json").read_text())["round"]["machine"]["scale"] == "tiny"
+    assert json.loads((tmp_path / "out/metrics.json").read_text())["round"]["machine"]["scale"] == "tiny"

@@ -239,21 +239,21 @@ def credit() -> dict[type[Row], list[Row]]:
     return {r.Credit: credits, r.EntryScore: scores, r.BufferItem: buffer, r.Sample: samples}
 
 
-def judge() -> dict[type[Row], list[Row]]:
+def critique() -> dict[type[Row], list[Row]]:
     """The actor-critic: two experiences accepted, one rejected, one verdict that is none."""
     verdicts = (("accept", 1.0), ("refine", 0.5), ("reject", 0.0), ("malformed", None))
     rows = [
-        r.Judgment(
+        r.Critique(
             episode_id=_episode(i), round=1, family="room", entry_id="e0", content_digest=SHA, generation_id=f"c{i}",
             success_rate=0.5, verdict=verdict, reason_code="ok" if score is not None else "no_verdict", score=score,
             text=None if verdict == "reject" else "go east",
         )
         for i, (verdict, score) in enumerate(verdicts)
     ]  # fmt: skip
-    generations = [_generation(f"c{i}", "actor", "critic", "judge") for i in range(4)]
+    generations = [_generation(f"c{i}", "actor", "critic", "critique") for i in range(4)]
     return {
         r.Generation: generations,
-        r.Judgment: rows,
+        r.Critique: rows,
         r.SuccessRate: [r.SuccessRate(family="room", episodes=8, successes=4)],
     }
 
@@ -346,12 +346,13 @@ def update() -> dict[type[Row], list[Row]]:
 def evaluate() -> dict[type[Row], list[Row]]:
     rows = [
         r.Evaluation(
-            evaluation_id=f"v{i}", round=1, arm=arm, family="room", environment_seed=9, guided=arm == "with_bank",
-            entry_ids=["e9"] if arm == "with_bank" else [], success=False, reward=0.0, turns=2, invalid_actions=1,
-            tokens_read=0 if arm == "random" else 4, tokens_sampled=0 if arm == "random" else 4,
+            evaluation_id=f"v{i}", round=1, condition=condition, family="room", environment_seed=9,
+            guided=condition == "with_bank",
+            entry_ids=["e9"] if condition == "with_bank" else [], success=False, reward=0.0, turns=2, invalid_actions=1,
+            tokens_read=0 if condition == "random" else 4, tokens_sampled=0 if condition == "random" else 4,
             stop_reason="turn_limit", actions=["east", ""],
         )
-        for i, arm in enumerate(("with_bank", "without_bank", "random"))
+        for i, condition in enumerate(("with_bank", "without_bank", "random"))
     ]  # fmt: skip
     return {r.Evaluation: rows}
 
@@ -359,7 +360,7 @@ def evaluate() -> dict[type[Row], list[Row]]:
 STAGES = (
     initialize,
     plan,
-    judge,
+    critique,
     collect,
     asking,
     distill,

@@ -88,8 +88,8 @@ def test_rows_of_tasks(tmp_path: Path) -> None:
 def test_recorded_games(tmp_path: Path) -> None:
     data = yaml.safe_load((ROOT / "conf/tiny.yaml").read_text(encoding="utf-8"))
     environment = data["method"]["families"][0]["environment"]
-    game = {"seed": 1, "start": START, "success": True, "turns": [{"said": "up", "action": "up"}]}
-    mute = {**game, "turns": [{"said": "what?", "action": None}]}
+    game = {"seed": 1, "start": START, "success": True, "turns": [{"text": "up", "action": "up"}]}
+    mute = {**game, "turns": [{"text": "what?", "action": None}]}
     recorded = [{"environment": environment, "games": [game, mute]}]
     data["method"]["recipe"]["warm_start"] |= {"demonstrations": "recorded", "recorded": recorded}
     (tmp_path / "prompts").symlink_to(ROOT / "conf" / "prompts")

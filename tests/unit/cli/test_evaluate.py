@@ -14,7 +14,7 @@ from crl.rounds.evaluate import Choice, Evaluated
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import keep_evaluation
 from crl.run.manifest import Manifest
-from crl.run.retention import Pruned, note_pruned
+from crl.run.retention import Pruned, add_pruned
 from tests.unit.cli.conftest import Outcome
 from tests.unit.lab.table.recorded import WITH, WITHOUT, rows
 from tests.unit.report.builder import retrieval, write_stage
@@ -25,7 +25,7 @@ Crl = Callable[..., Outcome]
 def test_weights_that_retention_deleted_are_no_damage(crl: Crl, room: Path) -> None:
     write_stage(room, 1, "plan", [[retrieval(0)]])
     manifest = Manifest.load(room / "rounds/0001/update_actor")
-    note_pruned(
+    add_pruned(
         room,
         Pruned(round=1, stage="update_actor", path="checkpoint", sha256s={}, bytes=0, manifest=manifest.check),
         token=1,
@@ -63,7 +63,7 @@ def test_seeds_that_no_row_can_hold_are_refused(crl: Crl, room: Path) -> None:
         (("--tasks", "lake,sea"), ("no task 'sea'", "some of lake")),
         (("--tasks", "sea", "--tasks", "lake"), ("no task 'sea'",)),
         (("--tasks", ","), ("no task is named", "some of lake")),
-        (("--arms", "both"), ("no arm 'both'", "with, without, random")),
+        (("--conditions", "both"), ("no condition 'both'", "with, without, random")),
         (("--episodes", "0"), ("--episodes", "greater than or equal to 1")),
         (("--episodes", "100001"), ("100001 episodes", "from 1 to 100000")),
         (("--episodes", "4", "--seeds", "2000000:4"), ("both given",)),
@@ -106,17 +106,28 @@ def test_the_results_by_task_and_on_average(crl: Crl, room: Path, played: list[C
 
 
 def test_what_was_chosen_is_what_is_played(crl: Crl, room: Path, played: list[Choice]) -> None:
-    crl("evaluate", "room", "--tasks", "lake, lake", "--tasks", "lake", "--episodes", "7", "--arms", "with,without")
-    assert played == [Choice(tasks=("lake",), episodes=7, arms=("with", "without"))]
+    crl(
+        "evaluate",
+        "room",
+        "--tasks",
+        "lake, lake",
+        "--tasks",
+        "lake",
+        "--episodes",
+        "7",
+        "--conditions",
+        "with,without",
+    )
+    assert played == [Choice(tasks=("lake",), episodes=7, conditions=("with", "without"))]
 
 
 def test_json_is_all_there_is_on_standard_output(crl: Crl, room: Path, played: list[Choice], tmp_path: Path) -> None:
     data = json.loads(crl("evaluate", "room", "--json", "--out", tmp_path / "rows.parquet").out)
-    assert (data["round"], data["arms"], data["seeds"]["lake"]) == (2, [WITH, WITHOUT], [1_000_000, 3])
-    lake = next(each for each in data["results"] if (each["task"], each["arm"]) == ("lake", WITH))
+    assert (data["round"], data["conditions"], data["seeds"]["lake"]) == (2, [WITH, WITHOUT], [1_000_000, 3])
+    lake = next(each for each in data["results"] if (each["task"], each["condition"]) == ("lake", WITH))
     assert (lake["won"], lake["episodes"], lake["low"], lake["high"]) == (2, 3, *wilson(2, 3))
     assert lake["score"] == pytest.approx(1 / 3) and lake["tokens"] == lake["tokens_read"] + lake["tokens_written"]
-    assert [each["arm"] for each in data["averages"]] == [WITH, WITHOUT]
+    assert [each["condition"] for each in data["averages"]] == [WITH, WITHOUT]
     assert Path(data["kept"]).is_dir() and pq.read_metadata(tmp_path / "rows.parquet").num_rows == 8
 
 

@@ -20,7 +20,7 @@ def test_progress_tells_rate_and_wins_of_all_episodes() -> None:
     assert progress_text(event) == "2 of 16, 3.5 turns/s, won 2 of 16, invalid actions 3"
 
 
-def test_progress_without_figures() -> None:
+def test_progress_without_metrics() -> None:
     assert progress_text(events.Progress(1, "plan", 0, 4, 0.0)) == "0 of 4"
     assert progress_text(events.Progress(1, "plan", 4, 4, 2.0)) == "4 of 4"
 

@@ -30,7 +30,7 @@ def test_train_continue_damage_redo_and_resume(
     first = crl("train", fake, "--rounds", "1", "--no-prefect")
     assert first.code == 0, first.err
     assert "round 1: draw, spread, learn, total" in first.out and "crl verify" in first.out
-    asked = re.search(r"# success by round and arm.*\n  crl sql (.+)", first.out)
+    asked = re.search(r"# success by round and condition.*\n  crl sql (.+)", first.out)
     assert asked is not None and crl("sql", *shlex.split(asked[1])).code == 0, "the suggestion can be typed"
     run = runs / "tiny"
     assert (run / "catalog.duckdb").is_file()

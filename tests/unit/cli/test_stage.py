@@ -58,7 +58,7 @@ def test_a_stage_made_again_is_the_one_of_the_record(path: Path, crl: Crl) -> No
     assert "metrics: 20 rows, equal" in made.out and "differs" not in made.out
     made = crl("stage", path, "1", "learn")  # a file of its own
     assert "metrics: 1 rows, equal" in made.out and "rank0.txt: 6 bytes, equal" in made.out
-    assert "  loss 20\n" in made.out, "figures are told"
+    assert "  loss 20\n" in made.out, "metrics are told"
 
 
 def test_what_differs_is_told_by_key_and_column(path: Path, crl: Crl, monkeypatch: pytest.MonkeyPatch) -> None:

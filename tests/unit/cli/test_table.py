@@ -67,10 +67,10 @@ def test_the_same_in_markdown_and_latex(table_of: Crl) -> None:
     assert all(line.startswith("%") for line in paper.splitlines() if "unfinished" in line)
 
 
-def test_data_have_every_figure(table_of: Crl) -> None:
+def test_data_have_every_metric(table_of: Crl) -> None:
     data = json.loads(found(table_of("both-s1", "plain", "--format", "json")))
     first = data["rows"][0]
-    assert (first["method"], first["arm"], first["runs"], first["rounds"]) == ("both-s1", WITH, ["both-s1"], [2])
+    assert (first["method"], first["condition"], first["runs"], first["rounds"]) == ("both-s1", WITH, ["both-s1"], [2])
     assert first["cells"]["lake"]["actions"] == {"mean": 5.5, "low": None, "high": None}
     assert first["average"]["success"]["mean"] == 0.875 and data["tasks"] == ["lake", "pond"]
     lines = list(csv.DictReader(io.StringIO(found(table_of("both-s1", "plain", "--format", "csv")))))
@@ -80,10 +80,10 @@ def test_data_have_every_figure(table_of: Crl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("figure", "cell"), [("score", "0.50"), ("actions", "5.5"), ("tokens", "37.5"), ("success", "0.75 [")]
+    ("metric", "cell"), [("score", "0.50"), ("actions", "5.5"), ("tokens", "37.5"), ("success", "0.75 [")]
 )
-def test_other_figures(table_of: Crl, figure: str, cell: str) -> None:
-    row = next(line for line in found(table_of("both-s1", "--figure", figure)).splitlines() if " with " in line)
+def test_other_metrics(table_of: Crl, metric: str, cell: str) -> None:
+    row = next(line for line in found(table_of("both-s1", "--metric", metric)).splitlines() if " with " in line)
     assert cell in row
 
 

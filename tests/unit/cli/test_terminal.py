@@ -49,8 +49,10 @@ def test_a_wide_result_is_turned_on_its_side_with_every_id_whole(finished: Path)
 
 
 def test_a_narrow_result_is_a_table(finished: Path) -> None:
-    lines = on_a_terminal("sql", str(finished), "SELECT round, arm, won, games, low, high FROM success_by_arm")
-    assert lines[0].split() == ["round", "arm", "won", "games", "low", "high"] and lines[1].split()[1] == "random"
+    lines = on_a_terminal(
+        "sql", str(finished), "SELECT round, condition, won, games, low, high FROM success_by_condition"
+    )
+    assert lines[0].split() == ["round", "condition", "won", "games", "low", "high"] and lines[1].split()[1] == "random"
 
 
 def test_what_is_longer_than_the_terminal_goes_to_the_pager(finished: Path) -> None:

@@ -29,13 +29,14 @@ OPTION = st.sampled_from(
         "--from",
         "--to",
         "--arms",
+        "--conditions",
         "--experiment",
         "--family",
         "--format",
         "-n",
         "--tasks",
         "--episodes",
-        "--figure",
+        "--metric",
     ]
 )
 RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

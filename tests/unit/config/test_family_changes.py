@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from crl.config.environments import FamilyConfig
-from crl.envs.realms import RealmsConfig, hidden_rule, layouts, note
+from crl.envs.realms import RealmsConfig, experience_text, hidden_rule, layouts
 
 
 def family(*changes: dict[str, Any]) -> FamilyConfig:
@@ -69,8 +69,8 @@ def test_nothing_that_a_note_says_of_the_old_rule_is_right_of_the_new_one() -> N
         for realm in range(8):
             old = RealmsConfig(world=world, realm=realm)
             new = RealmsConfig(world=world, realm=realm, version=1)
-            assert new.make().truth(note(*hidden_rule(old))) == 0
-            assert old.make().truth(note(*hidden_rule(new))) == 0
+            assert new.make().truth(experience_text(*hidden_rule(old))) == 0
+            assert old.make().truth(experience_text(*hidden_rule(new))) == 0
             assert hidden_rule(new) == hidden_rule(RealmsConfig(world=world, realm=realm, version=1))
 
 

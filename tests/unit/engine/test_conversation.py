@@ -60,7 +60,7 @@ def test_a_rank_that_is_done_as_rank_0_asks_to_commit_is_heard_once(order: tuple
     def speak() -> None:
         assert ranks.heard(0) == "job"
         ranks.says(0, "begun", directory="there")
-        ranks.says(0, "progress", figures={})
+        ranks.says(0, "progress", metrics={})
         assert ranks.heard(1) == "job"
         for rank, kind in order:
             ranks.says(rank, kind, result={})
@@ -83,7 +83,7 @@ def test_no_commit_is_allowed_before_every_rank_is_done() -> None:
         ranks.said.set()
         for _ in range(2):  # after the second one, all that was said before the first has been read
             ranks.told.clear()
-            ranks.says(0, "progress", figures={})
+            ranks.says(0, "progress", metrics={})
             assert ranks.told.wait(PATIENCE_SECONDS)
         assert not ranks.far[0].poll(0), "rank 1 is at work"
         ranks.says(1, "result", result={})

@@ -50,7 +50,7 @@ def test_parts_run_elsewhere_join_to_the_same_stage_and_are_not_run_twice(tmp_pa
     with make_driver(tmp_path / "plain") as driver:
         driver.run_rounds(1)
         expected = digests(driver.run)
-    lines, figures = [], []
+    lines, metrics = [], []
     with make_driver(tmp_path / "detached", {"spread/1": ["say", ""]}, shards=2) as driver:
         orders = orders_of(driver)
         assert [(order.stage, order.number, order.count) for order in orders] == [
@@ -58,13 +58,13 @@ def test_parts_run_elsewhere_join_to_the_same_stage_and_are_not_run_twice(tmp_pa
         ]
         for order in reversed(orders):
             outcome = run_order(
-                order, on_line=lambda engine, text: lines.append((engine, text)), on_figures=figures.append
+                order, on_line=lambda engine, text: lines.append((engine, text)), on_metrics=metrics.append
             )
-            assert (outcome.part, outcome.skipped, outcome.figures["made"]) == (order.number - 1, False, 10)
+            assert (outcome.part, outcome.skipped, outcome.metrics["made"]) == (order.number - 1, False, 10)
         assert run_order(orders[2]).skipped
         driver.run_rounds(1)
         assert digests(driver.run) == expected
-    assert ("shard-0", "next line") in lines and len(figures) == PARTS
+    assert ("shard-0", "next line") in lines and len(metrics) == PARTS
 
 
 def test_an_order_of_an_older_attempt_is_refused_and_nothing_is_committed(tmp_path):

@@ -238,7 +238,7 @@ def test_parts_over_three_engines_have_the_digests_of_one(tmp_path, undisturbed,
         assert len({pid for engine in driver._tracks[0].engines.started() for pid in engine.pids}) == 3
         assert not leftovers(driver.run)
     last = [event for event in of(Progress, seen) if event.stage == "spread" and event.round == 2][-1]
-    assert (last.done, last.total, last.figures["made"]) == (40, 40, 40)
+    assert (last.done, last.total, last.metrics["made"]) == (40, 40, 40)
 
 
 def test_what_an_engine_wrote_in_a_stage_is_told_before_the_stage_is_done(tmp_path, seen):
@@ -261,7 +261,7 @@ def test_what_an_engine_wrote_in_a_stage_is_told_before_the_stage_is_done(tmp_pa
     assert [event.text for event in said] == ["a line", "next line", "an error line"]
 
     drawn = [event for event in of(Progress, watched) if event.stage == "draw"]
-    assert (drawn[-1].done, drawn[-1].total) == (5, 5) and drawn[-1].figures == {"drawn": 5, "rate": 2.5}
+    assert (drawn[-1].done, drawn[-1].total) == (5, 5) and drawn[-1].metrics == {"drawn": 5, "rate": 2.5}
     texts = [event.text for event in of(LogLine, watched)]
     assert [text for text in texts if text in ("a line", "next line", "an error line")] == [
         "a line",

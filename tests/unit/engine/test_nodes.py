@@ -37,10 +37,10 @@ def nodes_of(folder: Path, hosts: str = "one slots=1\ntwo slots=1\n", **settings
 
 def test_ranks_fill_the_machines_of_the_hostfile_in_order(tmp_path: Path) -> None:
     nodes = nodes_of(tmp_path, "# ours\nworker-1 slots=4\n\nworker-2.lab  slots=4 # newer\nworker-3 slots=8\n")
-    assert nodes.placed(6) == [Host("worker-1", 4), Host("worker-2.lab", 2)]
-    assert nodes.placed(16)[-1] == Host("worker-3", 8)
+    assert nodes.hosts_of(6) == [Host("worker-1", 4), Host("worker-2.lab", 2)]
+    assert nodes.hosts_of(16)[-1] == Host("worker-3", 8)
     with pytest.raises(BadInput, match="16 slots") as caught:
-        nodes.placed(17)
+        nodes.hosts_of(17)
     assert caught.value.where == "runtime.nodes.hostfile" and "17" in (caught.value.expected or "")
 
 

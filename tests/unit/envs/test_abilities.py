@@ -13,7 +13,8 @@ from crl.envs.slots import TurnLimit
 from crl.protocols import ABILITIES, Environment
 
 OPTIONAL = (
-    protocols.Judge, protocols.Leveled, protocols.Instructive, protocols.Teacher, protocols.Explains, protocols.Graded
+    protocols.KnowsTruth, protocols.Leveled, protocols.Instructive, protocols.Teacher, protocols.Explains,
+    protocols.Graded,
 )  # fmt: skip
 
 

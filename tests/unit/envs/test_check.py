@@ -87,9 +87,9 @@ def test_a_sound_environment_keeps_every_promise(game: Game) -> None:
         "start", "determinism", "rewards and endings", "seeding", "copies", "illegal actions", "turns are spent",
         "step after done", "oracle", "held out",
     }  # fmt: skip
-    assert found(findings, "determinism").said.startswith("20 episodes")
-    assert "solves 20 of 20" in found(findings, "oracle").said
-    assert "steps/s" in found(findings, "speed").said
+    assert found(findings, "determinism").message.startswith("20 episodes")
+    assert "solves 20 of 20" in found(findings, "oracle").message
+    assert "steps/s" in found(findings, "speed").message
     require_passed(findings, "count")
 
 
@@ -115,9 +115,9 @@ class Dying(Count):
 def test_the_order_of_a_set_and_a_death_are_found_through_processes() -> None:
     findings = check(plan(Hashed()))
     assert found(findings, "determinism").outcome == "failed"
-    assert "at the start" in found(findings, "determinism").said
+    assert "at the start" in found(findings, "determinism").message
     findings = check(plan(Dying()))
-    assert found(findings, "determinism").said == "its process ended after `walk_here` was called"
+    assert found(findings, "determinism").message == "its process ended after `walk_here` was called"
     assert found(findings, "start").outcome == "ok", "what can be checked is"
     with pytest.raises(BadInput, match=r"fails .* determinism"):
         require_passed(findings, "dying")
@@ -189,7 +189,7 @@ class Leaking(Count):
 )
 def test_what_is_wrong_is_named(check_of: Any, game: Game, name: str, said: str) -> None:
     result = found(check_of(game), name)
-    assert result.outcome == "failed" and said in result.said, result
+    assert result.outcome == "failed" and said in result.message, result
 
 
 class Endless:
@@ -260,8 +260,8 @@ def test_tool_calls_are_drawn_from_their_schemas_valid_and_not() -> None:
 @pytest.mark.slow
 def test_a_check_that_takes_too_long_is_a_finding() -> None:
     findings = check(plan(Sleeping(), time_limit_seconds=2.0))
-    assert findings == [Finding("start", "failed", findings[0].said)]
-    assert "no answer within 2 s" in findings[0].said
+    assert findings == [Finding("start", "failed", findings[0].message)]
+    assert "no answer within 2 s" in findings[0].message
 
 
 class Sleeping(Count):

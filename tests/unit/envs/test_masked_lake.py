@@ -10,10 +10,10 @@ from crl.envs import check_environment
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.levels import is_held_out
 from crl.envs.masked_lake import MaskedLakeConfig
-from crl.envs.realms import RealmsConfig, note, vocabulary
-from crl.protocols import Explains, Graded, Judge, Leveled, StopReason
+from crl.envs.realms import RealmsConfig, experience_text, vocabulary
+from crl.protocols import Explains, Graded, KnowsTruth, Leveled, StopReason
 
-CONFIG = MaskedLakeConfig(realm=3, world=7)
+CONFIG = MaskedLakeConfig(lake=3, world=7)
 SEEDS = [*range(60), *range(1_000_000, 1_000_064)]
 
 
@@ -94,24 +94,25 @@ def test_why_says_what_was_met_by_the_hidden_meaning():
 def test_every_word_is_one_of_the_miniature_taught_in_realms():
     known = set(vocabulary(RealmsConfig(practice=True)))
     for realm in range(16):
-        environment = MaskedLakeConfig(realm=realm, world=realm).make()
+        environment = MaskedLakeConfig(lake=realm, world=realm).make()
         for start in environment.reset_many(range(40)):
             assert {start.goal, *start.observation.split()} <= known
 
 
 def test_meanings_differ_between_lakes_and_worlds_and_are_two_symbols():
-    meanings = {MaskedLakeConfig(realm=realm, world=world).meaning for realm in range(8) for world in range(8)}
+    meanings = {MaskedLakeConfig(lake=realm, world=world).meaning for realm in range(8) for world in range(8)}
     assert len(meanings) > 30
     assert all(goal != hole for goal, hole in meanings)
-    assert MaskedLakeConfig(realm=1, world=2).meaning == MaskedLakeConfig(realm=1, world=2, side=5).meaning
+    assert MaskedLakeConfig(lake=1, world=2).meaning == MaskedLakeConfig(lake=1, world=2, side=5).meaning
 
 
 def test_truth_is_what_following_a_text_would_meet_first():
     environment, (goal, hole) = CONFIG.make(), CONFIG.meaning
     other = next(letter for letter in "ABCDEFGH" if letter not in (goal, hole))
     for text, worth in (
-        (note(goal, hole), 1.0), (f"take {goal}", 1.0), (note(hole, goal), 0.0), (note(other, goal), 0.5),
-        (note(other, hole), 0.0), (f"take {other}", 0.0), ("walk on", None),
+        (experience_text(goal, hole), 1.0), (f"take {goal}", 1.0), (experience_text(hole, goal), 0.0),
+        (experience_text(other, goal), 0.5),
+        (experience_text(other, hole), 0.0), (f"take {other}", 0.0), ("walk on", None),
     ):  # fmt: skip
         assert environment.truth(text) == worth
 
@@ -119,7 +120,7 @@ def test_truth_is_what_following_a_text_would_meet_first():
 def test_it_is_playable_graded_and_refused_where_nothing_can_be_won():
     check_environment(CONFIG)
     environment = CONFIG.make()
-    for protocol in (Judge, Leveled, Explains, Graded):
+    for protocol in (KnowsTruth, Leveled, Explains, Graded):
         assert isinstance(environment, protocol)
     environment.reset_many(SEEDS)
     assert all(0 < environment.difficulty(slot) <= 1 for slot in range(len(SEEDS)))

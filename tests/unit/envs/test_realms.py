@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from crl.envs.levels import is_held_out
-from crl.envs.realms import PRACTICE_REALMS, RealmsConfig, RealmsEnvironment, hidden_rule, layouts, note, vocabulary
+from crl.envs.realms import (
+    PRACTICE_REALMS,
+    RealmsConfig,
+    RealmsEnvironment,
+    experience_text,
+    hidden_rule,
+    layouts,
+    vocabulary,
+)
 from crl.errors import BadInput
 from crl.protocols import StopReason
 
@@ -134,10 +142,10 @@ def test_truth_counts_key_and_goal() -> None:
     environment = RealmsEnvironment(CONFIG)
     key, goal = hidden_rule(CONFIG)
     other = next(letter for letter in "ABCDEFGH" if letter not in (key, goal))
-    assert environment.truth(note(key, goal)) == 1
+    assert environment.truth(experience_text(key, goal)) == 1
     assert environment.truth(f"in this realm take {key} then {other} .") == 0.5
     assert environment.truth(f"take {key}") == 0.5
-    assert environment.truth(note(other, other)) == 0
+    assert environment.truth(experience_text(other, other)) == 0
     assert environment.truth("be careful") is None
 
 

@@ -1,4 +1,5 @@
-"""Shrines: rules that hold in every game, what is held out, notes that can be checked, and lessons that are true."""
+"""Shrines: rules that hold in every game, what is held out, experiences that can be checked, and lessons that are
+true."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from crl.envs.shrines import (
     write_claim,
 )
 from crl.errors import BadInput
-from crl.protocols import Judge, Lesson, StopReason, Teacher
+from crl.protocols import KnowsTruth, Lesson, StopReason, Teacher
 from crl.records import Episode, Turn
 from tests.marks import sampled
 
@@ -36,7 +37,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def played(
-    environment: ShrinesEnvironment, slot: int, offered: list[str], note: str | None
+    environment: ShrinesEnvironment, slot: int, offered: list[str], experience: str | None
 ) -> tuple[Episode, list[Turn]]:
     """The record of a game in which these things were offered; `environment` was just reset."""
     game = environment._slots[slot].game
@@ -52,10 +53,10 @@ def played(
         if step.done:
             break
     assert step is not None and step.stop_reason is not None
-    shown = [] if note is None else ["x"]
+    shown = [] if experience is None else ["x"]
     episode = Episode(
-        episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=note is not None,
-        entry_ids=shown, content_digests=shown, experiences=[] if note is None else [note],
+        episode_id="e", round=1, family="f", group=0, member=0, environment_seed=0, guided=experience is not None,
+        entry_ids=shown, content_digests=shown, experiences=[] if experience is None else [experience],
         goal=f"Open the {game.name} shrine: offer 3",
         success=step.success, reward=step.reward, turns=len(turns), invalid_actions=0, tokens_read=0, tokens_sampled=0,
         stop_reason=step.stop_reason.value, last_observation=step.observation, error=None,
@@ -94,7 +95,7 @@ def test_a_wrong_offering_ends_the_game_and_a_word_that_is_no_thing_spends_a_tur
     assert (step.done, step.stop_reason) == (True, StopReason.turn_limit)
     environment.reset_many([3])
     step = environment.step_many({0: first})[0]
-    assert step.legal and first not in step.actions and len(step.actions) == CONFIG.shown - 1
+    assert step.legal and first not in step.actions and len(step.actions) == CONFIG.choices - 1
 
 
 def test_the_last_observation_says_what_the_last_offering_did() -> None:
@@ -160,7 +161,7 @@ def test_practice_teaches_no_rule_of_a_world_and_no_name_of_a_shrine() -> None:
 def test_too_few_things_are_refused_where_a_side_would_be_empty(things: int, worlds: int) -> None:
     refused = 0
     for world in range(worlds):
-        config = ShrinesConfig(world=world, things=things, shown=4)
+        config = ShrinesConfig(world=world, things=things, choices=4)
         try:
             check_environment(config)
         except BadInput as error:
@@ -171,7 +172,7 @@ def test_too_few_things_are_refused_where_a_side_would_be_empty(things: int, wor
 
 def test_it_is_a_judge_and_a_teacher() -> None:
     environment = ShrinesEnvironment(CONFIG)
-    assert isinstance(environment, Judge) and isinstance(environment, Teacher)
+    assert isinstance(environment, KnowsTruth) and isinstance(environment, Teacher)
     name, rule = NAMES[CONFIG.shrine], hidden_rule(CONFIG)
     other = next(thing for thing in THINGS if thing not in rule)
     assert environment.truth(write_claim(name, Claim(rule)) or "") == 1.0
@@ -217,8 +218,10 @@ def test_lessons_are_true_of_the_rule_whatever_was_played_and_whatever_note_guid
     [start] = environment.reset_many([seed])
     rule = environment._slots[0].game.rule
     generator = np.random.default_rng(seed)
-    note = environment.hint(0, generator, true=True)
-    assert note is None or (read_claim(note) is not None and read_claim(note).share_right(rule) == 1.0)
+    experience = environment.hint(0, generator, true=True)
+    assert experience is None or (
+        read_claim(experience) is not None and read_claim(experience).share_right(rule) == 1.0
+    )
     skill = random.random()
     offered = []
     for thing in rule:
@@ -226,7 +229,7 @@ def test_lessons_are_true_of_the_rule_whatever_was_played_and_whatever_note_guid
         offered.append(thing if random.random() < skill else random.choice(left))
         if offered[-1] != thing:
             break
-    episode, turns = played(environment, 0, offered, note)
+    episode, turns = played(environment, 0, offered, experience)
     lesson = lesson_of(episode, turns)
     if lesson.kind == "return":
         assert episode.guided and lesson.text is None
@@ -237,13 +240,13 @@ def test_lessons_are_true_of_the_rule_whatever_was_played_and_whatever_note_guid
     assert not episode.success or claim.taken == rule
 
 
-def game(rule: tuple[str, ...], offered: list[str], note: str | None) -> Lesson:
+def game(rule: tuple[str, ...], offered: list[str], experience: str | None) -> Lesson:
     environment = ShrinesEnvironment(CONFIG)
     environment.reset_many([0])
     slot = environment._slots[0]
     slot.game = dataclasses.replace(slot.game, name="red", rule=rule, things=("bell", "cup", "coin", "rose"))
     slot.left = list(slot.game.things)
-    return lesson_of(*played(environment, 0, offered, note))
+    return lesson_of(*played(environment, 0, offered, experience))
 
 
 RULE = ("bell", "cup", "coin")
@@ -251,7 +254,7 @@ WHOLE = "Offer the red shrine the bell, then the cup, then the coin."
 
 
 @pytest.mark.parametrize(
-    ("offered", "note", "expected"),
+    ("offered", "experience", "expected"),
     [
         (["bell", "cup", "coin"], None, Lesson("add", WHOLE)),
         (["bell", "cup", "coin"], WHOLE, Lesson("return")),
@@ -275,7 +278,17 @@ WHOLE = "Offer the red shrine the bell, then the cup, then the coin."
             Lesson("update", "Offer the red shrine the bell. It refuses the rose second."),
         ),
     ],
-    ids=["won", "known", "more", "first loss", "one step further", "another refusal", "again", "strayed", "wrong note"],
+    ids=[
+        "won",
+        "known",
+        "more",
+        "first loss",
+        "one step further",
+        "another refusal",
+        "again",
+        "strayed",
+        "wrong experience",
+    ],
 )
-def test_what_a_game_teaches(offered: list[str], note: str | None, expected: Lesson) -> None:
-    assert game(RULE, offered, note) == expected
+def test_what_a_game_teaches(offered: list[str], experience: str | None, expected: Lesson) -> None:
+    assert game(RULE, offered, experience) == expected

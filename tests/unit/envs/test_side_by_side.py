@@ -14,7 +14,7 @@ from crl.envs.realms import RealmsConfig
 from crl.envs.shrines import ShrinesConfig
 from crl.envs.side_by_side import SideBySide
 from crl.errors import BadInput
-from crl.protocols import Judge, Leveled, Start, Step, StopReason, Teacher
+from crl.protocols import KnowsTruth, Leveled, Start, Step, StopReason, Teacher
 from tests.processes import PATIENCE_SECONDS
 
 
@@ -158,5 +158,5 @@ def test_rows_are_those_of_the_environment_itself():
 def test_it_knows_what_its_instances_know():
     beside = SideBySide(ShrinesConfig().make, workers=2)
     beside.reset_many([1, 2])
-    assert isinstance(beside, Judge) and isinstance(beside, Teacher) and isinstance(beside, Leveled)
+    assert isinstance(beside, KnowsTruth) and isinstance(beside, Teacher) and isinstance(beside, Leveled)
     assert not isinstance(SideBySide(RealmsConfig().make, workers=2), Teacher)

@@ -9,7 +9,7 @@ from crl.envs import make_environment
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.shrines import ShrinesConfig, ShrinesEnvironment
 from crl.envs.slots import TurnLimit
-from crl.protocols import Explains, Graded, Judge, StopReason, Teacher
+from crl.protocols import Explains, Graded, KnowsTruth, StopReason, Teacher
 from tests.unit.recipes.endless import Endless, EndlessConfig
 
 
@@ -44,8 +44,8 @@ def test_without_a_limit_there_is_no_end_and_nothing_around_the_environment():
 
 def test_what_an_environment_knows_it_knows_with_a_limit_too():
     limited = TurnLimit(ShrinesEnvironment(ShrinesConfig()), 1)
-    assert isinstance(limited, Judge) and isinstance(limited, Teacher)
-    assert not isinstance(TurnLimit(Endless(), 1), Judge | Teacher)
+    assert isinstance(limited, KnowsTruth) and isinstance(limited, Teacher)
+    assert not isinstance(TurnLimit(Endless(), 1), KnowsTruth | Teacher)
     assert isinstance(TurnLimit(FrozenLakeConfig().make(), 1), Explains)
     assert isinstance(TurnLimit(FrozenLakeConfig().make(), 1), Graded) and not isinstance(limited, Explains | Graded)
     practice = limited.practice()

@@ -26,9 +26,9 @@ def update(model_path, samples, hide_gpu, autocast, queue):
     )
     trainer = Trainer(role, model_path=model_path, checkpoint=None, threads=1)
     seen = {}
-    figures = trainer.update(samples, objectives(ActorObjective()), inspect=seen.update)
+    metrics = trainer.update(samples, objectives(ActorObjective()), inspect=seen.update)
     device = next(trainer._engine.module.parameters()).device.type
-    queue.put((device, figures, {name: value.numpy() for name, value in seen.items()}))
+    queue.put((device, metrics, {name: value.numpy() for name, value in seen.items()}))
 
 
 def run(model_path, samples, *, hide_gpu, autocast="none"):
@@ -69,9 +69,9 @@ def test_the_gradient_on_a_gpu_points_where_the_cpus_does(base_model, random_sam
 def test_a_bfloat16_update_on_a_gpu_moves_the_weights_the_same_way(base_model, random_samples):
     samples = random_samples(8)
     _, _, on_cpu = run(base_model, samples, hide_gpu=True)
-    device, figures, in_bfloat16 = run(base_model, samples, hide_gpu=False, autocast="bfloat16")
+    device, metrics, in_bfloat16 = run(base_model, samples, hide_gpu=False, autocast="bfloat16")
     assert device == "cuda"
-    assert figures["stepped"] == 1.0 and figures["update_norm"] > 0
+    assert metrics["stepped"] == 1.0 and metrics["update_norm"] > 0
     assert cosine(on_cpu, in_bfloat16) > 0.98
 
 

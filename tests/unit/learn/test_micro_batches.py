@@ -84,7 +84,7 @@ def test_every_sample_reads_its_own_tokens_in_segments(random_samples: MakeSampl
 def test_targets_are_the_tokens_after_the_inputs(random_samples: MakeSamples) -> None:
     for samples in (random_samples(3), group(random_samples(3), [9, 9])):
         batch = collate(samples)
-        places = batch.places_N.tolist()
+        places = batch.positions_N.tolist()
         for row, sample in enumerate(samples):
             length = len(sample.token_ids) - 1
             assert batch.targets_BT[row, :length].tolist() == sample.token_ids[1:]

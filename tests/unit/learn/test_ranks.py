@@ -36,7 +36,7 @@ for case, chosen in enumerate((samples, samples[:1])):  # with one sample, a sec
     found = {}
     trainer = Trainer(role, model_path=Path(base), checkpoint=None, threads=1)
     before = trainer.weights()
-    found["figures"] = trainer.update(chosen, objectives(ActorObjective()), inspect=lambda g: found.update(gradients=g))
+    found["metrics"] = trainer.update(chosen, objectives(ActorObjective()), inspect=lambda g: found.update(gradients=g))
     after = trainer.weights()
     trainer.dispose()
     found["update"] = {name: after[name] - before[name] for name in before}
@@ -120,9 +120,9 @@ def test_two_ranks_make_the_step_of_one(
         for expected, found in zip(alone, cases, strict=True):
             assert relative_difference(expected["gradients"], found["gradients"]) < 1e-4, rank
             assert relative_difference(expected["update"], found["update"]) < 1e-4, rank
-            assert found["figures"]["update_norm"] > 0
-            for name, value in expected["figures"].items():
-                assert found["figures"][name] == pytest.approx(value, rel=1e-4), name
+            assert found["metrics"]["update_norm"] > 0
+            for name, value in expected["metrics"].items():
+                assert found["metrics"][name] == pytest.approx(value, rel=1e-4), name
             assert found["straight"][0] == found["resumed"][0]
             for name, value in found["straight"][1].items():
                 assert torch.equal(value, found["resumed"][1][name]), f"{name}: resume is not bit-exact"

@@ -68,9 +68,9 @@ def test_equal_updates_write_equal_bytes_and_resume_is_bit_exact(
     config = role(stage=stage, lora=lora)
     for name in ("one", "two"):
         first = trainer(config, base_model)
-        figures = first.update(samples, objectives(ActorObjective()))
+        metrics = first.update(samples, objectives(ActorObjective()))
         first.save(tmp_path / name)
-        assert figures["update_norm"] > 0
+        assert metrics["update_norm"] > 0
         if name == "two":
             straight = first.update(samples, objectives(ActorObjective()))
             first.save(tmp_path / "straight")
@@ -169,14 +169,14 @@ def test_plain_sgd_moves_by_the_learning_rate_times_the_clipped_gradient(
     samples = random_samples(4)
     for stage in (0, 2):
         one = trainer(role(stage=stage, kind="sgd", learning_rate=0.5, max_grad_norm=0), base_model)
-        figures = one.update(samples, objectives(ActorObjective()))
+        metrics = one.update(samples, objectives(ActorObjective()))
         one.dispose()
-        assert figures["update_norm"] == pytest.approx(0.5 * figures["grad_norm"], rel=1e-4)
-        clip = figures["grad_norm"] / 4
+        assert metrics["update_norm"] == pytest.approx(0.5 * metrics["grad_norm"], rel=1e-4)
+        clip = metrics["grad_norm"] / 4
         one = trainer(role(stage=stage, kind="sgd", learning_rate=0.5, max_grad_norm=clip), base_model)
         clipped = one.update(samples, objectives(ActorObjective()))
         one.dispose()
-        assert clipped["grad_norm"] == pytest.approx(figures["grad_norm"], rel=1e-5), "the norm before clipping"
+        assert clipped["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5), "the norm before clipping"
         assert clipped["update_norm"] == pytest.approx(0.5 * clip, rel=1e-3)
 
 
@@ -210,9 +210,9 @@ def test_the_learning_rate_rises_over_the_first_updates_and_a_resumed_run_goes_o
 def test_without_warm_up_the_rate_is_the_configured_one(base_model: Path, random_samples: MakeSamples) -> None:
     assert OptimizerConfig().warmup_steps == 0
     one = trainer(role(), base_model)
-    figures = one.update(random_samples(4), objectives(ActorObjective()))
+    metrics = one.update(random_samples(4), objectives(ActorObjective()))
     one.dispose()
-    assert figures["learning_rate"] == 1e-2
+    assert metrics["learning_rate"] == 1e-2
 
 
 def test_log_probabilities_are_those_of_a_plain_forward_pass(base_model: Path, random_samples: MakeSamples) -> None:
@@ -232,11 +232,11 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(base_model: Path, r
         ]
         samples.append(dataclasses.replace(sample, logprobs=stored))
     one = trainer(role(), base_model)
-    figures = one.update(samples, objectives(ActorObjective()))
+    metrics = one.update(samples, objectives(ActorObjective()))
     one.dispose()
-    assert figures["logprob_mismatch"] < 1e-5
-    assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-    assert figures["clipped_low"] == figures["clipped_high"] == 0.0
+    assert metrics["logprob_mismatch"] < 1e-5
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["clipped_low"] == metrics["clipped_high"] == 0.0
 
 
 def test_a_round_that_says_nothing_takes_no_step(base_model: Path, random_samples: MakeSamples) -> None:
@@ -244,10 +244,10 @@ def test_a_round_that_says_nothing_takes_no_step(base_model: Path, random_sample
     one = trainer(role(), base_model)
     one.update(samples, objectives(ActorObjective()))
     before = one.weights()
-    figures = one.update(
+    metrics = one.update(
         [dataclasses.replace(sample, advantage=0.0) for sample in samples], objectives(ActorObjective())
     )
-    assert figures == {"samples": 3.0, "samples_without_gradient": 3.0, "stepped": 0.0}
+    assert metrics == {"samples": 3.0, "samples_without_gradient": 3.0, "stepped": 0.0}
     after = one.weights()
     one.dispose()
     assert all(torch.equal(before[name], after[name]) for name in before), "momentum must not move the weights"

@@ -174,6 +174,6 @@ def test_doctor_says_so(made: Experiment, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         "crl.preflight.probe.Comparison.checks", lambda self, **more: []
     )  # seconds, and tested elsewhere
-    found = {finding.name: finding.found for finding in experiment_findings(made, 1)}
+    found = {finding.name: finding.result for finding in experiment_findings(made, 1)}
     assert found["chat template, actor"].startswith(TRAINING)
     assert "chat template, extractor" not in found, "it writes one turn, with the model's own"

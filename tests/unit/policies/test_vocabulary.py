@@ -126,12 +126,12 @@ def test_an_update_scores_what_was_sampled_as_it_was_sampled(padded: Path) -> No
     trainer = Trainer(_role(padded), model_path=padded, checkpoint=None, threads=1)
     gradients: dict[str, Any] = {}
     try:
-        figures = trainer.update(samples, objectives(ActorObjective()), inspect=gradients.update)
+        metrics = trainer.update(samples, objectives(ActorObjective()), inspect=gradients.update)
         after = trainer.weights()["lm_head.weight"]
     finally:
         trainer.dispose()
-    assert figures["stepped"] == 1 and figures["logprob_mismatch"] < 1e-5 and figures["mismatch_kl"] < 1e-8
-    assert figures["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["stepped"] == 1 and metrics["logprob_mismatch"] < 1e-5 and metrics["mismatch_kl"] < 1e-8
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     head = gradients["lm_head.weight"]
     assert float(head[:HOLE].abs().max()) > 0
     assert float(head[512:].abs().max()) == 0 == float(head[HOLE].abs().max())

@@ -195,7 +195,7 @@ def test_time_is_told_from_the_rounds_that_a_run_has(tmp_path: Path) -> None:
     made = load_experiment(ROOT / "conf/tiny.yaml")
 
     def time() -> str:
-        return {need.name: need.said for need in needs(made, estimate(made), 1, tmp_path / "run")}["time"]
+        return {need.name: need.message for need in needs(made, estimate(made), 1, tmp_path / "run")}["time"]
 
     assert time() == "not known before the first round"
     for number, stage, seconds in (
@@ -220,12 +220,12 @@ def test_doctor_says_what_servers_take(tmp_path: Path, monkeypatch: pytest.Monke
         return {need.name: need for need in needs(made, estimate(made), 1, tmp_path)}
 
     alone, two = told(), told(shards=2, servers={"actor": {"folder": str(tmp_path)}})
-    assert alone["vLLM server, actor"].said == "0.4 of the GPU's memory: 32.0 GB"
-    assert "for the largest process, vLLM servers included; the GPU has 80.0 GB" in alone["memory of the GPU"].said
+    assert alone["vLLM server, actor"].message == "0.4 of the GPU's memory: 32.0 GB"
+    assert "for the largest process, vLLM servers included; the GPU has 80.0 GB" in alone["memory of the GPU"].message
     assert alone["memory of the GPU"].fits and not two["memory of the GPU"].fits
-    assert "for the 2 engines that share one" in two["memory of the GPU"].said
+    assert "for the 2 engines that share one" in two["memory of the GPU"].message
     assert "gpu_memory_utilization" in two["memory of the GPU"].mend
-    assert f"in {tmp_path} for vLLM servers" in two["disk"].said
+    assert f"in {tmp_path} for vLLM servers" in two["disk"].message
 
 
 def test_without_a_gpu_a_server_is_a_process_with_weights_and_a_cache() -> None:

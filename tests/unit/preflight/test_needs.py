@@ -1,4 +1,4 @@
-"""The figures of `crl doctor` against arithmetic by hand, against what torch keeps, and against the files of a run."""
+"""The metrics of `crl doctor` against arithmetic by hand, against what torch keeps, and against the files of a run."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_parts_are_the_waves_of_the_round(wave_groups: int, mixed: bool) -> None
 
 def test_doctor_says_where_shards_would_have_nothing_to_do() -> None:
     (finding,) = _shards(experiment("scale/qwen-7b.yaml", runtime__shards=8))
-    assert "8" in finding.found and "2 parts" in finding.found and "wave_groups" in finding.mend
+    assert "8" in finding.result and "2 parts" in finding.result and "wave_groups" in finding.mend
     assert finding.mark == "–", "no error"
     assert not list(_shards(experiment("scale/qwen-7b.yaml", runtime__shards=2)))
 

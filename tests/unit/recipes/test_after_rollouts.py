@@ -39,7 +39,7 @@ def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: 
         writer = MemoryWriter(scratch)
         context = StageContext(
             method=run.method, recipe=recipe, stage=stage, round_number=1, reader=run, writer=writer,
-            services=services, progress=lambda figures: None,
+            services=services, progress=lambda metrics: None,
         )  # fmt: skip
         with settings_read(run.method) as found:
             if stage.run is not None:

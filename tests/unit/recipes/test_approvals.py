@@ -132,7 +132,7 @@ def test_a_decision_about_other_rows_is_never_applied(waiting: Path, crl: Callab
     other = dataclasses.replace(pending, shown="0" * 64)
     decide(other, approve=True, person="Ada")
     found = asked(waiting)
-    assert found.outdated is not None and "an earlier decision concerns other operations" in found.told()
+    assert found.outdated is not None and "an earlier decision concerns other operations" in found.in_words()
     with pytest.raises(ApprovalPending, match="an earlier decision"):
         go_on(waiting)
     assert crl("approve", waiting, "--reject-all", "--person", "Bob")[0] == 0

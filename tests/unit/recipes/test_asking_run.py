@@ -307,15 +307,15 @@ def test_the_time_of_every_search_and_answer_is_noted_and_their_tokens_are_count
     }
     for role, sampled in wrote.items():
         read = sum(len(each.token_ids) for each in written if each.role == role) - sampled
-        figures = {row.name: row.value for row in rows(run, Metric, "health", [ROUNDS])}
-        assert (figures[f"{role}_tokens_read"], figures[f"{role}_tokens_sampled"]) == (read, sampled)
+        metrics = {row.name: row.value for row in rows(run, Metric, "health", [ROUNDS])}
+        assert (metrics[f"{role}_tokens_read"], metrics[f"{role}_tokens_sampled"]) == (read, sampled)
 
 
 def test_evaluation_with_the_bank_asks_too_and_leaves_no_row_of_it(run: RunDirectory) -> None:
     held_out = rows(run, Evaluation, "evaluate", [ROUNDS])
-    with_bank = [each for each in held_out if each.arm == "with_bank"]
+    with_bank = [each for each in held_out if each.condition == "with_bank"]
     assert any("<ask>" in each.actions for each in with_bank)
-    assert all("<ask>" not in each.actions for each in held_out if each.arm == "without_bank")
+    assert all("<ask>" not in each.actions for each in held_out if each.condition == "without_bank")
     assert all(each.turns <= 4 for each in held_out)
     assert list(run.manifest(ROUNDS, "evaluate").digested.files) == ["evaluations.parquet"]
 

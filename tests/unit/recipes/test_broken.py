@@ -14,11 +14,11 @@ from crl.errors import BadInput, EnvironmentBroken
 from crl.protocols import Start, Step, StopReason
 from crl.records import Episode, Evaluation
 from crl.report.markdown import rounds_markdown
-from crl.report.round_tables import notes
+from crl.report.round_tables import remarks
 from crl.report.summary import summarize
 from crl.report.views import query
 from crl.rounds.evaluate import evaluate_again
-from crl.rounds.provenance import BROKEN, Game, joined, note_games, require_games
+from crl.rounds.provenance import BROKEN, Game, add_games, joined, require_games
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
@@ -178,7 +178,7 @@ def test_the_share_is_of_the_whole_stage_whoever_played_its_parts(tmp_path: Path
     OUTAGE["act"] = False
     stages.to(1, "collect")  # half of it
     [found] = stages.broken()
-    assert (found["games"], found["played"], found["place"].endswith("in fail")) == (4, 8, True)
+    assert (found["games"], found["played"], found["location"].endswith("in fail")) == (4, 8, True)
     others = Stages(tmp_path / "more", family("sim"), wave_groups=1, limit=0.7)
     others.to(1, "plan")
     OUTAGE["act"] = True
@@ -203,12 +203,12 @@ def test_below_the_limit_the_first_of_each_kind_is_in_the_record_the_log_and_the
     assert {error: row["games"] for error, row in found.items()} == {
         "environment_TimeoutError": 4, "environment_KeyError": 2
     }  # fmt: skip
-    text, told = rounds_markdown("x", summarize(stages.run.path)), notes(summarize(stages.run.path))
+    text, told = rounds_markdown("x", summarize(stages.run.path)), remarks(summarize(stages.run.path))
     for error, row in found.items():
-        assert row["details"].startswith("Traceback") and row["place"].startswith("test_broken.py line ")
+        assert row["details"].startswith("Traceback") and row["location"].startswith("test_broken.py line ")
         assert log.count(f"broke: {error}") == 1 and row["details"].splitlines()[-1] in log
         assert row["details"].splitlines()[-1] in text and f"{row['games']} of 8 games of sim" in text
-        assert any(f"{row['games']} of 8 games of sim: {error}" in line and row["place"] in line for line in told)
+        assert any(f"{row['games']} of 8 games of sim: {error}" in line and row["location"] in line for line in told)
     digests = stages.run.manifest(1, "collect").digest
     again = Stages(tmp_path / "again", family("sim", rough=(0, 1, 2)))
     again.to(1, "collect")
@@ -245,7 +245,7 @@ def test_one_broken_level_of_a_small_family_is_a_level(tmp_path: Path) -> None:
 
 def counted(*games: tuple[str, str | None]) -> dict[str, Any]:
     notes: dict[str, Any] = {}
-    note_games(notes, [Game(family, seed, error) for seed, (family, error) in enumerate(games)], of=(1, "collect"))
+    add_games(notes, [Game(family, seed, error) for seed, (family, error) in enumerate(games)], of=(1, "collect"))
     return notes
 
 

@@ -49,7 +49,7 @@ def merged(run, operations):
     stage.run_part(
         StageContext(
             method=run.method, recipe=run.recipe, stage=stage, round_number=number,
-            reader=NextRound(run, operations), writer=writer, services=services, progress=lambda figures: None,
+            reader=NextRound(run, operations), writer=writer, services=services, progress=lambda metrics: None,
         ),
         0,
     )  # fmt: skip

@@ -33,11 +33,11 @@ def test_a_recipe_that_trains_no_extractor_fills_no_buffer(tmp_path: Path, recip
         searched = recorded_bank(played.run, played.recipe, number - 1).table
         written = dict(zip(searched["entry_id"].to_pylist(), searched["updated_round"].to_pylist(), strict=True))
         ages = [number - written[row.entry_id] for row in played.rows(Retrieval, "plan", number) if row.chosen]
-        figures = {row.name: row.value for row in played.rows(Metric, "health", number)}
-        assert (figures["used_age_mean"], figures["used_age_max"]) == (pytest.approx(np.mean(ages)), max(ages))
+        metrics = {row.name: row.value for row in played.rows(Metric, "health", number)}
+        assert (metrics["used_age_mean"], metrics["used_age_max"]) == (pytest.approx(np.mean(ages)), max(ages))
         whole = [number - each for each in written.values()]
-        assert (figures["bank_age_mean"], figures["bank_age_max"]) == (pytest.approx(np.mean(whole)), max(whole))
-        told[number] = figures["used_age_mean"]
+        assert (metrics["bank_age_mean"], metrics["bank_age_max"]) == (pytest.approx(np.mean(whole)), max(whole))
+        told[number] = metrics["used_age_mean"]
     assert recipe != "offline_bank" or told == {2: 1.0, 3: 2.0}, "its bank grows older"
     [chart] = [each for each in bank_charts(summarize(played.run.path)) if each.title.startswith("mean age")]
     shown = {row[0]: row[chart.columns.index("used")] for row in chart.rows}
@@ -142,23 +142,23 @@ def test_notes_that_all_fail_are_no_backlog_in_warm_up_and_a_collapse_once_the_e
     played = Played(tmp_path, made, 5, AllNotesFail(made))
     batch = made.method.recipe.extractor_objective.batch
     shown = {row.round: row for row in summarize(played.run.path) if row.label == str(row.round)}
-    figures, alarms = {}, {}
+    metrics, alarms = {}, {}
     for number in range(1, 6):
         rows = [*played.rows(Metric, "credit", number), *played.rows(Metric, "health", number)]
         alarms[number] = {row.name: row.alarm for row in rows if row.alarm is not None}
-        figures[number] = {(row.stage, row.name): row.value for row in rows}
+        metrics[number] = {(row.stage, row.name): row.value for row in rows}
         buffer = played.rows(BufferItem, "credit", number)
         scored = [row for row in buffer if row.uses]
         assert {row.status for row in buffer} <= {"waiting"} and {row.score_sum / row.uses for row in scored} <= {-1.0}
         oldest = max((number - row.entered_round for row in scored), default=0)
-        assert figures[number]["credit", "buffer_oldest_wait"] == oldest
-        assert figures[number]["health", "buffer_oldest_wait"] == oldest
-        assert shown[number].buffer == figures[number]["credit", "buffer_waiting"] == len(scored)
+        assert metrics[number]["credit", "buffer_oldest_wait"] == oldest
+        assert metrics[number]["health", "buffer_oldest_wait"] == oldest
+        assert shown[number].buffer == metrics[number]["credit", "buffer_waiting"] == len(scored)
     assert played.rows(BufferItem, "credit", 1) and shown[1].buffer == 0, "repeated texts wait for a first use"
     assert min(shown[number].buffer or 0 for number in (3, 4, 5)) > 2 * batch
     assert [number for number in range(1, 6) if "buffer_waiting" in alarms[number]] == [4, 5]
     name = ("health", "extractor_without_gradient")
-    assert [figures[number].get(name) for number in range(1, 6)] == [None, None, None, 1.0, 1.0]
+    assert [metrics[number].get(name) for number in range(1, 6)] == [None, None, None, 1.0, 1.0]
     assert "collapsed" not in alarms[4]
     told = str(alarms[5]["collapsed"])
     assert "all rewards of its full batches are equal, since round 4" in told

@@ -54,7 +54,7 @@ def test_evaluation_takes_the_most_relevant_entry_however_often_training_used_it
     shown = {
         row.environment_seed: next(iter(row.entry_ids), None)
         for row in played.rows(Evaluation, "evaluate", ROUNDS)
-        if row.arm == "with_bank"
+        if row.condition == "with_bank"
     }
     assert shown == expected
     assert any(counted.get(entry_id or "", 0) for entry_id in shown.values()), "training used it, and it is still shown"
@@ -69,7 +69,7 @@ def test_the_old_way_is_an_option(played: Played, tmp_path: Path) -> None:
     }
     old = Played(tmp_path, experiment(**counting), ROUNDS)
     counted = {row.entry_id: row.count for row in old.rows(RetrievalCount, "plan", ROUNDS)}
-    rows = [row for row in old.rows(Evaluation, "evaluate", ROUNDS) if row.arm == "with_bank"]
+    rows = [row for row in old.rows(Evaluation, "evaluate", ROUNDS) if row.condition == "with_bank"]
     assert rows and {counted[next(iter(row.entry_ids), "")] for row in rows} == {min(counted.values())}, (
         "the least used is shown"
     )
@@ -77,12 +77,12 @@ def test_the_old_way_is_an_option(played: Played, tmp_path: Path) -> None:
 
 
 def test_the_random_policy_plays_every_held_out_task_in_round_0(played: Played) -> None:
-    rows = [row for row in played.rows(Evaluation, "evaluate", 0) if row.arm == "random"]
+    rows = [row for row in played.rows(Evaluation, "evaluate", 0) if row.condition == "random"]
     family = played.method.families[0]
     assert len(rows) == RANDOM_PLAYS * family.evaluation_seeds.count
     assert len({row.evaluation_id for row in rows}) == len(rows)
     assert not any(row.guided or row.invalid_actions for row in rows)
-    assert all(row.arm != "random" for row in played.rows(Evaluation, "evaluate", 1))
+    assert all(row.condition != "random" for row in played.rows(Evaluation, "evaluate", 1))
     environment, random = make_environment(family), np.random.default_rng(7)
     wins = []
     for seed in {row.environment_seed for row in rows}:
@@ -121,17 +121,17 @@ def test_the_random_policy_plays_only_what_names_its_actions(tmp_path: Path, at_
     }
     services.environment = lambda family, round_number: quiet[family]  # type: ignore[method-assign]
     played = Played(tmp_path, made, 0, services)
-    arms: dict[str, list[Evaluation]] = {"random": [], "without_bank": []}
+    conditions: dict[str, list[Evaluation]] = {"random": [], "without_bank": []}
     for row in played.rows(Evaluation, "evaluate", 0):
-        arms[row.arm].append(row)
+        conditions[row.condition].append(row)
     notes = played.run.manifest(0, "evaluate").provenance
-    assert len(arms["without_bank"]) == made.method.families[0].evaluation_seeds.count
+    assert len(conditions["without_bank"]) == made.method.families[0].evaluation_seeds.count
     if at_once:
-        assert not arms["random"] and "names no action" in notes["random lake"]
+        assert not conditions["random"] and "names no action" in notes["random lake"]
         return
     assert "random lake" not in notes
-    assert {tuple(row.actions[1:]) for row in arms["random"]} == {(), ("", "", "")}, "four turns, one with a move"
-    assert all(row.invalid_actions == row.turns - 1 for row in arms["random"])
+    assert {tuple(row.actions[1:]) for row in conditions["random"]} == {(), ("", "", "")}, "four turns, one with a move"
+    assert all(row.invalid_actions == row.turns - 1 for row in conditions["random"])
 
 
 def test_the_random_policy_stops_where_nothing_else_ends_an_episode(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_random_policy_stops_where_nothing_else_ends_an_episode(tmp_path: Pa
     services = Services(made)
     services._policies["actor"] = Policy(lambda read, random: "right")
     played = Played(tmp_path, made, 0, services)
-    rows = [row for row in played.rows(Evaluation, "evaluate", 0) if row.arm == "random"]
+    rows = [row for row in played.rows(Evaluation, "evaluate", 0) if row.condition == "random"]
     most = made.method.role("actor").context // 8
     assert len(rows) == RANDOM_PLAYS * 2 and max(row.turns for row in rows) == most
     assert {row.stop_reason for row in rows} == {"success", "turn_limit"}

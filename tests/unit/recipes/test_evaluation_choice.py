@@ -47,17 +47,17 @@ def test_the_evaluation_again_is_that_of_the_stage_and_names_what_it_read(played
 
 
 @pytest.mark.parametrize("tasks", [("pond",), ("pond", "lake")])
-@pytest.mark.parametrize("arms", [("with",), ("without",), ("with", "without"), None])
+@pytest.mark.parametrize("conditions", [("with",), ("without",), ("with", "without"), None])
 @pytest.mark.parametrize("episodes", [3, SPLIT, None])
 def test_a_choice_plays_the_episodes_of_the_whole(
-    played: Played, tasks: tuple[str, ...], arms: tuple[str, ...] | None, episodes: int | None
+    played: Played, tasks: tuple[str, ...], conditions: tuple[str, ...] | None, episodes: int | None
 ) -> None:
-    rows = again(played, tasks=tasks, arms=arms, episodes=episodes)
+    rows = again(played, tasks=tasks, conditions=conditions, episodes=episodes)
     wanted = [
         row
         for row in played.rows(Evaluation, "evaluate", ROUND)
         if row.family in tasks
-        and (arms is None or row.arm.removesuffix("_bank") in arms)
+        and (conditions is None or row.condition.removesuffix("_bank") in conditions)
         and row.environment_seed < FIRST + (episodes or SPLIT)
     ]
     assert wanted and rows == wanted
@@ -77,20 +77,20 @@ def test_a_family_that_is_evaluated_alone_searches_its_own_part_of_the_bank(tmp_
 
 
 def test_more_episodes_than_the_split_go_on_after_it(played: Played) -> None:
-    rows = again(played, tasks=("lake",), arms=("without",), episodes=SPLIT + 3)
+    rows = again(played, tasks=("lake",), conditions=("without",), episodes=SPLIT + 3)
     assert [row.environment_seed for row in rows] == list(range(FIRST, FIRST + SPLIT + 3))
-    assert rows[:SPLIT] == again(played, tasks=("lake",), arms=("without",))
+    assert rows[:SPLIT] == again(played, tasks=("lake",), conditions=("without",))
 
 
 def test_the_random_policy_can_be_played_alone_in_round_0_only(played: Played) -> None:
-    assert {row.arm for row in again(played, 0, arms=("random",))} == {"random"}
-    with pytest.raises(BadInput, match=f"round {ROUND} has nothing to play of the arms random"):
-        again(played, arms=("random",))
+    assert {row.condition for row in again(played, 0, conditions=("random",))} == {"random"}
+    with pytest.raises(BadInput, match=f"round {ROUND} has nothing to play of the conditions random"):
+        again(played, conditions=("random",))
 
 
-def test_a_bank_without_entries_is_no_arm(played: Played) -> None:
-    with pytest.raises(BadInput, match="round 0 has nothing to play of the arms with"):
-        again(played, 0, arms=("with",))
+def test_a_bank_without_entries_is_no_condition(played: Played) -> None:
+    with pytest.raises(BadInput, match="round 0 has nothing to play of the conditions with"):
+        again(played, 0, conditions=("with",))
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_a_bank_without_entries_is_no_arm(played: Played) -> None:
         (Choice(tasks=("sea",)), "no task 'sea'", "lake, pond"),
         (Choice(tasks=("lake", "sea", "sky")), "no task 'sea', 'sky'", "lake, pond"),
         (Choice(tasks=()), "no task is named", "lake, pond"),
-        (Choice(arms=("both",)), "no arm 'both'", "with, without, random"),
-        (Choice(arms=()), "no arm is named", "with, without, random"),
+        (Choice(conditions=("both",)), "no condition 'both'", "with, without, random"),
+        (Choice(conditions=()), "no condition is named", "with, without, random"),
         (Choice(episodes=0), "0 episodes", "from 1 to 100000"),
         (Choice(episodes=100_001), "100001 episodes", "from 1 to 100000"),
         (Choice(episodes=4, seeds=SeedRange(start=FIRST, count=4)), "both given", "one of them"),

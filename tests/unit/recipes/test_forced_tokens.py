@@ -93,7 +93,7 @@ def test_a_turn_without_a_choice_is_recorded_with_the_tokens_it_wrote(tmp_path: 
         assert sum(record.loss_mask) == 2, "two choices tell three things apart"
         assert wrote == len("applebellcrown") + 3
         assert (each.tokens_sampled, each.tokens_read) == (wrote, len(record.token_ids) - wrote)
-    figures = {row.name: row.value for row in played.rows(Metric, "health", 1)}
-    assert figures["actor_tokens_sampled"] == sum(each.tokens_sampled for each in episodes)
-    held_out = [each for each in played.rows(Evaluation, "evaluate", 1) if each.arm == "without_bank"]
+    metrics = {row.name: row.value for row in played.rows(Metric, "health", 1)}
+    assert metrics["actor_tokens_sampled"] == sum(each.tokens_sampled for each in episodes)
+    held_out = [each for each in played.rows(Evaluation, "evaluate", 1) if each.condition == "without_bank"]
     assert held_out and {each.tokens_sampled for each in held_out} == {wrote}

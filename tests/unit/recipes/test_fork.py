@@ -245,7 +245,7 @@ def test_with_nothing_changed_it_is_the_parents_round(parents: dict[str, RunDire
         ("complementary", {"recipe__kind": "static_online"}, "method.recipe.kind"),
         ("complementary", {"recipe__kind": "baseline"}, "method.recipe.kind"),
         ("complementary", {"recipe__self_distillation": {}}, "collect writes other rows"),
-        ("complementary", {"recipe__actor_critic": {}, "prompts__critic": CRITIC}, "judge|reads other stages"),
+        ("complementary", {"recipe__actor_critic": {}, "prompts__critic": CRITIC}, "critique|reads other stages"),
         ("overlap", {"overlap": False}, "plan reads other stages"),
         ("erl", {"recipe__gate": 0.5}, "method.recipe.gate"),
         ("uniform", {"recipe__probe__pool": 32}, "method.recipe.probe.pool"),

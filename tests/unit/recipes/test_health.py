@@ -12,7 +12,7 @@ import pytest
 from crl.config import RECIPES, ActorCriticConfig, FamilyConfig, SelfDistillationConfig, SuppressConfig, TrialConfig
 from crl.engine.driver import Driver
 from crl.envs import make_environment
-from crl.envs.realms import RealmsConfig, hidden_rule, note
+from crl.envs.realms import RealmsConfig, experience_text, hidden_rule
 from crl.records import Metric, rows_of
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
@@ -64,15 +64,15 @@ def test_the_reads_behind_an_update_never_come_to_it():
         assert {"credit", "plan", "collect"} <= behind and "health" not in behind, recipe.name
 
 
-def test_only_this_stage_and_the_figures_of_a_study_ask_what_is_true():
-    """The truth is asked of an environment by one call in two files, for figures that nothing trained reads."""
+def test_only_this_stage_and_the_metrics_of_a_study_ask_what_is_true():
+    """The truth is asked of an environment by one call in two files, for metrics that nothing trained reads."""
     asking = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / "crl").rglob("*.py"))
         if "truth" in (text := path.read_text())
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Attribute) and node.attr == "truth" and isinstance(node.ctx, ast.Load)
-        and not (isinstance(node.value, ast.Name) and node.value.id in ("note", "self"))
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("experience", "self"))
         and not (isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "config_of")
     ]  # fmt: skip
     assert asking == ["crl/lab/study/change.py", "crl/recipes/complementary/health.py"]
@@ -92,7 +92,7 @@ class Realms(Services):
         return make_environment(self._families[family])
 
 
-def figures_of(run: RunDirectory, round_number: int) -> dict[str, float]:
+def metrics_of(run: RunDirectory, round_number: int) -> dict[str, float]:
     return {row.name: row.value for row in rows_of(Metric, run.read(round_number, "health", Metric))}
 
 
@@ -101,7 +101,7 @@ def test_truth_and_coverage_of_two_realms(tmp_path):
     families = [FamilyConfig(name=f"r{world.realm}", environment=world) for world in worlds]
     made = scripted_experiment(method__recipe__kind="experience_only", method__recipe__merge__every=0)
     made = made.model_copy(update={"method": made.method.model_copy(update={"families": families})})
-    right = [note(*hidden_rule(world)) for world in worlds]
+    right = [experience_text(*hidden_rule(world)) for world in worlds]
     key, goal = hidden_rule(worlds[0])
     with ScriptedRun(tmp_path, made, services=Realms(families)) as scripted:
         scripted.initialize()
@@ -109,80 +109,80 @@ def test_truth_and_coverage_of_two_realms(tmp_path):
         def play(*asks: Ask, **more: Any) -> tuple[list[str], dict[str, float]]:
             ids = scripted.play(*asks, family="r0", **more)
             scripted._stage(scripted.newest, "health")
-            return ids, figures_of(scripted.run, scripted.newest)
+            return ids, metrics_of(scripted.run, scripted.newest)
 
         (good, *_), first = play(
             Ask("add", right[0], family="r0"),
-            Ask("add", note(goal, key), family="r0"),
+            Ask("add", experience_text(goal, key), family="r0"),
             Ask("add", "go on", family="r1", cut=True),
             Ask("return"),
         )
         _, second = play(
             Ask("add", right[1], family="r1"), Ask("add", right[1], family="r1"), guided=[(good, True), (good, False)]
         )
-    assert first["notes_new"] == 3 and first["notes_distinct"] == 1.0
-    assert first["notes_true_new"] == first["notes_true"] == pytest.approx(1 / 3)
-    assert first["notes_claiming"] == pytest.approx(2 / 3), "`go on` claims nothing"
-    assert (first["families_with_note"], first["families_with_true_note"]) == (1.0, 0.5)
-    assert first["notes_cut_by_embedder"] == pytest.approx(1 / 3) and second["notes_cut_by_embedder"] == 0.0
-    assert first["share_return"] == first["share_without_note"] == 0.25
-    assert "notes_true_used" not in first, "nothing was shown"
-    assert second["notes_true_new"] == 1.0 and second["notes_distinct"] == 0.5
-    assert second["notes_true"] == 0.5, "the bank refuses the same text twice: 2 of 4"
-    assert (second["families_with_note"], second["families_with_true_note"]) == (1.0, 1.0)
-    assert second["notes_true_used"] == 0.0, "what was shown is judged, not what the bank holds by that name"
+    assert first["experiences_new"] == 3 and first["experiences_distinct"] == 1.0
+    assert first["experiences_true_new"] == first["experiences_true"] == pytest.approx(1 / 3)
+    assert first["experiences_claiming"] == pytest.approx(2 / 3), "`go on` claims nothing"
+    assert (first["families_with_experience"], first["families_with_true_experience"]) == (1.0, 0.5)
+    assert first["experiences_cut_by_embedder"] == pytest.approx(1 / 3) and second["experiences_cut_by_embedder"] == 0.0
+    assert first["share_return"] == first["share_without_experience"] == 0.25
+    assert "experiences_true_used" not in first, "nothing was shown"
+    assert second["experiences_true_new"] == 1.0 and second["experiences_distinct"] == 0.5
+    assert second["experiences_true"] == 0.5, "the bank refuses the same text twice: 2 of 4"
+    assert (second["families_with_experience"], second["families_with_true_experience"]) == (1.0, 1.0)
+    assert second["experiences_true_used"] == 0.0, "what was shown is judged, not what the bank holds by that name"
     assert (second["used_age_mean"], second["used_age_max"]) == (1.0, 1.0)
     assert (second["bank_age_mean"], second["bank_age_max"]) == (1.0, 1.0) and "bank_age_mean" not in first
     assert second["success_guided_minus_free"] == 0.0 and second["success"] == 0.5
 
 
-def test_the_figures_of_a_real_round_are_those_of_its_rows(finished):
+def test_the_metrics_of_a_real_round_are_those_of_its_rows(finished):
     import duckdb
 
     from crl.report.views import reading
 
-    found = {number: figures_of(RunDirectory.open(finished), number) for number in (1, 2)}
+    found = {number: metrics_of(RunDirectory.open(finished), number) for number in (1, 2)}
     with reading(finished, None) as connection:
         assert isinstance(connection, duckdb.DuckDBPyConnection)
 
         def one(sql: str) -> Any:
             return connection.execute(sql).fetchone()
 
-        for number, figures in found.items():
+        for number, metrics in found.items():
             assert one(
                 "SELECT avg((verdict = 'malformed')::INT), avg((verdict = 'add')::INT) FROM distillations "
                 f"WHERE round = {number} AND stage IN ('distill', 'merge')"
-            ) == pytest.approx((figures["share_malformed"], figures["share_add"]))
+            ) == pytest.approx((metrics["share_malformed"], metrics["share_add"]))
             texts = one(
                 "SELECT count(*), count(DISTINCT (family, text)) / count(*) FROM operations WHERE "
                 f"round = {number} AND stage IN ('distill', 'merge') AND kind IN ('add', 'update', 'merge')"
             )
-            assert texts == pytest.approx((figures["notes_new"], figures["notes_distinct"]))
+            assert texts == pytest.approx((metrics["experiences_new"], metrics["experiences_distinct"]))
             assert one(f"SELECT avg(success::INT) FROM episodes WHERE round = {number} AND stage = 'collect'") == (
-                pytest.approx(figures["success"]),
+                pytest.approx(metrics["success"]),
             )
             turns = one(
                 f"SELECT avg(valid::INT), avg((stop_reason = 'length')::INT) FROM turns WHERE round = {number} "
                 "AND stage = 'collect'"
             )
-            assert turns == pytest.approx((figures["turns_valid"], figures["turns_cut"])), "none of them broke"
+            assert turns == pytest.approx((metrics["turns_valid"], metrics["turns_cut"])), "none of them broke"
             cut = one(
                 f"SELECT avg((stop_reason = 'length')::INT) FROM generations WHERE round = {number} "
                 "AND stage IN ('distill', 'merge') AND stop_reason <> 'context_limit'"
             )
-            assert cut == pytest.approx((figures["outputs_cut"],))
+            assert cut == pytest.approx((metrics["outputs_cut"],))
             for role in ("actor", "extractor"):
                 tokens = one(
                     "SELECT sum(len(token_ids)) - sum(list_sum(loss_mask)), sum(list_sum(loss_mask)) FROM generations "
                     f"WHERE round = {number} AND role = '{role}' AND stage IN ('collect', 'distill', 'merge')"
                 )
-                assert tokens == (figures[f"{role}_tokens_read"], figures[f"{role}_tokens_sampled"])
+                assert tokens == (metrics[f"{role}_tokens_read"], metrics[f"{role}_tokens_sampled"])
             read = one(
                 "SELECT sum(turns_shown) / sum(turns), avg((turns_shown < turns)::INT) FROM distillations "
                 f"WHERE round = {number} AND stage = 'distill'"
             )
-            assert read == pytest.approx((figures["turns_shown"], figures["prompts_cut"]))
-            assert figures["collapsed"] == 0 and "notes_true" not in figures, "FrozenLake knows no truth"
+            assert read == pytest.approx((metrics["turns_shown"], metrics["prompts_cut"]))
+            assert metrics["collapsed"] == 0 and "experiences_true" not in metrics, "FrozenLake knows no truth"
         batch = one("SELECT avg(reward), stddev_pop(reward), avg(round - split_part(source, '/', 1)::INT) FROM samples "
                     "WHERE round = 2 AND stage = 'credit' AND role = 'extractor'")  # fmt: skip
         names = ("extractor_reward_mean", "extractor_reward_std", "trained_age_mean")

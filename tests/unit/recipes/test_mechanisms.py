@@ -14,11 +14,11 @@ from crl.records import (
     BankSnapshot,
     BufferItem,
     Credit,
+    Critique,
     EntryUsefulness,
     Episode,
     Evaluation,
     Generation,
-    Judgment,
     Metric,
     Retrieval,
     Sample,
@@ -35,7 +35,7 @@ KINDS = {"ACCEPT": "accept", "REJECT": "reject", "REFINE: win": "refine", "hm": 
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Played:
+def critiqued(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Actor-critic, self-distillation in every second round, guided minus free."""
     made = experiment(
         method__recipe__actor_critic={"max_new_tokens": 32},
@@ -44,7 +44,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Played:
         method__recipe__extractor_objective__credit="guided_minus_free",
         method__evaluation__every=ROUNDS,
     )
-    return Played(tmp_path_factory.mktemp("judged"), made, ROUNDS)
+    return Played(tmp_path_factory.mktemp("critiqued"), made, ROUNDS)
 
 
 def texts_then(played: Played, number: int) -> dict[str, str]:
@@ -52,16 +52,16 @@ def texts_then(played: Played, number: int) -> dict[str, str]:
     return load_texts(played.run.path, recorded_bank(played.run, played.recipe, number - 1).table)
 
 
-def test_every_chosen_experience_is_judged_and_the_episode_is_played_by_the_verdict(judged: Played) -> None:
+def test_every_chosen_experience_is_judged_and_the_episode_is_played_by_the_verdict(critiqued: Played) -> None:
     seen = Counter()
     for number in range(1, ROUNDS + 1):
-        chosen = {row.episode_id: row for row in judged.rows(Retrieval, "plan", number) if row.chosen}
-        verdicts = {row.episode_id: row for row in judged.rows(Judgment, "judge", number)}
+        chosen = {row.episode_id: row for row in critiqued.rows(Retrieval, "plan", number) if row.chosen}
+        verdicts = {row.episode_id: row for row in critiqued.rows(Critique, "critique", number)}
         assert list(verdicts) == [
-            row.episode_id for row in judged.rows(Task, "plan", number) if row.episode_id in chosen
+            row.episode_id for row in critiqued.rows(Task, "plan", number) if row.episode_id in chosen
         ]
-        texts = texts_then(judged, number)
-        for episode in judged.rows(Episode, "collect", number):
+        texts = texts_then(critiqued, number)
+        for episode in critiqued.rows(Episode, "collect", number):
             verdict = verdicts.get(episode.episode_id)
             if verdict is None:
                 assert not episode.guided
@@ -73,34 +73,34 @@ def test_every_chosen_experience_is_judged_and_the_episode_is_played_by_the_verd
             assert episode.experience == {"reject": None, "refine": "win"}.get(kind, text) == verdict.text
             assert episode.guided == (kind != "reject")
             assert episode.entry_ids == ([verdict.entry_id] if episode.guided else [])
-        generations = {row.generation_id: row for row in judged.rows(Generation, "judge", number)}
+        generations = {row.generation_id: row for row in critiqued.rows(Generation, "critique", number)}
         assert set(generations) == {row.generation_id for row in verdicts.values()}
         assert {row.kind for row in generations.values()} <= {"critic"}
     assert set(seen) == set(KINDS.values()), "the run shows every verdict"
 
 
-def test_the_success_rate_is_that_of_all_earlier_rounds(judged: Played) -> None:
+def test_the_success_rate_is_that_of_all_earlier_rounds(critiqued: Played) -> None:
     won: list[bool] = []
     for number in range(1, ROUNDS + 1):
-        rates = judged.rows(SuccessRate, "judge", number)
+        rates = critiqued.rows(SuccessRate, "critique", number)
         assert [(row.episodes, row.successes) for row in rates] == ([(len(won), sum(won))] if won else [])
-        told = {row.success_rate for row in judged.rows(Judgment, "judge", number)}
+        told = {row.success_rate for row in critiqued.rows(Critique, "critique", number)}
         assert told <= {np.mean(won)} if won else not told
-        won += [row.success for row in judged.rows(Episode, "collect", number)]
-    generation = judged.rows(Generation, "judge", ROUNDS)[0]
-    assert f" at {judged.rows(Judgment, 'judge', ROUNDS)[0].success_rate:.1f}" in generation.prompt
+        won += [row.success for row in critiqued.rows(Episode, "collect", number)]
+    generation = critiqued.rows(Generation, "critique", ROUNDS)[0]
+    assert f" at {critiqued.rows(Critique, 'critique', ROUNDS)[0].success_rate:.1f}" in generation.prompt
 
 
-def test_a_use_earns_the_verdict_and_the_difference_to_its_free_twins(judged: Played) -> None:
+def test_a_use_earns_the_verdict_and_the_difference_to_its_free_twins(critiqued: Played) -> None:
     earned: dict[str, list[float]] = defaultdict(list)
     rejected = 0
     for number in range(1, ROUNDS + 1):
-        episodes = {row.episode_id: row for row in judged.rows(Episode, "collect", number)}
-        verdicts = {row.episode_id: row for row in judged.rows(Judgment, "judge", number)}
-        chosen = {row.episode_id: row for row in judged.rows(Retrieval, "plan", number) if row.chosen}
-        rewards = {row.episode_id: row for row in judged.rows(UseReward, "credit", number)}
+        episodes = {row.episode_id: row for row in critiqued.rows(Episode, "collect", number)}
+        verdicts = {row.episode_id: row for row in critiqued.rows(Critique, "critique", number)}
+        chosen = {row.episode_id: row for row in critiqued.rows(Retrieval, "plan", number) if row.chosen}
+        rewards = {row.episode_id: row for row in critiqued.rows(UseReward, "credit", number)}
         assert set(rewards) == set(verdicts)
-        assert {row.episode_id for row in judged.rows(Credit, "credit", number)} == {
+        assert {row.episode_id for row in critiqued.rows(Credit, "credit", number)} == {
             name for name, row in verdicts.items() if row.verdict != "reject"
         }
         for name, row in rewards.items():
@@ -115,24 +115,24 @@ def test_a_use_earns_the_verdict_and_the_difference_to_its_free_twins(judged: Pl
             earned[row.generation_id].append(row.reward)
     assert rejected and earned
     # Whatever was selected on the way was trained on; the rest stands in the last buffer. Nothing is lost.
-    samples = [row for number in range(1, ROUNDS + 1) for row in judged.rows(Sample, "credit", number)
+    samples = [row for number in range(1, ROUNDS + 1) for row in critiqued.rows(Sample, "credit", number)
                if row.objective == "cispo"]  # fmt: skip
-    waiting = [row for row in judged.rows(BufferItem, "credit", ROUNDS) if row.status == "waiting"]
+    waiting = [row for row in critiqued.rows(BufferItem, "credit", ROUNDS) if row.status == "waiting"]
     in_buffer = sum(row.score_sum for row in waiting)
     trained = sum(
         row.score_sum
         for number in range(1, ROUNDS + 1)
-        for row in judged.rows(BufferItem, "credit", number)
+        for row in critiqued.rows(BufferItem, "credit", number)
         if row.status == "selected"
     )
     assert samples and in_buffer + trained == pytest.approx(sum(map(sum, earned.values())))
 
 
-def test_guided_episodes_that_beat_their_free_twins_are_distilled_in_rounds_where_it_is_due(judged: Played) -> None:
+def test_guided_episodes_that_beat_their_free_twins_are_distilled_in_rounds_where_it_is_due(critiqued: Played) -> None:
     for number in range(1, ROUNDS + 1):
-        taught = [row for row in judged.rows(Sample, "credit", number) if row.objective == "nll"]
-        episodes = judged.rows(Episode, "collect", number)
-        contexts = {row.generation_id: row for row in judged.rows(StrippedContext, "collect", number)}
+        taught = [row for row in critiqued.rows(Sample, "credit", number) if row.objective == "nll"]
+        episodes = critiqued.rows(Episode, "collect", number)
+        contexts = {row.generation_id: row for row in critiqued.rows(StrippedContext, "collect", number)}
         if number % 2:
             assert taught == []
             continue
@@ -145,19 +145,19 @@ def test_guided_episodes_that_beat_their_free_twins_are_distilled_in_rounds_wher
         assert better and [row.generation_id for row in taught] == better
         assert all(row.token_ids == contexts[row.generation_id].token_ids for row in taught)
         assert {row.weight for row in taught} == {0.5}
-        figures = {row.name: row.value for row in judged.rows(Metric, "credit", number)}
-        assert figures["self_distilled"] == len(better)
-    batches = judged.services.trainers["actor"].batches
+        metrics = {row.name: row.value for row in critiqued.rows(Metric, "credit", number)}
+        assert metrics["self_distilled"] == len(better)
+    batches = critiqued.services.trainers["actor"].batches
     assert [Counter(row.objective for row in batch)["nll"] > 0 for batch in batches] == [False, True, False]
 
 
-def test_evaluation_with_the_bank_judges_as_well(judged: Played) -> None:
-    rows = judged.rows(Evaluation, "evaluate", ROUNDS)
-    bank = recorded_bank(judged.run, judged.recipe, ROUNDS)
-    texts = load_texts(judged.run.path, bank.table)
+def test_evaluation_with_the_bank_judges_as_well(critiqued: Played) -> None:
+    rows = critiqued.rows(Evaluation, "evaluate", ROUNDS)
+    bank = recorded_bank(critiqued.run, critiqued.recipe, ROUNDS)
+    texts = load_texts(critiqued.run.path, bank.table)
     shown = {entry.entry_id: texts[entry.content_digest] for entry in bank.entries()}
     guided = [row for row in rows if row.guided]
-    assert guided and all(row.arm == "with_bank" for row in guided)
+    assert guided and all(row.condition == "with_bank" for row in guided)
     assert "lose" not in {shown[row.entry_ids[0]] for row in guided}, "what is rejected guides nobody"
     for row in guided:
         assert row.success == (shown[row.entry_ids[0]] in ("win", "vague")), "what is refined is played as rewritten"
@@ -167,9 +167,13 @@ def test_evaluation_with_the_bank_judges_as_well(judged: Played) -> None:
         assert row.tokens_read > 300, "with the prompt of the verdict"
 
 
-def test_a_run_with_every_mechanism_verifies(judged: Played) -> None:
-    assert problems_of(judged.run, judged.recipe) == []
-    assert [stage.name for stage in judged.recipe.stages_of(judged.method, 1)][:3] == ["plan", "judge", "collect"]
+def test_a_run_with_every_mechanism_verifies(critiqued: Played) -> None:
+    assert problems_of(critiqued.run, critiqued.recipe) == []
+    assert [stage.name for stage in critiqued.recipe.stages_of(critiqued.method, 1)][:3] == [
+        "plan",
+        "critique",
+        "collect",
+    ]
 
 
 @pytest.fixture(scope="module")

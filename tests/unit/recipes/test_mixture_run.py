@@ -246,7 +246,9 @@ def test_the_report_has_every_task_and_their_average(run: RunDirectory) -> None:
     average = tasks.average("free")
     assert average is not None and average.mean == pytest.approx(sum(s for s in shares if s is not None) / len(SIZES))
     assert average.low <= average.mean <= average.high
-    assert all(tasks.rate(arm, name).episodes for arm in ("with_bank", "without_bank") for name in tasks.names)
+    assert all(
+        tasks.rate(condition, name).episodes for condition in ("with_bank", "without_bank") for name in tasks.names
+    )
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def first_track(**changes: Any) -> set[str]:
     ("changes", "stages"),
     [
         ({}, {"plan", "collect", "advantages", "update_actor"}),
-        (OPTIONS, {"plan", "judge", "collect", "advantages", "update_actor"}),
+        (OPTIONS, {"plan", "critique", "collect", "advantages", "update_actor"}),
         ({"method__recipe__kind": "baseline"}, {"plan", "collect", "advantages", "update_actor"}),
         ({"method__recipe__kind": "experience_only"}, {"plan", "collect"}),
     ],

@@ -1,4 +1,4 @@
-"""Several passes over a round's samples: optimizer steps on the same batches in the same order, and their figures."""
+"""Several passes over a round's samples: optimizer steps on the same batches in the same order, and their metrics."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def planned(run, number):
     stage = run.recipe.stage(run.method, number, "plan")
     context = StageContext(
         method=run.method, recipe=run.recipe, stage=stage, round_number=number, reader=Reader(), writer=writer,
-        services=Playing(run.method), progress=lambda *figures: None,
+        services=Playing(run.method), progress=lambda *metrics: None,
     )  # fmt: skip
     stage.run(context)
     return writer.rows(Task), writer.rows(Retrieval)

@@ -58,7 +58,7 @@ def test_the_actor_sees_games_that_are_won_some_under_notes_and_none_of_a_task(r
         name = re.search(r"the (\w+) shrine", episode.goal)
         assert name and name.group(1) in PRACTICE_NAMES and name.group(1) not in NAMES
         claim = read_claim(episode.experience or "")
-        assert not episode.guided or (claim is not None and claim.share_right(rule) == 1.0), "its note is true"
+        assert not episode.guided or (claim is not None and claim.share_right(rule) == 1.0), "its experience is true"
     assert len(rows(run, Sample, "warm_start_actor", [0])) == ACTOR
 
 
@@ -77,13 +77,13 @@ def test_the_extractor_sees_every_outcome_and_true_lessons_in_form(run: RunDirec
         claim = read_claim(texts[episode.episode_id])
         assert claim is not None and list(claim.taken) == taken
         assert episode.success or offered[-1] in claim.refused
-    figures = {row.name: row.value for row in rows(run, Metric, "warm_start_extractor", [0])}
-    assert figures["demonstrations"] == figures["demonstrations_in_form"] == EXTRACTOR
+    metrics = {row.name: row.value for row in rows(run, Metric, "warm_start_extractor", [0])}
+    assert metrics["demonstrations"] == metrics["demonstrations_in_form"] == EXTRACTOR
 
 
 def test_held_out_games_are_played_at_the_shrines_of_the_task(run: RunDirectory) -> None:
-    arms = {row.arm for row in rows(run, Evaluation, "evaluate", [0])}
-    assert arms == {"without_bank", "random"}
+    conditions = {row.condition for row in rows(run, Evaluation, "evaluate", [0])}
+    assert conditions == {"without_bank", "random"}
     config = run.method.families[0].environment
     assert isinstance(config, ShrinesConfig) and not config.practice
 

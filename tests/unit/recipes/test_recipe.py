@@ -121,7 +121,7 @@ def test_an_undeclared_read_is_refused():
         reader=None,
         writer=None,
         services=None,
-        progress=lambda figures: None,
+        progress=lambda metrics: None,
     )
     from crl.records import Episode
 

@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
             move = "fly" if seed == SEEDS[1] and not turns else f"I think {environment.oracle(0)}."
             action = action_of(move, start.actions)
             step = environment.step_many({0: action})[0]
-            turns.append({"said": move, "action": action, "legal": step.legal, "observation": step.observation})
+            turns.append({"text": move, "action": action, "legal": step.legal, "observation": step.observation})
         recording.keep(seed, start, turns, step)
     return path
 
@@ -72,8 +72,8 @@ def context(made: Experiment) -> StageContext:
         StageContext,
         SimpleNamespace(
             method=made.method, services=services, stage=SimpleNamespace(name="warm_start_actor"), round=0,
-            environment=lambda family: services.environment(family, 0), progress=lambda *arguments, **figures: None,
-            note_games=lambda games: None,
+            environment=lambda family: services.environment(family, 0), progress=lambda *arguments, **metrics: None,
+            add_games=lambda games: None,
         ),
     )  # fmt: skip
 
@@ -176,5 +176,5 @@ def test_a_run_starts_from_recorded_games(file: Path, tmp_path: Path) -> None:
     turns = rows_of(Turn, run.read(0, "warm_start_actor", Turn))
     learned = sum(turn.last_token - turn.first_token for turn in turns if turn.valid)
     assert sum(sum(sample.loss_mask) for sample in samples) == learned
-    figures = {row.name: row.value for row in rows_of(Metric, run.read(0, "warm_start_actor", Metric))}
-    assert figures["demonstrations"] == figures["demonstrations_won"] == len(SEEDS)
+    metrics = {row.name: row.value for row in rows_of(Metric, run.read(0, "warm_start_actor", Metric))}
+    assert metrics["demonstrations"] == metrics["demonstrations_won"] == len(SEEDS)

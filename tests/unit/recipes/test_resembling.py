@@ -76,7 +76,7 @@ def context(run: ScriptedRun, reader: NextRound, stage: str, services: Any) -> S
     number = run.newest + 1
     return StageContext(
         method=run.method, recipe=run.recipe, stage=run.recipe.stage(run.method, number, stage), round_number=number,
-        reader=reader, writer=Writer(), services=services, progress=lambda figures: None,
+        reader=reader, writer=Writer(), services=services, progress=lambda metrics: None,
     )  # fmt: skip
 
 

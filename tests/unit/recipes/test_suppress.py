@@ -33,7 +33,7 @@ FEW = {"method__families__0__evaluation_seeds__count": 4, "method__evaluation__e
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    made = experiment(method__recipe__suppress={"uses": 2, "sureness": 0.2, "below": -0.1}, **FEW)
+    made = experiment(method__recipe__suppress={"min_uses": 2, "standard_errors": 0.2, "max_effect": -0.1}, **FEW)
     return Played(tmp_path_factory.mktemp("masked"), made, ROUNDS)
 
 
@@ -75,13 +75,13 @@ def test_evaluation_passes_it_over_as_well(masked: Played) -> None:
     assert shown and not shown & harmful and set(digest_of.values()) & harmful
     texts = load_texts(masked.run.path, bank.table)
     assert "win" in {texts[digest] for digest in shown}
-    figures = {row.name: row.value for row in masked.rows(Metric, "effects", ROUNDS)}
-    assert figures["texts_suppressed"] == len(harmful)
+    metrics = {row.name: row.value for row in masked.rows(Metric, "effects", ROUNDS)}
+    assert metrics["texts_suppressed"] == len(harmful)
 
 
 @pytest.mark.slow
 def test_the_same_run_has_the_same_digests(masked: Played, tmp_path: Path) -> None:
-    made = experiment(method__recipe__suppress={"uses": 2, "sureness": 0.2, "below": -0.1}, **FEW)
+    made = experiment(method__recipe__suppress={"min_uses": 2, "standard_errors": 0.2, "max_effect": -0.1}, **FEW)
     assert Played(tmp_path, made, ROUNDS).digests() == masked.digests()
 
 

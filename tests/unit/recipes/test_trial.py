@@ -79,7 +79,7 @@ def played(root: Path, rounds: int = ROUNDS, **changes: object) -> Played:
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    return played(tmp_path_factory.mktemp("tried"), trial={"holds": 1})
+    return played(tmp_path_factory.mktemp("tried"), trial={"reuse_rounds": 1})
 
 
 def pairs_of(run: Played, number: int) -> dict[str, list[tuple[Episode, Episode]]]:
@@ -129,7 +129,7 @@ def test_a_pair_has_one_layout_and_one_sampling_stream(tried: Played) -> None:
         texts = len({tuple(row.content_digests) for row in episodes})
         streams = tried.services.actor.seeds[number]
         assert len(streams) == LAYOUTS and set(streams.values()) == {texts}, (
-            "each note, and none, has the layout's stream"
+            "each experience, and none, has the layout's stream"
         )
 
 
@@ -177,7 +177,7 @@ def test_the_difference_pays_the_writer_instead_of_uses(tried: Played) -> None:
         for number in range(1, ROUNDS + 1)
         for row in tried.rows(Trial, TRIAL, number)
     }
-    assert any(tried.rows(Credit, "credit", number) for number in range(2, ROUNDS + 1)), "notes guided episodes"
+    assert any(tried.rows(Credit, "credit", number) for number in range(2, ROUNDS + 1)), "experiences guided episodes"
     for number in range(1, ROUNDS + 1):
         for row in tried.rows(Sample, "credit", number):
             if row.objective == "cispo":
@@ -194,8 +194,8 @@ def test_results_are_kept_as_long_as_they_hold(tried: Played) -> None:
         assert set(kept.values()) <= {number, number - 1}
         texts = set(pairs_of(tried, number))
         assert {digest for digest, last in kept.items() if last == number} == texts
-    figures = {row.name: row.value for row in tried.rows(Metric, "health", 1)}
-    assert figures["trial_episodes"] == LAYOUTS * 6 and figures["trial_texts"] == 5
+    metrics = {row.name: row.value for row in tried.rows(Metric, "health", 1)}
+    assert metrics["trial_episodes"] == LAYOUTS * 6 and metrics["trial_texts"] == 5
 
 
 def test_a_person_sees_the_trial_of_a_note(tried: Played) -> None:
@@ -212,12 +212,12 @@ def test_a_person_sees_the_trial_of_a_note(tried: Played) -> None:
 
 @pytest.mark.slow
 def test_equal_settings_give_equal_digests_whatever_ran_before(tried: Played, tmp_path: Path) -> None:
-    assert played(tmp_path, trial={"holds": 1}).digests() == tried.digests()
+    assert played(tmp_path, trial={"reuse_rounds": 1}).digests() == tried.digests()
 
 
 @pytest.mark.slow
 def test_rounds_that_overlap_and_many_parts_have_the_same_digests_in_any_order(tmp_path: Path) -> None:
-    """Two families whose notes fill a wave each, with every switch that can go with a trial."""
+    """Two families whose experiences fill a wave each, with every switch that can go with a trial."""
     environment = {"kind": "frozenlake", "size_min": 2, "size_max": 2, "frozen_probability": 1.0, "max_turns": 4,
                    "held_out_moves": 1}  # fmt: skip
     families = [
@@ -227,9 +227,9 @@ def test_rounds_that_overlap_and_many_parts_have_the_same_digests_in_any_order(t
     ]  # fmt: skip
     settings = {
         "method__families": families, "method__overlap": True, "method__rollout__wave_groups": 1,
-        "method__rollout__mixed_waves": True, "method__recipe__suppress": {"uses": 2, "sureness": 0.2},
+        "method__rollout__mixed_waves": True, "method__recipe__suppress": {"min_uses": 2, "standard_errors": 0.2},
         "method__recipe__merge__every": 2, "method__evaluation__every": 0,
-        "method__recipe__trial": {"layouts": 3, "screen": 1, "notes": 3, "holds": 0, "reward": "both"},
+        "method__recipe__trial": {"layouts": 3, "screen": 1, "max_experiences": 3, "reuse_rounds": 0, "reward": "both"},
     }  # fmt: skip
     in_turn = Played(tmp_path / "in_turn", experiment(**settings), ROUNDS)
     late = Played(tmp_path / "late", experiment(**settings), ROUNDS, order=second_track_late)
@@ -249,7 +249,7 @@ def test_a_trial_in_which_every_pair_broke_is_made_again() -> None:
     def result(pairs: int) -> TrialResult:
         return TrialResult(family="f", content_digest="d", round=5, pairs=pairs, wins_with=0, wins_without=0)
 
-    config = TrialConfig(layouts=4, threshold=0.25, holds=10)
+    config = TrialConfig(layouts=4, threshold=0.25, reuse_rounds=10)
     assert in_force([result(1)], config, round=6) and not in_force([result(0)], config, round=6)
 
 

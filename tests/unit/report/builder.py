@@ -141,11 +141,12 @@ def credit(member: int, outcome: float) -> Credit:
     )  # fmt: skip
 
 
-def evaluation(number: int, arm: str, seed: int, success: bool) -> Evaluation:
+def evaluation(number: int, condition: str, seed: int, success: bool) -> Evaluation:
     return Evaluation(
-        evaluation_id=f"r{number}-{arm}-{seed}", round=number, arm=arm, family="room", environment_seed=seed,
-        guided=arm == "with_bank", success=success, reward=float(success), turns=2, invalid_actions=0,
-        tokens_read=0 if arm == "random" else 20, tokens_sampled=0 if arm == "random" else 4,
+        evaluation_id=f"r{number}-{condition}-{seed}", round=number, condition=condition, family="room",
+        environment_seed=seed,
+        guided=condition == "with_bank", success=success, reward=float(success), turns=2, invalid_actions=0,
+        tokens_read=0 if condition == "random" else 20, tokens_sampled=0 if condition == "random" else 4,
         stop_reason="success" if success else "turn_limit", actions=["east"],
     )  # fmt: skip
 

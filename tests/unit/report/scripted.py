@@ -215,7 +215,7 @@ class ScriptedRun:
         named, won = shown
         names = [named] if isinstance(named, str) else list(named)
         return Evaluation(
-            evaluation_id=f"e{number:04d}/with_bank/lake-s{index}", round=number, arm="with_bank", family="lake",
+            evaluation_id=f"e{number:04d}/with_bank/lake-s{index}", round=number, condition="with_bank", family="lake",
             environment_seed=index, guided=True, entry_ids=names, success=won,
             reward=float(won), turns=1, invalid_actions=0, tokens_read=10, tokens_sampled=2,
             stop_reason="success" if won else "turn_limit",
@@ -235,7 +235,7 @@ class ScriptedRun:
             stage = self.recipe.stage(self.method, number, name)
             context = StageContext(
                 method=self.method, recipe=self.recipe, stage=stage, round_number=number, reader=self.run,
-                writer=writer, services=self.services, progress=lambda figures: None,
+                writer=writer, services=self.services, progress=lambda metrics: None,
             )  # fmt: skip
             assert stage.run is not None
             stage.run(context)
@@ -243,5 +243,5 @@ class ScriptedRun:
             seed = [int(word) for word in entropy] if isinstance(entropy, list | tuple) else 0
             writer.commit(
                 inputs=sorted(context.inputs), method_digest=self.run.method_digest, seed=seed,
-                provenance=dict(context.notes),
+                provenance=dict(context.provenance),
             )  # fmt: skip

@@ -15,7 +15,7 @@ from crl.report.bank import entries_after
 from crl.report.story import LEFT, Story, history_listing, story_of, story_tree, word_diff
 from crl.report.views import query
 from crl.report.why import stories, why
-from crl.run.retention import PRUNED, Pruned, note_pruned
+from crl.run.retention import PRUNED, Pruned, add_pruned
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
 
@@ -190,8 +190,8 @@ def test_history_tells_one_line_an_event(told: Told) -> None:
     assert rewritten["before"] == "left or right" and rewritten["after"] == "left, then right"
     assert rewritten["output"] == "UPDATE: left, then right" and rewritten["operation_id"] == "d-r0004-0-o0"
     assert (made["uses"], made["mean_outcome"]) == (1, 1.0)
-    assert refused["note"] == f"update: duplicate of {told.c}" and refused["after"] == "wait"
-    assert left["note"] == f"into {told.merged}" and (left["before"], left["after"]) == ("right, then left", None)
+    assert refused["remark"] == f"update: duplicate of {told.c}" and refused["after"] == "wait"
+    assert left["remark"] == f"into {told.merged}" and (left["before"], left["after"]) == ("right, then left", None)
     kinds = [each["kind"] for each in why(told.path, told.merged).history()]
     assert kinds == ["merge", "update", "update", "update", "keep"]
     out = Console(file=io.StringIO(), width=240)
@@ -209,7 +209,7 @@ def test_it_says_which_checkpoints_were_pruned(told: Told) -> None:
     assert len(writings()) > 1 and not any(writings().values()), "nothing was pruned"
     entry = Pruned(round=2, stage="update_extractor", path="checkpoint", sha256s={}, bytes=1, manifest="m")
     try:
-        note_pruned(told.path, entry, token=1)
+        add_pruned(told.path, entry, token=1)
         assert {place for place, pruned in writings().items() if pruned} == {first}
         text = printed(why(told.path, told.inner))
         assert f"{first} (2 updates, pruned since)" in text and text.count("pruned") == 1

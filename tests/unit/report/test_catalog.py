@@ -43,7 +43,7 @@ def test_the_catalog_holds_views_only_and_is_rebuilt_after_a_move(run: Path, tmp
 QUERIES = (
     "FROM episodes", "SELECT count(*) FROM episodes", "SELECT 1 FROM episodes LIMIT 1", "SELECT EXISTS(FROM stages)",
     "SELECT max(round) FROM bank_snapshots", "FROM bank_at(1)", "SELECT text FROM bank_text WHERE round = 2 LIMIT 1",
-    "SELECT count(*) FROM lineage", "SELECT arm FROM success_by_arm LIMIT 1",
+    "SELECT count(*) FROM lineage", "SELECT condition FROM success_by_condition LIMIT 1",
 )  # fmt: skip
 
 

@@ -69,5 +69,5 @@ def test_packed_records_put_short_columns_side_by_side() -> None:
 
 
 def test_an_empty_listing_is_its_heading() -> None:
-    empty = Listing(("round", "arm"), [])
-    assert printed(empty, 80) == ["round  arm"] == printed(empty, None)
+    empty = Listing(("round", "condition"), [])
+    assert printed(empty, 80) == ["round  condition"] == printed(empty, None)

@@ -108,12 +108,12 @@ def test_numbers_equal_those_of_sql(finished: Path, html: str) -> None:
         "SELECT count_if(success), count(*) FROM episodes WHERE stage = 'collect' AND NOT guided AND round = $round"
     )
     assert cells[1:3] == [f"{won}/{games}" if games else "–" for won, games in (guided, free)]
-    for cell, arm in ((cells[3], "with_bank"), (cells[4], "without_bank")):
-        sql = f"SELECT count_if(success), count(*) FROM evaluations WHERE round = $round AND arm = '{arm}'"
+    for cell, condition in ((cells[3], "with_bank"), (cells[4], "without_bank")):
+        sql = f"SELECT count_if(success), count(*) FROM evaluations WHERE round = $round AND condition = '{condition}'"
         assert cell == (share(*one(sql)) if one(sql)[1] else "–")
     for cell, name in ((cells[5], "turns_valid"), (cells[6], "turns_cut")):
-        figure = one(f"SELECT value FROM metrics WHERE stage = 'health' AND name = '{name}' AND round = $round")[0]
-        assert cell == f"{100 * figure:.3g} %"
+        metric = one(f"SELECT value FROM metrics WHERE stage = 'health' AND name = '{name}' AND round = $round")[0]
+        assert cell == f"{100 * metric:.3g} %"
     assert cells[7] == str(one("SELECT count(*) FROM bank WHERE round = $round")[0])
     malformed = one("SELECT count_if(verdict = 'malformed'), count(*) FROM distillations WHERE round = $round "
                     "AND stage IN ('distill', 'merge')")  # fmt: skip

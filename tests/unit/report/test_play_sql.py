@@ -1,4 +1,5 @@
-"""What playing came to and cost in SQL: intervals, arms, times from the manifests, runs that did not count tokens."""
+"""What playing came to and cost in SQL: intervals, conditions, times from the manifests, runs that did not count
+tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def test_the_interval_macros_are_the_one_function(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("view", "columns"),
-    [("sequences", SEQUENCE_COLUMNS), ("success_by_arm", SUCCESS_COLUMNS), ("timings", TIMING_COLUMNS)],
+    [("sequences", SEQUENCE_COLUMNS), ("success_by_condition", SUCCESS_COLUMNS), ("timings", TIMING_COLUMNS)],
 )
 def test_the_views_have_the_columns_of_the_page(
     tmp_path: Path, view: str, columns: Sequence[tuple[str, str, str]]
@@ -43,11 +44,11 @@ def test_the_views_have_the_columns_of_the_page(
     assert [(row[0], str(row[1])) for row in described] == [(name, kind) for name, kind, _ in columns]
 
 
-def test_success_and_cost_of_every_arm(tmp_path: Path) -> None:
+def test_success_and_cost_of_every_condition(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")
     write_stage(run, 3, "evaluate", [[evaluation(3, "random", play, play < 3) for play in range(8)]])
-    columns = "round, stage, arm, won, games, actions, tokens_read, tokens_sampled"
-    _, rows = query(run, f"SELECT {columns} FROM success_by_arm")
+    columns = "round, stage, condition, won, games, actions, tokens_read, tokens_sampled"
+    _, rows = query(run, f"SELECT {columns} FROM success_by_condition")
     assert rows == [
         (0, "evaluate", "without_bank", 1, 2, 2.0, 20.0, 4.0),
         (0, "evaluate_base", "without_bank", 0, 2, 2.0, 20.0, 4.0),
@@ -70,7 +71,7 @@ def test_games_that_broke_are_lost_ones_and_are_counted_apart(tmp_path: Path) ->
     write_stage(run, 3, "evaluate", [[evaluation(3, "with_bank", 0, True), *held_out]])
     played = dataclasses.replace(episode(3, 0, guided=True, success=False), **broke, error="prompt_too_long")
     write_stage(run, 3, "collect", [[played, episode(3, 1, guided=False, success=True)]])
-    _, rows = query(run, "SELECT arm, won, games, broken FROM success_by_arm WHERE round = 3")
+    _, rows = query(run, "SELECT condition, won, games, broken FROM success_by_condition WHERE round = 3")
     assert rows == [("free", 1, 1, 0), ("guided", 0, 1, 1), ("with_bank", 1, 3, 2)]
     summary = summarize(run)[-1]
     assert (summary.guided, summary.free, summary.with_bank) == (Rate(0, 1, 1), Rate(1, 1), Rate(1, 3, 2))
@@ -102,8 +103,8 @@ def test_times_are_those_of_the_manifests(finished: Path) -> None:
     for work, stage, table, where in (
         ("play", "collect", "episodes", ""),
         ("retrieval", "plan", "tasks", "AND stream = 'guided' AND round > 1"),
-        ("play with_bank", "evaluate", "evaluations", "AND arm = 'with_bank'"),
-        ("play without_bank", "evaluate", "evaluations", "AND arm = 'without_bank'"),
+        ("play with_bank", "evaluate", "evaluations", "AND condition = 'with_bank'"),
+        ("play without_bank", "evaluate", "evaluations", "AND condition = 'without_bank'"),
     ):
         timed = {number: items for number, at, what, items, *_ in rows if (at, what) == (stage, work)}
         assert timed == dict(query(finished, counts.format(table, stage, where))[1]), work

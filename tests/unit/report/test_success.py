@@ -23,10 +23,10 @@ WON: Won = {
 
 
 def test_results_are_means_of_the_episodes() -> None:
-    found = {(each.task, each.arm): each for each in results(rows(1, WON))}
+    found = {(each.task, each.condition): each for each in results(rows(1, WON))}
     lake = found["lake", WITH]
     assert lake.won == Rate(2, 3) and (lake.success.low, lake.success.high) == wilson(2, 3)
-    assert (lake.episodes, lake.guided, lake.arm_words) == (3, 3, "with bank")
+    assert (lake.episodes, lake.guided, lake.condition_words) == (3, 3, "with bank")
     assert (lake.score, lake.actions) == pytest.approx(((1 + 1 - 1) / 3, (4 + 4 + 10) / 3))
     assert (lake.tokens_read, lake.tokens_written) == pytest.approx((80 / 3, 40 / 3))
     assert lake.invalid_share == pytest.approx(1 / 18)
@@ -42,7 +42,7 @@ def test_an_average_gives_each_task_equal_weight() -> None:
     )
     assert with_bank.actions == pytest.approx((6 + 4) / 2) and without_bank.tokens == pytest.approx((50 + 60) / 2)
     assert (with_bank.task, with_bank.won, with_bank.tasks, with_bank.episodes) == (AVERAGE, None, 2, 4)
-    listed = [(each.task, each.arm) for each in with_averages(results(rows(1, WON)))]
+    listed = [(each.task, each.condition) for each in with_averages(results(rows(1, WON)))]
     assert (AVERAGE, "random") not in listed and (AVERAGE, WITH) in listed, "one task is its own average"
 
 
@@ -51,7 +51,7 @@ def test_what_broke_is_counted_as_lost_and_told() -> None:
     played[1:] = [dataclasses.replace(row, stop_reason="error") for row in played[1:]]
     lake, pond, both = with_averages(results(played))
     assert (lake.won_words, pond.won_words) == ("1/2, 1 broke", "0/1, 1 broke")
-    assert [each.figures()["broken"] for each in (lake, pond, both)] == [1, 1, 2]
+    assert [each.metrics()["broken"] for each in (lake, pond, both)] == [1, 1, 2]
 
 
 def test_the_interval_of_one_task_is_wilsons_and_of_none_there_is_none() -> None:
@@ -93,8 +93,8 @@ def test_the_page_shows_them_by_task_and_on_average(tmp_path: Path) -> None:
     run = recorded(tmp_path, "one", {0: WON, 2: {**WON, ("lake", WITH): [1, 1, 1]}})
     newest = summarize(run)[-1]
     wanted = results(rows(2, {**WON, ("lake", WITH): [1, 1, 1]}))
-    assert [(each.task, each.arm, each.won, each.guided) for each in newest.evaluations] == [
-        (each.task, each.arm, each.won, each.guided) for each in wanted
+    assert [(each.task, each.condition, each.won, each.guided) for each in newest.evaluations] == [
+        (each.task, each.condition, each.won, each.guided) for each in wanted
     ]
     assert [each.score for each in newest.evaluations] == pytest.approx([each.score for each in wanted])
     page = Page(render(run))
@@ -106,9 +106,9 @@ def test_the_page_shows_them_by_task_and_on_average(tmp_path: Path) -> None:
     assert (AVERAGE, "random") not in cells
     every = page.table("Evaluations")
     assert [row[:3] for row in every[1:]] == [
-        [number, arm, tasks]
+        [number, condition, tasks]
         for number in ("2", "0")
-        for arm, tasks in (("random", "1"), ("with bank", "2"), ("without bank", "2"))
+        for condition, tasks in (("random", "1"), ("with bank", "2"), ("without bank", "2"))
     ]
 
 
@@ -148,14 +148,14 @@ def test_what_is_no_rate_is_refused(successes: int, episodes: int) -> None:
 
 def test_in_words() -> None:
     rate = Rate(3, 8)
-    assert (str(rate), rate.percent, rate.span, rate.told) == ("3/8", "38 %", "14–69", "3/8 38 % [14–69]")
+    assert (str(rate), rate.percent, rate.span, rate.words) == ("3/8", "38 %", "14–69", "3/8 38 % [14–69]")
     assert Rate(0, 8).span == "0–32" and Rate(8, 8).span == "68–100"
-    assert {str(NONE), NONE.percent, NONE.span, NONE.told} == {"–"} and NONE.value is None and NONE.interval is None
+    assert {str(NONE), NONE.percent, NONE.span, NONE.words} == {"–"} and NONE.value is None and NONE.interval is None
     assert rate + Rate(1, 8) == Rate(4, 16) and rate.value == 0.375
 
 
 def test_broken_episodes_are_told_where_there_are_any() -> None:
     rate = Rate(53, 64, 3)
     assert (str(rate), rate.short) == ("53/64, 3 broke", "53/64 83 %, 3 broke")
-    assert rate.told == "53/64 83 % [72–90], 3 broke"
+    assert rate.words == "53/64 83 % [72–90], 3 broke"
     assert rate + Rate(1, 8, 1) == Rate(54, 72, 4) and rate.interval == Rate(53, 64).interval, "they count as lost"

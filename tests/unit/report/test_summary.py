@@ -13,13 +13,13 @@ from crl.records import Metric
 from crl.report.curves import health_charts, play_charts, success_charts
 from crl.report.markdown import curve_markdown, rounds_markdown
 from crl.report.page import render
-from crl.report.round_tables import notes, round_tables
+from crl.report.round_tables import remarks, round_tables
 from crl.report.success import Rate
 from crl.report.summary import RoundSummary, summarize
 from tests.unit.report.builder import build_run, evaluation, write_stage
 
 
-def test_figures_of_each_round(tmp_path: Path) -> None:
+def test_metrics_of_each_round(tmp_path: Path) -> None:
     base, start, first, second = summarize(build_run(tmp_path / "run"))
     assert (base.label, base.without_bank, base.bank) == ("0 base", Rate(0, 2), None)
     assert (start.label, start.without_bank, start.bank, start.updates["extractor"]) == ("0", Rate(1, 2), 0, 0)
@@ -53,8 +53,8 @@ def test_the_tables_show_every_round_with_counts_and_intervals(tmp_path: Path) -
     lines = printed(summaries, 80)
     assert "2 1/2 50 % 0/2 0 % 2/2 100 % [34–100] 0/2 0 % [0–66]" in lines, "one line a round, in 80 columns"
     assert "0 base – – – 0/2 0 % [0–66]" in lines and "2 – – 1 update 1 0/1 1 –/1" in lines
-    assert any("preparation" in line for line in notes(summaries))
-    assert any("share_malformed" in line for line in notes(summaries))
+    assert any("preparation" in line for line in remarks(summaries))
+    assert any("share_malformed" in line for line in remarks(summaries))
 
 
 @pytest.mark.usefixtures("plain_charts")
@@ -96,7 +96,7 @@ def test_turns_that_are_no_moves_are_told_in_table_page_and_alarm(tmp_path: Path
     write_stage(run, 2, "health", [rows])
     summaries = summarize(run)
     assert "2 53.8 % 1.25 % 1 update 1 0/1 1 –/1" in printed(summaries, 80)
-    assert f"alarm in round 2, health: turns_valid 0.538, {alarm}" in notes(summaries)
+    assert f"alarm in round 2, health: turns_valid 0.538, {alarm}" in remarks(summaries)
     assert "| 2 | 53.8 % | 1.25 % | 1 |" in rounds_markdown("run", summaries).replace("\u00a0", " ")
     page = render(run)
     assert "<td>53.8 %</td><td>1.25 %</td>" in page and alarm in page
@@ -107,13 +107,13 @@ def test_turns_that_are_no_moves_are_told_in_table_page_and_alarm(tmp_path: Path
 @pytest.mark.slow
 def test_a_collapse_is_told_wherever_alarms_are(tmp_path: Path) -> None:
     run = build_run(tmp_path / "run")
-    told = "this run has collapsed: the extractor writes no notes, since round 1"
-    figures = {"notes_true": 0.25, "share_add": 0.5, "families_with_note": 1.0}
-    rows = [Metric(round=2, stage="health", name=name, value=value, alarm=None) for name, value in figures.items()]
+    told = "this run has collapsed: the extractor writes no experiences, since round 1"
+    metrics = {"experiences_true": 0.25, "share_add": 0.5, "families_with_experience": 1.0}
+    rows = [Metric(round=2, stage="health", name=name, value=value, alarm=None) for name, value in metrics.items()]
     write_stage(run, 2, "health", [[*rows, Metric(round=2, stage="health", name="collapsed", value=1, alarm=told)]])
     summaries = summarize(run)
-    assert dict(summaries[-1].health) == {**figures, "collapsed": 1.0} and not summaries[-2].health
-    assert f"alarm in round 2, health: collapsed 1, {told}" in notes(summaries)
+    assert dict(summaries[-1].health) == {**metrics, "collapsed": 1.0} and not summaries[-2].health
+    assert f"alarm in round 2, health: collapsed 1, {told}" in remarks(summaries)
     assert told in rounds_markdown("run", summaries)
     page = render(run)
     assert told in page

@@ -31,7 +31,7 @@ ROUNDS = [
 
 def test_the_newest_round_of_training_and_the_newest_that_was_evaluated():
     tasks = newest_tasks(ROUNDS)
-    assert tasks is not None and (tasks.names, tasks.place) == (["a", "b"], "round 2, held out round 1")
+    assert tasks is not None and (tasks.names, tasks.rounds) == (["a", "b"], "round 2, held out round 1")
     assert tasks.rate("with_bank", "b") == Rate(2, 8) and tasks.rate("guided", "b") == Rate(3, 4)
     assert tasks.rate("random", "a") == Rate(1, 64) and not tasks.rate("random", "b").episodes
     mean = tasks.average("with_bank")
@@ -42,7 +42,7 @@ def test_the_newest_round_of_training_and_the_newest_that_was_evaluated():
 def test_episodes_in_an_experience_model_have_a_column_of_their_own():
     rounds = [RoundSummary(1, "1", tasks={"synthetic": {"a": Rate(3, 4), "b": Rate(0, 4)}}, synthetic=Rate(3, 8))]
     tasks = newest_tasks(rounds)
-    assert tasks is not None and tasks.place == "round 1"
+    assert tasks is not None and tasks.rounds == "round 1"
     rows = task_rows(tasks)
     assert [row["in the model"] for row in rows] == ["3/4 75 %", "0/4 0 %", "38 %"] and rows[0]["free"] == "–"
     assert "in the model" not in task_rows(newest_tasks(ROUNDS))[0]
@@ -72,7 +72,7 @@ def test_the_words_of_the_tables():
 
 @pytest.mark.parametrize("every", [2, 10])
 def test_a_long_run_of_a_mixture_has_every_evaluation_that_its_chart_has_room_for(every: int, monkeypatch):
-    held_out = {arm: {"a": Rate(1, 2), "b": Rate(2, 2)} for arm in ("with_bank", "without_bank")}
+    held_out = {condition: {"a": Rate(1, 2), "b": Rate(2, 2)} for condition in ("with_bank", "without_bank")}
     rounds = [
         RoundSummary(number, str(number), tasks=held_out if number % every == 0 else {"guided": {"a": Rate(1, 2)}})
         for number in range(242)

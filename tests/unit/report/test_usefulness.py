@@ -9,7 +9,7 @@ import pytest
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.records import EntryScore
-from crl.report.bank import Standing, judge
+from crl.report.bank import EntryUse, entry_uses
 from crl.report.success import Rate, wilson
 from tests.unit.report.builder import bank_entry
 
@@ -50,7 +50,7 @@ def bank() -> Snapshot:
 
 def test_what_chance_explains_is_not_listed() -> None:
     texts = {each.content_digest: f"text of {each.entry_id}" for each in bank().entries()}
-    found = judge(bank(), scores(), lambda rows: texts)
+    found = entry_uses(bank(), scores(), lambda rows: texts)
     assert [each.entry_id for each in found.helpful] == ["sure", "likely"], (
         "an entry that won its one episode may be any"
     )
@@ -66,6 +66,6 @@ def test_what_chance_explains_is_not_listed() -> None:
 
 
 def test_the_interval_is_that_of_the_share_on_the_scale_of_outcomes() -> None:
-    standing = Standing("e", "f", "t", 1, Rate(3, 8))
+    standing = EntryUse("e", "f", "t", 1, Rate(3, 8))
     low, high = wilson(3, 8)
     assert standing.interval == pytest.approx((2 * low - 1, 2 * high - 1)) and standing.mean == -0.25

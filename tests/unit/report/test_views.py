@@ -317,7 +317,7 @@ def test_select_forms_and_parameters_work(run: Path) -> None:
 @pytest.mark.parametrize("sql", ["{}", "FROM ({})", "WITH wide AS ({}) FROM wide"])
 def test_a_pivot_without_a_list_says_that_it_needs_one(run: Path, sql: str) -> None:
     with pytest.raises(BadInput, match="PIVOT without an IN list") as raised:
-        query(run, sql.format("PIVOT success_by_arm ON arm USING any_value(success) GROUP BY round"))
+        query(run, sql.format("PIVOT success_by_condition ON condition USING any_value(success) GROUP BY round"))
     mended = str(raised.value.next_step).partition("as in: ")[2]
     assert mended in str(raised.value) and len(query(run, mended)[1]) == 3
 

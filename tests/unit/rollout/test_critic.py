@@ -20,7 +20,7 @@ from crl.rollout.critic import (
     VerdictReason,
     check_critic_prompt,
     check_critic_room,
-    judge,
+    critique,
     parse_verdict,
 )
 from tests.unit.rollout import fakes
@@ -129,12 +129,12 @@ def proposed(member: int, experience: str, rate: float | None = None) -> Propose
     return Proposed(task, retrieval, experience, rate)
 
 
-def judged(policy: Any, listed: list[Proposed]) -> Any:
-    return judge(
+def critiqued(policy: Any, listed: list[Proposed]) -> Any:
+    return critique(
         policy, listed, role=RoleConfig(), critic=CRITIC, prompt=PROMPT,
         output_format=DistillConfig(format="lines", max_characters=20),
         seed_of=lambda name: np.random.SeedSequence(list(name.encode())), temperature=0.7, weights_digest="w",
-        stage="judge",
+        stage="critique",
     )  # fmt: skip
 
 
@@ -142,20 +142,20 @@ def test_what_is_shown_what_is_recorded_and_what_becomes_of_the_experience() -> 
     answers = [("ACCEPT", True), ("REFINE: go right", True), ("REJECT", True), ("hm", True), ("REFINE: go", False)]
     policy = fakes.ScriptedPolicy(lambda row, turn: answers[row])
     listed = [proposed(member, f"advice {member}", None if member == 0 else 0.25) for member in range(5)]
-    rows = judged(policy, listed)
-    found = [(row.judgment.verdict, row.judgment.score, row.judgment.text) for row in rows]
+    rows = critiqued(policy, listed)
+    found = [(row.critique.verdict, row.critique.score, row.critique.text) for row in rows]
     assert found == [
         ("accept", 1.0, "advice 0"), ("refine", 0.5, "go right"), ("reject", 0.0, None),
         ("malformed", None, "advice 3"), ("malformed", None, "advice 4"),
     ]  # fmt: skip
-    assert [row.judgment.reason_code for row in rows[3:]] == ["no_verdict", "truncated"]
+    assert [row.critique.reason_code for row in rows[3:]] == ["no_verdict", "truncated"]
     task = listed[1].task
     assert rows[1].generation.prompt.endswith(f"{task.goal}|{task.first_observation}|advice 1|0.2")
     assert rows[0].generation.prompt.endswith("|advice 0|unknown")
     for index, row in enumerate(rows):
-        generation, judgment = row.generation, row.judgment
-        assert (judgment.entry_id, judgment.content_digest) == (f"e{index}", f"d{index}")
-        assert judgment.generation_id == generation.generation_id == f"{listed[index].task.episode_id}-judge"
+        generation, critique = row.generation, row.critique
+        assert (critique.entry_id, critique.content_digest) == (f"e{index}", f"d{index}")
+        assert critique.generation_id == generation.generation_id == f"{listed[index].task.episode_id}-critique"
         assert (generation.role, generation.kind, generation.temperature) == ("actor", "critic", 0.7)
         # The ids sampled are the ids recorded, and nothing else is marked as sampled.
         assert generation.token_ids == policy.session.ids[index]  # type: ignore[union-attr]
@@ -170,18 +170,18 @@ def test_a_verdict_does_not_depend_on_the_others() -> None:
         return ("ACCEPT", True)
 
     listed = [proposed(member, "advice") for member in range(20)]
-    together = judged(fakes.ScriptedPolicy(noisy), listed)
-    alone = judged(fakes.ScriptedPolicy(noisy), [listed[18]])
+    together = critiqued(fakes.ScriptedPolicy(noisy), listed)
+    alone = critiqued(fakes.ScriptedPolicy(noisy), [listed[18]])
     assert together[18] == alone[0], "each has its own random stream, and batches are cut at 16"
 
 
 def test_a_prompt_that_does_not_fit_is_not_sampled_and_changes_nothing() -> None:
     policy = fakes.ScriptedPolicy(lambda row, turn: ("REJECT", True), context=80)
-    rows = judged(policy, [proposed(0, "short"), proposed(1, "long " * 40)])
-    assert [(row.judgment.verdict, row.judgment.reason_code) for row in rows] == [
+    rows = critiqued(policy, [proposed(0, "short"), proposed(1, "long " * 40)])
+    assert [(row.critique.verdict, row.critique.reason_code) for row in rows] == [
         ("reject", "ok"), ("malformed", "prompt_too_long"),
     ]  # fmt: skip
-    assert rows[1].judgment.text == "long " * 40
+    assert rows[1].critique.text == "long " * 40
     assert (rows[1].generation.token_ids, rows[1].generation.stop_reason) == ([], StopReason.context_limit.value)
 
 

@@ -12,7 +12,7 @@ from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
 from crl.records import Episode, Evaluation, Generation, Metric, Task, Turn
 from crl.rollout.actions import parse_action
 from crl.rollout.environments import Readable
-from crl.rounds.alarms import unreadable_figures
+from crl.rounds.alarms import unreadable_metrics
 from crl.rounds.context import MemoryWriter, StageContext
 from crl.rounds.recipe import recipe_of
 from crl.rounds.tasks import task_of
@@ -86,15 +86,15 @@ def test_a_round_of_lone_surrogates_is_recorded(tmp_path: Any) -> None:
         "\ufffd" in (each.last_observation or "") and "\x1b" in (each.last_observation or "") for each in episodes
     )
     assert all("\ufffd" in each.output for each in played.rows(Generation, "distill", 1))
-    evaluated = {row.arm: row for row in played.rows(Evaluation, "evaluate", 0)}
+    evaluated = {row.condition: row for row in played.rows(Evaluation, "evaluate", 0)}
     assert "random" in evaluated
-    figures = {row.name: row.value for row in played.rows(Metric, "health", 1)}
+    metrics = {row.name: row.value for row in played.rows(Metric, "health", 1)}
     said = [text for turn in turns for text in (turn.observation, turn.feedback)]
     said += [text for each in episodes for text in (each.goal, each.last_observation)]
-    assert figures["unreadable_characters"] == sum(text.count("\ufffd") for text in said if text) > 0
+    assert metrics["unreadable_characters"] == sum(text.count("\ufffd") for text in said if text) > 0
 
 
-def test_a_round_of_valid_text_has_no_such_figure(tmp_path: Any) -> None:
+def test_a_round_of_valid_text_has_no_such_metric(tmp_path: Any) -> None:
     played = Played(tmp_path, experiment(), 1)
     assert "unreadable_characters" not in {row.name for row in played.rows(Metric, "health", 1)}
 
@@ -138,7 +138,7 @@ def test_rows_of_any_recipe_are_made_valid() -> None:
     recipe = recipe_of(made.method)
     context = StageContext(
         method=made.method, recipe=recipe, stage=recipe.stages[0], round_number=1, reader=cast(Any, None),
-        writer=writer, services=cast(Any, None), progress=lambda figures: None,
+        writer=writer, services=cast(Any, None), progress=lambda metrics: None,
     )  # fmt: skip
     start = Broken().reset_many([7])[0]
     context.write(Task, [task_of(context, start, episode_id="a", family="f", group=0, environment_seed=7)])
@@ -148,8 +148,8 @@ def test_rows_of_any_recipe_are_made_valid() -> None:
 
 def test_characters_of_tool_calls_are_counted_and_those_of_a_byte_level_model_are_not() -> None:
     turns = [('{"x": "\\ud800"}', '{"x": "\ufffd"}'), ("go \ufffd", "go \ufffd"), ("\ufffd", None)]
-    assert unreadable_figures([], turns) == {"unreadable_characters": 1.0}
-    assert unreadable_figures([None, "a"], turns[1:]) == {}
+    assert unreadable_metrics([], turns) == {"unreadable_characters": 1.0}
+    assert unreadable_metrics([None, "a"], turns[1:]) == {}
 
 
 def test_outputs_are_made_valid() -> None:

@@ -10,18 +10,18 @@ from crl.rounds.alarms import ROUNDS, health_metrics
 
 BOTH = frozenset({"actor", "extractor"})
 SOUND = {
-    "share_without_note": 0.3, "notes_one_text": 0.2, "extractor_without_gradient": 0.1, "success": 0.4,
+    "share_without_experience": 0.3, "experiences_one_text": 0.2, "extractor_without_gradient": 0.1, "success": 0.4,
     "actor_groups_equal": 0.2,
 }  # fmt: skip
 
 
 def alarms(rounds: Sequence[dict[str, float | None]], *, trained=BOTH) -> list[str | None]:
-    """The alarm of each of these rounds, from 1 on; a figure of None is absent."""
+    """The alarm of each of these rounds, from 1 on; a metric of None is absent."""
     previous: dict[str, float] = {}
     found = []
     for number, changes in enumerate(rounds, start=1):
-        figures = {name: value for name, value in {**SOUND, **changes}.items() if value is not None}
-        rows = health_metrics(figures, previous, trained, round=number)
+        metrics = {name: value for name, value in {**SOUND, **changes}.items() if value is not None}
+        rows = health_metrics(metrics, previous, trained, round=number)
         previous = {row.name: row.value for row in rows}
         assert len(previous) == len(rows), "a name twice"
         collapsed = next(row for row in rows if row.name == "collapsed")
@@ -35,10 +35,10 @@ def alarms(rounds: Sequence[dict[str, float | None]], *, trained=BOTH) -> list[s
     ("sign", "told"),
     [
         (
-            {"share_without_note": 0.81},
-            "the extractor writes no notes: more than 80% of its outputs are malformed or return",
+            {"share_without_experience": 0.81},
+            "the extractor writes no experiences: more than 80% of its outputs are malformed or return",
         ),
-        ({"notes_one_text": 0.9}, "one text is more than 80% of the new notes or reflections"),
+        ({"experiences_one_text": 0.9}, "one text is more than 80% of the new experiences or reflections"),
         ({"extractor_without_gradient": 1.0}, "no update of the extractor is possible: all rewards"),
         ({"success": 0.0}, "no episode succeeds any more"),
         (
@@ -58,8 +58,8 @@ def test_a_sign_that_stands_is_named_with_its_first_round(sign, told):
 @pytest.mark.parametrize(
     "near",
     [
-        {"share_without_note": 0.8},
-        {"notes_one_text": 0.8},
+        {"share_without_experience": 0.8},
+        {"experiences_one_text": 0.8},
         {"extractor_without_gradient": 0.98},
         {"success": 0.01},
         {"actor_groups_equal": 0.97},
@@ -72,7 +72,7 @@ def test_a_near_miss_is_no_collapse(near):
 
 
 def test_a_sign_that_is_interrupted_begins_anew():
-    sign = {"share_without_note": 1.0}
+    sign = {"share_without_experience": 1.0}
     found = alarms([*[sign] * (ROUNDS - 1), {}, *[sign] * ROUNDS])
     assert found[:-1] == [None] * (2 * ROUNDS - 1)
     assert found[-1] is not None and "since round 6" in found[-1]
@@ -103,5 +103,5 @@ def test_kinds_that_stand_together_are_all_named():
 
 
 def test_a_baseline_has_no_extractor_to_collapse():
-    none = dict.fromkeys(("share_without_note", "notes_one_text", "extractor_without_gradient"))
+    none = dict.fromkeys(("share_without_experience", "experiences_one_text", "extractor_without_gradient"))
     assert alarms([none] * (2 * ROUNDS), trained=frozenset({"actor"})) == [None] * (2 * ROUNDS)

@@ -38,7 +38,7 @@ def experiment(name: str = "small", **method: Any) -> Experiment:
 def rows(row_type: type[Row], round_number: int, stage: str) -> list[Any]:
     if row_type is Metric:
         return [
-            Metric(round=round_number, stage=stage, name=f"figure {i}", value=i / 7 + round_number, alarm=None)
+            Metric(round=round_number, stage=stage, name=f"metric {i}", value=i / 7 + round_number, alarm=None)
             for i in range(50)
         ]
     if row_type is BankText:

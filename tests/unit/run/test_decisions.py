@@ -40,7 +40,7 @@ def test_what_is_written_is_read_and_the_order_of_stages_does_not_matter(tmp_pat
     assert load_decision(tmp_path, 3) == written and written.check
     assert load_decision(tmp_path, 4) is None and decided_rounds(tmp_path) == [3]
     assert shown_digest({"0002/consolidate": "b", "0003/distill": "a"}) == SHOWN
-    assert written.told() == "Ada approved all but o1, o2 at 2026-05-01 12:00:00 UTC"
+    assert written.in_words() == "Ada approved all but o1, o2 at 2026-05-01 12:00:00 UTC"
     assert [path.name for path in decision_path(tmp_path, 3).parent.iterdir()] == ["0003.json"]
 
 

@@ -12,7 +12,7 @@ from crl.audit.verify import verify
 from crl.errors import BadInput, RecordDamaged
 from crl.run import head
 from crl.run.directory import manifests
-from crl.run.head import checked_form, head_after, heads, hold_against, told_head
+from crl.run.head import checked_form, head_after, head_line, heads, hold_against
 from crl.run.journal import JOURNAL
 from crl.run.lease import Lease
 from crl.run.manifest import MANIFEST, Manifest
@@ -27,7 +27,7 @@ def always(number: int) -> bool:
 def test_heads_stay_while_the_run_goes_on(tmp_path: Path) -> None:
     run = finished_run(tmp_path, rounds=2)
     before = heads(manifests(run.path))
-    assert list(before) == [1, 2] and told_head(manifests(run.path), always) == f"head: {before[2]} (after round 2)"
+    assert list(before) == [1, 2] and head_line(manifests(run.path), always) == f"head: {before[2]} (after round 2)"
     with Lease.acquire(run.path, seconds=30) as lease:
         resume(run, 3, lease.token)
     after = heads(manifests(run.path))
@@ -56,9 +56,9 @@ def test_a_forged_and_resealed_last_stage_and_a_deleted_round_have_another_head(
 def test_no_stage_and_a_damaged_manifest_have_no_head(tmp_path: Path) -> None:
     run = finished_run(tmp_path, rounds=1)
     (run.stage_path(1, "plan") / MANIFEST).write_text("?")
-    assert "rounds/0001/plan" in str(told_head(manifests(run.path), always))
+    assert "rounds/0001/plan" in str(head_line(manifests(run.path), always))
     shutil.rmtree(run.path / "rounds")
-    assert told_head(manifests(run.path), always) is None
+    assert head_line(manifests(run.path), always) is None
 
 
 def test_what_is_no_digest_is_refused() -> None:
@@ -76,11 +76,11 @@ def test_the_head_that_is_told_is_that_of_a_complete_round(tmp_path: Path) -> No
     def complete(number: int) -> bool:
         return set(run.complete_stages(number)) == set(stages_of(number))
 
-    assert told_head(manifests(run.path), complete) == f"head: {kept[2]} (after round 2)"
+    assert head_line(manifests(run.path), complete) == f"head: {kept[2]} (after round 2)"
     shutil.rmtree(run.stage_path(2, "update_actor"))
-    assert told_head(manifests(run.path), complete) == f"head: {kept[1]} (after round 1)"
+    assert head_line(manifests(run.path), complete) == f"head: {kept[1]} (after round 1)"
     shutil.rmtree(run.stage_path(1, "plan"))
-    assert told_head(manifests(run.path), complete) is None
+    assert head_line(manifests(run.path), complete) is None
 
 
 def test_the_head_at_the_end_of_a_round_is_the_one_that_holds_later(

@@ -17,7 +17,7 @@ from crl.run.files import machine_digest, sweep
 from tests.unit.engine.harness import make_experiment
 from tests.unit.report.builder import build_run, evaluation
 
-SETTINGS = {"arms": ["without_bank"], "seeds": {"room": [1, 3]}}
+SETTINGS = {"conditions": ["without_bank"], "seeds": {"room": [1, 3]}}
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from crl.trackers.base import RoundFigures, TrackedRun
+from crl.trackers.base import RoundMetrics, TrackedRun
 from crl.trackers.dashboards import MLflow, Trackio, WandB
 
-ROWS = [{"round": 3, "arm": "with_bank", "won": 2, "games": 4}]
+ROWS = [{"round": 3, "condition": "with_bank", "won": 2, "games": 4}]
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]
 
 
@@ -58,8 +58,8 @@ def run(path: Path, earlier: str | None = None) -> TrackedRun:
     return TrackedRun(path, "tiny", {"seed": 1, "rollout.group_size": 4}, "d" * 64, earlier)
 
 
-def figures(number: int = 3) -> RoundFigures:
-    return RoundFigures(number, {"held_out/with_bank": 0.5, "bank/entries": 7.0}, ROWS, "| 3 |", "e" * 64, "f" * 64)
+def round_metrics(number: int = 3) -> RoundMetrics:
+    return RoundMetrics(number, {"held_out/with_bank": 0.5, "bank/entries": 7.0}, ROWS, "| 3 |", "e" * 64, "f" * 64)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Spy:
 
 def test_mlflow_gets_metrics_with_the_round_as_step_tables_and_the_record(client: Spy, tmp_path: Path) -> None:
     tracker = MLflow(run(tmp_path))
-    tracker.write(figures())
+    tracker.write(round_metrics())
     tracker.close()
     (_, (experiment,), named) = client.made("create_run")[0]
     assert experiment == "12" and named["tags"]["record"] == str(tmp_path) and tracker.id == "run-7"
@@ -113,10 +113,10 @@ def test_mlflow_knows_its_run_before_the_parameters_are_written(client: Spy, tmp
     tracker = MLflow(run(tmp_path))
     client._answers["log_batch"] = Refusal("INVALID_PARAMETER_VALUE")
     with pytest.raises(Refusal):
-        tracker.write(figures())
+        tracker.write(round_metrics())
     client._answers["log_batch"] = None
-    tracker.write(figures())
-    tracker.write(figures(4))
+    tracker.write(round_metrics())
+    tracker.write(round_metrics(4))
     logged = [list(named) for _, _, named in client.made("log_batch")]
     assert logged == [["params"], ["params"], ["metrics"], ["metrics"]] and len(client.made("create_run")) == 1
 
@@ -128,14 +128,14 @@ def test_wandb_logs_one_step_a_round_and_resumes_by_id(monkeypatch: pytest.Monke
     library = Spy(init=session, Table="table", login=True)
     module(monkeypatch, "wandb", init=library.init, Table=library.Table, login=library.login, Settings=dict)
     tracker = WandB(run(tmp_path), mode="offline")
-    tracker.write(figures())
+    tracker.write(round_metrics())
     tracker.close()
     assert tracker.id == "abc"
     options = library.made("init")[0][2]
     assert options["id"] is None and options["resume"] == "allow" and options["config"]["record"] == str(tmp_path)
     assert options["reinit"] == "create_new", "two trackers of one run have a session each"
     (_, (logged,), named) = session.made("log")[0]
-    assert logged["held_out/with_bank"] == 0.5 and logged["success_by_arm"] == "table"
+    assert logged["held_out/with_bank"] == 0.5 and logged["success_by_condition"] == "table"
     assert (logged["round"], named) == (3, {"step": 3, "commit": True})
     axes = [("define_metric", ("round",), {}), ("define_metric", ("*",), {"step_metric": "round"})]
     assert session.made("define_metric") == axes
@@ -151,7 +151,7 @@ def test_wandb_gets_a_redone_round_at_a_step_that_is_free(monkeypatch: pytest.Mo
     session.id, session.summary, session.step = "abc", {}, 5
     library = Spy(init=session, Table="table")
     module(monkeypatch, "wandb", init=library.init, Table=library.Table, Settings=dict)
-    WandB(run(tmp_path, "abc"), mode="offline").write(figures(3))
+    WandB(run(tmp_path, "abc"), mode="offline").write(round_metrics(3))
     (_, (logged,), named) = session.made("log")[0]
     assert (logged["round"], named["step"]) == (3, 5), "it would be dropped at an earlier step"
 
@@ -174,13 +174,13 @@ def test_trackio_logs_one_step_a_round_and_resumes_by_name(monkeypatch: pytest.M
     heads = {"columns": ["round", "head"], "data": [[3, "f" * 64]]}
     module(monkeypatch, "trackio", init=library.init, log=library.log, finish=library.finish, Table=library.Table)
     tracker = Trackio(run(tmp_path), project="lakes")
-    tracker.write(figures())
+    tracker.write(round_metrics())
     tracker.close()
     options = library.made("init")[0][2]
     assert (options["project"], options["name"], options["resume"]) == ("lakes", tracker.id, "allow")
     assert tracker.id.startswith("tiny-")
     (_, (logged,), named) = library.made("log")[0]
-    assert logged["bank/entries"] == 7.0 and logged["success_by_arm"] == "table" and named == {"step": 3}
+    assert logged["bank/entries"] == 7.0 and logged["success_by_condition"] == "table" and named == {"step": 3}
     assert logged["head"] == "table" and library.made("Table")[-1][2] == heads
     assert len(library.made("finish")) == 1
     Trackio(run(tmp_path, tracker.id))

@@ -23,7 +23,7 @@ from crl.report.view_files import Pinned
 from crl.run.directory import RunDirectory, manifests
 from crl.run.head import heads
 from crl.trackers import subscriber
-from crl.trackers.base import RoundFigures, TrackedRun
+from crl.trackers.base import RoundMetrics, TrackedRun
 from crl.trackers.subscriber import Trackers
 from tests.unit.report.builder import build_run
 
@@ -36,7 +36,7 @@ class Recorder:
 
     requires: ClassVar[str | None] = None
     opened: ClassVar[list[TrackedRun]] = []
-    written: ClassVar[list[RoundFigures]] = []
+    written: ClassVar[list[RoundMetrics]] = []
     closed: ClassVar[int] = 0
     fails: ClassVar[set[int]] = set()
 
@@ -44,10 +44,10 @@ class Recorder:
         self.id = run.earlier or f"{label}-{len(self.opened)}"
         Recorder.opened.append(run)
 
-    def write(self, figures: RoundFigures) -> None:
-        if figures.round in self.fails:
+    def write(self, round_metrics: RoundMetrics) -> None:
+        if round_metrics.round in self.fails:
             raise ConnectionError("the server is gone")
-        Recorder.written.append(figures)
+        Recorder.written.append(round_metrics)
 
     def close(self) -> None:
         Recorder.closed += 1
@@ -58,14 +58,14 @@ class Stuck(Recorder):
 
     over: ClassVar[threading.Event] = threading.Event()
 
-    def write(self, figures: RoundFigures) -> None:
+    def write(self, round_metrics: RoundMetrics) -> None:
         self.over.wait()
 
 
 class Quits(Recorder):
     """A library that ends the interpreter."""
 
-    def write(self, figures: RoundFigures) -> None:
+    def write(self, round_metrics: RoundMetrics) -> None:
         raise SystemExit(3)
 
 
@@ -108,10 +108,10 @@ def test_each_round_is_written_once_in_order_and_a_resumed_run_adds_what_is_new(
     assert len(Recorder.opened) == 2, "with nothing to write nothing is opened"
 
 
-def test_figures_come_from_the_record(run: RunDirectory) -> None:
+def test_metrics_come_from_the_record(run: RunDirectory) -> None:
     track(run, 2, RECORDER)
     last = Recorder.written[-1]
-    assert last.figures["success/guided"] == 0.5 and last.figures["bank/entries"] == 1.0
+    assert last.values["success/guided"] == 0.5 and last.values["bank/entries"] == 1.0
     assert {row["round"] for row in last.success} <= {0, 1, 2} and "| 2 |" in last.tables
     assert "| 2 |" not in Recorder.written[1].tables and max(row["round"] for row in Recorder.written[1].success) < 2
     assert len({each.digest for each in Recorder.written}) == 3

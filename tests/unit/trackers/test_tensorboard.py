@@ -40,7 +40,7 @@ def read(run: RunDirectory) -> Any:
     return found
 
 
-def test_figures_have_the_round_as_their_step(run: RunDirectory) -> None:
+def test_metrics_have_the_round_as_their_step(run: RunDirectory) -> None:
     found = read(run)
     guided = [(event.step, event.value) for event in found.Scalars("success/guided")]
     assert guided == [(2, 0.5)]
@@ -55,7 +55,7 @@ def test_it_has_the_tables_the_method_and_the_link_to_the_record(run: RunDirecto
     assert all(f"`crl verify {run.path} --head {head}`" in text for text, head in zip(texts, kept, strict=True))
     assert b"seed" in found.Tensors("method")[0].tensor_proto.string_val[0]
     layout = found.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
-    assert b"held-out success by arm" in layout
+    assert b"held-out success by condition" in layout
 
 
 def test_a_round_written_again_replaces_its_file_and_nothing_is_left_over(run: RunDirectory) -> None:

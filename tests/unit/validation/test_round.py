@@ -19,7 +19,7 @@ from crl.records import Metric, RetrievalCount
 from crl.report.data_docs import INDEX
 from crl.report.markdown import validation_markdown
 from crl.report.page import write_report
-from crl.report.round_tables import notes
+from crl.report.round_tables import remarks
 from crl.report.summary import History
 from crl.report.views import query, write_catalog
 from crl.rounds.context import StageContext
@@ -39,7 +39,7 @@ COUNT = next(each for each in RULES["retrieval_counts"] if "min_value" in each["
 
 
 def plan(ctx: StageContext) -> None:
-    ctx.write(Metric, [Metric(round=ctx.round, stage="plan", name="figure", value=0.5, alarm=None)])
+    ctx.write(Metric, [Metric(round=ctx.round, stage="plan", name="metric", value=0.5, alarm=None)])
     ctx.write(RetrievalCount, [RetrievalCount(entry_id=name, count=3, last_round=1) for name in ("e1", "e2")])
 
 
@@ -86,7 +86,7 @@ def test_every_rule_is_evaluated_and_the_verdict_is_everywhere(run: RunDirectory
         assert catalog.execute(sql).fetchall() == sorted(listed)
     # The report, the terminal, the artifact.
     assert verdict.summary() in write_report(run.path).read_text(encoding="utf-8")
-    assert f"round 2 {verdict.summary()}" in notes(History(run.path).summaries())
+    assert f"round 2 {verdict.summary()}" in remarks(History(run.path).summaries())
     text = validation_markdown("tiny", verdict, "http://127.0.0.1:1/tiny/cache/data_docs/index.html")
     assert f"| collect | retrieval counts | 2 | {len(RULES['retrieval_counts'])} |" in text
     assert "](http://127.0.0.1:1/tiny/cache/data_docs/index.html)" in text

@@ -148,7 +148,7 @@ def test_one_game_at_a_time_has_the_generators():
     inside, go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with first.in_place():
+        with first.installed():
             inside.set()
             assert go.wait(30)
             order.append(random.random())
@@ -157,7 +157,7 @@ def test_one_game_at_a_time_has_the_generators():
     thread.start()
     assert inside.wait(30)
     go.set()
-    with second.in_place():
+    with second.installed():
         order.append(random.random())
     thread.join(30)
     assert order[0] == order[1], "each drew the first number of its own state"

@@ -69,10 +69,10 @@ def test_the_experiments_are_those_of_the_paper_and_of_two_cores() -> None:
         of_lake.groups, of_lake.train_seeds, of_lake.evaluation_seeds,
     )  # fmt: skip
     environment = family.environment
-    assert isinstance(environment, HotpotQAConfig) and (environment.max_turns, environment.least_f1) == (5, 0.3)
+    assert isinstance(environment, HotpotQAConfig) and (environment.max_turns, environment.min_f1) == (5, 0.3)
 
 
-def test_the_family_of_the_page_is_one_and_its_figures_are_true() -> None:
+def test_the_family_of_the_page_is_one_and_its_metrics_are_true() -> None:
     page = (CONF.parent / "docs/hotpotqa.md").read_text(encoding="utf-8")
     block = page.split('```yaml title="family.yaml"\n')[1].split("```")[0]
     environment = FamilyConfig.model_validate(yaml.safe_load(block)).environment

@@ -68,5 +68,5 @@ def test_rewards(score: Score, reward: float) -> None:
 
 
 def test_the_least_f1_is_a_setting() -> None:
-    assert reward_of(Score(False, 0.2), least_f1=0.1) == 0.2
-    assert reward_of(Score(False, 0.9), least_f1=1.0) == 0.0
+    assert reward_of(Score(False, 0.2), min_f1=0.1) == 0.2
+    assert reward_of(Score(False, 0.9), min_f1=1.0) == 0.0

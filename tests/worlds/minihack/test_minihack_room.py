@@ -61,11 +61,12 @@ def test_two_rounds_of_two_arms(tmp_path: Path) -> None:
         assert verify(run.path) == []
         assert run.method.seed == SEED and run.method.recipe.kind == name
         assert_trained(run, "actor")
-        assert {row.arm for row in rows(run, Evaluation, "evaluate", [0])} == {"random", "without_bank"}
+        assert {row.condition for row in rows(run, Evaluation, "evaluate", [0])} == {"random", "without_bank"}
     complementary = runs["complementary"]
     assert_trained(complementary, "extractor")
     assert rows(complementary, BankSnapshot, "consolidate", [ROUNDS])[0].entries > 0
-    assert {row.arm for row in rows(complementary, Evaluation, "evaluate", [ROUNDS])} == {"without_bank", "with_bank"}
+    newest = rows(complementary, Evaluation, "evaluate", [ROUNDS])
+    assert {row.condition for row in newest} == {"without_bank", "with_bank"}
     assert not runs["baseline"].is_complete(1, "distill")
     # Until there is a bank, the same model plays the same tasks with the same random streams.
     first = [[row.token_ids for row in rows(run, Generation, "collect", [1])] for run in runs.values()]
@@ -75,7 +76,7 @@ def test_two_rounds_of_two_arms(tmp_path: Path) -> None:
     for arm in found["arms"]:
         assert arm["finished"] == [SEED] and arm["episodes"][str(SEED)] == ROUNDS * GROUPS * MEMBERS
         evaluated = rows(runs[arm["arm"]], Evaluation, "evaluate", [ROUNDS])
-        won = [row.success for row in evaluated if row.arm == "without_bank"]
+        won = [row.success for row in evaluated if row.condition == "without_bank"]
         assert len(won) == HELD_OUT and arm["without_bank"]["final"][str(SEED)] == sum(won) / HELD_OUT
     for title in ("Complementary RL", "Baseline"):
         assert f"| {title} |" in told
@@ -87,10 +88,10 @@ def assert_trained(run: RunDirectory, role: str) -> None:
     updated = []
     for number in range(1, ROUNDS + 1):
         samples = [row for row in rows(run, Sample, "credit", [number]) if row.role == role]
-        figures = {row.name: row.value for row in rows(run, Metric, f"update_{role}", [number])}
-        assert figures["samples"] == len(samples)
-        assert bool(figures.get("stepped")) == any(row.advantage != 0 for row in samples)
-        updated.append(bool(figures.get("stepped")))
+        metrics = {row.name: row.value for row in rows(run, Metric, f"update_{role}", [number])}
+        assert metrics["samples"] == len(samples)
+        assert bool(metrics.get("stepped")) == any(row.advantage != 0 for row in samples)
+        updated.append(bool(metrics.get("stepped")))
         (weights,) = rows(run, Weights, f"update_{role}", [number])
         assert weights.updates == sum(updated)
     assert any(updated), f"the {role} was never trained"

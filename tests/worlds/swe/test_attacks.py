@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(folder):
-    return config_of(folder, limits=LIMITS, longest_output=2000)
+    return config_of(folder, limits=LIMITS, max_output_characters=2000)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def _shortly(environment, command, *, seconds):
 
 
 def _tree(environment):
-    return environment._slots[0].place.tree
+    return environment._slots[0].workspace.tree
 
 
 def test_there_is_no_network(player):
@@ -148,7 +148,10 @@ def test_an_endless_command_is_ended(player, environment, command):
 def test_ten_gigabytes_of_output_reach_nobody(player, config):
     before = _resident()
     step = player.run("head -c 10000000000 /dev/zero | tr '\\0' x")
-    assert "wrote more than 4 MB of output" in step.observation and len(step.observation) < config.longest_output + 200
+    assert (
+        "wrote more than 4 MB of output" in step.observation
+        and len(step.observation) < config.max_output_characters + 200
+    )
     assert _resident() - before < 64 << 20
 
 
@@ -207,7 +210,7 @@ def test_a_tree_that_nobody_can_walk_is_removed(player, environment):
                "mkdir closed; touch closed/x; chmod 000 closed; mkfifo fifo")  # fmt: skip
     step = player.submit()
     assert step.done and not list(environment._workplace.folder.glob("tree-*"))
-    assert not list(environment._workplace.folder.glob("judged-*"))
+    assert not list(environment._workplace.folder.glob("graded-*"))
 
 
 @pytest.fixture

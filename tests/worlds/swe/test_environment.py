@@ -102,7 +102,7 @@ def test_nothing_stays_of_an_episode_but_its_tree(environment, player):
 
 def test_long_output_is_cut_in_the_middle(player, config):
     seen = player.run("seq 100000").observation
-    assert len(seen) < config.longest_output + 100
+    assert len(seen) < config.max_output_characters + 100
     assert seen.startswith("1\n2\n") and seen.endswith("\n100000") and "characters left out" in seen
 
 

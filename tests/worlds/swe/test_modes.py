@@ -1,4 +1,4 @@
-"""What modes of files do to a judge to whom they matter, as they do to every user but root."""
+"""What modes of files do to a grader to whom they matter, as they do to every user but root."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _run(script, *arguments):
 
 
 @pytest.mark.parametrize("command", [CHEAT, "rm pyproject.toml"])
-def test_a_folder_that_cannot_be_written_to_keeps_nothing_from_the_judge(config, command):
+def test_a_folder_that_cannot_be_written_to_keeps_nothing_from_the_grader(config, command):
     assert float(_run(PLAY, json.dumps(config), f"{command}; chmod 555 .")) == 0
 
 

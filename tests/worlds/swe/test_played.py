@@ -76,7 +76,7 @@ def test_calls_leave_no_process_mount_or_file(tmp_path, calls):
 
     with ThreadPoolExecutor(len(environments)) as threads:
         list(threads.map(play, environments))
-    assert not [each for each in environments if files_below(each._workplace.folder / "judged")]
+    assert not [each for each in environments if files_below(each._workplace.folder / "graded")]
     for environment in environments:
         environment.close()
     assert (_mounts(tmp_path), _files(), _descriptors()) == before

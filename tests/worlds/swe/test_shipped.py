@@ -74,7 +74,7 @@ def test_every_task_fails_before_and_passes_after_its_fix(name: str) -> None:
         assert trial.ended is None, task.instance_id
         assert set(trial.failed) == set(task.fail_to_pass), task.instance_id
         assert {*task.fail_to_pass, *task.pass_to_pass} == set(task.library.tests)
-        assert all(test.partition("::")[0] in task.library.judging for test in task.fail_to_pass)
+        assert all(test.partition("::")[0] in task.library.hidden_tests for test in task.fail_to_pass)
 
 
 @pytest.mark.parametrize("task", shipped_tasks().values(), ids=str)
@@ -100,7 +100,7 @@ def test_a_repository_has_a_commit_per_task_and_no_judging_tests(tmp_path: Path)
         assert git(tmp_path / "all.git", "rev-list", named).split() == [commits[task.instance_id]], "no history"
         listed = git(tmp_path / "all.git", "ls-tree", "-r", "--name-only", named).splitlines()
         assert listed == sorted(task.files)
-        assert not set(listed) & set(task.library.judging)
+        assert not set(listed) & set(task.library.hidden_tests)
 
 
 def test_the_same_files_give_the_same_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_patches_apply_with_git(tmp_path: Path) -> None:
             (tmp_path / name).write_text(patch)
             git(work, "apply", "--check", str(tmp_path / name))
             git(work, "apply", str(tmp_path / name))
-        assert read(work) == {**task.library.files, **task.library.judging}
+        assert read(work) == {**task.library.files, **task.library.hidden_tests}
 
 
 def test_rows_are_equal_in_other_processes() -> None:
@@ -164,7 +164,7 @@ def read(place: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", shipped_tasks().values(), ids=str)
 def test_pytest_agrees(task: Task, tmp_path: Path) -> None:
-    """The whole way, as a judge goes it: clone, apply with git, run pytest."""
+    """The whole way, as a grader goes it: clone, apply with git, run pytest."""
     work, row = checkout(task, tmp_path / "work"), task.row()
     assert outcomes(work)[1] == set()
     apply(work, tmp_path, row.test_patch)

@@ -41,7 +41,7 @@ def _experiment(folder: Path, *, groups: int = 2, group_size: int = 2, seconds: 
     records = [make_row(folder, f"tally-{number}") for number in range(4)]
     limits = {"seconds": seconds, "output_mb": 1}
     environment = {"kind": "swe", "calls": "text", "rows": str(make_rows(folder, records)), "max_turns": 3,
-                   "longest_output": 300, "limits": limits, "cache": str(folder / "cache")}  # fmt: skip
+                   "max_output_characters": 300, "limits": limits, "cache": str(folder / "cache")}  # fmt: skip
     family = {"name": "repairs", "environment": environment, "groups": groups,
               "evaluation_seeds": {"start": 1_000_000, "count": 1}}  # fmt: skip
     return experiment(method__families=[family], method__rollout__group_size=group_size, method__rollout__wave_groups=1)
@@ -196,7 +196,7 @@ def test_the_prompts_are_whole_and_their_examples_in_form(name: str) -> None:
 TINY: dict[str, Any] = {
     "method.families": [
         {"name": "repairs", "groups": 2, "evaluation_seeds": {"start": 1_000_000, "count": 1},
-         "environment": {"kind": "swe", "calls": "text", "max_turns": 3, "longest_output": 300}},
+         "environment": {"kind": "swe", "calls": "text", "max_turns": 3, "max_output_characters": 300}},
     ],
     "method.prompts": "swe",
     "method.roles.actor.sampling.max_new_tokens": 24,

@@ -104,7 +104,7 @@ def test_the_rich_view_marks_buttons_and_what_was_clicked(shop):
 
 
 def test_the_short_view_names_what_can_be_clicked(shop):
-    environment, start = shop(view="short", tell_missing=True)
+    environment, start = shop(view="short", show_missing=True)
     assert start.observation == "Search page." and "brackets" in start.actions.form
     results = act(environment, "search[desk lamp]").observation.splitlines()
     assert results[0] == "Results, page 1 of 3:" and results[1] == f"[{ASIN.lower()}] Maker0 Desk Lamp $12.5"

@@ -121,7 +121,7 @@ def test_the_oracle_on_real_goals(real):
     goals = environment.site.catalog.goals
     chosen = range(0, len(goals), max(1, len(goals) // 400))
     worth = {index: plan_for(environment.site, goals.get(index)) for index in chosen}
-    short = [index for index, plan in worth.items() if plan is None or plan.worth < 1]
+    short = [index for index, plan in worth.items() if plan is None or plan.value < 1]
     for index in short:
         goal = goals.get(index)
         assert any(not option_met(option, [option[1]]) for option in goal.wanted.options), goal

@@ -2,7 +2,7 @@
 
 The first choice is a stage of its own, whose rows other stages declare as reads. What a stage cannot do goes through
 one of four hooks: rows that are kept of played waves, operations that the bank must not take, earnings beside those of
-the uses, figures of the round's health. A hook has two users; what has one user is a function that the stage which
+the uses, metrics of the round's health. A hook has two users; what has one user is a function that the stage which
 needs it calls by its name. This is no framework: nothing here is found by itself.
 """
 
@@ -17,16 +17,16 @@ from crl.credit.buffer import Earned
 from crl.errors import BadInput
 from crl.records import Row
 from crl.rollout.play import PlayedEpisode
-from crl.rounds.alarms import Figures
+from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
 from crl.rounds.stage import Read, RowsOf, Stage
 
 Text = tuple[str, str]
 """A task family, and a text that is written, held or shown there."""
-TruthShare = Callable[[str, Sequence[Text]], Figures]
-"""The share of texts that are right as a figure of that name; nothing where nobody knows of any."""
-FiguresAndAlarms = tuple[Figures, Mapping[str, str]]
-"""Figures, and alarms by their names."""
+TruthShare = Callable[[str, Sequence[Text]], Metrics]
+"""The share of texts that are right as a metric of that name; nothing where nobody knows of any."""
+MetricsAndAlarms = tuple[Metrics, Mapping[str, str]]
+"""Metrics, and alarms by their names."""
 RowsByType = Mapping[type[Row], Sequence[Row]]
 
 
@@ -106,8 +106,8 @@ class Mechanism:
         """What outputs earned, beside what the rule of credit gives for uses [credit]."""
         return []
 
-    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
-        """What is measured of a round [health]. A figure that is there already is added to it: tokens of a role."""
+    def metrics(self, ctx: StageContext, truth: TruthShare) -> MetricsAndAlarms:
+        """What is measured of a round [health]. A metric that is there already is added to it: tokens of a role."""
         return {}, {}
 
 

@@ -22,7 +22,7 @@ from crl.extractor.answer import answer_all
 from crl.extractor.outputs import SeedOf
 from crl.protocols import Advice, Advisor, Inquiry
 from crl.recipes.complementary.config import EXTRACTOR, config_of
-from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, RowsByType, Sources, TruthShare
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, RowsByType, Sources, TruthShare
 from crl.recipes.complementary.plan import open_retriever, texts_of
 from crl.records import Episode, Generation, Question, RetrievalCount, rows_with
 from crl.rollout.play import PlayedEpisode
@@ -78,7 +78,7 @@ class SearchAndAsk(Mechanism):
         objective = config_of(ctx.method).extractor_objective
         return answer_rewards(ctx.rows(Question, "collect"), ctx.rows(Episode, "collect"), objective)
 
-    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
+    def metrics(self, ctx: StageContext, truth: TruthShare) -> MetricsAndAlarms:
         read, sampled = tokens_of(rows_with(ctx.table(Generation, "collect"), "kind", ["ask"]))
         return {"extractor_tokens_read": float(read), "extractor_tokens_sampled": float(sampled)}, {}
 

@@ -14,7 +14,7 @@ from crl.bank.segments import load_texts
 from crl.config import Method, SuppressConfig
 from crl.errors import BadInput
 from crl.recipes.complementary.config import config_of
-from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, Sources, TruthShare
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, Sources, TruthShare
 from crl.records import Credit, Episode, Metric, Suppression, TextEffect, rows_with
 from crl.rounds.context import NEW_BANK, StageContext
 from crl.rounds.stage import BEFORE, Read, Stage
@@ -56,15 +56,15 @@ class Suppress(Mechanism):
         ctx.write(TextEffect, effects)
         harmful = sum(row.suppressed for row in effects)
         share = {"texts_suppressed_share": harmful / len(effects)} if effects else {}
-        ctx.write_figures({"texts_suppressed": float(harmful), **share})
+        ctx.write_metrics({"texts_suppressed": float(harmful), **share})
 
-    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
+    def metrics(self, ctx: StageContext, truth: TruthShare) -> MetricsAndAlarms:
         """Whether the texts of the bank that are not retrieved are right, each once for every such family."""
         harmful = [row for row in ctx.rows(TextEffect, EFFECTS) if row.suppressed]
         held = rows_with(ctx.bank(NEW_BANK).table, "content_digest", {row.content_digest for row in harmful})
         texts = load_texts(ctx.run_path, held)
         found = [(row.family, texts[row.content_digest]) for row in harmful if row.content_digest in texts]
-        return truth("notes_true_suppressed", found), {}
+        return truth("experiences_true_suppressed", found), {}
 
 
 def masked(ctx: StageContext) -> dict[str, frozenset[str]]:
@@ -100,14 +100,14 @@ def text_effects(
 
 
 def is_harmful(effect: TextEffect, config: SuppressConfig) -> bool:
-    """Whether an effect is surely below the bound: mean + sureness · sqrt(variance / count) < below.
+    """Whether an effect is surely below the bound: mean + standard_errors · sqrt(variance / count) < below.
 
     The variance is (spread + 1) / count: one squared outcome is added, or a few equal uses would be sure of themselves.
     """
-    if effect.count < config.uses:
+    if effect.count < config.min_uses:
         return False
     error = math.sqrt((effect.spread + 1.0) / effect.count / effect.count)
-    return effect.mean + config.sureness * error < config.below
+    return effect.mean + config.standard_errors * error < config.max_effect
 
 
 def suppressed_texts(effects: Iterable[TextEffect]) -> dict[str, frozenset[str]]:

@@ -1,9 +1,10 @@
-"""Stage `trial`: new notes are played before they are believed (admission by trial).
+"""Stage `trial`: new experiences are played before they are believed (admission by trial).
 
 Each new text of a task family is played on m training layouts of that family in matched pairs: the same layout and the
-same sampling stream, with the note and without it, by the actor that played the round. Notes of one family share the
-episodes without a note. None of the layouts is one that the round collected on, where there are others: a note has to
-help on games that it was not made from. The text alone is shown, nothing is asked and nobody judges it.
+same sampling stream, with the experience and without it, by the actor that played the round. Experiences of one family
+share the episodes without an experience. None of the layouts is one that the round collected on, where there are
+others: an experience has to help on games that it was not made from. The text alone is shown, nothing is asked and
+there is no critique.
 
 What differs decides which operations may change the bank (`trials`); `merge` and `consolidate` go by it. A merged text
 is not tried: its parents were. The stage has parts of whole families, each with so many episodes as a wave, or more
@@ -27,11 +28,11 @@ from crl.credit.uses import usable
 from crl.errors import BadInput
 from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
-from crl.recipes.complementary.mechanisms import Adds, FiguresAndAlarms, Mechanism, Sources, Text, TruthShare
+from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, Sources, Text, TruthShare
 from crl.records import TRIAL, Episode, Generation, Operation, Trial, TrialResult, Turn
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
-from crl.rounds.alarms import Figures
+from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
 from crl.rounds.proposal import distilled_proposal
 from crl.rounds.stage import BEFORE, Read, RowsOf, Stage
@@ -54,14 +55,15 @@ class AdmissionByTrial(Mechanism):
         config, objective = self.config, config_of(method).extractor_objective
         if config.screen is not None and config.screen >= config.layouts:
             yield BadInput(
-                f"a note is given up after {config.screen} layouts, and played on {config.layouts}",
+                f"an experience is given up after {config.screen} layouts, and played on {config.layouts}",
                 expected="screen below layouts, or none",
                 where="method.recipe.trial.screen",
                 next_step="lower it, or leave it out",
             )
         if config.screen is not None and config.threshold <= 0:
             yield BadInput(
-                f"a note that is not ahead is given up, and one with a difference of {config.threshold:g} is admitted",
+                f"an experience that is not ahead is given up, and one with a difference of {config.threshold:g} is "
+                "admitted",
                 expected="a threshold above 0, or no screen",
                 where="method.recipe.trial.screen",
                 next_step="leave it out, or raise the threshold",
@@ -101,7 +103,7 @@ class AdmissionByTrial(Mechanism):
         kind = SCORED if self.config.reward == "trial" else USED
         return [Earned(name, reward, kind) for name, reward in trial_rewards(ctx.rows(Trial, TRIAL)).items()]
 
-    def figures(self, ctx: StageContext, truth: TruthShare) -> FiguresAndAlarms:
+    def metrics(self, ctx: StageContext, truth: TruthShare) -> MetricsAndAlarms:
         """What the trials cost and decided, and whether they decided right."""
         trials, episodes = ctx.rows(Trial, TRIAL), ctx.rows(Episode, TRIAL)
         texts = {row.operation_id: row.text or "" for row in ctx.rows(Operation, "distill")}
@@ -111,11 +113,11 @@ class AdmissionByTrial(Mechanism):
             return [(row.family, texts[row.operation_id]) for row in tried]
 
         return {
-            **trial_figures(trials, episodes, round=ctx.round),
+            **trial_metrics(trials, episodes, round=ctx.round),
             "actor_tokens_read": float(sum(episode.tokens_read for episode in episodes)),
             "actor_tokens_sampled": float(sum(episode.tokens_sampled for episode in episodes)),
-            **truth("notes_true_admitted", decided(True)),
-            **truth("notes_true_failed", decided(False)),
+            **truth("experiences_true_admitted", decided(True)),
+            **truth("experiences_true_failed", decided(False)),
         }, {}
 
     def count_parts(self, ctx: StageContext) -> int:
@@ -123,7 +125,8 @@ class AdmissionByTrial(Mechanism):
         return len(_bins(ctx, _Asking(ctx, self.config)))
 
     def play_part(self, ctx: StageContext, part: int) -> None:
-        """Play the new notes of some families, and say of each of their operations whether it may change the bank."""
+        """Play the new experiences of some families, and say of each of their operations whether it may change the
+        bank."""
         asking = _Asking(ctx, self.config)
         families = _bins(ctx, asking)[part]
         played, found = _Bin(ctx, asking, families).play()
@@ -162,8 +165,8 @@ def _bins(ctx: StageContext, asking: _Asking) -> list[tuple[str, ...]]:
     first_of, found, width = together(ctx.method), list[list[str]](), 0
     for family in sorted(ctx.method.families, key=lambda each: list(first_of.values()).index(first_of[each.name])):
         name = family.name
-        notes = len(asking.tried.get(name, ()))
-        episodes = (notes + 1) * (asking.config.screen or asking.config.layouts) if notes else 0
+        experiences = len(asking.tried.get(name, ()))
+        episodes = (experiences + 1) * (asking.config.screen or asking.config.layouts) if experiences else 0
         same = found and first_of[found[-1][0]] == first_of[name]
         if not same or width + episodes > wave_width(ctx.method):
             found.append([])
@@ -174,22 +177,23 @@ def _bins(ctx: StageContext, asking: _Asking) -> list[tuple[str, ...]]:
 
 
 class _Bin:
-    """Families whose notes are played together."""
+    """Families whose experiences are played together."""
 
     def __init__(self, ctx: StageContext, asking: _Asking, families: Sequence[str]) -> None:
         self._ctx, self._config, self._collected = ctx, asking.config, asking.collected
-        self._notes = {name: asking.tried[name] for name in families if name in asking.tried}
-        self._layouts = {name: self._drawn(name) for name in self._notes}
+        self._experiences = {name: asking.tried[name] for name in families if name in asking.tried}
+        self._layouts = {name: self._drawn(name) for name in self._experiences}
 
     def play(self) -> tuple[list[PlayedEpisode], dict[TextKey, TrialResult]]:
         """Play the layouts of the screen, then the rest for what is ahead: the episodes, and what they say of each
         text."""
         config = self._config
         first = config.screen or config.layouts
-        episodes = self._played(list(self._slots(self._notes, 0, first)))
+        episodes = self._played(list(self._slots(self._experiences, 0, first)))
         results = self._results(episodes)
         hopeful = {
-            family: [each for each in listed if ahead(results[each.key])] for family, listed in self._notes.items()
+            family: [each for each in listed if ahead(results[each.key])]
+            for family, listed in self._experiences.items()
         }
         if first < config.layouts:
             episodes += self._played(list(self._slots(hopeful, first, config.layouts)))
@@ -210,34 +214,37 @@ class _Bin:
         chosen = [seed for seed in (seeds.start + int(value) for value in drawn) if seed not in played][:wanted]
         return list(zip(chosen, starts_of(ctx, [(family, seed) for seed in chosen], played_here=True), strict=True))
 
-    def _slots(self, notes: dict[str, list[Asked]], first: int, last: int) -> Iterator[EpisodeSlot]:
-        """Of each family with notes: every layout without a note, and with each of them."""
-        for family, listed in notes.items():
-            places = {each.key: place for place, each in enumerate(self._notes[family], start=1)}
+    def _slots(self, experiences: dict[str, list[Asked]], first: int, last: int) -> Iterator[EpisodeSlot]:
+        """Of each family with experiences: every layout without an experience, and with each of them."""
+        for family, listed in experiences.items():
+            places = {each.key: place for place, each in enumerate(self._experiences[family], start=1)}
             for layout in range(first, last) if listed else ():
                 yield self._slot(family, layout, 0, None)
                 for each in listed:
                     yield self._slot(family, layout, places[each.key], each)
 
-    def _slot(self, family: str, layout: int, member: int, note: Asked | None) -> EpisodeSlot:
+    def _slot(self, family: str, layout: int, member: int, experience: Asked | None) -> EpisodeSlot:
         seed, start = self._layouts[family][layout]
         task = task_of(
             self._ctx,
             start,
-            episode_id=f"t{self._ctx.round:04d}-{family}-l{layout:04d}-" + (f"n{member:04d}" if note else "free"),
+            episode_id=f"t{self._ctx.round:04d}-{family}-l{layout:04d}-" + (f"n{member:04d}" if experience else "free"),
             family=family,
             group=layout,
             member=member,
             environment_seed=seed,
             stream=TRIAL,
         )
-        if note is None:
+        if experience is None:
             return EpisodeSlot(task)
-        guide = Guide(note.operation.entry_id or "", note.key.content_digest, note.operation.text or "")
+        guide = Guide(
+            experience.operation.entry_id or "", experience.key.content_digest, experience.operation.text or ""
+        )
         return EpisodeSlot(task, (guide,))
 
     def _played(self, slots: list[EpisodeSlot]) -> list[PlayedEpisode]:
-        """Play the slots a wave at a time. With the note and without it an episode has the stream of its layout."""
+        """Play the slots a wave at a time. With the experience and without it an episode has the stream of its
+        layout."""
         ctx, width = self._ctx, wave_width(self._ctx.method)
         streams = {slot.task.episode_id: ctx.seed(slot.task.family, slot.task.group) for slot in slots}
         waves = (slots[at : at + width] for at in range(0, len(slots), width))
@@ -246,7 +253,7 @@ class _Bin:
     def _results(self, played: Sequence[PlayedEpisode]) -> dict[TextKey, TrialResult]:
         free = {(each.episode.family, each.episode.group): each.episode for each in played if not each.episode.guided}
         noted: dict[TextKey, list[tuple[Episode, Episode]]] = {
-            each.key: [] for listed in self._notes.values() for each in listed
+            each.key: [] for listed in self._experiences.values() for each in listed
         }
         for episode in (each.episode for each in played if each.episode.guided):
             pair = (episode, free[episode.family, episode.group])
@@ -278,7 +285,7 @@ def in_force(results: Iterable[TrialResult], config: TrialConfig, *, round: int)
     return {
         TextKey(row.family, row.content_digest): row
         for row in results
-        if row.pairs > 0 and round - config.holds <= row.round < round
+        if row.pairs > 0 and round - config.reuse_rounds <= row.round < round
     }
 
 
@@ -286,7 +293,7 @@ def to_try(asked: Sequence[Asked], known: Set[TextKey], config: TrialConfig) -> 
     """By family, the first operation of each text that is tried, in the order of trying.
 
     Tried is what the bank would take and no result in force speaks of: first what won episodes were distilled to most
-    often, then what was written most often, then what was written first; at most `config.notes` of a family.
+    often, then what was written most often, then what was written first; at most `config.max_experiences` of a family.
     """
     first: dict[TextKey, Asked] = {}
     written: dict[TextKey, list[bool]] = defaultdict(list)
@@ -297,14 +304,14 @@ def to_try(asked: Sequence[Asked], known: Set[TextKey], config: TrialConfig) -> 
     ordered = sorted(first.values(), key=lambda each: (-sum(written[each.key]), -len(written[each.key])))
     found: dict[str, list[Asked]] = defaultdict(list)
     for each in ordered:
-        if config.notes is None or len(found[each.key.family]) < config.notes:
+        if config.max_experiences is None or len(found[each.key.family]) < config.max_experiences:
             found[each.key.family].append(each)
     return {family: found[family] for family in sorted(found)}
 
 
 def result_of(key: TextKey, pairs: Iterable[tuple[Episode, Episode]], *, round: int) -> TrialResult:
     """What the pairs (with, without) of a text say. A pair of which an environment broke a half does not count, and
-    where less than half of the pairs are left they say nothing: one alone should not let a note in."""
+    where less than half of the pairs are left they say nothing: one alone should not let an experience in."""
     played = list(pairs)
     counted = [(noted, free) for noted, free in played if usable(noted) and usable(free)]
     if 2 * len(counted) < len(played):
@@ -320,12 +327,12 @@ def result_of(key: TextKey, pairs: Iterable[tuple[Episode, Episode]], *, round: 
 
 
 def difference_of(result: TrialResult) -> float | None:
-    """Share won with the note less share won without it; None without a pair."""
+    """Share won with the experience less share won without it; None without a pair."""
     return (result.wins_with - result.wins_without) / result.pairs if result.pairs else None
 
 
 def ahead(result: TrialResult) -> bool:
-    """Whether a note is worth the rest of its layouts (`trial.screen`)."""
+    """Whether an experience is worth the rest of its layouts (`trial.screen`)."""
     return result.wins_with > result.wins_without
 
 
@@ -378,14 +385,14 @@ def trial_rewards(trials: Iterable[Trial]) -> dict[str, float]:
     return {generation_id: sum(values) / len(values) for generation_id, values in found.items()}
 
 
-def trial_figures(trials: Sequence[Trial], episodes: Sequence[Episode], *, round: int) -> Figures:
+def trial_metrics(trials: Sequence[Trial], episodes: Sequence[Episode], *, round: int) -> Metrics:
     """What the trials of a round cost and decided: texts and their episodes, shares of operations, mean difference."""
     texts = {(row.family, row.content_digest): row for row in trials if row.tried_round == round}
-    figures = {"trial_episodes": float(len(episodes)), "trial_texts": float(len(texts))}
+    metrics = {"trial_episodes": float(len(episodes)), "trial_texts": float(len(texts))}
     if trials:
-        figures["trial_admitted"] = sum(row.admitted for row in trials) / len(trials)
-        figures["trial_untried"] = sum(row.tried_round is None for row in trials) / len(trials)
+        metrics["trial_admitted"] = sum(row.admitted for row in trials) / len(trials)
+        metrics["trial_untried"] = sum(row.tried_round is None for row in trials) / len(trials)
     measured = [row.difference for row in texts.values() if row.difference is not None]
     if measured:
-        figures["trial_difference"] = sum(measured) / len(measured)
-    return figures
+        metrics["trial_difference"] = sum(measured) / len(measured)
+    return metrics

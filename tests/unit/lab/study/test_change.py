@@ -1,4 +1,4 @@
-"""A world that changes in a run: families that change and those that stay, recovery, and stale notes."""
+"""A world that changes in a run: families that change and those that stay, recovery, and stale experiences."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 
 from crl.lab.study import change
-from crl.lab.study.change import Notes, RunChange, read_change, summarize_change
+from crl.lab.study.change import ExperienceCounts, RunChange, read_change, summarize_change
 from crl.lab.study.config import Study
-from crl.lab.study.figures import Rate, RunFigures
 from crl.lab.study.files import CHANGE, chart_groups, write_study
+from crl.lab.study.metrics import Rate, RunMetrics
 from crl.lab.study.results import summarize_study
 from crl.lab.study.statistics import Reached
 from crl.lab.study.table import study_markdown, tables
@@ -58,7 +58,7 @@ def test_families_that_change_are_counted_apart(played: Played, monkeypatch: pyt
                 rows = [
                     row.success
                     for row in played.rows(Evaluation, "evaluate", number)
-                    if (row.family, row.arm) == (family, arm)
+                    if (row.family, row.condition) == (family, arm)
                 ]
                 if rows:
                     assert found.success[part][arm][number] == Rate(sum(rows), len(rows))
@@ -70,13 +70,15 @@ def test_families_that_change_are_counted_apart(played: Played, monkeypatch: pyt
 def test_notes_that_were_true_before_are_stale_after(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change, "make_environment", lambda family: Rule(family.environment.max_turns))
     found = read_change(played.run, [0, 1, 2, 3])
-    assert found is not None and found.notes
-    for number, notes in found.notes.items():
+    assert found is not None and found.experiences
+    for number, experiences in found.experiences.items():
         texts = [text for family, text in bank_of(played, number) if family == "moves"]
         now, before = ("fine", "win") if number >= CHANGED_IN else ("win", "win")
         stale = texts.count(before) if now != before else 0
-        assert notes == Notes(entries=len(texts), true=texts.count(now), stale=stale)
-    assert any(notes.stale for notes in found.notes.values()) and any(notes.true for notes in found.notes.values())
+        assert experiences == ExperienceCounts(entries=len(texts), true=texts.count(now), stale=stale)
+    assert any(experiences.stale for experiences in found.experiences.values()) and any(
+        experiences.true for experiences in found.experiences.values()
+    )
 
 
 def bank_of(played: Played, number: int) -> list[tuple[str, str]]:
@@ -93,18 +95,22 @@ BEFORE, AFTER, END = [0.5, 0.6, 0.4], [0.1, 0.2, 0.3], [0.5, 0.5, 0.4]
 ROUNDS = {0: [0.1, 0.1, 0.1], 30: BEFORE, 35: AFTER, 40: [0.46, 0.55, 0.3], 45: END, 50: END}
 
 
-def run(place: int) -> RunFigures:
+def run(place: int) -> RunMetrics:
     def curve(share: float) -> dict[int, Rate]:
         return {number: Rate(round(values[place] * share * 100), 100) for number, values in ROUNDS.items()}
 
     success = {"changed": {"with_bank": curve(1), "without_bank": curve(0.5)},
                "stayed": {"with_bank": {}, "without_bank": curve(0.8)}}  # fmt: skip
-    notes = {30: Notes(entries=10, true=6, stale=0), 35: Notes(entries=10, true=1, stale=4 + place),
-             45: Notes(entries=20, true=15, stale=2)}  # fmt: skip
+    experiences = {
+        30: ExperienceCounts(entries=10, true=6, stale=0),
+        35: ExperienceCounts(entries=10, true=1, stale=4 + place),
+        45: ExperienceCounts(entries=20, true=15, stale=2),
+    }
     rates = curve(1)
-    return RunFigures(
+    return RunMetrics(
         with_bank=rates, without_bank=rates, episodes=dict.fromkeys(rates, 0), outputs=0, malformed=0, returned=0,
-        notes_true=None, coverage=None, alarms=[], change=RunChange(round=31, success=success, notes=notes),
+        experiences_true=None, coverage=None, alarms=[],
+        change=RunChange(round=31, success=success, experiences=experiences),
     )  # fmt: skip
 
 
@@ -122,7 +128,7 @@ def test_recovery_over_seeds() -> None:
     around = smoothed.with_bank["changed"]
     assert around.before.mean == pytest.approx((sum(BEFORE) / 3 + 0.1) / 2) and around.after.mean == pytest.approx(0.2)
     assert set(found.with_bank) == {"changed"} and set(found.without_bank) == {"changed", "stayed"}
-    assert found.notes_stale[35].mean == pytest.approx(0.5) and found.notes_true[45].mean == 0.75
+    assert found.experiences_stale[35].mean == pytest.approx(0.5) and found.experiences_true[45].mean == 0.75
 
 
 @pytest.mark.usefixtures("plain_charts")
@@ -134,11 +140,11 @@ def test_tables_charts_and_raw_results(tmp_path: Path) -> None:
     found = {table.title: table for table in tables(result)}
     assert found["Families that change, with bank"].rows[0][4] == "15 (2 of 3 seeds)"
     assert "Families that stay, with bank" not in found and "Families that stay, without bank" in found
-    assert found["Notes of families that change"].rows[0][1:4] == ["0.60 [0.60, 0.60]", "0.10 [0.10, 0.10]",
+    assert found["Experiences of families that change"].rows[0][1:4] == ["0.60 [0.60, 0.60]", "0.10 [0.10, 0.10]",
                                                                    "0.75 [0.75, 0.75]"]  # fmt: skip
     assert "Families change in round 31" in study_markdown(result)
     groups = dict(chart_groups(result))
-    assert [chart.title for chart in groups["notes of families that change"]] == ["true", "stale"]
+    assert [chart.title for chart in groups["experiences of families that change"]] == ["true", "stale"]
     assert len(groups["families that change"]) == 2
 
 
@@ -148,8 +154,8 @@ def test_raw_results_of_a_change(played: Played, tmp_path: Path, monkeypatch: py
     found = read_change(played.run, [0, 1, 2, 3])
     assert found is not None
     study = Study.model_validate({"name": "s", "base": Path("b.yaml"), "rounds": 3, "seeds": [0], "arms": {"ours": {}}})
-    figures = run(0).model_copy(update={"change": found})
-    monkeypatch.setattr("crl.lab.study.files.read_figures", lambda runs: {"ours": {0: figures}})
+    metrics = run(0).model_copy(update={"change": found})
+    monkeypatch.setattr("crl.lab.study.files.read_metrics", lambda runs: {"ours": {0: metrics}})
     write_study(study, [], tmp_path)
     rows = pq.read_table(tmp_path / CHANGE).to_pylist()
     expected = sum(len(rates) for arms in found.success.values() for rates in arms.values())
@@ -159,13 +165,17 @@ def test_raw_results_of_a_change(played: Played, tmp_path: Path, monkeypatch: py
         rate = found.success[row["families"]][arm][row["round"]]
         assert (row["successes"], row["episodes"]) == (rate.successes, rate.episodes)
         if row["families"] == "changed" and row["bank"]:
-            notes = found.notes[row["round"]]
-            assert (row["entries"], row["true"], row["stale"]) == (notes.entries, notes.true, notes.stale)
+            experiences = found.experiences[row["round"]]
+            assert (row["entries"], row["true"], row["stale"]) == (
+                experiences.entries,
+                experiences.true,
+                experiences.stale,
+            )
         else:
             assert row["entries"] is None
     plain = run(0).model_copy(update={"change": None})
-    monkeypatch.setattr("crl.lab.study.files.read_figures", lambda runs: {"ours": {0: plain}})
-    mine = {name: (tmp_path / name).write_text("kept") for name in ("chart-of-mine.txt", "notes.svg")}
+    monkeypatch.setattr("crl.lab.study.files.read_metrics", lambda runs: {"ours": {0: plain}})
+    mine = {name: (tmp_path / name).write_text("kept") for name in ("chart-of-mine.txt", "experiences.svg")}
     (tmp_path / "chart-9-what-is-no-longer-asked.svg").write_text("old")
     write_study(study, [], tmp_path)
     there = {path.name for path in tmp_path.iterdir()}

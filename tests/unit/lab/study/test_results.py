@@ -1,4 +1,4 @@
-"""From figures of runs to the result: which curves, which pairs, which words. No run directory."""
+"""From metrics of runs to the result: which curves, which pairs, which words. No run directory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from crl.lab.study.config import Study
-from crl.lab.study.figures import GameCost, Rate, RunFigures, collapse_alarms
 from crl.lab.study.files import chart_groups
+from crl.lab.study.metrics import GameCost, Rate, RunMetrics, collapse_alarms
 from crl.lab.study.results import StudyResult, summarize_study
 from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text, study_markdown, tables
@@ -21,18 +21,18 @@ WITH = {"ours": [50, 61, 47, 58, 55], "static": [20, 25, 21, 19, 24]}
 WITHOUT = {"ours": [21, 25, 19, 22, 20], "static": [20, 22, 19, 18, 21], "base": [27, 30, 22, 25, 31]}
 
 
-def run(arm: str, place: int, rounds: int = 2) -> RunFigures:
+def run(arm: str, place: int, rounds: int = 2) -> RunMetrics:
     def curve(values: list[int]) -> dict[int, Rate]:
         return {n: Rate(successes=values[place] * n, episodes=100 * rounds) for n in range(rounds + 1)}
 
-    return RunFigures(
+    return RunMetrics(
         with_bank=curve(WITH[arm]) if arm in WITH else {},
         without_bank=curve(WITHOUT[arm]),
         episodes={n: 128 * n for n in range(rounds + 1)},
         outputs=10 if arm in WITH else 0,
         malformed=place,
         returned=1,
-        notes_true=0.6 if arm == "ours" else None,
+        experiences_true=0.6 if arm == "ours" else None,
         coverage=None,
         alarms=["this run has collapsed: no episode succeeds any more"] if (arm, place) == ("static", 2) else [],
     )
@@ -43,10 +43,10 @@ def summarized(arms: dict[str, dict[str, object]] | None = None, missing: tuple[
         "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": SEEDS, "compare_with": ["base", "static"],
         "level": 0.5, "last": 2, "arms": arms or {"ours": {}, "static": {}, "base": {}},
     })  # fmt: skip
-    figures = {
+    metrics = {
         arm: {seed: run(arm, place) for place, seed in enumerate(SEEDS) if (arm, seed) != missing} for arm in WITHOUT
     }
-    return summarize_study(study, figures)
+    return summarize_study(study, metrics)
 
 
 def test_differences_are_with_bank_against_bank_where_the_reference_has_one() -> None:
@@ -67,7 +67,7 @@ def test_differences_are_with_bank_against_bank_where_the_reference_has_one() ->
         assert difference is not None
         wanted = stats.ttest_rel(last_two(ours), last_two(theirs)).confidence_interval(0.95)
         assert (difference.low, difference.high) == pytest.approx(tuple(wanted))
-    assert found["base", "static"].with_bank is None, "an arm without a bank has no figure with one"
+    assert found["base", "static"].with_bank is None, "an arm without a bank has no metric with one"
 
 
 def test_a_seed_that_is_missing_on_one_side_is_no_pair() -> None:
@@ -175,12 +175,12 @@ def test_what_is_varied_has_tables_and_charts_by_its_values() -> None:
         "name": "s", "base": Path("b.yaml"), "rounds": 2, "seeds": SEEDS, "arms": arms, "scales": {"room": room},
         "last": 1,
     })  # fmt: skip
-    figures = {
+    metrics = {
         name: {seed: run(arm, place) for place, seed in enumerate(SEEDS)}
         for name, arm in {"ours": "ours", "base": "base", "ours_room_8": "static"}.items()
     }
     study.arms["base_room_8"] = study.arms["ours_room_8"].model_copy(update={"title": "never run"})
-    result = summarize_study(study, figures)
+    result = summarize_study(study, metrics)
     found = {table.title: [list(table.columns), *map(list, table.rows)] for table in tables(result)}
 
     def cell(values: list[int]) -> str:
@@ -207,8 +207,8 @@ def test_numbers_in_words() -> None:
 
 
 def test_only_a_collapse_counts_as_one_and_no_other_alarm_of_a_rounds_health() -> None:
-    figures = {"outputs_cut": 0.2, "turns_valid": 0.5}
-    metrics = {row.name: row for row in health_metrics(figures, {}, set(), round=3)}
-    assert metrics["outputs_cut"].alarm and metrics["turns_valid"].alarm and collapse_alarms(metrics) == []
-    metrics["collapsed"] = Metric(round=3, stage="health", name="collapsed", value=1.0, alarm="this run has …")
-    assert collapse_alarms(metrics) == ["this run has …"] and collapse_alarms({}) == []
+    metrics = {"outputs_cut": 0.2, "turns_valid": 0.5}
+    rows = {row.name: row for row in health_metrics(metrics, {}, set(), round=3)}
+    assert rows["outputs_cut"].alarm and rows["turns_valid"].alarm and collapse_alarms(rows) == []
+    rows["collapsed"] = Metric(round=3, stage="health", name="collapsed", value=1.0, alarm="this run has …")
+    assert collapse_alarms(rows) == ["this run has …"] and collapse_alarms({}) == []

@@ -1,4 +1,4 @@
-"""Runs that hold nothing but evaluations, for tests of tables: won games of each task and arm, by round."""
+"""Runs that hold nothing but evaluations, for tests of tables: won games of each task and condition, by round."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from tests.unit.report.scripted import experiment
 FIRST = 1_000_000
 WITH, WITHOUT = "with_bank", "without_bank"
 Won = Mapping[tuple[str, str], Sequence[int]]
-"""By task and arm: 1 for each game won and 0 for each lost, in order of the held-out seeds."""
+"""By task and condition: 1 for each game won and 0 for each lost, in order of the held-out seeds."""
 
 
 def rows(number: int, won: Won, first: int = FIRST) -> list[Evaluation]:
     """A won game has reward 1, 4 turns and 30 tokens; a lost one −1, 10 turns and 60 tokens."""
     return [
         Evaluation(
-            evaluation_id=f"e{number:04d}/{arm}/{task}-s{first + place}", round=number, arm=arm, family=task,
-            environment_seed=first + place, guided=arm == WITH, success=bool(each),
+            evaluation_id=f"e{number:04d}/{condition}/{task}-s{first + place}", round=number, condition=condition,
+            family=task,
+            environment_seed=first + place, guided=condition == WITH, success=bool(each),
             reward=1.0 if each else -1.0, turns=4 if each else 10, invalid_actions=0 if each else 1,
             tokens_read=20 if each else 40, tokens_sampled=10 if each else 20,
             stop_reason="success" if each else "turn_limit", actions=["left"],
         )
-        for (task, arm), games in won.items()
+        for (task, condition), games in won.items()
         for place, each in enumerate(games)
     ]  # fmt: skip
 

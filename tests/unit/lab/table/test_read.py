@@ -20,11 +20,11 @@ BOTH: Won = {
 }  # fmt: skip
 
 
-def all_won(count: int, arm: str = WITHOUT) -> Won:
-    return {("lake", arm): [1] * count, ("pond", arm): [1] * count}
+def all_won(count: int, condition: str = WITHOUT) -> Won:
+    return {("lake", condition): [1] * count, ("pond", condition): [1] * count}
 
 
-def test_figures_are_those_of_the_rows(tmp_path: Path) -> None:
+def test_metrics_are_those_of_the_rows(tmp_path: Path) -> None:
     found = read_results(recorded(tmp_path, "one", {3: BOTH}), "last")
     lake = found.cells["lake", WITH].result
     assert (found.name, found.round, found.tasks) == ("one", 3, ["lake", "pond"])
@@ -77,7 +77,7 @@ def test_of_equally_many_episodes_the_stage_is_shown(tmp_path: Path) -> None:
 
 def test_the_random_policy_is_in_no_table(tmp_path: Path) -> None:
     path = recorded(tmp_path, "one", {0: {**all_won(2), ("lake", "random"): [1] * 9}})
-    assert {arm for _, arm in read_results(path, 0).cells} == {WITHOUT}
+    assert {condition for _, condition in read_results(path, 0).cells} == {WITHOUT}
 
 
 def test_a_round_that_was_not_evaluated_is_refused_with_those_that_were(tmp_path: Path) -> None:
@@ -94,28 +94,28 @@ def test_damage_to_a_stage_is_an_error_and_to_a_kept_evaluation_a_note(tmp_path:
     place = keep(path, 1, all_won(9))
     (place / "evaluations.parquet").write_bytes(b"")
     found = read_results(path, "last")
-    assert any(place.name in note for note in found.notes) and not found.cells["lake", WITHOUT].kept
+    assert any(place.name in note for note in found.footnotes) and not found.cells["lake", WITHOUT].kept
     (path / "rounds/0001/evaluate/evaluations.parquet").write_bytes(b"")
     with pytest.raises(RecordDamaged):
         read_results(path, "last")
 
 
 def test_a_run_that_did_not_reach_its_end_is_named(tmp_path: Path) -> None:
-    notes = read_results(recorded(tmp_path, "one", {1: BOTH}), "last").notes
+    notes = read_results(recorded(tmp_path, "one", {1: BOTH}), "last").footnotes
     assert any(note.startswith("unfinished: round 0") for note in notes)
 
 
 def test_a_finished_run_has_nothing_to_note(finished: Path) -> None:
     found = read_results(finished, "last")
     recorded_rows = rows_of(Evaluation, RunDirectory.open(finished).read(ROUNDS, "evaluate", Evaluation))
-    assert found.round == ROUNDS and found.notes == ()
-    for (task, arm), cell in found.cells.items():
-        mine = [row for row in recorded_rows if (row.family, row.arm) == (task, arm)]
+    assert found.round == ROUNDS and found.footnotes == ()
+    for (task, condition), cell in found.cells.items():
+        mine = [row for row in recorded_rows if (row.family, row.condition) == (task, condition)]
         assert cell.result.episodes == len(mine) and cell.result.won is not None
         assert cell.result.won.successes == sum(row.success for row in mine)
 
 
-def test_a_round_that_was_evaluated_again_with_one_arm_is_not_the_last(tmp_path: Path) -> None:
+def test_a_round_that_was_evaluated_again_with_one_condition_is_not_the_last(tmp_path: Path) -> None:
     path = recorded(tmp_path, "one", {1: BOTH, 2: BOTH})
     keep(path, 3, all_won(4))
     assert read_results(path, "last").round == 2
@@ -131,9 +131,9 @@ def test_a_fork_is_shown_by_its_own_rounds(tmp_path: Path) -> None:
     )
     (path / LINEAGE).write_bytes(Lineage((parent,)).render())
     only = read_results(path, "best")
-    assert (only.round, only.notes) == (4, ("round 4 is of first, which it was forked from", *only.notes[1:]))
+    assert (only.round, only.footnotes) == (4, ("round 4 is of first, which it was forked from", *only.footnotes[1:]))
     keep(path, 9, BOTH)
     for which in ("best", "last"):
         own = read_results(path, which)
-        assert own.round == 9 and not any("forked" in note for note in own.notes)
-    assert read_results(path, 8).notes[0] == "round 8 is of first, which it was forked from"
+        assert own.round == 9 and not any("forked" in note for note in own.footnotes)
+    assert read_results(path, 8).footnotes[0] == "round 8 is of first, which it was forked from"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crl.config import Method
-from crl.envs.realms import RealmsConfig, RealmsEnvironment, layouts, note
+from crl.envs.realms import RealmsConfig, RealmsEnvironment, experience_text, layouts
 from crl.errors import BadInput
 from crl.extractor.parse import parse_output
 from crl.lab.warm.actor import Demonstration, actor_demonstrations
@@ -44,7 +44,7 @@ def test_hints_are_true_or_half_or_absent_in_the_shares_asked_for(chat: Chat, me
     seen = {"full": 0, "partial": 0, "none": 0}
     for each in shown(chat, method, episodes=600, full=0.5, partial=0.25):
         layout = layouts(method.families[0].environment).of(each.task.environment_seed)  # type: ignore[arg-type]
-        kinds = {note(layout.key, layout.goal): "full", f"take {layout.key}": "partial", None: "none"}
+        kinds = {experience_text(layout.key, layout.goal): "full", f"take {layout.key}": "partial", None: "none"}
         seen[kinds[each.episode.experience]] += 1
     assert all(
         abs(seen[kind] / 600 - share) < 0.08 for kind, share in (("full", 0.5), ("partial", 0.25), ("none", 0.25))
@@ -106,7 +106,11 @@ def test_notes_are_about_their_own_episodes_true_after_wins_and_never_the_plan_a
             layout = layouts(environment).of(int((each.distillation.episode_id or "").split("-")[1]))
             success = "success" in each.generation.prompt
             won += success
-            assert text == note(layout.key, layout.goal) if success else text != note(words[0], words[2])
+            assert (
+                text == experience_text(layout.key, layout.goal)
+                if success
+                else text != experience_text(words[0], words[2])
+            )
             assert text is not None and all(f"{symbol}@" in each.generation.prompt for symbol in text.split()[1::2])
         assert 0.4 < won / len(wave) < 0.7
 
@@ -134,7 +138,7 @@ def test_practice_is_required_and_bad_files_are_refused_by_key(tmp_path: Path) -
     [
         ("actor", {"episodes": 600_000, "asking": 0.7}),
         ("extractor", {"episodes": 600_001}),
-        ("actor", {"judging": 400_001}),
+        ("actor", {"verdicts": 400_001}),
         ("extractor", {"answers": 300_001}),
         ("environment", {"held_out_from": 410_000}),
     ],

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from crl.worlds.swe.judge import _messages
+from crl.worlds.swe.grader import _messages
 from tests.worlds.swe.world import FIXED, MEAN, NEW_TEST, OLD_TEST, Player, config_of, made, make_row, needs_bwrap
 
 pytestmark = needs_bwrap
@@ -28,7 +28,7 @@ def environment(tmp_path_factory):
         yield environment
 
 
-def _judged(environment, files=None, command="true"):
+def _graded(environment, files=None, command="true"):
     player = Player(environment)
     for name, text in (files or {}).items():
         player.run(f"mkdir -p $(dirname {name}); cat > {name} <<'END'\n{textwrap.dedent(text)}\nEND")
@@ -106,13 +106,13 @@ QUICK = ("its own tests", "a conftest", "a function of pytest replaced", "result
     "cheat", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in CHEATS]
 )
 def test_a_cheat_is_worth_nothing(environment, cheat):
-    over = _judged(environment, CHEATS[cheat])
+    over = _graded(environment, CHEATS[cheat])
     assert over.done and over.reward == 0 and not over.success
 
 
 def test_a_cheat_beside_the_repair_does_no_harm(environment):
     files = {**CHEATS["its own tests"], **CHEATS["settings"], "tally.py": FIXED, "tests/helper.py": "x = 1\n"}
-    assert _judged(environment, files).reward == 1
+    assert _graded(environment, files).reward == 1
 
 
 LONGER = (
@@ -131,22 +131,22 @@ LONGER = (
     ],
 )
 def test_what_was_done_to_the_tests_is_undone(environment, command):
-    assert _judged(environment, {"tally.py": FIXED}, command).reward == 1
+    assert _graded(environment, {"tally.py": FIXED}, command).reward == 1
 
 
 def test_a_tree_that_hangs_the_tests_is_given_up(environment):
-    judge = environment._judge
-    short = judge.limits.model_copy(update={"seconds": 2.0})
-    object.__setattr__(judge, "limits", short)
+    grader = environment._grader
+    short = grader.limits.model_copy(update={"seconds": 2.0})
+    object.__setattr__(grader, "limits", short)
     try:
-        over = _judged(environment, {"tally.py": "while True: pass"})
+        over = _graded(environment, {"tally.py": "while True: pass"})
     finally:
-        object.__setattr__(judge, "limits", environment.config.judging_limits)
+        object.__setattr__(grader, "limits", environment.config.test_limits)
     assert over.reward == 0 and "ran too long" in over.observation
 
 
 def test_a_tree_that_is_too_deep_is_a_failure(environment):
-    over = _judged(environment, {"tally.py": FIXED}, "mkdir -p $(printf 'd/%.0s' $(seq 1200))")
+    over = _graded(environment, {"tally.py": FIXED}, "mkdir -p $(printf 'd/%.0s' $(seq 1200))")
     assert over.done and over.reward == 0 and "folders are too deep" in over.observation
 
 
@@ -243,7 +243,7 @@ import sys
 
 def test_total():
     assert (sys.flags.hash_randomization, sys.flags.no_user_site) == (0, 1)
-    assert not [each for each in sys.path if os.path.exists(os.path.join(each, "judging.py"))]
+    assert not [each for each in sys.path if os.path.exists(os.path.join(each, "grading.py"))]
     assert sys.path.count(os.getcwd()) == sys.path.count(os.path.join(os.getcwd(), "src")) == 1
 """
 
@@ -276,7 +276,7 @@ def test_the_oracle_can_do_what_a_diff_can(tmp_path):
         fixed = environment.repositories.fixed(environment.tasks.of(0))
         while "submit" not in (action := environment.oracle(0)):
             assert not environment.step_many({0: action})[0].observation.startswith("Error")
-        tree = environment._slots[0].place.tree
+        tree = environment._slots[0].workspace.tree
         for name in fix:
             assert os.path.lexists(tree / name) == os.path.lexists(fixed / name)
             assert not (fixed / name).exists() or (tree / name).read_bytes() == (fixed / name).read_bytes()

@@ -1,6 +1,6 @@
 """What verification does not know: files that nobody names, and what beside the record says otherwise.
 
-Notes are no problems and fail nothing. Files in the bank's store that no stage names were written by an attempt that
+Remarks are no problems and fail nothing. Files in the bank's store that no stage names were written by an attempt that
 was killed or set aside.
 """
 
@@ -14,7 +14,7 @@ from crl.audit.problem import Record, on_one_line
 from crl.errors import RecordDamaged
 from crl.run.decisions import DECISIONS, decided_rounds, decision_path
 from crl.run.directory import is_round
-from crl.run.journal import JOURNAL, Journal, JsonLines, place_of
+from crl.run.journal import JOURNAL, Journal, JsonLines, stage_of
 from crl.run.lease import LEASE, LeaseFile
 from crl.run.manifest import MANIFEST, Manifest, key_of
 from crl.run.retention import PRUNED, unlisted
@@ -23,10 +23,10 @@ _LISTS = {PRUNED: "sha256s", "trackers.jsonl": "tracker"}
 """What each line of a list has, beside those of the journal."""
 
 
-def notes(record: Record) -> list[str]:
+def remarks(record: Record) -> list[str]:
     """What is to be said of a run beside its problems, one line each."""
     found = [*_journal(record), *_swapped(record.run_path), *_rounds(record.run_path), *_stores(record)]
-    return [on_one_line(note) for note in found]
+    return [on_one_line(line) for line in found]
 
 
 def _journal(record: Record) -> Iterator[str]:
@@ -38,7 +38,7 @@ def _journal(record: Record) -> Iterator[str]:
     if not any(isinstance(event.get("event"), str) for event in events):
         yield f"{JOURNAL} holds no event: it is damaged, or another file in its place"
         return
-    begun = {place_of(event) for event in events if event.get("event") == "stage_started"}
+    begun = {stage_of(event) for event in events if event.get("event") == "stage_started"}
     unknown = [f"stage {key_of(*place)}" for place in record.manifests if place not in {*begun, *record.stale}]
     with contextlib.suppress(ValueError):
         lease = LeaseFile.load(record.run_path)

@@ -1,12 +1,14 @@
-"""Does training teach to use a true note? Games that were shown one, and how many of them were won, round by round.
+"""Does training teach to use a true experience? Games that were shown one, and how many of them were won, round by
+round.
 
-    python benchmarks/true_notes.py runs/coevolution-again [--out docs/results/coevolution_again_notes.parquet]
+    python benchmarks/true_experiences.py runs/coevolution-again [--out
+    docs/results/coevolution_again_experiences.parquet]
 
 Reads the finished runs of a study whose environments know what is true (realms, lakes): every training game of every
-round. A note is true if it says what the hidden rule has (`truth` of the environment; nothing that is trained sees it):
-key and goal of a realm, the goal's symbol of a lake. Writes one row per run and round, and prints shares by arm and ten
-rounds, each the mean over seeds with its 95 % interval: of the games that were shown a true note, of those that were
-shown another, and of the unguided ones beside them.
+round. An experience is true if it says what the hidden rule has (`truth` of the environment; nothing that is trained
+sees it): key and goal of a realm, the goal's symbol of a lake. Writes one row per run and round, and prints shares by
+arm and ten rounds, each the mean over seeds with its 95 % interval: of the games that were shown a true experience, of
+those that were shown another, and of the unguided ones beside them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import crl
 from crl.envs import make_environment
 from crl.lab.study.statistics import interval
 from crl.lab.study.table import interval_text
-from crl.protocols import Judge
+from crl.protocols import KnowsTruth
 
 _RUN = re.compile(r".*?-(?P<arm>[a-z][a-z0-9_]*)-s(?P<seed>\d+)")
 _TEN = """
@@ -38,8 +40,8 @@ FROM table_of_rounds GROUP BY ALL HAVING sum(shown) > 0 ORDER BY ALL
 
 
 def rounds_of(path: Path) -> list[dict[str, object]]:
-    """Of each round that guided any game: guided games, those shown a true note, how many of these and of the others
-    were won; unguided games, and how many were won."""
+    """Of each round that guided any game: guided games, those shown a true experience, how many of these and of the
+    others were won; unguided games, and how many were won."""
     named = _RUN.fullmatch(path.name)
     if named is None:
         raise SystemExit(f"{path} is no run of a study: its name does not end in -ARM-sSEED")
@@ -47,22 +49,22 @@ def rounds_of(path: Path) -> list[dict[str, object]]:
     families = {family.name: family for family in run.method.families}
 
     @cache
-    def judge_of(name: str, changes: int) -> Judge:
+    def environment_of(name: str, changes: int) -> KnowsTruth:
         """By the world after so many of its changes."""
         rounds = [0, *(change.round for change in families[name].changes)]
         environment = make_environment(families[name].in_round(rounds[changes]))
-        if not isinstance(environment, Judge):
-            raise SystemExit(f"{path}: nothing knows which notes about {name} are true")
+        if not isinstance(environment, KnowsTruth):
+            raise SystemExit(f"{path}: nothing knows which experiences about {name} are true")
         return environment
 
-    # Trials of notes are episodes of a stage of their own.
+    # Trials of experiences are episodes of a stage of their own.
     games = run.sql(
         "SELECT round, family, guided, experiences, success FROM episodes WHERE stage = 'collect' ORDER BY round"
     ).fetchall()
     rounds: dict[int, Counter[str]] = defaultdict(Counter)
     for number, family, guided, texts, success in games:
-        judge = judge_of(family, sum(change.round <= number for change in families[family].changes))
-        true = any(judge.truth(text) == 1 for text in texts)
+        environment = environment_of(family, sum(change.round <= number for change in families[family].changes))
+        true = any(environment.truth(text) == 1 for text in texts)
         rounds[number] += Counter(
             guided=guided, shown=true, won=true and success, won_otherwise=guided and not true and success,
             free=not guided, won_free=not guided and success,
@@ -87,7 +89,7 @@ def main() -> None:
     found: dict[tuple[str, int], list[tuple[float | None, ...]]] = {}
     for arm, _, ten, *shares in duckdb.sql(_TEN).fetchall():
         found.setdefault((arm, ten), []).append(tuple(shares))
-    print("| arm | rounds | seeds | shown a true note | won when shown one | when shown another | unguided |")
+    print("| arm | rounds | seeds | shown a true experience | won when shown one | when shown another | unguided |")
     print("|---|---|---|---|---|---|---|")
     for (arm, ten), values in found.items():
         cells = [

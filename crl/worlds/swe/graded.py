@@ -1,4 +1,4 @@
-"""The tree that is judged: as the actor left it, with everything that judges as the row has it.
+"""The tree that is graded: as the actor left it, with everything that grades as the row has it.
 
 Taken from base commit and `test_patch`, whatever the actor did to them: the files that `test_patch` touches or a test's
 name begins with, the folder of tests they are in, and in every folder what steers pytest or Python (`conftest.py`,
@@ -42,8 +42,8 @@ def steering_fix(row: Row) -> list[str]:
     return [path for path in sorted(touched(row.patch) - touched(row.test_patch)) if _inside(path) and _steers(path)]
 
 
-def make_judged(row: Row, left: Path, tested: Path, fixed: Path, target: Path) -> None:
-    """Write the tree that is judged.
+def make_graded(row: Row, left: Path, tested: Path, fixed: Path, target: Path) -> None:
+    """Write the tree that is graded.
 
     Args:
         left: the tree as the actor left it; nothing of the actor's runs any more.
@@ -62,10 +62,10 @@ def make_judged(row: Row, left: Path, tested: Path, fixed: Path, target: Path) -
     for path in steering_fix(row):
         _restore(path, fixed, target)
     kept = touched(row.patch) - touched(row.test_patch)
-    judging = {path for path in touched(row.test_patch) if _inside(path)} | set(files_of(row, tested))
-    for folder in sorted({folder for path in judging if (folder := _folder_of_tests(path)) is not None}):
+    grading = {path for path in touched(row.test_patch) if _inside(path)} | set(files_of(row, tested))
+    for folder in sorted({folder for path in grading if (folder := _folder_of_tests(path)) is not None}):
         _restore_folder(folder, tested, target, kept)
-    for path in sorted(judging):
+    for path in sorted(grading):
         _restore(path, tested, target)
 
 
@@ -103,7 +103,7 @@ def _clean(target: Path, tested: Path) -> None:
         if foreign or _matches(name, _REMOVED):
             remove(target / path)
             if os.path.lexists(target / path):
-                raise OSError(f"{target / path} cannot be removed from the tree that is judged; look at its modes")
+                raise OSError(f"{target / path} cannot be removed from the tree that is graded; look at its modes")
 
 
 def _steering(tested: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """What a repaired tree is worth: whether the named tests of its row pass, all of them and no others.
 
-They run in a fresh sandbox, on a copy (`judged`), by a program (`judging`) whose results are authenticated with a
+They run in a fresh sandbox, on a copy (`graded`), by a program (`grading`) whose results are authenticated with a
 secret that is new each time and that nothing but the program's own memory holds.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crl.worlds.swe.judged import files_of, make_judged, steering_fix
+from crl.worlds.swe.graded import files_of, make_graded, steering_fix
 from crl.worlds.swe.repository import Repositories, remove
 from crl.worlds.swe.rows import Row
 from crl.worlds.swe.sandbox import Sandbox
@@ -27,7 +27,7 @@ from crl.worlds.swe.supervised import LONGEST_REPORT, cut
 from crl.worlds.swe.usage import too_deep
 
 _SHOWN = 4000
-_PROGRAM = Path(__file__).with_name("judging.py")
+_PROGRAM = Path(__file__).with_name("grading.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Verdict:
     failed: frozenset[str]
     """All other names of the row."""
     why: str = ""
-    """What ended judging before its end; empty: nothing did."""
+    """What ended grading before its end; empty: nothing did."""
     output: str = ""
     """What pytest wrote, shortened. The actor never sees it."""
 
@@ -60,8 +60,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """Judges trees of rows."""
+class Grader:
+    """Grades trees of rows."""
 
     repositories: Repositories
     sandbox: Sandbox
@@ -74,7 +74,7 @@ class Judge:
     """Where copies are made."""
 
     def prepare(self, row: Row) -> None:
-        """Make what judging a row needs. Raises BadInput where a diff does not fit."""
+        """Make what grading a row needs. Raises BadInput where a diff does not fit."""
         self._trees(row)
 
     def _trees(self, row: Row) -> tuple[Path, Path]:
@@ -87,9 +87,9 @@ class Judge:
         if too_deep(left):  # whoever walks it would meet Python's limit of recursion
             return Verdict(frozenset(), frozenset(row.tests), "its folders are too deep")
         tested, fixed = self._trees(row)
-        target = Path(tempfile.mkdtemp(prefix="judged-", dir=self.folder))
+        target = Path(tempfile.mkdtemp(prefix="graded-", dir=self.folder))
         try:
-            make_judged(row, left, tested, fixed, target)
+            make_graded(row, left, tested, fixed, target)
             files = files_of(row, tested)
             if not files:
                 return Verdict(frozenset(), frozenset(row.tests), "no file of the tests exists")
@@ -98,8 +98,8 @@ class Judge:
             remove(target)
 
     def _run(self, row: Row, files: list[str], target: Path) -> Verdict:
-        place = self.sandbox.place(target, row.image)
-        program = self.folder / "judging.py"
+        place = self.sandbox.prepare(target, row.image)
+        program = self.folder / "grading.py"
         if not program.is_file():
             shutil.copyfile(_PROGRAM, program)
             program.chmod(0o644)
@@ -110,7 +110,7 @@ class Judge:
             "secret": secret.hex(), "report": 1 if report is None else report[1], "names": row.tests, "files": files,
             "root": root, "paths": [root, f"{root}/src"], "plugins": self.plugins,
         }  # fmt: skip
-        # Not -I: that ignores PYTHONHASHSEED too, and equal trees would be judged by different orders of sets.
+        # Not -I: that ignores PYTHONHASHSEED too, and equal trees would be graded by different orders of sets.
         command = ["/usr/bin/env", "-u", "PYTHONPATH", self.interpreter, "-s", "-B", self.sandbox.seen(program)]
         longest = _SHOWN if report else LONGEST_REPORT
         ran = self.sandbox.run(

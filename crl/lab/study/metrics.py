@@ -28,7 +28,7 @@ EXPLORE, REFLECTIONS = "explore", "reflections"
 """A stage of DreamGym and a table of ERL: these recipes may not be there, and are imported for their own runs only."""
 NOT_SAMPLED = "fit"
 """Kind of token records that a program wrote: what DreamGym's model is fitted to."""
-NOTES_TRUE, COVERAGE = "notes_true", "families_with_true_note"
+EXPERIENCES_TRUE, COVERAGE = "experiences_true", "families_with_true_experience"
 """Names of metrics of stage `health`, where the environment knows the truth."""
 
 _COMPUTE = ("complementary-rl", "torch", "transformers")
@@ -47,7 +47,7 @@ class GameCost(BaseModel, frozen=True):
     """Clock time, the games of a wave counted together; None where nobody took it."""
 
 
-class RunFigures(BaseModel, frozen=True):
+class RunMetrics(BaseModel, frozen=True):
     """One run of a study."""
 
     with_bank: dict[int, Rate]
@@ -65,10 +65,10 @@ class RunFigures(BaseModel, frozen=True):
     malformed: int
     returned: int | None
     """Outputs that say `return`: nothing is to be learned. None: no output can say so."""
-    notes_true: float | None
+    experiences_true: float | None
     """Share of the bank that is true after the last round; None where nothing knows the truth."""
     coverage: float | None
-    """Share of task families with a true note after the last round."""
+    """Share of task families with a true experience after the last round."""
     starts: dict[str, str] = {}
     """Digest of the weights that each role began with, by the model's name: arms are compared from equal starts."""
     costs_with_bank: dict[int, GameCost] = {}
@@ -102,12 +102,12 @@ class RunFigures(BaseModel, frozen=True):
 
 
 def success_of(run: RunDirectory, round_number: int) -> dict[str, str]:
-    """Held-out success of a round in words, by arm of the evaluation; empty where it was not evaluated."""
+    """Held-out success of a round in words, by condition; empty where it was not evaluated."""
     return {arm: f"{rate} {rate.percent}" for arm, rate in _rates(run, round_number).items()}
 
 
-def read_run(path: Path, rounds: int) -> RunFigures:
-    """The figures of a run up to round `rounds`. Raises RecordDamaged, RunDirectoryUnusable."""
+def read_run(path: Path, rounds: int) -> RunMetrics:
+    """The metrics of a run up to round `rounds`. Raises RecordDamaged, RunDirectoryUnusable."""
     run = RunDirectory.open(path)
     numbers = [number for number in run.rounds() if number <= rounds]
     rates = {number: found for number in numbers if (found := _rates(run, number))}
@@ -116,7 +116,7 @@ def read_run(path: Path, rounds: int) -> RunFigures:
     costs = {number: _costs(run, number) for number in rates}
     outputs, malformed, returned = _outputs(run, numbers)
     health = _health(run, numbers[-1]) if numbers else {}
-    return RunFigures(
+    return RunMetrics(
         with_bank={number: found.get(WITH_BANK, without[number]) for number, found in rates.items()}
         if has_bank
         else {},
@@ -127,7 +127,7 @@ def read_run(path: Path, rounds: int) -> RunFigures:
         outputs=outputs,
         malformed=malformed,
         returned=returned,
-        notes_true=_value(health, NOTES_TRUE),
+        experiences_true=_value(health, EXPERIENCES_TRUE),
         coverage=_value(health, COVERAGE),
         starts=_starts(run),
         costs_with_bank={number: found[WITH_BANK] for number, found in costs.items() if WITH_BANK in found},
@@ -152,19 +152,21 @@ def _rates(run: RunDirectory, number: int) -> dict[str, Rate]:
         return {}
     table = run.read(number, EVALUATE, Evaluation)
     table = table.append_column("broke", pc.equal(table["stop_reason"], StopReason.error.value))
-    counted = table.group_by("arm").aggregate([("success", "sum"), ("success", "count"), ("broke", "sum")]).to_pylist()
-    return {row["arm"]: Rate(row["success_sum"], row["success_count"], row["broke_sum"]) for row in counted}
+    counted = (
+        table.group_by("condition").aggregate([("success", "sum"), ("success", "count"), ("broke", "sum")]).to_pylist()
+    )
+    return {row["condition"]: Rate(row["success_sum"], row["success_count"], row["broke_sum"]) for row in counted}
 
 
 def _costs(run: RunDirectory, number: int) -> dict[str, GameCost]:
-    """What a game took after a round, by arm of the evaluation."""
+    """What a game took after a round, by condition."""
     table = run.read(number, EVALUATE, Evaluation)
     taken = _timings(run, number, EVALUATE)
     found = {}
-    for arm in pc.unique(table["arm"]).to_pylist():
-        mine = table.filter(pc.equal(table["arm"], arm))
-        timing = taken.get(f"play {arm}")
-        found[arm] = GameCost(
+    for condition in pc.unique(table["condition"]).to_pylist():
+        mine = table.filter(pc.equal(table["condition"], condition))
+        timing = taken.get(f"play {condition}")
+        found[condition] = GameCost(
             actions=pc.mean(mine["turns"]).as_py(),
             tokens_read=pc.mean(mine["tokens_read"]).as_py(),
             tokens_sampled=pc.mean(mine["tokens_sampled"]).as_py(),

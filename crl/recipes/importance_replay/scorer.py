@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class WorthSettings:
+class ScorerSettings:
     """How the network is trained."""
 
     learning_rate: float
@@ -42,14 +42,14 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class WorthLosses:
+class ScorerLosses:
     """The network's two losses without their factors, mean over draws."""
 
     extractor: float
     coupling: float
 
 
-def worth_losses(
+def scorer_losses(
     logits_N: torch.Tensor, labels_N: torch.Tensor, draws_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(binary cross-entropy of the scores, mean of |score - label|), each a mean over draws.
@@ -65,7 +65,7 @@ def worth_losses(
 class ExtractorNetwork:
     """F features to a score between 0 and 1."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], settings: WorthSettings | None = None) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], settings: ScorerSettings | None = None) -> None:
         """Continue from tensors (:func:`first_tensors` gives those to begin with). Without settings it only scores.
 
         Raises RecordDamaged where they are not those of one network.
@@ -100,7 +100,7 @@ class ExtractorNetwork:
             scores_N: Floats = torch.sigmoid(self._logits(torch.from_numpy(features_NF))).numpy()
         return scores_N
 
-    def fit(self, features_NF: Floats, labels_N: Floats, draws_N: Floats, epochs: int) -> WorthLosses:
+    def fit(self, features_NF: Floats, labels_N: Floats, draws_N: Floats, epochs: int) -> ScorerLosses:
         """So many steps on all samples; the losses are those before the first.
 
         Raises StageFailed where a loss is not finite.
@@ -108,11 +108,11 @@ class ExtractorNetwork:
         if self._settings is None:
             raise ValueError("the network was given no settings to be trained by")
         inputs = [torch.from_numpy(np.ascontiguousarray(each)) for each in (features_NF, labels_N, draws_N)]
-        before: WorthLosses | None = None
+        before: ScorerLosses | None = None
         with _one_thread():
             for _ in range(epochs):
-                extractor, coupling = worth_losses(self._logits(inputs[0]), *inputs[1:])
-                before = before or WorthLosses(float(extractor.detach()), float(coupling.detach()))
+                extractor, coupling = scorer_losses(self._logits(inputs[0]), *inputs[1:])
+                before = before or ScorerLosses(float(extractor.detach()), float(coupling.detach()))
                 loss = self._settings.extractor * extractor + self._settings.coupling * coupling
                 if not torch.isfinite(loss):
                     raise StageFailed(

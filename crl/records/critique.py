@@ -10,14 +10,14 @@ from crl.records.base import Row, Rules
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Judgment(Row):
+class Critique(Row):
     """The actor's verdict on the experience that was retrieved for an episode, before it was played."""
 
-    table: ClassVar[str] = "judgments"
+    table: ClassVar[str] = "critiques"
     episode_id: A[str, "episode the experience was retrieved for"]
     round: A[int, "round of the episode"]
     family: A[str, "task family of the episode"]
-    entry_id: A[str, "entry that was judged"]
+    entry_id: A[str, "entry that was critiqued"]
     content_digest: A[str, "version of that entry"]
     generation_id: A[str, "token record of the verdict (role actor, kind critic)"]
     success_rate: A[float | None, "the actor's success rate on the family so far, as the prompt gave it; null: unknown"]
@@ -44,11 +44,11 @@ class Judgment(Row):
         },
         between={
             "a verdict has its token record": (
-                "SELECT j.row, j.episode_id AS id FROM judgments j LEFT JOIN generations g USING (generation_id) "
+                "SELECT j.row, j.episode_id AS id FROM critiques j LEFT JOIN generations g USING (generation_id) "
                 "WHERE g.kind IS DISTINCT FROM 'critic'"
             ),
-            "the token record of a verdict belongs to a judgment": (
-                "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN judgments j USING (generation_id) "
+            "the token record of a verdict belongs to a critique": (
+                "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN critiques j USING (generation_id) "
                 "WHERE g.kind = 'critic'"
             ),
         },

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from crl.policies.embedders import LexicalEmbedder
-from crl.recipes.erl.health import reflection_figures
+from crl.recipes.erl.health import reflection_metrics
 from crl.recipes.erl.rows import Reflection
 from crl.records import Metric
 from crl.rounds.alarms import ROUNDS, health_metrics
-from crl.rounds.health import FEWEST_NOTES
+from crl.rounds.health import FEWEST_EXPERIENCES
 from tests.recipes.erl.erl_played import ErlServices, experiment
 from tests.unit.recipes.played import Played
 
@@ -35,22 +35,26 @@ def told(rows: list[Reflection]) -> str | None:
     metrics: dict[str, float] = {}
     alarms = []
     for number in range(1, ROUNDS + 1):
-        found = health_metrics(reflection_figures(rows), metrics, {"actor"}, round=number)
+        found = health_metrics(reflection_metrics(rows), metrics, {"actor"}, round=number)
         metrics = {row.name: row.value for row in found}
         alarms = [row.alarm for row in found if row.name == "collapsed"]
     return alarms[0]
 
 
 def test_an_actor_that_hardly_ever_fails_has_not_collapsed() -> None:
-    few = written(*["go left"] * (FEWEST_NOTES - 1), None)
-    assert "notes_one_text" not in reflection_figures(few) and told(few) is None
-    said = told(written(*["go left"] * FEWEST_NOTES))
-    assert said is not None and "one text is more than 80% of the new notes or reflections" in said
+    few = written(*["go left"] * (FEWEST_EXPERIENCES - 1), None)
+    assert "experiences_one_text" not in reflection_metrics(few) and told(few) is None
+    said = told(written(*["go left"] * FEWEST_EXPERIENCES))
+    assert said is not None and "one text is more than 80% of the new experiences or reflections" in said
 
 
 def test_malformed_reflections_are_no_text() -> None:
-    found = reflection_figures(written(*["go left"] * 6, "go up", "go down", *[None] * 8))
-    assert (found["notes_one_text"], found["notes_distinct"], found["share_malformed"]) == (6 / 8, 3 / 8, 0.5)
+    found = reflection_metrics(written(*["go left"] * 6, "go up", "go down", *[None] * 8))
+    assert (found["experiences_one_text"], found["experiences_distinct"], found["share_malformed"]) == (
+        6 / 8,
+        3 / 8,
+        0.5,
+    )
 
 
 class Short(LexicalEmbedder):
@@ -69,6 +73,6 @@ class ShortServices(ErlServices):
 def test_memories_that_the_embedder_cuts_are_an_alarm_where_similarity_decides(tmp_path: Path, order: str) -> None:
     made = experiment(method__recipe__memory__order=order)
     run = Played(tmp_path, made, 1, ShortServices(made))
-    [found] = [row for row in run.rows(Metric, "health", 1) if row.name == "notes_cut_by_embedder"]
+    [found] = [row for row in run.rows(Metric, "health", 1) if row.name == "experiences_cut_by_embedder"]
     assert found.value == 1.0 and (found.alarm is not None) == (order == "similarity")
     assert found.alarm is None or "(memory.embedder), or lower reflect.max_characters" in found.alarm

@@ -1,4 +1,4 @@
-"""The program that runs judging tests in the sandbox: it imports nothing of the project, and pytest before the tree.
+"""The program that runs hidden tests in the sandbox: it imports nothing of the project, and pytest before the tree.
 
 It reads one JSON object from its input: the secret, the names of tests, the files to collect, the folders to import
 from. For each test it writes a line to the report: a message authentication code under the secret, and what came of it.
@@ -33,7 +33,7 @@ UNWATCHED = ("_pytest.config",)
 
 
 def main() -> None:
-    """Judge, and leave without running what the tested code may have registered for the end."""
+    """Run the tests, and leave without running what the tested code may have registered for the end."""
     told = json.loads(sys.stdin.buffer.read())
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -80,7 +80,7 @@ def _plugin(names: list[str], say: Say) -> object:
     plugins: list[Any] = []
     outcomes: dict[str, tuple[bool, bool]] = {}
 
-    class Judging:
+    class Grading:
         @pytest.hookimpl(tryfirst=True)
         def pytest_load_initial_conftests(self, early_config: Any) -> None:
             before.extend(_definitions())
@@ -104,7 +104,7 @@ def _plugin(names: list[str], say: Say) -> object:
                     say({"changed": True})
                 say({"ran": report.nodeid, "passed": all(outcomes[report.nodeid])})
 
-    return Judging()
+    return Grading()
 
 
 def _is_meant(name: str, item: Any) -> bool:
