@@ -32,10 +32,10 @@ def load_tokenizer(directory: Path, name: str | None = None) -> Any:
 
 def generation_config(directory: Path, config: Any) -> Any:
     """The generation config of a model directory, else what the model's config says of it."""
-    kind = sys.modules["transformers"].GenerationConfig
+    transformers = sys.modules["transformers"]
     if (directory / "generation_config.json").is_file():
-        return kind.from_pretrained(directory, local_files_only=True)
-    return kind.from_model_config(config)
+        return transformers.GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return transformers.GenerationConfig.from_model_config(config)
 
 
 def rows_of_model(config: Any) -> int:
