@@ -1,5 +1,6 @@
 """Models on the Hub: revisions, gates, shards, and what is looked at before weights are downloaded."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,13 +15,16 @@ from transformers import AutoModelForCausalLM
 
 from crl.errors import BadInput
 from crl.policies import sources
+from crl.policies.language_model import load_model
 from tests.hub import served
+from tests.unit.policies.test_companions import checkpoint_of
 
 ROOT = Path(__file__).parents[3]
 ASK = """
 import json, sys
 from crl.errors import BadInput
 from crl.policies import sources
+from crl.policies.language_model import load_model
 answers = []
 for call, name in json.loads(sys.argv[1]):
     try:
@@ -129,9 +133,6 @@ def test_a_shard_that_is_missing_is_named(other):
 
 
 def test_shards_give_the_model_that_one_file_gives(tiny, other, tmp_path):
-    from crl.policies.language_model import load_model
-    from tests.unit.policies.test_companions import checkpoint_of
-
     whole = tmp_path / "whole"
     shutil.copytree(tiny.path, whole)
     tensors = {name: each for file in other.glob("*.safetensors") for name, each in load_file(file).items()}
@@ -142,3 +143,30 @@ def test_shards_give_the_model_that_one_file_gives(tiny, other, tmp_path):
             dict(load_model(path, checkpoint, dtype=torch.float32).named_parameters()) for path in (whole, other)
         )
         assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+OPEN = """
+import sys, torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+model = AutoPeftModelForCausalLM.from_pretrained(sys.argv[1]).eval()
+ids = torch.tensor([AutoTokenizer.from_pretrained(sys.argv[1])("go north")["input_ids"]])
+with torch.no_grad():
+    torch.save((ids, model(ids).logits), sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_an_adapter_on_a_model_of_the_hub_is_opened_by_its_folder_alone(hub, tiny, other, tmp_path):
+    commit = hub.push("a/b", tiny.path)
+    hub.push("a/b", other)  # the branch has moved on since
+    snapshot = Path(shutil.copytree(tiny.path, tmp_path / commit))
+    source = dataclasses.replace(tiny, path=snapshot)
+    folder = checkpoint_of(source, tmp_path / "adapter", lora=True, source="a/b")
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+    run = [sys.executable, "-c", OPEN, str(folder), str(tmp_path / "logits")]
+    subprocess.run(run, check=True, env=environment, capture_output=True)
+    ids, found = torch.load(tmp_path / "logits")
+    with torch.no_grad():
+        expected = load_model(tiny.path, folder, dtype=torch.float32).eval()(ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
