@@ -216,10 +216,10 @@ def _published(pending: PendingApproval) -> str:
     publish(
         name,
         f"What round {diff.round} asks of the bank, before a person decided",
-        {PROPOSAL: lambda: diff_markdown(diff, name, most=len(diff.changes))},
+        {PROPOSAL: lambda: diff_markdown(diff, name, max_changes=len(diff.changes))},
     )
     more = f"\n\nAll of it: artifact `{artifact_key(name, PROPOSAL)}`." if len(diff.changes) > _SHOWN_IN_FORM else ""
-    return diff_markdown(diff, name, most=_SHOWN_IN_FORM) + more
+    return diff_markdown(diff, name, max_changes=_SHOWN_IN_FORM) + more
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from crl.lab.study.plan import PlannedRun, chosen, plan_runs, study_directory
 from crl.lab.study.results import StudyResult
 from crl.lab.study.runs import Children, default_jobs, incomplete, only_one, prepare, run_one
 from crl.lab.study.table import study_markdown
-from crl.report.markdown import code, plain
+from crl.report.markdown import as_text, code
 from flows.parameters import StudyChoice, study_from
 from flows.present import label
 from flows.schedule import deployable
@@ -143,7 +143,7 @@ def _publish(result: StudyResult, directory: Path) -> None:
     """The table and the link as artifacts; what cannot be published is a warning, the files are there."""
     base = os.environ.get(PAGES)
     page = (directory / PAGE).absolute()
-    link = [f"# Page of {plain(result.name)}", f"The file: {code(str(page))}"]
+    link = [f"# Page of {as_text(result.name)}", f"The file: {code(str(page))}"]
     if base:
         link.insert(1, f"[Open the page]({base.rstrip('/')}/{directory.name}/{PAGE})")
     publish(result.name, result.question, {TABLE: lambda: study_markdown(result), LINK: lambda: "\n\n".join(link)})

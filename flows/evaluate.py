@@ -26,7 +26,7 @@ from crl.engine.targets import last_runtime
 from crl.errors import CrlError
 from crl.preflight import check_evaluation
 from crl.records import Evaluation
-from crl.report.success import results, with_averages
+from crl.report.success import condition_results, with_averages
 from crl.rounds.evaluate import Choice, chosen_method
 from crl.run.directory import RunDirectory
 from flows.parameters import RunPath, run_from
@@ -125,7 +125,7 @@ def summary(episodes: list[Evaluation]) -> list[dict[str, Any]]:
             "invalid actions": round(result.invalid_share, 4),
             "guided": result.guided,
         }
-        for result in with_averages(results(episodes))
+        for result in with_averages(condition_results(episodes))
     ]
 
 

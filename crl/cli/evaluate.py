@@ -123,9 +123,9 @@ def _seeds(text: str | None) -> SeedRange | None:
 
 def _data(evaluated: Evaluated) -> dict[str, Any]:
     from crl.engine.evaluation import settings_of
-    from crl.report.success import results, with_averages
+    from crl.report.success import condition_results, with_averages
 
-    found = with_averages(results(evaluated.rows))
+    found = with_averages(condition_results(evaluated.rows))
     return {
         "round": evaluated.round,
         **settings_of(evaluated),
@@ -135,7 +135,7 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
 
 
 def _print(evaluated: Evaluated) -> None:
-    from crl.report.success import results, with_averages
+    from crl.report.success import condition_results, with_averages
     from crl.report.terminal import Listing
 
     rows = [
@@ -144,7 +144,7 @@ def _print(evaluated: Evaluated) -> None:
             f"{each.score:.2f}", f"{each.actions:.1f}", f"{each.tokens_read:.0f}", f"{each.tokens_written:.0f}",
             f"{each.invalid_share:.0%}", each.guided,
         )
-        for each in with_averages(results(evaluated.rows))
+        for each in with_averages(condition_results(evaluated.rows))
     ]  # fmt: skip
     title = f"round {evaluated.round}, held-out seeds; actions and tokens per episode"
     print_listing(Listing(_COLUMNS, rows, right=frozenset(_COLUMNS[2:]), title=title))

@@ -117,7 +117,7 @@ class RecipeConfig(Model):
         """Settings that are fine one by one and impossible together, each at its place; refused before any work."""
         return iter(())
 
-    def misfits(self, method: Method, before: Method) -> Iterator[BadInput]:
+    def fork_problems(self, method: Method, before: Method) -> Iterator[BadInput]:
         """Settings of a method that a fork cannot go on with after rounds by `before`, for what these wrote."""
         return iter(())
 

@@ -42,7 +42,7 @@ def free_means(episodes: Iterable[Episode]) -> dict[str, float]:
     return {episode_id: means[key] for episode_id, key in keys.items() if key in means}
 
 
-def shown_by_episode(retrievals: Iterable[Retrieval]) -> dict[str, list[Retrieval]]:
+def chosen_by_episode(retrievals: Iterable[Retrieval]) -> dict[str, list[Retrieval]]:
     """The chosen retrievals of each guided episode, in the order shown: by score, the better rank first of equals."""
     found: dict[str, list[Retrieval]] = defaultdict(list)
     for row in retrievals:
@@ -62,7 +62,7 @@ def credits_of(
     by its verdict.
     """
     _check_played_by_verdicts(episodes, critiques)
-    chosen = shown_by_episode(retrievals)
+    chosen = chosen_by_episode(retrievals)
     unguided = free_means(episodes)
     credits = []
     for episode in episodes:
@@ -122,7 +122,7 @@ def uses_of(
     credited: dict[str, list[Credit]] = defaultdict(list)
     for credit in credits:
         credited[credit.episode_id].append(credit)
-    chosen = shown_by_episode(retrievals)
+    chosen = chosen_by_episode(retrievals)
     by_episode = {row.episode_id: row for row in critiques}
     uses = []
     for episode in episodes:

@@ -41,7 +41,7 @@ def code(text: str) -> str:
     return f"{fence} {line} {fence}" if line[0] in "` " or line[-1] in "` " else f"{fence}{line}{fence}"
 
 
-def plain(text: str) -> str:
+def as_text(text: str) -> str:
     """Our own words with everything that could be markup marked as text."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", escaped(" ".join(text.split())))
 
@@ -53,20 +53,25 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
     """
     shown = list(reversed(summaries[-SHOWN_ROUNDS:]))
     newest = next((each for each in reversed(summaries) if each.seconds), None)
-    lines = [f"# Rounds of {plain(name)}", ""]
+    lines = [f"# Rounds of {as_text(name)}", ""]
     if newest is not None and newest.alarms:
-        lines += [f"**Alarms of round {newest.label}**", "", *(f"- {plain(alarm)}" for alarm in newest.alarms), ""]
+        lines += [
+            f"**Alarms of round {newest.label}**",
+            "",
+            *(f"- {as_text(alarm)}" for alarm in newest.alarms),
+            "",
+        ]
     if newest is not None and newest.broken:
         lines += [f"**Games of round {newest.label} that broke**", ""]
         for row in newest.broken:
             # The traceback is a block by its indent: whatever a text holds, it cannot end it.
             details = [f"      {escaped(line)}" for line in (row["details"] or "").splitlines()]
-            lines += [f"- {plain(broken_words(row))}", "", *details, ""]
+            lines += [f"- {as_text(broken_words(row))}", "", *details, ""]
     # Two narrow tables: beside the column of details that the UI shows, a wide one would be cut off.
     lines += ["## Success", "", "Won/played; brackets are 95 % intervals in percent.", ""]
     lines += _table(success_rows(shown, random_policy(summaries)))
     if (tasks := newest_tasks(summaries)) is not None:
-        rows = [row | {"task": plain(row["task"])} for row in task_rows(tasks)]
+        rows = [row | {"task": as_text(row["task"])} for row in task_rows(tasks)]
         lines += [f"## Tasks, {tasks.rounds}", "", "The average gives every task equal weight.", "", *_table(rows)]
     for title, rows in recipe_tables(shown).items():
         lines += [f"## {title.capitalize()}", "", *_table(rows)]
@@ -80,7 +85,9 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
     if len(summaries) > len(shown):
         lines += [f"The newest {len(shown)}; all of them: {code(f'crl status {quoted(name)}')}", ""]
     if newest is not None:
-        stages = [{"stage": plain(words(stage)), "seconds": f"{taken:.1f}"} for stage, taken in newest.seconds.items()]
+        stages = [
+            {"stage": as_text(words(stage)), "seconds": f"{taken:.1f}"} for stage, taken in newest.seconds.items()
+        ]
         lines += [f"## Seconds of round {newest.label}", "", *_table(stages)]
     if head is not None:
         command = code(f"crl verify {quoted(name)} --head {quoted(head)}")
@@ -90,7 +97,7 @@ def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | No
 
 def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     """The learning curve: its pictures inside the text, and the newest metrics in words."""
-    lines = [f"# Learning curve of {plain(name)}", ""]
+    lines = [f"# Learning curve of {as_text(name)}", ""]
     for chart in success_charts(summaries):
         encoded = base64.b64encode(chart.picture().encode()).decode()
         lines.append(f"![{chart.title}](data:image/svg+xml;base64,{encoded})")
@@ -109,14 +116,14 @@ def curve_markdown(name: str, summaries: Sequence[RoundSummary]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def diff_markdown(diff: BankDiff, name: str, most: int = SHOWN_CHANGES) -> str:
+def diff_markdown(diff: BankDiff, name: str, max_changes: int = SHOWN_CHANGES) -> str:
     """What a round of the run `name` did to the bank, or would do, with texts and reasons.
 
-    `most` changes are listed, in the order of their kinds; the rest is counted.
+    At most `max_changes` changes are listed, in the order of their kinds; the rest is counted.
     """
     title = f"Bank proposed by round {diff.round}" if diff.proposed else f"Bank after round {diff.round}"
     lines = [f"# {title}", "", diff.summary(), ""]
-    left = most
+    left = max_changes
     for kind in KINDS:
         found = diff.of(kind)
         told = found[:left]
@@ -124,7 +131,7 @@ def diff_markdown(diff: BankDiff, name: str, most: int = SHOWN_CHANGES) -> str:
         if told:
             changes = (line for change in told for line in _change(change, diff.proposed))
             lines += [f"## {kind.capitalize()}: {len(found)}", "", *changes, ""]
-    hidden = max(0, len(diff.changes) - most)
+    hidden = max(0, len(diff.changes) - max_changes)
     if hidden:
         command = (
             f"crl approve {quoted(name)} --show" if diff.proposed else f"crl bank diff {quoted(name)} {diff.round}"
@@ -143,11 +150,11 @@ def _change(change: Change, proposed: bool) -> list[str]:
     if refused or change.reason:
         asked = f"{change.asked or 'operation'} rejected: " if refused else ""
         repeated = "" if change.repeats is None else f": {code(change.repeats)} holds the text"
-        lines.append(f"  - **{plain(asked + words(change.reason or 'no reason given'))}**{repeated}")
+        lines.append(f"  - **{as_text(asked + words(change.reason or 'no reason given'))}**{repeated}")
     if was is not None and was != main:
         lines.append(f"  - {'stays' if refused else 'was'} {code(was)}")
     lines += [f"  - from {code(parent.entry_id)} {code(parent.text)}" for parent in change.parents]
-    family = f", {plain(change.family)}" if change.family else ""
+    family = f", {as_text(change.family)}" if change.family else ""
     # What a person would refuse is an operation; what is in the bank afterward is an entry.
     name = (change.operation_id if proposed else change.entry_id) or change.entry_id or "no entry"
     return [*lines, f"  - {code(name)}{family}"]
@@ -165,7 +172,7 @@ def checks_markdown(round_number: int, checks: Sequence[StageChecks], data_docs:
     lines += [f"{len(suites)} suites, {rules} rules on {rows} rows. A stage is committed only where every rule holds."]
     lines += ["", *_table([
         {
-            "stage": plain(words(each.stage)), "table": plain(words(suite.table)), "rows": suite.rows,
+            "stage": as_text(words(each.stage)), "table": as_text(words(suite.table)), "rows": suite.rows,
             "rules": suite.rules, "result": "passed" if suite.passed else "**broken**",
         }
         for each in checks for suite in each.suites
@@ -174,7 +181,7 @@ def checks_markdown(round_number: int, checks: Sequence[StageChecks], data_docs:
     made = f"{code('crl checks docs RUN')} writes Great Expectations' Data Docs; the report links to them."
     lines += [made if data_docs is None else f"[Great Expectations' Data Docs]({data_docs}) of the run.", ""]
     lines += ["## The rules", ""] if tables else []
-    lines += [f"- **{words(table)}**: {plain('; '.join(sentences(table)))}" for table in tables]
+    lines += [f"- **{words(table)}**: {as_text('; '.join(sentences(table)))}" for table in tables]
     return "\n".join(lines) + "\n"
 
 
@@ -183,11 +190,16 @@ def validation_markdown(name: str, verdict: Verdict, data_docs: str | None = Non
 
     `data_docs`: address of the run's Data Docs, where they are written and served.
     """
-    lines = [f"# Validation of round {verdict.round} of {plain(name)}", "", f"**{plain(verdict.summary())}**", ""]
-    lines += [f"- **alarm**: {plain(alarm)}" for alarm in verdict.alarms] + [""]
+    lines = [
+        f"# Validation of round {verdict.round} of {as_text(name)}",
+        "",
+        f"**{as_text(verdict.summary())}**",
+        "",
+    ]
+    lines += [f"- **alarm**: {as_text(alarm)}" for alarm in verdict.alarms] + [""]
     lines += _table([
         {
-            "stage": plain(words(each.stage)), "table": plain(words(each.table)), "rows": each.rows,
+            "stage": as_text(words(each.stage)), "table": as_text(words(each.table)), "rows": each.rows,
             "rules": each.rules, "of them SQL": each.queries, "compiled pass only": each.only_compiled,
             "result": "passed" if each.passed else "**failed**",
         }
@@ -205,18 +217,22 @@ def validation_markdown(name: str, verdict: Verdict, data_docs: str | None = Non
 
 def breach_markdown(round_number: int, stage: str, error: CrlError) -> str:
     """Which table broke which rule, with the first offending rows: they are quoted as they are."""
-    lines = [f"# Data check broken: round {round_number}, {plain(words(stage))}", "", "The stage is **not** committed."]
+    lines = [
+        f"# Data check broken: round {round_number}, {as_text(words(stage))}",
+        "",
+        "The stage is **not** committed.",
+    ]
     lines += ["", *(f"- {code(line)}" for line in error.found.splitlines())]
     for name, told in (("Expected", error.expected), ("Where", error.where), ("What to do", error.next_step)):
         if told:
-            lines += ["", f"**{name}:** {plain(told)}"]
+            lines += ["", f"**{name}:** {as_text(told)}"]
     return "\n".join(lines) + "\n"
 
 
 def report_markdown(name: str, path: Path, url: str | None) -> str:
     """Where the report page is: a link where something serves it, and the file."""
     link = [f"[Open the report]({url})", ""] if url else []
-    return "\n".join([f"# Report of {plain(name)}", "", *link, f"The file: {code(str(path))}", ""])
+    return "\n".join([f"# Report of {as_text(name)}", "", *link, f"The file: {code(str(path))}", ""])
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[str]:

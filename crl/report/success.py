@@ -207,8 +207,8 @@ class ConditionResult:
         }  # fmt: skip
 
 
-def results(rows: Sequence[Evaluation]) -> list[ConditionResult]:
-    """The results by task and condition, in order of their names."""
+def condition_results(rows: Sequence[Evaluation]) -> list[ConditionResult]:
+    """One result per task and condition, in order of their names."""
     groups: dict[tuple[str, str], list[Evaluation]] = {}
     for row in rows:
         groups.setdefault((row.family, row.condition), []).append(row)

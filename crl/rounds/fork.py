@@ -119,7 +119,7 @@ def check_fits(parent: RunDirectory, method: Method, recipe: ForkedRecipe) -> No
     """Raise BadInput, saying what does not fit, for a method that cannot go on from the round that is inherited."""
     _check_embedder(parent, method)
     for before in _methods_before(recipe):
-        for misfit in method.recipe.misfits(method, before):
+        for misfit in method.recipe.fork_problems(method, before):
             raise misfit
     for stage, read, place in _inherited_reads(method, recipe):
         owner = _weights_of(method, stage, read)

@@ -24,7 +24,7 @@ import yaml
 from crl.checks.outside import require_sound
 from crl.errors import BadInput, OtherFormat
 from crl.records import RECORD_FORMAT, OutsideRows, Row, Rules, schema_of
-from crl.report.markdown import plain
+from crl.report.markdown import as_text
 from crl.run.files import disk_errors, fsync, fsync_tree, remove_left_behind, sha256_file, temporary
 from crl.run.imports import EMBEDDING
 from crl.transfer import CARD, FORMATS, PROVENANCE, Format, file_of
@@ -233,6 +233,7 @@ def dataset_card(tables: Mapping[str, pa.Table], provenance: Mapping[str, Any], 
         if name == "entries" and EMBEDDING in tables[name].column_names:
             embedder = provenance["embedder"]
             parts.append(
-                f"| {EMBEDDING} | unit vector of the text by {plain(embedder['name'])} ({embedder['digest'][:12]}) |\n"
+                f"| {EMBEDDING} | unit vector of the text by {as_text(embedder['name'])} "
+                f"({embedder['digest'][:12]}) |\n"
             )
     return "".join(parts)

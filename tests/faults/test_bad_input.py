@@ -54,7 +54,7 @@ def _train(*settings: str) -> list[str]:
 
 REFUSALS = {
     "an unknown key": (
-        ["method.roles.actor.learning_rate=1"], ["method.roles.actor.learning_rate", "unknown key", "known keys"]
+        ["method.roles.actor.learning_rate=1"], ["actor.learning_rate: unknown key", ".optimizer.learning_rate"]
     ),
     "a mistyped key": (["method.rollout.group_sise=4"], ["unknown key", "did you mean 'group_size'"]),
     "an unknown section": (["methods.seed=1"], ["methods", "unknown key", "did you mean 'method'"]),

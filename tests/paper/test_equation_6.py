@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
-from crl.credit.uses import shown_by_episode
+from crl.credit.uses import chosen_by_episode
 from crl.records import BankEntry, RetrievalCount
 
 
@@ -111,7 +111,7 @@ def test_every_term_and_choice(
             assert (got.rank_score, got.count, got.recent) == (s_rank, c, recent)
             assert got.score == pytest.approx(s, rel=1e-12, abs=1e-12)
         assert [row.entry_id for row in found if row.chosen] == [f"x{row[0]}" for row in rows if row[0] in chosen]
-        shown = shown_by_episode(found)
+        shown = chosen_by_episode(found)
         assert [row.entry_id for row in shown.get(found[0].episode_id, [])] == [f"x{number}" for number in chosen]
 
 

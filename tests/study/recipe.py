@@ -109,17 +109,18 @@ def _evaluate(ctx: StageContext) -> None:
         rows += [_evaluation(ctx.round, bank, place, place < won) for place in range(HELD_OUT)]
     ctx.write(Evaluation, rows)
     for bank in banks:
-        arm = "with_bank" if bank else "without_bank"
-        add_time(ctx.provenance, f"play {arm}", items=HELD_OUT, seconds=HELD_OUT * (0.5 if bank else 0.25))
+        condition = "with_bank" if bank else "without_bank"
+        add_time(ctx.provenance, f"play {condition}", items=HELD_OUT, seconds=HELD_OUT * (0.5 if bank else 0.25))
         if bank:
             add_time(ctx.provenance, "retrieval", items=HELD_OUT, seconds=HELD_OUT * 0.125)
 
 
 def _evaluation(number: int, bank: bool, place: int, won: bool) -> Evaluation:
-    arm = "with_bank" if bank else "without_bank"
+    condition = "with_bank" if bank else "without_bank"
     return Evaluation(
-        evaluation_id=f"e{number}/{arm}/{place}", round=number, arm=arm, family="lake", environment_seed=place,
-        guided=bank, success=won, reward=float(won), turns=1 + place % 2, invalid_actions=0,
+        evaluation_id=f"e{number}/{condition}/{place}", round=number, condition=condition, family="lake",
+        environment_seed=place, guided=bank, entry_ids=["x"] if bank else [],
+        success=won, reward=float(won), turns=1 + place % 2, invalid_actions=0,
         tokens_read=60 if bank else 40, tokens_sampled=2, stop_reason="success", actions=[],
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from crl.lab.study.change import CHANGED, RECOVERED, STAYED
 from crl.lab.study.results import KINDS, ArmResult, Budget, Cost, StudyResult, Success, Varied
 from crl.lab.study.statistics import Interval, Reached
-from crl.report.markdown import plain
+from crl.report.markdown import as_text
 
 NONE = "–"
 NOT_REACHED = "not reached"
@@ -31,11 +31,11 @@ class Table:
 
 def study_markdown(result: StudyResult) -> str:
     """Every table of a result."""
-    parts = [f"# {plain(result.name)}", *([plain(result.question)] if result.question else [])]
+    parts = [f"# {as_text(result.name)}", *([as_text(result.question)] if result.question else [])]
     parts.append(" ".join(seed_words(result)))
     for table in tables(result):
         parts += [f"## {table.title}", _markdown(table)]
-    parts.append("\n".join(f"- {plain(line)}" for line in footnotes(result)))
+    parts.append("\n".join(f"- {as_text(line)}" for line in footnotes(result)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -323,6 +323,6 @@ def _listed(seeds: Sequence[int]) -> str:
 def _markdown(table: Table) -> str:
     lines = ["| " + " | ".join(table.columns) + " |", "|---" * len(table.columns) + "|"]
     for row in table.rows:
-        cells = [*map(plain, row[: table.named]), *row[table.named :]]
+        cells = [*map(as_text, row[: table.named]), *row[table.named :]]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from typing import Any
 from crl.lab.study.table import bracketed
 from crl.lab.table.build import Cell, Row, Table, TableMetric
 from crl.report.cells import NOTHING
-from crl.report.markdown import plain
+from crl.report.markdown import as_text
 from crl.report.success import AVERAGE
 from crl.report.terminal import Listing
 
@@ -59,11 +59,11 @@ def listing(table: Table, metric: TableMetric) -> Listing:
 def markdown(table: Table, metric: TableMetric) -> str:
     """A Markdown table with its footnotes. Names are marked as text, whatever they hold."""
     heads = columns(table)
-    lines = [f"{TITLES[metric].capitalize()}.", "", f"| {' | '.join(map(plain, heads))} |"]
+    lines = [f"{TITLES[metric].capitalize()}.", "", f"| {' | '.join(map(as_text, heads))} |"]
     lines.append("|" + "---|" * _NAMED + "---:|" * (len(heads) - _NAMED))
     for row in cells(table, metric):
-        lines.append("| " + " | ".join([plain(row[0]), *row[1:]]) + " |")
-    lines += ["", HOW, *(f"\n- {plain(note)}" for note in table.footnotes)]
+        lines.append("| " + " | ".join([as_text(row[0]), *row[1:]]) + " |")
+    lines += ["", HOW, *(f"\n- {as_text(note)}" for note in table.footnotes)]
     return "\n".join(lines)
 
 

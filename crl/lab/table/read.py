@@ -17,7 +17,7 @@ from crl.errors import BadInput, CrlError
 from crl.paths import quoted
 from crl.records import Evaluation, rows_of
 from crl.report.state import unfinished
-from crl.report.success import ConditionResult, averages, results
+from crl.report.success import ConditionResult, averages, condition_results
 from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import Kept, kept_evaluations
@@ -162,7 +162,7 @@ def _tasks(run: RunDirectory) -> list[str]:
 def _most_episodes(batches: Sequence[tuple[bool, Sequence[Evaluation]]]) -> Cells:
     cells: dict[tuple[str, str], CellResult] = {}
     for kept, rows in batches:
-        for result in results(rows):
+        for result in condition_results(rows):
             place = result.task, result.condition
             if result.condition in CONDITIONS and (
                 place not in cells or result.episodes > cells[place].result.episodes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.credit.uses import shown_by_episode
+from crl.credit.uses import chosen_by_episode
 from crl.protocols import Policy
 from crl.recipes.complementary.mechanisms import Mechanism
 from crl.recipes.complementary.mechanisms.actor_critic import critiqued_in_evaluation, verdicts_of, with_verdicts
@@ -23,7 +23,7 @@ def collect_part(ctx: StageContext, part: int, on: Sequence[Mechanism] = ()) -> 
     """Play one wave with the actor of the round before."""
     tasks = planned_waves(ctx)[part]
     wanted = {task.episode_id for task in tasks}
-    chosen = shown_by_episode(row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted)
+    chosen = chosen_by_episode(row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted)
     digests = {row.content_digest for rows in chosen.values() for row in rows}
     bank = ctx.bank()
     texts = texts_of(ctx, bank, digests)
@@ -32,7 +32,7 @@ def collect_part(ctx: StageContext, part: int, on: Sequence[Mechanism] = ()) -> 
     played = play_with_actor(ctx, slots, advisor=advisor)
     write_played(ctx, played)
     for mechanism in on:
-        for row_type, rows in mechanism.kept(ctx, played).items():
+        for row_type, rows in mechanism.wave_rows(ctx, played).items():
             ctx.write(row_type, rows)
 
 
@@ -42,7 +42,7 @@ def guided(ctx: StageContext, tasks: Sequence[Task], policy: Policy, weights_dig
     measure an actor that is shown what it never was in training."""
     bank = ctx.bank()
     retriever = open_retriever(ctx, bank, ctx.rows(RetrievalCount, "plan"), training=False)
-    chosen = shown_by_episode(retrieve_all(ctx, retriever, tasks, advance=False))
+    chosen = chosen_by_episode(retrieve_all(ctx, retriever, tasks, advance=False))
     texts = texts_of(ctx, bank, {row.content_digest for rows in chosen.values() for row in rows})
     slots, tokens = critiqued_in_evaluation(
         ctx,

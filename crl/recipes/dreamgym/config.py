@@ -170,7 +170,7 @@ class DreamGymConfig(RecipeConfig):
         first = self.held_out_from(seeds.start, seeds.count)
         return [(seeds.start, first), (first, seeds.start + seeds.count)]
 
-    def misfits(self, method: Method, before: Method) -> Iterator[BadInput]:
+    def fork_problems(self, method: Method, before: Method) -> Iterator[BadInput]:
         """No seed whose transitions were fitted is held out afterward, and none that was held out is fitted. Recorded
         transitions have so many earlier turns with them as a prediction was shown."""
         old = before.recipe

@@ -174,7 +174,7 @@ class ImportanceReplayConfig(RecipeConfig):
         if self.learns and not self.extractor.extractor_coefficient and not self.extractor.coupling_coefficient:
             yield refused("method.recipe.extractor", "its coefficients are 0, so nothing is learned", "one above 0")
 
-    def misfits(self, method: Method, before: Method) -> Iterator[BadInput]:
+    def fork_problems(self, method: Method, before: Method) -> Iterator[BadInput]:
         """The network of the round before is of one width, and sees embeddings of one kind or none; and no seed that
         was trained on is probed."""
         old = before.recipe

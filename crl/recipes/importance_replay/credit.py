@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     """How often each was drawn."""
 
 
-def entered(before: Iterable[ReplayItem], new: Sequence[ReplayItem], capacity: int) -> list[ReplayItem]:
+def buffer_after(before: Iterable[ReplayItem], new: Sequence[ReplayItem], capacity: int) -> list[ReplayItem]:
     """The buffer of the round before and its new samples, in order of entry; of more than `capacity` episodes the
     oldest are marked as evicted. What was evicted before is gone."""
     items = [item for item in before if item.status == HELD] + list(new)
@@ -138,7 +138,7 @@ def credit(ctx: StageContext) -> None:
     else:
         sequences = enumerate((each, record) for each in played for record in each.records)
         new = [_item(each, record, n, ctx.round) for n, (each, record) in sequences if _trains(each, record)]
-        items = entered(ctx.rows(ReplayItem, BEFORE), new, config.buffer.capacity)
+        items = buffer_after(ctx.rows(ReplayItem, BEFORE), new, config.buffer.capacity)
         gone, held = ([item for item in items if item.status == status] for status in (EVICTED, HELD))
         embeddings = _Embeddings(ctx, new)
         if config.learns:

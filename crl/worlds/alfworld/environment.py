@@ -148,6 +148,6 @@ class AlfworldEnvironment(Slots[_Slot]):
         return lesson_of(episode, turns)
 
     def close(self) -> None:
-        """Nothing is held but compiled games."""
+        """Drop the compiled games: nothing else is held."""
         super().close()
         self._loaded.cache_clear()

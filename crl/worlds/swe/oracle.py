@@ -30,13 +30,15 @@ _PART = 90_000
 _CHANGING = ("create", "str_replace", "insert")
 
 
-def calls_of(patch: str, base: Path, fixed: Path, most: int) -> list[Call]:
-    """The calls that make a base tree the fixed one, then `submit`. Where they are more than `most`, nothing is looked
-    at; they may still be more."""
+def calls_of(patch: str, base: Path, fixed: Path, max_calls: int) -> list[Call]:
+    """The tool calls that turn a base tree into the fixed one, then `submit`.
+
+    With more than `max_calls` of them, those that only look at files are left out; the list may still be longer.
+    """
     paths = sorted(touched(patch))
     for looking in (True, False):
         calls = [call for path in paths for call in _file(path, base / path, fixed / path, looking=looking)]
-        if len(calls) < most:
+        if len(calls) < max_calls:
             break
     return [*calls, Call(SUBMIT, {})]
 

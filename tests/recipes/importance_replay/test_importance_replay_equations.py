@@ -12,8 +12,8 @@ import pytest
 from crl.config import ClippedObjective
 from crl.recipes.importance_replay.config import ReplayProbeConfig
 from crl.recipes.importance_replay.credit import (
+    buffer_after,
     drawn,
-    entered,
     noted,
     probabilities,
     refresh_due,
@@ -53,7 +53,7 @@ def test_the_buffer_holds_the_newest_and_evicts_in_the_order_of_entry(capacity: 
         count = int(rng.integers(0, 2 * capacity))
         new = [item(number + index, round=round) for index in range(count)]
         number += count
-        buffer = entered(buffer, new, capacity)
+        buffer = buffer_after(buffer, new, capacity)
         left += [each.generation_id for each in buffer if each.status == EVICTED]
         expected.extend(each.generation_id for each in new)
         assert [each.generation_id for each in buffer if each.status == HELD] == list(expected)

@@ -13,7 +13,7 @@ import pytest
 
 import crl as library
 from crl.errors import StageFailed
-from crl.report.markdown import diff_markdown, plain, report_markdown, rounds_markdown
+from crl.report.markdown import as_text, diff_markdown, report_markdown, rounds_markdown
 from crl.report.summary import History
 from crl.run.journal import JsonLines
 from crl.text.unicode import UNSEEN, escaped
@@ -108,7 +108,7 @@ def test_markdown_for_the_scheduler_and_trackers_shows_it_as_text(made: Path) ->
         assert not UNSEEN.search(text)
         outside = re.sub(r"(?<!\\)(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
         assert not re.search(r"(?<!\\)(<script|<img|\[b\]\()", outside)
-    assert plain("\x1b[2J|") == r"\\x1b\[2J\|"
+    assert as_text("\x1b[2J|") == r"\\x1b\[2J\|"
 
 
 def test_journal_lines_of_errors_are_written_whatever_they_quote(tmp_path: Path) -> None:

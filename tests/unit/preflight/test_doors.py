@@ -147,7 +147,7 @@ def test_what_cannot_work_here_is_refused_at_every_door(
         monkeypatch.setattr(f"flows.{module}.label", lambda *words: None, raising=False)
         monkeypatch.setattr(f"flows.{module}.log_error", lambda error: None, raising=False)
         monkeypatch.setattr(f"flows.{module}.failed", raised, raising=False)
-    monkeypatch.setattr("flows.evaluate.placed", lambda error, place: None)
+    monkeypatch.setattr("flows.evaluate.located", lambda error, place: None)
     if kind == "environment":
         monkeypatch.setattr(FrozenLakeConfig, "make", no_environment)
     before = sorted(tmp_path.rglob("*"))

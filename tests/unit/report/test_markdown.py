@@ -16,12 +16,12 @@ from crl.report.data_docs import StageChecks, TableCheck
 from crl.report.diff import BankDiff, Change, Parent
 from crl.report.markdown import (
     SHOWN_CHANGES,
+    as_text,
     breach_markdown,
     checks_markdown,
     code,
     curve_markdown,
     diff_markdown,
-    plain,
     report_markdown,
     rounds_markdown,
 )
@@ -64,7 +64,7 @@ def test_a_code_span_shows_the_text_and_nothing_else(text: str) -> None:
 
 def test_our_own_words_are_never_markup() -> None:
     words = "buffer_waiting 28 > 8, *see* <docs> [x](y) a|b `c` ~d~ & e_f_g # h !"
-    tokens = MarkdownIt("commonmark").enable("table").parse(f"- {plain(words)}\n")
+    tokens = MarkdownIt("commonmark").enable("table").parse(f"- {as_text(words)}\n")
     inline = next(token for token in tokens if token.type == "inline")
     assert "".join(child.content for child in inline.children or []) == words
 
@@ -102,7 +102,7 @@ def test_a_large_diff_is_cut_with_a_count_and_the_command() -> None:
     text = diff_markdown(BankDiff(7, False, 0, 9, changes), "tiny")
     assert "**5 further changes are not shown**; all of them: `crl bank diff tiny 7`" in text
     assert f"`advice {SHOWN_CHANGES - 1}`" in text and f"`advice {SHOWN_CHANGES}`" not in text
-    few = diff_markdown(BankDiff(7, True, 0, 9, changes), "tiny", most=3)
+    few = diff_markdown(BankDiff(7, True, 0, 9, changes), "tiny", max_changes=3)
     assert few.count("`advice") == 3 and "`o1`" in few and "crl approve tiny --show" in few
 
 
@@ -136,7 +136,7 @@ def test_checks_name_suites_rules_and_rows() -> None:
     assert text.startswith("# Data checks of round 3: passed") and "2 suites, 12 rules on 48 rows" in text
     assert "| collect | episodes | 16 | 10 | passed |" in text
     for rule in sentences("episodes"):
-        assert plain(rule) in text
+        assert as_text(rule) in text
 
 
 def test_a_breach_shows_the_rows_as_they_are() -> None:

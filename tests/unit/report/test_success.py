@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from crl.report.page import render
-from crl.report.success import AVERAGE, NONE, Rate, average, averages, results, wilson, with_averages
+from crl.report.success import AVERAGE, NONE, Rate, average, averages, condition_results, wilson, with_averages
 from crl.report.summary import summarize
 from tests.unit.lab.table.recorded import WITH, WITHOUT, Won, recorded, rows
 from tests.unit.report.builder import build_run
@@ -23,7 +23,7 @@ WON: Won = {
 
 
 def test_results_are_means_of_the_episodes() -> None:
-    found = {(each.task, each.condition): each for each in results(rows(1, WON))}
+    found = {(each.task, each.condition): each for each in condition_results(rows(1, WON))}
     lake = found["lake", WITH]
     assert lake.won == Rate(2, 3) and (lake.success.low, lake.success.high) == wilson(2, 3)
     assert (lake.episodes, lake.guided, lake.condition_words) == (3, 3, "with bank")
@@ -35,21 +35,21 @@ def test_results_are_means_of_the_episodes() -> None:
 
 def test_an_average_gives_each_task_equal_weight() -> None:
     with_bank, without_bank = averages(
-        results(rows(1, {place: won for place, won in WON.items() if "bank" in place[1]}))
+        condition_results(rows(1, {place: won for place, won in WON.items() if "bank" in place[1]}))
     )
     assert with_bank.success.mean == pytest.approx((2 / 3 + 1) / 2) and with_bank.score == pytest.approx(
         (1 / 3 + 1) / 2
     )
     assert with_bank.actions == pytest.approx((6 + 4) / 2) and without_bank.tokens == pytest.approx((50 + 60) / 2)
     assert (with_bank.task, with_bank.won, with_bank.tasks, with_bank.episodes) == (AVERAGE, None, 2, 4)
-    listed = [(each.task, each.condition) for each in with_averages(results(rows(1, WON)))]
+    listed = [(each.task, each.condition) for each in with_averages(condition_results(rows(1, WON)))]
     assert (AVERAGE, "random") not in listed and (AVERAGE, WITH) in listed, "one task is its own average"
 
 
 def test_what_broke_is_counted_as_lost_and_told() -> None:
     played = rows(1, {("lake", WITH): [1, 0], ("pond", WITH): [0]})
     played[1:] = [dataclasses.replace(row, stop_reason="error") for row in played[1:]]
-    lake, pond, both = with_averages(results(played))
+    lake, pond, both = with_averages(condition_results(played))
     assert (lake.won_words, pond.won_words) == ("1/2, 1 broke", "0/1, 1 broke")
     assert [each.metrics()["broken"] for each in (lake, pond, both)] == [1, 1, 2]
 
@@ -92,7 +92,7 @@ def test_the_interval_of_an_average_holds_the_truth_as_often_as_it_says() -> Non
 def test_the_page_shows_them_by_task_and_on_average(tmp_path: Path) -> None:
     run = recorded(tmp_path, "one", {0: WON, 2: {**WON, ("lake", WITH): [1, 1, 1]}})
     newest = summarize(run)[-1]
-    wanted = results(rows(2, {**WON, ("lake", WITH): [1, 1, 1]}))
+    wanted = condition_results(rows(2, {**WON, ("lake", WITH): [1, 1, 1]}))
     assert [(each.task, each.condition, each.won, each.guided) for each in newest.evaluations] == [
         (each.task, each.condition, each.won, each.guided) for each in wanted
     ]

@@ -94,7 +94,7 @@ class Mechanism:
 
     # -- hooks; in brackets the stages that call them -----------------------------------------------------------------
 
-    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
+    def wave_rows(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
         """Rows of a wave [collect]."""
         return {}
 

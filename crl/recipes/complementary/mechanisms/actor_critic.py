@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from crl.config import ActorCriticConfig, Method
-from crl.credit.uses import shown_by_episode, usable
+from crl.credit.uses import chosen_by_episode, usable
 from crl.errors import BadInput
 from crl.protocols import Policy
 from crl.recipes.complementary.config import ACTOR, config_of
@@ -164,7 +164,7 @@ def _settings(ctx: StageContext) -> dict[str, Any]:
 
 def _chosen(ctx: StageContext) -> list[tuple[Task, Retrieval]]:
     """The planned episodes with their chosen retrieval (`top_k` is 1 where the actor critiques), in planned order."""
-    chosen = shown_by_episode(ctx.rows(Retrieval, "plan"))
+    chosen = chosen_by_episode(ctx.rows(Retrieval, "plan"))
     tasks = ctx.rows(Task, "plan")
     return [(task, chosen[task.episode_id][0]) for task in tasks if task.episode_id in chosen]
 

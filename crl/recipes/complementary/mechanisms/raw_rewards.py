@@ -31,7 +31,7 @@ class RawRewards(Mechanism):
     def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
         return {"collect": Adds(writes=(RawReward,))}
 
-    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
+    def wave_rows(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
         rows = [
             RawReward(episode_id=each.episode.episode_id, family=each.episode.family, raw_reward=each.raw_reward)
             for each in played

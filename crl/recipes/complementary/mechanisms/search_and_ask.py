@@ -16,7 +16,7 @@ from crl.bank.retrieve import BankRetriever
 from crl.bank.snapshot import Snapshot
 from crl.config import ExtractorObjective, Method, SearchAndAskConfig
 from crl.credit.buffer import Earned
-from crl.credit.uses import free_means, outcome, shown_by_episode, usable
+from crl.credit.uses import chosen_by_episode, free_means, outcome, usable
 from crl.errors import BadInput
 from crl.extractor.answer import answer_all
 from crl.extractor.outputs import SeedOf
@@ -69,7 +69,7 @@ class SearchAndAsk(Mechanism):
             "evaluate": Adds((at.weights(EXTRACTOR, 0),)),
         }
 
-    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
+    def wave_rows(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
         return {Question: [question for each in played for question in each.questions]}
 
     def earned(self, ctx: StageContext) -> list[Earned]:
@@ -112,7 +112,7 @@ class _BankAdvisor:
         with ctx.timed("retrieval", len(asked)):
             vectors_QD = embedder.embed_queries([each.question for each in inquiries])
             rows = self._retriever.retrieve_many(asked, vectors_QD, advance=False)
-        top = shown_by_episode(row for candidates in rows for row in candidates)
+        top = chosen_by_episode(row for candidates in rows for row in candidates)
         found = [top[each.episode_id][0] if each.episode_id in top else None for each in inquiries]
         texts = texts_of(ctx, self._bank, {row.content_digest for row in found if row is not None})
         known = [(each, row) for each, row in zip(inquiries, found, strict=True) if row is not None]

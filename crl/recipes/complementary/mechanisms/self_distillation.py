@@ -52,7 +52,7 @@ class SelfDistillation(Mechanism):
     def adds(self, method: Method, at: Sources) -> Mapping[str, Adds]:
         return {"collect": Adds(writes=(StrippedContext,))}
 
-    def kept(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
+    def wave_rows(self, ctx: StageContext, played: Sequence[PlayedEpisode]) -> RowsByType:
         guided = [each for each in played if each.episode.guided]
         return {StrippedContext: [row for each in guided for row in stripped_contexts(each)]}
 
