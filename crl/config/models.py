@@ -159,6 +159,7 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
     if kind is transformers.AutoModelForCausalLM:
         options = {"use_safetensors": True, "config": None, **options}
         options["config"] = options["config"] or pretrained(transformers.AutoConfig, path, name)
+        _dequantize(options["config"])
     try:
         found = kind.from_pretrained(path, trust_remote_code=False, local_files_only=True, **options)
     except ValueError as error:
@@ -173,6 +174,16 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
         if "/" in kernels:
             raise _own_code(path, name, f"its attention is {kernels}, from a hub")
     return found
+
+
+def _dequantize(config: Any) -> None:
+    """Have transformers make plain numbers of fp8 or mxfp4 weights, also where a GPU could compute with them as they
+    are: what samples and what learns would not agree."""
+    packed = getattr(config, "quantization_config", None)
+    if isinstance(packed, dict):
+        packed["dequantize"] = True
+    elif packed is not None:
+        packed.dequantize = True
 
 
 def _own_code(path: Path, name: str | None, why: str) -> BadInput:

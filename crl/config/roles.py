@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -191,6 +192,8 @@ ENGINES = Registry(
 
 ENDPOINT = "endpoint:"
 """How the name of a model begins that is behind an endpoint."""
+OF_RUN = re.compile(r"run:[^/@]+@\d+")
+"""Weights of a round, without the role that had them."""
 
 
 class RoleConfig(Model):
@@ -202,8 +205,9 @@ class RoleConfig(Model):
     weights: str | None = Field(None, description="Role whose weights this one shares; none: weights of its own.")
     model: str = Field(
         "smollm2-135m-instruct",
-        description="tiny, smollm2-135m-instruct, warm:<name>/<role>, a checkpoint directory, a Hugging Face id, or "
-        "endpoint:<name> (engine openai).",
+        description="tiny, smollm2-135m-instruct, warm:<name>/<role>, run:<name>@<round> (weights of the role of that "
+        "name; run:<name>@<round>/<role> of another), a directory of a checkpoint or a peft adapter, a Hugging Face id "
+        "(organization/model, perhaps with @revision), or endpoint:<name> (engine openai).",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Precision of the sampling model; float32 on a CPU without bfloat16 kernels."

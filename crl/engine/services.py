@@ -293,7 +293,9 @@ class EngineServices:
 
     def _base(self, role: str, config: RoleConfig, weights: Weights) -> Path:
         """Directory of the base model, after making sure that it is the one the run was begun with."""
-        source = self._source(config.model)
+        # Of a model on the Hub, the commit that the run was begun with.
+        commit = weights.source.startswith(f"{config.model.partition('@')[0]}@")
+        self._sources[config.model] = source = self._source(weights.source if commit else config.model)
         if source.digest != weights.base_digest:
             raise RecordDamaged(
                 f"the base model of the {role} has digest {source.digest}",

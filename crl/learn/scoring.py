@@ -22,7 +22,7 @@ from torch import nn
 
 from crl.config import LoraConfig, RoleConfig
 from crl.config.models import EveryLayerOnce, Update, logits_at, pretrained
-from crl.config.vocabulary import absent_of, hide
+from crl.config.vocabulary import absent_of, generation_config, hide
 from crl.config.ways import (
     MOST_NATS,
     NEAR_NATS,
@@ -35,6 +35,7 @@ from crl.config.ways import (
 )
 from crl.errors import BadInput, CrlError, RecordDamaged, StageFailed
 from crl.learn.batches import MicroBatch, collate
+from crl.learn.frozen import compute_wide, widen
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 from crl.records import Sample
 
@@ -282,11 +283,13 @@ def load_trainable(
     source: str,
     seed: int,
     gradient_checkpointing: bool = False,
+    narrow: bool = True,
 ) -> Any:
     """A float32 transformers model ready to train, as it is in `checkpoint` (the base model when None).
 
     With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
-    random part comes from `seed` (it changes nothing until it is trained). Its `absent` are the ids that are no tokens
+    random part comes from `seed` (it changes nothing until it is trained). A frozen base is kept as narrow as its file,
+    unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`). Its `absent` are the ids that are no tokens
     (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of the
     model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
     a model, RecordDamaged where weights are missing.
@@ -300,9 +303,14 @@ def load_trainable(
         torch.manual_seed(seed)
         try:
             model: Any
-            model, report = pretrained(AutoModelForCausalLM, full, dtype=torch.float32, output_loading_info=True)
+            dtype: Any = "auto" if narrow and lora is not None else torch.float32
+            model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
+            # That of a checkpoint has a role's sampling.
+            model.generation_config = generation_config(model_path, model.config)
             if lora is not None:
+                widen(model)
                 model = _with_adapter(model, checkpoint, lora, source)
+                compute_wide(model)
         except (OSError, ValueError) as error:
             raise BadInput(
                 f"the model of this role cannot be loaded: {error}",

@@ -84,6 +84,8 @@ class Trainer:
             source=role.model,
             seed=seed,
             gradient_checkpointing=settings.gradient_checkpointing,
+            # ZeRO-3 takes weights away between passes, and a narrow product holds on to its own.
+            narrow=settings.zero_stage < 3,
         )
         check_context(model.config, role.model, role.context)
         scored = ScoredModel(model, autocast=settings.autocast, way=way, context=role.context)

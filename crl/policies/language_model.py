@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from crl.config import RoleConfig
 from crl.config.models import Sampling, check_context, pretrained
-from crl.config.vocabulary import absent_ids, load_tokenizer, rows_of_model
+from crl.config.vocabulary import absent_ids, generation_config, load_tokenizer, rows_of_model
 from crl.errors import RecordDamaged
 from crl.policies.chat import ChatFormat
 from crl.policies.exact import attend_by, exact_sampling
@@ -31,6 +31,10 @@ _ANY = {
     "megatron_core", "peft_version", "qalora_group_size", "r", "revision", "target_modules", "task_type",
 }  # fmt: skip
 """Settings that say nothing of what is added to a module beside A, B and one scale. Any other has to be off."""
+
+
+_UNPACKED = {torch.float32, torch.bfloat16, torch.float16}
+"""Types of weights that are the numbers themselves, not multiples of a scale."""
 
 
 class LanguagePolicy:
@@ -90,17 +94,12 @@ class LanguagePolicy:
     def take_weights(self, directory: Path) -> bool:
         """Read weights into the living model: the numbers that loading it again would give, without the time.
 
-        Returns False, and changes nothing, where they are not in one file that holds exactly this model's tensors
-        (several files, another shape), or are an adapter of another kind than `_additions` reads. Sessions that
+        Returns False, and changes nothing, where they are not exactly this model's tensors (others, another shape), or
+        are an adapter of another kind than `_additions` reads. Sessions that
         are open may not be used any more.
         """
         adapted = (directory / "adapter_config.json").is_file()
-        path = (self._base or directory if adapted else directory) / "model.safetensors"
-        if not path.is_file():
-            return False
-        from safetensors.torch import load_file
-
-        tensors = load_file(path)
+        tensors = _tensors(self._base or directory if adapted else directory)
         own = dict(self.model.named_parameters())
         if {name: tensor.shape for name, tensor in tensors.items()} != {name: own[name].shape for name in own}:
             return False
@@ -108,9 +107,7 @@ class LanguagePolicy:
         if added is None:
             return False
         for name, parameter in own.items():
-            value = tensors[name]
-            # Added in float32, as in `load_model`.
-            parameter.data.copy_(value.float() + added[name]() if name in added else value)
+            parameter.data.copy_(_sum(tensors[name], added.get(name)))
         return True
 
     def close(self) -> None:
@@ -123,15 +120,6 @@ def end_ids(generation: Any, tokenizer: Any, chat: ChatFormat) -> frozenset[int]
     own = [] if own is None else own if isinstance(own, list) else [own]
     eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return frozenset([*own, *eos, *chat.end_ids])
-
-
-def generation_config(directory: Path, config: Any) -> Any:
-    """The generation config of a model directory, else what the model's config says of it."""
-    from transformers import GenerationConfig
-
-    if (directory / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(directory, local_files_only=True)
-    return GenerationConfig.from_model_config(config)
 
 
 def load_policy(
@@ -177,6 +165,16 @@ def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype)
     if checkpoint is None:
         return _load(model_path, model_path, dtype)
     if (checkpoint / "adapter_config.json").is_file():
+        tensors = _tensors(model_path)
+        added = _additions(checkpoint, tensors)
+        if added is not None:  # weight by weight: a whole float32 base would take twice the memory of most files
+            model = _load(model_path, model_path, dtype)
+            parameters = dict(model.named_parameters())
+            if added.keys() <= parameters.keys():
+                for name, addition in added.items():
+                    held = parameters[name].data  # the file's own numbers, unless they were rounded to another type
+                    held.copy_(_sum(held if held.dtype == tensors[name].dtype else tensors[name], addition))
+                return model
         from peft import PeftModel
 
         base = _load(model_path, model_path, torch.float32)
@@ -231,6 +229,16 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
     return model
 
 
+def _tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a model directory by name, mapped from its files."""
+    return {name: each for file in sorted(directory.glob("*.safetensors")) for name, each in load_file(file).items()}
+
+
+def _sum(weight: torch.Tensor, addition: Callable[[], torch.Tensor] | None) -> torch.Tensor:
+    """Added in float32: in bfloat16 a small update would be rounded away against the weight."""
+    return weight if addition is None else weight.float() + addition()
+
+
 def _additions(adapter: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, Callable[[], torch.Tensor]] | None:
     """What makes the float32 matrix that a LoRA adapter adds to each weight, by the weight's name, as peft merges it.
 
@@ -247,6 +255,8 @@ def _additions(adapter: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, 
     modules = [name.removeprefix(_PREFIX).removesuffix(_A) for name in tensors if name.endswith(_A)]
     halves = {f"{module}.weight": tuple(f"{_PREFIX}{module}{half}" for half in (_A, _B)) for module in modules}
     if {name for both in halves.values() for name in both} != tensors.keys() or not halves.keys() <= weights.keys():
+        return None
+    if any(weights[name].dtype not in _UNPACKED for name in halves):
         return None
     scale = config["lora_alpha"] / config["r"]
     return {name: partial(_product, tensors[a], tensors[b], scale) for name, (a, b) in halves.items()}
