@@ -162,7 +162,12 @@ class Episode(Row):
         "no_token: a server drew an id that is no token",
     ]
     generation_ids: A[list[str], "token records of its sequences, in the order in which they began"]
+    reward_names: A[list[str], "names of the parts of the environment's reward, where it says them"] = (
+        dataclasses.field(default_factory=list)
+    )
+    reward_values: A[list[float], "these parts, before they are weighted"] = dataclasses.field(default_factory=list)
 
+    added: ClassVar[tuple[str, ...]] = ("reward_names", "reward_values")
     rules: ClassVar[Rules] = Rules(
         key=("episode_id",),
         filled=("episode_id", "family"),
@@ -180,6 +185,10 @@ class Episode(Row):
             ),
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "the reward is finite": "isfinite(reward)",
+            "every part of a reward has its name, and is finite": (
+                "len(reward_names) = len(reward_values) AND len(list_distinct(reward_names)) = len(reward_names)"
+                " AND len(list_filter(reward_values, lambda each: NOT isfinite(each))) = 0"
+            ),
             "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
             "what the last action did is known unless the environment broke": (
                 "(stop_reason = 'error') = (last_observation IS NULL)"
@@ -265,7 +274,9 @@ class Turn(Row):
     first_token: A[int, "offset of the output's first token in the sequence's token_ids"]
     last_token: A[int, "offset one past the output's last token"]
     stop_reason: A[str, "end_of_turn, stop_string or length"]
+    reward: A[float | None, "what the turn itself earned, where the environment says it; null: it does not"] = None
 
+    added: ClassVar[tuple[str, ...]] = ("reward",)
     rules: ClassVar[Rules] = Rules(
         key=("episode_id", "turn"),
         filled=("episode_id", "generation_id"),
@@ -274,6 +285,7 @@ class Turn(Row):
         ranges={"first_token": (0, None)},
         rows={
             "a valid turn has an action": "NOT valid OR action IS NOT NULL",
+            "what a turn earned is finite": "reward IS NULL OR isfinite(reward)",
             "turns of an episode are numbered without a gap": (
                 "turn = row_number() OVER (PARTITION BY episode_id ORDER BY turn) - 1"
             ),

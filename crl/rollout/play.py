@@ -19,6 +19,7 @@ import numpy as np
 
 from crl.config import Method, SamplingConfig
 from crl.errors import StageFailed
+from crl.faults import broke
 from crl.protocols import (
     Advisor,
     Environment,
@@ -30,11 +31,12 @@ from crl.protocols import (
     Step,
     StopReason,
     ToolCalls,
+    Written,
 )
 from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, StrippedContext, Task, Turn
 from crl.rollout.actions import AnswerTrees, parse_action
 from crl.rollout.asking import advise, questions_of, record
-from crl.rollout.environments import Readable, broke
+from crl.rollout.environments import Readable
 from crl.rollout.live import EpisodeSlot, LiveEpisode, opened_row
 from crl.rollout.prompts import following_text
 from crl.rollout.stepping import Stepping
@@ -232,7 +234,7 @@ def _act(
         index: None
         if index in inquiries
         else parse_action(text, rows[index].actions, rollout.action_format, thinking=thinking)
-        for index, text in texts.items()
+        for index, text in ((index, Written(text, sampled[index].token_ids)) for index, text in texts.items())
     }
     failed = {index: broke(error, rows[index].start.details) for index, error in errors.items() if error is not None}
     stepping.begin({index: actions[index] for index in whole}, failed)
@@ -274,6 +276,7 @@ def _take(
                 first_token=first,
                 last_token=last,
                 stop_reason=turn.sampled.stop_reason.value,
+                reward=step.turn_reward if step.error is None else None,
             )
         )
         if step.done:
@@ -290,6 +293,7 @@ def _take(
         piece = list(policy.chat.reply(reply, ended=turn.sampled.stop_reason is StopReason.end_of_turn))
         if len(row.sequence.token_ids) + len(piece) + sampling.max_new_tokens > policy.context:
             row.stop_reason, row.reward = StopReason.context_limit, step.reward
+            row.reward_parts = dict(step.reward_parts or {})
             continue
         row.observation, row.actions = step.observation, step.actions
         pieces[index] = piece
@@ -301,7 +305,7 @@ def _finish(row: LiveEpisode, step: Step) -> None:
     if step.error is not None:
         row.stop_reason = StopReason.error
         return
-    row.success, row.reward = step.success, step.reward
+    row.success, row.reward, row.reward_parts = step.success, step.reward, dict(step.reward_parts or {})
     failed = StopReason.failure if step.stop_reason in (None, StopReason.success) else step.stop_reason
     row.stop_reason = StopReason.success if step.success else failed
 
@@ -351,6 +355,8 @@ def played_episode(
         last_observation=row.last_observation,
         error=row.error,
         generation_ids=[sequence.generation_id for sequence in row.sequences],
+        reward_names=list(row.reward_parts),
+        reward_values=list(map(float, row.reward_parts.values())),
     )
     sequences = [
         PlayedSequence(
