@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, model_validator
 from crl.config.base import unset
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.asynchronous import run_all
-from crl.envs.slots import NO_ACTION, ended, stepped
+from crl.envs.slots import NO_ACTION, Slots, stepped
 from crl.faults import Fault, attempt, broke
 from crl.protocols import FreeText, Start, Step, StopReason
 from crl.records import OutsideRows, Row, Rules, table_of
@@ -155,7 +155,7 @@ class _Slot:
     done: bool = False
 
 
-class DatasetEnvironment:
+class DatasetEnvironment(Slots[_Slot]):
     """A wave of rows (protocols `Environment`, `Leveled`). A function that raises, or returns no reward, ends its own
     episode with a reason; async ones of several slots wait side by side."""
 
@@ -163,6 +163,7 @@ class DatasetEnvironment:
 
     def __init__(self, config: DatasetConfig) -> None:
         """Raises BadInput where the data set or a function cannot be used."""
+        super().__init__()
         self.config, self._sides = config, config.sides()
         columns = self._sides.training[0].columns
         weights = config.reward_weights or [1.0] * len(config.rewards)
@@ -171,7 +172,6 @@ class DatasetEnvironment:
             None if config.answer is None else Function(config.answer, "answer", columns, config.prompt, _TURNS)
         )
         self.steps_apart = self._rewards.asynchronous
-        self._slots: list[_Slot] = []
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with the row of seeds[i]."""
@@ -184,21 +184,18 @@ class DatasetEnvironment:
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one answer in each slot given. Stepping a slot that is done raises RuntimeError."""
-        for index in actions:
-            if self._slots[index].done:
-                raise ended(index)
+        slots = self._turns_of(actions)
         steps: dict[int, Step] = {}
         waiting: dict[int, Coroutine[Any, Any, Step]] = {}
-        for index, text in actions.items():
-            slot = self._slots[index]
-            slot.turns += 1
+        for index, slot in slots.items():
+            text = actions[index]
             done = attempt(lambda slot=slot, text=text: self._begun(slot, text))  # type: ignore[misc]
             if isinstance(done, Coroutine):
                 waiting[index] = done
             else:
                 steps[index] = self._kept(slot, done)
         for index, awaited in run_all(waiting):
-            steps[index] = self._kept(self._slots[index], awaited)
+            steps[index] = self._kept(slots[index], awaited)
         return {index: steps[index] for index in actions}
 
     def _kept(self, slot: _Slot, step: Step | Fault) -> Step:
@@ -269,10 +266,6 @@ class DatasetEnvironment:
     def content(self, slot: int) -> str:
         """The prompt of a slot's row."""
         return repr(self._slots[slot].task.messages)
-
-    def close(self) -> None:
-        """Nothing is held."""
-        self._slots = []
 
 
 def _text(completion: Any) -> str | None:
