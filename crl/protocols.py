@@ -53,9 +53,6 @@ class Written(str):
         made.token_ids = tuple(token_ids)
         return made
 
-    def __getnewargs__(self) -> tuple[str, tuple[int, ...]]:
-        return str(self), self.token_ids
-
 
 @dataclass(frozen=True, slots=True)
 class Tool:

@@ -174,7 +174,8 @@ def _flow(value: dict[str, Any]) -> str:
     """A mapping on one line, as a person writes it."""
     import yaml
 
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True).strip()
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
+    return text.strip()
 
 
 def _say_rows(config: Any) -> None:

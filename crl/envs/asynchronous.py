@@ -13,6 +13,7 @@ import queue
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -44,30 +45,20 @@ def _submitted(work: Coroutine[Any, Any, T]) -> Future[T]:
     if threading.current_thread().name == _name(os.getpid()):
         work.close()
         raise RuntimeError("async code that the loop runs cannot wait for the loop: await it")
-    return asyncio.run_coroutine_threadsafe(_guarded(work), loop)
-
-
-async def _guarded(work: Coroutine[Any, Any, T]) -> T:
-    """A `sys.exit` inside would end the loop for all others."""
-    try:
-        return await work
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise _Ended(error) from error
-
-
-class _Ended(Exception):
-    """What ends a process was raised in the loop."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.code = f"environment_{type(error).__name__}"
-        super().__init__(f"{type(error).__name__}: {error}")
+    return asyncio.run_coroutine_threadsafe(work, loop)
 
 
 @cache
 def _loop(process: int) -> asyncio.AbstractEventLoop:
     """The loop of a process: one that was forked from another has a loop of its own."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=_name(process), daemon=True).start()
+
+    def forever() -> None:
+        while True:
+            with suppress(SystemExit, KeyboardInterrupt):  # of one task, which has it too: the others go on
+                loop.run_forever()
+
+    threading.Thread(target=forever, name=_name(process), daemon=True).start()
     return loop
 
 

@@ -89,19 +89,11 @@ def _apart(plan: Plan, server: ForkServer, name: str, *arguments: Any) -> Any:
         return isolated.call(f"{_HERE}:{name}", *arguments)
 
 
-def _walks(
-    plan: Plan,
-    server: ForkServer,
-    seeds: Sequence[int],
-    batch: int,
-    *,
-    together: bool = True,
-    stream: int | None = None,
-) -> Walks:
+def _walks(plan: Plan, server: ForkServer, seeds: Sequence[int], batch: int, apart: bool, stream: int | None) -> Walks:
     """Walks in a new process. Where it is lost, each seed is walked alone: then it is known which one was played."""
     walk = partial(_apart, plan, server, "walk_here", seeds)
     try:
-        found: Walks = walk(batch, plan.longest, together, stream)
+        found: Walks = walk(batch, plan.longest, not apart, stream)
     except EnvironmentLost:
         walk(1, plan.longest, True, stream)
         raise
