@@ -45,9 +45,10 @@ def init(
     What it names is tried first: the data is read, the function is imported.
     """
     from crl.cli.env import environment_of
-    from crl.config.load import load_experiment
+    from crl.config.load import parse_experiment
     from crl.config.yaml_text import read_value
     from crl.envs import check_environment
+    from crl.run.files import disk_errors, making, write_atomically
 
     path = Path(name if name.endswith(".yaml") else f"{name}.yaml")
     if path.exists():
@@ -60,12 +61,15 @@ def init(
     check_environment(config)
     actions = _first_actions(config)
     prompts = "dataset" if dataset is not None else "actions" if isinstance(actions, tuple) else "free_text"
-    written = [*_prompts_beside(path, prompts), path]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_text(path.stem, model, settings, config, prompts, isinstance(actions, tuple)), encoding="utf-8")
-    load_experiment(path)
-    for each in written:
-        say(f"wrote {shown(each)}")
+    source = _prompts_to_copy(path, prompts)
+    text = _text(path.stem, model, settings, config, prompts, isinstance(actions, tuple))
+    parse_experiment(read_value(text), base=path.parent if source is None else source.parents[1], where=shown(path))
+    target = path.parent / "prompts" / f"{prompts}.yaml"
+    for file, content in ((target, source and source.read_text(encoding="utf-8")), (path, text)):
+        if content is not None:
+            with disk_errors(file), making(file.parent):
+                write_atomically(file, content.encode())
+            say(f"wrote {shown(file)}")
     if dataset is not None:
         _say_rows(config)
     say("next:")
@@ -117,21 +121,18 @@ def _first_actions(config: EnvironmentConfig) -> Actions:
         return start.actions
 
 
-def _prompts_beside(path: Path, name: str) -> list[Path]:
-    """Write the prompts of a name, unless the experiment finds them. Raises BadInput where there are none to copy."""
+def _prompts_to_copy(path: Path, name: str) -> Path | None:
+    """The file of the prompts of a name, unless the experiment finds them. Raises BadInput where there is none."""
     from crl.config.load import find_prompts
 
     try:
         find_prompts(name, path.parent, str(path))
-        return []
+        return None
     except BadInput:
         source = Path(__file__).parents[2] / "conf" / "prompts" / f"{name}.yaml"
         if not source.is_file():
             raise
-    target = path.parent / "prompts" / source.name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(source.read_bytes())
-    return [target]
+        return source
 
 
 def _text(

@@ -226,7 +226,7 @@ class Readable:
         return Start(_valid(start.goal), _valid(start.observation), actions, messages=_valid(start.messages))
 
     def _step(self, slot: int, step: Step) -> Step:
-        if step.error is None and (flaw := _no_text(step.observation, step.feedback)) is not None:
+        if step.error is None and (flaw := _no_text(step.observation)) is not None:
             return broke(NO_TEXT, flaw)
         if not step.done and (flaw := flaw_of_actions(step.actions)) is not None:
             return broke(ODD_ACTIONS, f"{flaw}; expected {EXPECTED_ACTIONS}")

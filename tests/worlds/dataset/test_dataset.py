@@ -202,7 +202,8 @@ def test_which_side_a_prompt_is_on_follows_from_the_prompt_alone(
 
 def test_equal_rows_count_once_and_rows_of_one_prompt_share_a_side(tmp_path: Path) -> None:
     rows = [row(number) for number in range(40)]
-    sides = config(lines(tmp_path / "rows.jsonl", [*rows, *rows[:7], {**rows[0], "answer": "other"}]), test_size=0.3).sides()
+    path = lines(tmp_path / "rows.jsonl", [*rows, *rows[:7], {**rows[0], "answer": "other"}])
+    sides = config(path, test_size=0.3).sides()
     assert sides.repeated == 7 and len(sides.training) + len(sides.held_out) == 41
     of_first = [rows[0]["prompt"] in {task.prompt for task in side} for side in (sides.training, sides.held_out)]
     assert sum(of_first) == 1
