@@ -17,7 +17,9 @@ import yaml
 from crl.cli import main
 from crl.config import FamilyConfig
 from crl.config.load import load_experiment
-from crl.records import Episode
+from crl.errors import BadInput
+from crl.recipes.complementary.ready import check_demonstrations
+from crl.records import Episode, rows_of
 from crl.run.directory import RunDirectory
 from tests.processes import reap, wait_until
 from tests.tiny_run import ROOT, digests
@@ -77,6 +79,16 @@ def test_what_init_writes_can_be_trained_and_the_family_of_the_page_too(
     assert wave.step_many({0: "x"})[0].observation == "That is not it. Try again."
 
 
+def test_a_warm_start_without_anything_to_imitate_is_refused(folder: Path) -> None:
+    """It would teach the actor to answer nothing."""
+    assert here(COMMANDS[0].removeprefix("crl ")) == 0
+    warm = {"method.recipe.warm_start": {"actor_episodes": 8, "extractor_episodes": 0}}
+    with pytest.raises(BadInput, match="knows no answer to imitate"):
+        check_demonstrations(load_experiment(folder / "sums.yaml", warm).method)
+    completion = {"method.families.0.environment.completion": "answer"}
+    check_demonstrations(load_experiment(folder / "sums.yaml", warm | completion).method)
+
+
 @pytest.mark.slow
 def test_it_trains_is_killed_resumes_and_verifies(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "prefect")}
@@ -107,8 +119,6 @@ def test_it_trains_is_killed_resumes_and_verifies(folder: Path, capfd: pytest.Ca
     crl(f"resume {run}")
     assert digests(run) == digests(folder / "undisturbed" / "sums")
     crl(f"verify {run}")
-    from crl.records import rows_of
-
     episodes = rows_of(Episode, RunDirectory.open(run).read(2, "collect", Episode))
     assert episodes and all(row.reward_names == ["correct"] and row.error is None for row in episodes)
     assert "correct" in crl(f"sql {run} {shlex.quote(QUERY)}")
