@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -36,15 +36,38 @@ SMALL = {
     "rotary_dim": 8, "initializer_range": 0.08, "init_std": 0.08,
 }  # fmt: skip
 """Sizes by the names that configs have for them."""
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 ODD: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "diffllama": {"attention_dropout": 0.0},
+    "dots3_note_text": {
+        "per_layer_config": {}, "num_hidden_layers": 2, "layer_types": ["indexed_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse"], "head_dim": 24, "v_head_dim": 16,
+        "shared_experts_intermediate_size": 32, "num_key_value_heads": 4,
+    },
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "longcat_flash": {"head_dim": 8},
     "mamba2": {"num_heads": 8},
-    "zamba": {"num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"]},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
+        "indexer_compress_ratio": 2, "ple_embed_dim": 64, "ngram_vocab_size_base": 64, "heads_per_ngram": 2,
+        "split_ngram_parts": 4, "hc_lowrank": 16,
+    },
+    "zamba": {
+        "num_hidden_layers": 6, "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2,
+        "attention_hidden_size": 128, "attention_head_dim": 32, "num_key_value_heads": 4,
+    },
     "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
-}
+}  # fmt: skip
 """What some architectures need besides, or cannot have."""
 
 
@@ -54,7 +77,25 @@ def kinds() -> list[str]:
 
 
 def small_config(kind: str, vocabulary: int, **more: Any) -> Any:
-    """A config of the architecture's own defaults, with few and narrow layers."""
+    """A config of the architecture's own defaults, with few and narrow layers: as few as hold a layer of each kind."""
+    found = _config(kind, vocabulary, **more)
+    if (kinds_of := _layers(CONFIG_MAPPING[kind]())) and "num_hidden_layers" not in {*more, *ODD.get(kind, ())}:
+        for layers in (2, 4, 6, 8):
+            with contextlib.suppress(Exception):
+                larger = _config(kind, vocabulary, **more, **dict.fromkeys(_LAYERS, layers))
+                if _layers(larger) == kinds_of:
+                    return larger
+    return found
+
+
+def _layers(config: Any) -> set[type]:
+    """The kinds of state that layers of a model have."""
+    with contextlib.suppress(Exception):
+        return {type(layer) for layer in DynamicCache(config=config).layers}
+    return set()
+
+
+def _config(kind: str, vocabulary: int, **more: Any) -> Any:
     known = _settings(CONFIG_MAPPING[kind])
     chosen = {name: value for name, value in SMALL.items() if name in known}
     if "kv_lora_rank" in known:  # latent attention has as many heads of keys as of queries

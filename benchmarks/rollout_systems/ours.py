@@ -9,10 +9,16 @@ from games import Asked, report
 from crl.policies import load_policy, resolve_model
 from crl.policies.session import BatchSession
 
+try:
+    from crl.policies.packed_rows import PackedRows
+except ImportError:  # an older commit: sessions make passes themselves
+    PackedRows = None
+
 
 def tokens_of_passes(policy):
     """The list that the number of tokens of each pass is appended to."""
-    read, forward = [], getattr(BatchSession, "_forward", None)
+    owner = PackedRows or BatchSession
+    read, forward = [], getattr(owner, "_forward", None)
     if forward is None:  # passes are made elsewhere by now: nothing is counted
         return read
 
@@ -24,7 +30,7 @@ def tokens_of_passes(policy):
         read.append(named["input_ids"].numel())
 
     if "readings" in inspect.signature(forward).parameters:
-        BatchSession._forward = counted  # not at the model: on a GPU a pass may be a replay, which calls no module
+        owner._forward = counted  # not at the model: on a GPU a pass may be a replay, which calls no module
     else:
         policy.model.register_forward_pre_hook(count, with_kwargs=True)
     return read

@@ -123,7 +123,7 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
             findings.append(_checked("prompts and tokenizers", prompts, "the first prompts fit, and are read whole"))
             findings += _templates(method) if findings[-1].ok else []
         for name, check in compared.checks(prepare=False):
-            findings.append(_checked(f"{name}, computed", check, "as transformers computes it"))
+            findings.append(_checked(f"{name}, computed", check, partial(compared.said, name)))
     said = replaced(method)
     findings += [] if said is None else [Finding("bfloat16", said)]
     findings += [*_learning_rates(method), *_shards(experiment)]

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from crl.config.base import Model, PromptConfig, off
 from crl.config.environments import FamilyConfig
 from crl.config.mechanisms import BankConfig, EvaluationConfig, RolloutConfig
 from crl.config.registry import Registry
-from crl.config.roles import ENDPOINT, RoleConfig, SamplingConfig
+from crl.config.roles import ENDPOINT, OF_RUN, RoleConfig, SamplingConfig
 from crl.errors import BadInput
 
 
@@ -164,6 +164,15 @@ class Method(Model):
         "round, which therefore reads the bank and extractor of two rounds before.",
     )
     threads: int = Field(2, ge=1, le=1024, description="CPU threads of a process: they can change the last digit.")
+
+    @field_validator("roles")
+    @classmethod
+    def _weights_of_the_same_role(cls, roles: dict[str, RoleConfig]) -> dict[str, RoleConfig]:
+        """`run:quickstart@3` names the weights of the role of the same name there."""
+        return {
+            name: role.model_copy(update={"model": f"{role.model}/{name}"}) if OF_RUN.fullmatch(role.model) else role
+            for name, role in roles.items()
+        }
 
     @model_validator(mode="after")
     def _families_differ(self) -> Method:

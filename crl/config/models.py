@@ -1,8 +1,10 @@
-"""What is asked of a model: that it is numbers and settings without code, and that its attention is what a role needs.
+"""What is asked of a model: that it is numbers and settings without code; and the ways in which it is computed.
 
 Left to itself, transformers asks on a terminal whether it may run the Python files of a model. Here it may not; weights
-that are pickles are not read, and kernels that a config names are not fetched. Attention has to see the whole context,
-and to be plain scaled dot product attention, when a role samples and when it is trained.
+that are pickles are not read, and kernels that a config names are not fetched.
+
+Packed passes are the fast way. They need plain scaled dot product attention over all of a row, in every layer. Other
+models are computed by transformers' own attention. Which way is exact is measured (`crl.engine.probe`).
 """
 
 from __future__ import annotations
@@ -10,28 +12,35 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from crl.errors import BadInput
 
 _NOT_PLAIN = {"softcap": "limited scores", "s_aux": "sinks", "position_bias": "biases by position"}
 """Arguments that change what attention computes, and are not followed here."""
-_NOTED: ContextVar[list[BadInput] | None] = ContextVar("noted", default=None)
+Sampling = Literal["packed", "padded", "rows", "tokens", "reread"]
+"""How rows are read: in packed passes of this project's own attention; by the model's own, with a cache that rows share
+(`padded`), or one of each row that reads many ids a pass or one; or whole for each token."""
+Update = Literal["packed", "padded", "rows"]
+"""How samples are read: as one packed tree; by the model's own attention, together or one by one."""
 
 
-def check_attention(model_config: Any, name: str, context: int, role: str | None = None) -> None:
-    """Raise BadInput where a model (its transformers config) does not attend to all of a role's context, or limits its
-    scores; it names the role. What a config does not tell (sinks) is refused when it is first computed.
+@dataclass(frozen=True)
+class Ways:
+    """How a model is sampled from and updated: the fastest ways that compute what transformers computes."""
 
-    Not only sampling needs that: an update computes attention over paths of a tree, which knows no window, and a
-    server of its own would follow the window that the update leaves out.
-    """
-    config = model_config.get_text_config()
-    longest = getattr(config, "max_position_embeddings", None)
+    sampling: Sampling = "packed"
+    update: Update = "packed"
+
+
+def check_context(model_config: Any, name: str, context: int, role: str | None = None) -> None:
+    """Raise BadInput where a role's context is longer than its model (a transformers config) has positions for."""
+    longest = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and context > longest:
         raise BadInput(
             f"The role's context of {context} tokens is longer than the model {name!r} allows.",
@@ -39,54 +48,41 @@ def check_attention(model_config: Any, name: str, context: int, role: str | None
             where=_place(role, "context"),
             next_step="Lower the context.",
         )
-    if (original := _changing_rope(config)) is not None and context > original:
-        raise BadInput(
-            f"The model {name!r} has rotary positions that all rows of a pass change together once one is "
-            f"longer than {original} tokens: log-probabilities would depend on the rows beside.",
-            expected=f"a context of at most {original}",
-            where=_place(role, "context"),
-            next_step="Lower the context, or use another model.",
-        )
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    if window is not None and getattr(config, "use_sliding_window", True) and "layer_types" not in config:
-        kinds.add("sliding_attention")
-    if window is None or window >= context:
-        kinds.discard("sliding_attention")
-    if not kinds <= {"full_attention"}:
-        raise BadInput(
-            f"The model {name!r} has layers that do not see the whole context: {sorted(kinds - {'full_attention'})}.",
-            expected=f"full attention over the role's context of {context} tokens",
-            where=_place(role, "model"),
-            next_step=f"Use another model{f', or a context of at most {window}' if window else ''}.",
-        )
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        raise not_plain("limited scores (softcap)", f"The model {name!r}", _place(role, "model"))
-
-
-@contextmanager
-def noting() -> Iterator[list[BadInput]]:
-    """Inside, what :func:`check_plain` and :class:`EveryLayerOnce` would raise is noted, and work goes on: whoever
-    compares models measures what would become of it."""
-    notes: list[BadInput] = []
-    token = _NOTED.set(notes)
-    try:
-        yield notes
-    finally:
-        _NOTED.reset(token)
-
-
-def _raise_or_note(error: BadInput) -> None:
-    notes = _NOTED.get()
-    if notes is None:
-        raise error
-    notes.append(error)
 
 
 def check_plain(module: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise BadInput where a layer's attention is given what sampling and updates do not follow."""
+    """Raise BadInput where a layer's attention is given what packed passes do not follow."""
     if more := [what for key, what in _NOT_PLAIN.items() if arguments.get(key) is not None]:
-        _raise_or_note(not_plain(" and ".join(more), type(module).__name__, "the `model` of a role"))
+        raise _refusal(f"{type(module).__name__} has attention with {' and '.join(more)}")
+
+
+@contextmanager
+def head_only_at(model: Any, chosen: Any) -> Iterator[None]:
+    """Inside, the vocabulary head of a causal language model runs at chosen positions only: its logits are [1, N, V].
+
+    `chosen`: a tensor, true at these of the positions [B, T], or their indices among all B times T [N], some perhaps
+    twice.
+    """
+
+    def narrow(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden_BTD, *rest = args
+        return (hidden_BTD.flatten(0, 1)[chosen.flatten()][None], *rest)
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(narrow, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def logits_at(model: Any, places_N: Any, **inputs: Any) -> tuple[Any, Any]:
+    """Logits [N, V] of a pass of a causal language model at indices among its B times T positions, and its output."""
+    with nullcontext() if model.get_output_embeddings() is None else head_only_at(model, places_N):
+        output = model(**inputs)
+    logits_NV = output.logits.flatten(0, 1)
+    if len(logits_NV) == inputs["input_ids"].numel() != len(places_N):  # its head is none that a hook can be put on
+        logits_NV = logits_NV[places_N]
+    return logits_NV, output
 
 
 class EveryLayerOnce:
@@ -132,34 +128,20 @@ class EveryLayerOnce:
         return [layer for layer in layers if self._attended[layer] != (layer in range(self._layers))][:4]
 
     def _refuse(self, what: str) -> None:
-        _raise_or_note(_refusal(f"{type(self._model).__name__}: {what}", "the `model` of a role"))
+        raise _refusal(f"{type(self._model).__name__}: {what}")
 
 
-def not_plain(what: str, whose: str, where: str) -> BadInput:
-    """The error of a model whose attention is more than sampling and updates compute."""
-    return _refusal(f"{whose} has attention with {what}", where)
-
-
-def _refusal(found: str, where: str) -> BadInput:
+def _refusal(found: str) -> BadInput:
     return BadInput(
-        f"{found}. Sampling and updates would compute another model.",
+        f"{found}. A packed pass would compute another model.",
         expected="plain scaled dot product attention in every layer",
-        where=where,
-        next_step="Use another model.",
+        where="the `model` of a role",
+        next_step="Have it computed in another way (`Ways`): `crl doctor` says which one is exact.",
     )
 
 
 def _place(role: str | None, key: str) -> str:
     return f"the `{key}` of a role" if role is None else f"method.roles.{role}.{key}"
-
-
-def _changing_rope(config: Any) -> int | None:
-    """Tokens up to which rotary positions of type `longrope` or `dynamic` stay the same; None for other types."""
-    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = [told, *(each for each in told.values() if isinstance(each, dict))]  # of all layers, or by kind of layer
-    found = [each for each in kinds if {"longrope", "dynamic"} & {each.get("rope_type"), each.get("type")}]
-    own = getattr(config, "original_max_position_embeddings", None) or getattr(config, "max_position_embeddings", None)
-    return min((int(each.get("original_max_position_embeddings") or own or 0) for each in found), default=None)
 
 
 def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -> Any:
@@ -177,6 +159,7 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
     if kind is transformers.AutoModelForCausalLM:
         options = {"use_safetensors": True, "config": None, **options}
         options["config"] = options["config"] or pretrained(transformers.AutoConfig, path, name)
+        _dequantize(options["config"])
     try:
         found = kind.from_pretrained(path, trust_remote_code=False, local_files_only=True, **options)
     except ValueError as error:
@@ -191,6 +174,16 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
         if "/" in kernels:
             raise _own_code(path, name, f"its attention is {kernels}, from a hub")
     return found
+
+
+def _dequantize(config: Any) -> None:
+    """Have transformers make plain numbers of fp8 or mxfp4 weights, also where a GPU could compute with them as they
+    are: what samples and what learns would not agree."""
+    packed = getattr(config, "quantization_config", None)
+    if isinstance(packed, dict):
+        packed["dequantize"] = True
+    elif packed is not None:
+        packed.dequantize = True
 
 
 def _own_code(path: Path, name: str | None, why: str) -> BadInput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, unset
+from crl.config.models import Sampling
 from crl.config.registry import Registry, load_object
 from crl.errors import BadInput
 
@@ -162,11 +164,18 @@ class TransformersEngine(EngineConfig):
     STOPS_AT_TEXT: ClassVar[bool] = True
 
     def load(
-        self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool
+        self,
+        role: RoleConfig,
+        model_path: Path,
+        checkpoint: Path | None,
+        *,
+        threads: int,
+        multi_turn: bool,
+        way: Sampling | None = None,
     ) -> Any:
         """See :func:`crl.policies.language_model.load_policy`."""
         load_policy = load_object("crl.policies.language_model:load_policy")
-        return load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn)
+        return load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, way=way)
 
 
 ENGINES = Registry(
@@ -183,6 +192,8 @@ ENGINES = Registry(
 
 ENDPOINT = "endpoint:"
 """How the name of a model begins that is behind an endpoint."""
+OF_RUN = re.compile(r"run:[^/@]+@\d+")
+"""Weights of a round, without the role that had them."""
 
 
 class RoleConfig(Model):
@@ -194,8 +205,9 @@ class RoleConfig(Model):
     weights: str | None = Field(None, description="Role whose weights this one shares; none: weights of its own.")
     model: str = Field(
         "smollm2-135m-instruct",
-        description="tiny, smollm2-135m-instruct, warm:<name>/<role>, a checkpoint directory, a Hugging Face id, or "
-        "endpoint:<name> (engine openai).",
+        description="tiny, smollm2-135m-instruct, warm:<name>/<role>, run:<name>@<round> (weights of the role of that "
+        "name; run:<name>@<round>/<role> of another), a directory of a checkpoint or a peft adapter, a Hugging Face id "
+        "(organization/model, perhaps with @revision), or endpoint:<name> (engine openai).",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Precision of the sampling model; float32 on a CPU without bfloat16 kernels."

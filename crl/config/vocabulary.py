@@ -30,6 +30,14 @@ def load_tokenizer(directory: Path, name: str | None = None) -> Any:
     return pretrained(sys.modules["transformers"].AutoTokenizer, directory, name)
 
 
+def generation_config(directory: Path, config: Any) -> Any:
+    """The generation config of a model directory, else what the model's config says of it."""
+    transformers = sys.modules["transformers"]
+    if (directory / "generation_config.json").is_file():
+        return transformers.GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return transformers.GenerationConfig.from_model_config(config)
+
+
 def rows_of_model(config: Any) -> int:
     """Rows of the embeddings by a model's config, and ids that it can draw."""
     return int(config.get_text_config().vocab_size)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _NOTES = "notes"
 """Where the manifest of a part keeps what its stage wants in the manifest beside the digest."""
-_TEMPLATES = "chat_templates"
+_TEMPLATES, _WAYS = "chat_templates", "ways"
 """Where a manifest says which chat templates its stage sampled with."""
 _PACKAGES = ("torch", "transformers", "deepspeed", "peft", "trl", "numpy", "pyarrow")
 
@@ -64,6 +64,8 @@ class Attempt:
     """Called after the stage ran, before it is committed: waits for further ranks."""
     chat_templates: Callable[[], Mapping[str, str]] = dict
     """Which chat template wrote the prompts of each role that sampled here; provenance only."""
+    ways: Callable[[], Mapping[str, Mapping[str, str]]] = dict
+    """In which way each role was sampled from and updated here; provenance only."""
 
 
 def execute_stage(
@@ -94,7 +96,7 @@ def execute_stage(
             inputs = _run_as_one(stage, context, writer)
         elif stage.parts is not None:
             inputs = _concatenate(run, stage, round_number, stage.parts(context), context)
-        _note_templates(context, attempt)
+        _note_models(context, attempt)
         try:
             context.require_games()
         except EnvironmentBroken:
@@ -141,7 +143,7 @@ def execute_part(
     with run.begin_part(round_number, stage_name, part, token=attempt.token) as writer:
         context = _context(run, recipe, stage, round_number, writer, services, attempt.progress)
         stage.run_part(context, part)
-        _note_templates(context, attempt)
+        _note_models(context, attempt)
         tables = writer.tables()
         # A user's rules speak of all rows of a stage: they are held against the whole of it.
         _check(tables, f"round {round_number}, stage {stage_name}, part {part}", {})
@@ -249,10 +251,11 @@ def _context(
     )
 
 
-def _note_templates(context: StageContext, attempt: Attempt) -> None:
-    """Note which chat templates the stage, or its part, sampled with: not all are the models' own."""
-    if found := attempt.chat_templates():
-        context.provenance[_TEMPLATES] = {**context.provenance.get(_TEMPLATES, {}), **found}
+def _note_models(context: StageContext, attempt: Attempt) -> None:
+    """Note which chat templates the stage, or its part, sampled with, and in which ways models were computed."""
+    for name, found in {_TEMPLATES: attempt.chat_templates(), _WAYS: attempt.ways()}.items():
+        if found:
+            context.provenance[name] = {**context.provenance.get(name, {}), **found}
 
 
 def _check(tables: dict[type[Row], pa.Table], where: str, own: Mapping[str, Any]) -> list[dict[str, Any]]:

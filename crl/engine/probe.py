@@ -4,11 +4,12 @@
 one line of JSON, a :class:`Verdict`, to OUT as each is answered; `crl.preflight.probe` starts it and keeps verdicts. It
 is a process of its own, so that a model that ends it ends nothing else.
 
-Two rows that begin alike and go on with unequal lengths play two short turns. Their log-probabilities are compared:
-those of the sampler and of the update, against plain transformers, which reads the rows whole. An update is computed
-twice, with its gradient once, and an adapter is written and read back. All in float32, where computing the same thing
-in another way moves the last digits only; an update in bfloat16 is computed to its end besides. One copy of the model
-is in memory at one time.
+There are ways of sampling and of updating (`crl.config.models.Sampling`, `Update`), the fastest first; a model is
+computed in the first that is exact. Two rows that begin alike and go on with unequal lengths play two short turns
+(`crl.config.ways`). Their log-probabilities are compared: those of the sampler and of the update, against plain
+transformers, which reads the rows whole. An update is computed twice, with its gradient once, and an adapter is written
+and read back. All in float32, where computing the same thing in another way moves the last digits only; an update in
+bfloat16 is computed to its end besides. One copy of the model is in memory at one time.
 """
 
 from __future__ import annotations
@@ -22,47 +23,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import psutil
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from crl.config import LoraConfig, SamplingConfig
-from crl.config.models import check_attention, noting, pretrained
-from crl.config.vocabulary import absent_of, rows_of_model
+from crl.config import LoraConfig
+from crl.config.models import Sampling, Update, check_context, pretrained
+from crl.config.vocabulary import absent_of
+from crl.config.ways import MOST_NATS, MOST_NATS_BFLOAT16, Logprobs, check_nats, plain_logprobs, rows_to_try
 from crl.engine.services import parameters
 from crl.errors import CrlError, StageFailed
-from crl.learn.batches import collate
 from crl.learn.checkpoint import save_weights
-from crl.learn.scoring import ScoredModel, inputs_of, load_trainable
+from crl.learn.scoring import ScoredModel, load_trainable, logprobs_of
+from crl.policies.exact import Tried, exact_sampling
 from crl.policies.language_model import load_model
-from crl.policies.session import BatchSession
-from crl.policies.turn import StopStrings
-from crl.records import Sample
 from crl.run.guardian import end_with_parent
 
-MOST_NATS = 0.002
-"""Most that a log-probability may differ in float32. Of small random models the worst of what is right differs by 3e-5,
-the least of what is not by 0.04."""
-MOST_NATS_BFLOAT16 = 2.0
-"""The same in bfloat16, in which models that are right differ by 0.6 (experts are chosen by what was rounded)."""
 LEAST_COSINE = 0.999
 """Least cosine of two gradients of one loss. Right: 0.999998 or more; not: 0.985 or less."""
 _SEED = 20260317
-_ALIKE, _APART, _TOLD, _TURN = 18, (2, 7), (2, 5), 2
-"""Tokens that both rows begin with, that each has to itself, that it is told between its turns, and of a turn."""
 _SMALL = 500_000_000
 """Parameters below which one thread is faster: passes are short, and other checks run beside."""
 _MOVED = 0.05
 """Standard deviation of what a fresh adapter, which changes nothing, is moved by."""
-
-Logprobs = list[list[float]]
-"""Of two rows, of each token but the first."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +72,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found; `problem` None: the model is computed as transformers computes it."""
+    """What was found; `problem` None: the model is computed as transformers computes it, in these ways."""
 
     problem: str | None = None
     expected: str | None = None
+    sampling: Sampling | None = None
+    update: Update | None = None
+    instead: dict[str, str] = field(default_factory=dict)
+    """Why sampling, or the update, is not packed."""
     nats: dict[str, float] = field(default_factory=dict)
     """Largest differences of log-probabilities, by what was compared."""
     cosine: float | None = None
@@ -123,41 +114,18 @@ class _Probe:
 
     def run(self) -> None:
         config = pretrained(AutoConfig, self._path)
-        check_attention(config, self._path.name, self._question.context)
+        check_context(config, self._path.name, self._question.context)
         if not self._find_room():
             self.verdict = Verdict(skipped="not measured: memory is not enough for its weights", sure=False)
             return
         absent = absent_of(self._path, config)
         self._absent = torch.tensor(absent) if absent else None
-        tokens = np.setdiff1d(np.arange(rows_of_model(config)), absent)
-        ids = iter(np.random.default_rng(_SEED).choice(tokens, 100).tolist())
-        longest = _APART[1] + _TOLD[1] + 2 * _TURN
-        counts = min(_ALIKE, self._question.context - 1 - longest), *_APART, *_TOLD
-        alike, *pieces = ([next(ids) for _ in range(count)] for count in counts)
-        rows, told = [alike + pieces[0], alike + pieces[1]], pieces[2:]
-        with noting() as notes:
-            try:
-                sampled = self._sample(rows, told) if self._question.sampled else None
-            except Exception:
-                if notes:
-                    raise notes[0] from None
-                raise
-        plain, seen = self._plain(rows)
-        if (least := min(seen, default=self._question.context)) < self._question.context:
-            raise StageFailed(
-                f"it has layers that see {least} tokens of a row",
-                expected=f"attention over all of the role's context of {self._question.context} tokens",
-            )
+        sampled = self._sample() if self._question.sampled else None
+        rows = rows_to_try(config, self._question.context, absent)[0] if sampled is None else sampled.rows
+        plain = self._plain(rows)
         if sampled is not None:
             problem = "the sampler's log-probabilities differ from transformers'"
-            try:
-                self._compare("sampling", problem, sampled, plain)
-            except StageFailed as error:
-                if notes:
-                    raise StageFailed(f"{notes[0].found} Here {error.found}", expected=error.expected) from None
-                raise
-            if notes:
-                raise notes[0]
+            self._compare("sampling", problem, sampled.logprobs, plain)
         if self._question.trained:
             self._update(rows, plain)
 
@@ -179,42 +147,25 @@ class _Probe:
         self.verdict = Verdict(sure=False)
         return bool(count * 2 * 1.2 < room)
 
-    def _sample(self, rows: list[list[int]], told: Sequence[Sequence[int]]) -> Logprobs:
-        """Let the rows, which grow, play two turns; NaN for what was not drawn."""
+    def _sample(self) -> Tried:
         self.doing = "loading it for sampling"
         with _one_model(lambda: load_model(self._path, None, dtype=self._dtype)) as model:
             model.eval().requires_grad_(False).to(self._device)
             self.doing = "sampling"
-            logprobs = [[float("nan")] * (len(row) - 1) for row in rows]
-            longest = len(rows[1]) + len(told[1]) + 2 * _TURN + 1
-            session = BatchSession(
-                model,
-                frozenset(),
-                longest,
-                rows,
-                [1, 2],
-                stops=lambda each: StopStrings(each, str),
-                absent=self._absent,
-            )
-            for pieces in (told, ([], [])):
-                session.begin([0, 1], SamplingConfig(max_new_tokens=_TURN))
-                ended = session.advance()
-                while len(ended) < len(rows):
-                    ended |= session.advance()
-                for row, piece in enumerate(pieces):
-                    rows[row] += [*ended[row].token_ids, *piece]
-                    logprobs[row] += [*ended[row].logprobs, *[float("nan")] * len(piece)]
-                session.extend(dict(enumerate(pieces)))
-            session.close()
-        return logprobs
+            found = exact_sampling(model, self._question.context, self._absent)
+        self.verdict = replace(self.verdict, sampling=found.way)
+        self._note_instead("sampling", found.instead)
+        return found
 
-    def _plain(self, rows: Sequence[Sequence[int]]) -> tuple[Logprobs, list[int]]:
-        """Log-probabilities of plain transformers, and what its masks show of a row of the whole context."""
+    def _note_instead(self, what: str, why: str | None) -> None:
+        if why is not None:
+            self.verdict = replace(self.verdict, instead={**self.verdict.instead, what: why})
+
+    def _plain(self, rows: Sequence[Sequence[int]]) -> Logprobs:
+        """Log-probabilities of plain transformers."""
         self.doing = "transformers' own forward pass"
         with _one_model(lambda: pretrained(AutoModelForCausalLM, self._path, dtype=self._dtype)) as model:
-            model.eval().requires_grad_(False).to(self._device)
-            with _masks_seen(model, self._question.context) as seen:
-                return self._logprobs(model, rows), seen
+            return self._logprobs(model.eval().requires_grad_(False).to(self._device), rows)
 
     def _update(self, rows: Sequence[Sequence[int]], plain: Logprobs) -> None:
         lora = None if self._question.lora is None else LoraConfig(**self._question.lora)
@@ -242,35 +193,44 @@ class _Probe:
         ) as model:
             model.to(self._device)
             own = model.config.get_text_config()._attn_implementation
-            scored = ScoredModel(model)
             self.doing = "the forward pass of an update"
+            scored = ScoredModel(model, context=question.context)
+            self._note_instead("update", scored.instead)
             with torch.no_grad():
-                once = _lists(self._updated(scored, rows))
+                once = _lists(logprobs_of(scored, rows))
             self._compare("update", "an update's log-probabilities differ from transformers'", once, plain)
             if lora is not None:
                 _move(model, lora)
-                with torch.no_grad():
-                    once = _lists(self._updated(scored, rows))
-            found = self._updated(scored, rows)
-            again = _lists(found)
-            self._compare("repeat", "an update computed twice gives other log-probabilities", once, again)
-            self.doing = "the backward pass of an update"
-            sum(each.sum() for each in found).backward()  # type: ignore[union-attr]
-            ours = [_taken(parameter) for parameter in model.parameters()]
             self.doing = "transformers' own backward pass"
             model.set_attn_implementation(own)
-            sum(each.sum() for each in self._whole(model, rows)).backward()  # type: ignore[union-attr]
-            cosine = _cosine(ours, [_taken(parameter) for parameter in model.parameters()])
-            self.verdict = replace(self.verdict, cosine=cosine)
-            if not cosine >= LEAST_COSINE:
+            sum(each.sum() for each in plain_logprobs(model, rows, self._absent)).backward()
+            theirs = [_taken(parameter) for parameter in model.parameters()]
+            self.doing = "the backward pass of an update"
+            ways: tuple[Update, ...] = get_args(Update)
+            for way in ways[ways.index(scored.way) :]:
+                model.set_attn_implementation(own)
+                scored.read_by(way)
+                with torch.no_grad():
+                    once = _lists(logprobs_of(scored, rows))
+                found = logprobs_of(scored, rows)
+                again = _lists(found)
+                self._compare("repeat", "an update computed twice gives other log-probabilities", once, again)
+                sum(each.sum() for each in found).backward()  # type: ignore[union-attr]
+                cosine = _cosine([_taken(parameter) for parameter in model.parameters()], theirs)
+                self.verdict = replace(self.verdict, update=way, cosine=cosine)
+                if cosine >= LEAST_COSINE:
+                    break
+                self._note_instead("update", f"{way}: the cosine of its gradient and of transformers' is {cosine:.4f}")
+            else:
                 raise StageFailed(
                     f"an update's gradient differs from transformers': their cosine is {cosine:.4f}",
                     expected=f"at least {LEAST_COSINE}",
                 )
+            del theirs
             if question.autocast != "none":
                 self.doing = "the backward pass of an update in bfloat16"
-                scored = ScoredModel(model, autocast=question.autocast)
-                rounded = self._updated(scored, rows[:1])
+                scored = ScoredModel(model, autocast=question.autocast, way=scored.way)
+                rounded = logprobs_of(scored, rows[:1])
                 rounded[0].sum().backward()  # type: ignore[no-untyped-call]
                 said = "an update in bfloat16 gives other log-probabilities"
                 self._compare("bfloat16", said, _lists(rounded), again[:1], MOST_NATS_BFLOAT16)
@@ -280,54 +240,15 @@ class _Probe:
                 save_weights(model, {name: each.detach().cpu() for name, each in learned.items()}, folder)
             return again
 
-    def _updated(self, scored: ScoredModel, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Log-probabilities of the rows as an update computes them."""
-        samples = [_sample_of(row) for row in rows]
-        found = []
-        for part in [samples] if scored.packed else [[sample] for sample in samples]:
-            found += scored(*inputs_of(collate(part).to(self._device))).unbind()
-        return [each[: len(row) - 1] for each, row in zip(found, rows, strict=True)]
-
     def _logprobs(self, model: Any, rows: Sequence[Sequence[int]]) -> Logprobs:
         """The rows read whole by the model as it is."""
         with torch.no_grad():
-            return _lists(self._whole(model, rows))
-
-    def _whole(self, model: Any, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """As :meth:`_logprobs`, with a gradient. Padded on the right, where causal attention never looks: no mask."""
-        width = max(map(len, rows))
-        ids_BT = torch.tensor([[*row, *[row[-1]] * (width - len(row))] for row in rows], device=model.device)
-        logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1].float()
-        if self._absent is not None:
-            hidden_V = torch.zeros(logits_BTV.shape[-1], dtype=torch.bool, device=model.device)
-            hidden_V[self._absent] = True
-            logits_BTV = logits_BTV.masked_fill(hidden_V, float("-inf"))
-        found_BT = torch.log_softmax(logits_BTV, -1).gather(2, ids_BT[:, 1:, None])[..., 0]
-        return [found[: len(row) - 1] for found, row in zip(found_BT, rows, strict=True)]
+            return _lists(plain_logprobs(model, rows, self._absent))
 
     def _compare(self, name: str, problem: str, one: Logprobs, other: Logprobs, most: float | None = None) -> None:
         """Note the largest difference; raise where it is too large. NaN in `one` is not compared."""
-        most = self._most if most is None else most
-        pairs = [pair for row in zip(one, other, strict=True) for pair in zip(*row, strict=True)]
-        first, second = np.array([pair for pair in pairs if not np.isnan(pair[0])]).T
-        apart = np.abs(first - second)
-        worst = float(apart.max()) if np.isfinite(apart).all() else float("inf")
+        worst = check_nats(problem, one, other, self._most if most is None else most)
         self.verdict = replace(self.verdict, nats={**self.verdict.nats, name: worst})
-        if not worst <= most:
-            mean = float(apart.mean())
-            raise StageFailed(
-                f"{problem}: by {worst:.3g} nats at most, {mean:.3g} on average, over {len(apart)} tokens",
-                expected=f"at most {most} nats",
-            )
-
-
-def _sample_of(row: Sequence[int]) -> Sample:
-    """A row, all of which but its first token is trained."""
-    return Sample(
-        sample_id=str(len(row)), round=0, role="probe", objective="nll", source="probe", generation_id="probe",
-        reward=1.0, advantage=1.0, weight=1.0, temperature=1.0, token_ids=list(row),
-        loss_mask=[0, *[1] * (len(row) - 1)], logprobs=[0.0] * len(row),
-    )  # fmt: skip
 
 
 def _lists(found: Sequence[torch.Tensor]) -> Logprobs:
@@ -358,36 +279,6 @@ def _cosine(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | N
             if left is not None and right is not None:
                 products[place] += float(torch.dot(left.flatten(), right.flatten()))
     return float(products[0] / np.sqrt(products[1] * products[2])) if products[1] and products[2] else float("nan")
-
-
-@contextmanager
-def _masks_seen(model: Any, context: int) -> Iterator[list[int]]:
-    """Inside, of every mask that a layer attends with: how many tokens the last of a whole context sees."""
-    kind = model.config.get_text_config()._attn_implementation
-    if kind not in ALL_MASK_ATTENTION_FUNCTIONS or kind not in ALL_ATTENTION_FUNCTIONS:
-        yield []  # an older architecture, whose own attention is no other than that of sampling, or differs from it
-        return
-    make, attend = ALL_MASK_ATTENTION_FUNCTIONS[kind], ALL_ATTENTION_FUNCTIONS[kind]
-    made, seen = list[tuple[torch.Tensor, int]](), list[int]()
-
-    def making(*args: Any, mask_function: Callable[..., Any], **more: Any) -> Any:
-        keys = torch.arange(context, device=model.device)
-        count = int(torch.as_tensor(mask_function(0, 0, keys[-1], keys)).expand(context).sum())
-        more |= {"allow_is_causal_skip": False}
-        made.append((make(*args, mask_function=mask_function, **more), count))
-        return made[-1][0]
-
-    def attending(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **more: Any) -> Any:
-        seen.extend(count for mask, count in made if mask is attention_mask)
-        return attend(module, query, key, value, attention_mask, *args, **more)
-
-    AttentionMaskInterface.register(kind, making)
-    AttentionInterface.register(kind, attending)
-    try:
-        yield seen
-    finally:
-        AttentionMaskInterface.register(kind, make)
-        AttentionInterface.register(kind, attend)
 
 
 @contextmanager

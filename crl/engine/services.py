@@ -31,6 +31,7 @@ from crl.records import Weights, rows_of
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
+    from crl.config.models import Ways
     from crl.learn.trainer import Trainer
     from crl.policies.sources import ModelSource
     from crl.run.directory import RunDirectory
@@ -46,12 +47,14 @@ class EngineServices:
         """By task family, and how many of its changes have come."""
         self._policies: dict[str, tuple[str, LoadedPolicy]] = {}
         self._templates: dict[str, str] = {}
+        self._used: dict[str, dict[str, str]] = {}
         self._embedder: Embedder | None = None
         self._sources: dict[str, ModelSource] = {}
         self._trainers: dict[str, tuple[str, Trainer]] = {}
         """(weights digest, trainer) by role; an empty digest while a stage trains it."""
         self._stage_seed = 0
         self._torch_ready = False
+        self._ways: dict[str, Ways] | None = None
         self._tried_again: tuple[int, str, int] | None = None
         """Round, stage and number of the further attempt that environments were made anew for."""
 
@@ -74,6 +77,8 @@ class EngineServices:
         """The role's sampling model with the weights of a row. Raises RecordDamaged where their files are missing."""
         policy = self._policy(role, weights)
         self._templates[role] = policy.chat.template
+        if isinstance(way := getattr(policy, "way", None), str):  # a server has ways of its own
+            self._used.setdefault(role, {})["sampling"] = way
         return policy
 
     def _policy(self, role: str, weights: Weights) -> Policy:
@@ -112,9 +117,18 @@ class EngineServices:
                     multi_turn=multi_turn,
                     server=server,
                     weights=weights.weights_digest,
+                    way=None if (ways := self._ways_of(role)) is None else ways.sampling,
                 )
         self._policies[role] = (weights.weights_digest, policy)
         return policy
+
+    def _ways_of(self, role: str) -> Ways | None:
+        """Those of the run; None where the model is tried when it is loaded."""
+        if self._ways is None:
+            from crl.engine.ways import ways_of
+
+            self._ways = ways_of(self._run)
+        return self._ways.get(self._method.owner(role))
 
     def _make_room_for_server(self) -> None:
         """On a GPU a server takes its share of the memory when it starts: a trainer that is only kept goes before."""
@@ -143,6 +157,8 @@ class EngineServices:
             self._prepare_torch()
             trainer = self._new_trainer(role, weights)
         self._trainers[role] = ("", trainer)
+        if isinstance(way := getattr(trainer, "way", None), str):
+            self._used.setdefault(role, {})["update"] = way
         return trainer
 
     def trained(self, role: str, weights: Weights) -> None:
@@ -183,6 +199,10 @@ class EngineServices:
         """Which chat template writes the prompts of each role whose model the job asked for."""
         return dict(self._templates)
 
+    def ways(self) -> dict[str, dict[str, str]]:
+        """In which way each role was sampled from and updated whose model the job asked for."""
+        return {role: dict(found) for role, found in self._used.items()}
+
     def begin(self, round_number: int, stage: str, part: int | None, *, attempt: int = 1) -> None:
         """Before each job: a trainer left by a failed stage goes, and torch's generators start from the job's seed.
 
@@ -193,6 +213,7 @@ class EngineServices:
             self._close_environments()
         self._drop_trainers([role for role, (digest, _) in self._trainers.items() if not digest])
         self._templates.clear()
+        self._used.clear()
         _give_back()
         place: tuple[str | int, ...] = ("torch", round_number, stage, -1 if part is None else part)
         self._stage_seed = _torch_seed(self._method.seed, *(str(item) for item in place))
@@ -236,6 +257,7 @@ class EngineServices:
                 checkpoint=self._checkpoint(weights),
                 threads=self._method.threads,
                 seed=_torch_seed(self._method.seed, "weights", role),
+                way=None if (ways := self._ways_of(role)) is None else ways.update,
             )
 
     def _source(self, name: str) -> ModelSource:
@@ -271,7 +293,9 @@ class EngineServices:
 
     def _base(self, role: str, config: RoleConfig, weights: Weights) -> Path:
         """Directory of the base model, after making sure that it is the one the run was begun with."""
-        source = self._source(config.model)
+        # Of a model on the Hub, the commit that the run was begun with.
+        commit = weights.source.startswith(f"{config.model.partition('@')[0]}@")
+        self._sources[config.model] = source = self._source(weights.source if commit else config.model)
         if source.digest != weights.base_digest:
             raise RecordDamaged(
                 f"the base model of the {role} has digest {source.digest}",

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from crl.config import RoleConfig
 from crl.config.engines import ServerConfig
-from crl.config.models import check_attention, pretrained
-from crl.config.vocabulary import absent_ids, load_tokenizer, rows_of_model
+from crl.config.models import check_context, pretrained
+from crl.config.vocabulary import absent_ids, generation_config, load_tokenizer, rows_of_model
 from crl.engine.process import own_folder
 from crl.engine.vllm_server import VllmServer, paused, wrong_logprobs
 from crl.errors import EngineDied, WrongWeights
 from crl.policies.chat import ChatFormat
-from crl.policies.language_model import end_ids, generation_config, load_model, untie
+from crl.policies.language_model import end_ids, load_model, untie
 from crl.policies.machine import cpu_computes_bfloat16
 from crl.policies.sampling import sequence_logprobs
 from crl.policies.served import GENERATE, ServedSession
@@ -62,7 +62,7 @@ class VllmPolicy:
         tokenizer = load_tokenizer(model_path, role.model)
         config = pretrained(AutoConfig, model_path, role.model)
         rows = rows_of_model(config)
-        check_attention(config, role.model, role.context)
+        check_context(config, role.model, role.context)
         self.chat = ChatFormat(tokenizer, role.model, multi_turn=multi_turn, rows=rows)
         self.context = role.context
         self._absent = absent_ids(tokenizer, rows)

@@ -85,6 +85,7 @@ class Worker:
             begun=lambda directory: self._send(type="begun", directory=str(directory)),
             before_commit=self._wait_for_ranks,
             chat_templates=services.chat_templates,
+            ways=services.ways,
         )
         if job.kind is JobKind.part:
             part = cast(int, job.part)

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from crl.config.models import Update
 from crl.errors import RecordDamaged
 from crl.records import Sample
 
@@ -63,19 +64,25 @@ def shared_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, packed: bool = True) -> list[list[list[Sample]]]:
+def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, way: Update = "packed") -> list[list[list[Sample]]]:
     """[rank][step] → the samples of one micro-batch, all of one objective, in the order of their trees.
 
     A micro-batch computes at most as many positions, and predicts at most as many trained tokens, as `micro_batch` of
-    the longest samples of its objective have: that bounds the memory. Without `packed` it is a single sample, for a
-    model whose attention cannot be told what a position sees.
+    the longest samples of its objective have: that bounds the memory. A model whose attention cannot be told what a
+    position sees reads at most `micro_batch` samples of about one length, `padded`, or a single one in `rows`.
 
     Micro-batches are ordered by size (largest first, so that what does not fit in memory fails at once), and the cut
     does not depend on the order of the samples. Every rank has the same number of steps; where micro-batches run out
     a rank gets an empty list, for which it runs a dummy (collective operations need every rank).
     """
     pieces: list[tuple[int, list[Sample]]] = []
-    ordered = sorted(samples, key=lambda sample: (sample.objective, sample.token_ids, sample.sample_id))
+
+    def order(sample: Sample) -> tuple[Any, ...]:
+        length = len(sample.token_ids) if way == "padded" else 0
+        return sample.objective, length, sample.token_ids, sample.sample_id
+
+    most_samples = micro_batch if way == "padded" else 1
+    ordered = sorted(samples, key=order)
     for _, same in groupby(ordered, key=lambda sample: sample.objective):
         listed = list(same)
         most = micro_batch * max(len(sample.token_ids) - 1 for sample in listed)
@@ -85,7 +92,7 @@ def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, packed: bool
             own = len(sample.token_ids) - 1
             shared = shared_prefix(together[-1].token_ids[:-1], sample.token_ids[:-1]) if together else 0
             full = positions + own - shared > most or trained + sum(sample.loss_mask) > most_trained
-            if together and (full or not packed):
+            if together and (full if way == "packed" else len(together) == most_samples):
                 pieces.append((positions, together))
                 positions, trained, together, shared = 0, 0, [], 0
             together = [*together, sample]

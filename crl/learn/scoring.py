@@ -15,40 +15,34 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from crl.config import LoraConfig, RoleConfig
-from crl.config.models import EveryLayerOnce, pretrained
-from crl.config.vocabulary import absent_of, hide
-from crl.errors import BadInput, RecordDamaged, StageFailed
-from crl.learn.batches import MicroBatch
+from crl.config.models import EveryLayerOnce, Update, logits_at, pretrained
+from crl.config.vocabulary import absent_of, generation_config, hide
+from crl.config.ways import (
+    MOST_NATS,
+    NEAR_NATS,
+    check_nats,
+    check_same_positions,
+    check_sees_all,
+    longest_row,
+    plain_logprobs,
+    rows_to_try,
+)
+from crl.errors import BadInput, CrlError, RecordDamaged, StageFailed
+from crl.learn.batches import MicroBatch, collate
+from crl.learn.frozen import compute_wide, widen
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
+from crl.records import Sample
 
 _ROWS = 32
 """Rows of logits that are in work at one time, at least."""
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 """What products on a GPU need for equal results."""
-
-
-@contextlib.contextmanager
-def head_only_at(model: Any, chosen: torch.Tensor) -> Iterator[None]:
-    """Inside, the vocabulary head of a causal language model runs at chosen positions only: its logits are [1, N, V].
-
-    `chosen` is true at these of the positions [B, T], or their indices among all B times T [N], some perhaps twice.
-    """
-
-    def narrow(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        hidden_BTD, *rest = args
-        return (hidden_BTD.flatten(0, 1)[chosen.flatten()][None], *rest)
-
-    handle = model.get_output_embeddings().register_forward_pre_hook(narrow, prepend=True)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 class ScoredModel(nn.Module):
@@ -61,20 +55,44 @@ class ScoredModel(nn.Module):
 
     absent: torch.Tensor | None
 
-    def __init__(self, model: Any, *, autocast: Literal["none", "bfloat16"] = "none") -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        autocast: Literal["none", "bfloat16"] = "none",
+        way: Update | None = None,
+        context: int | None = None,
+    ) -> None:
+        """
+        Args:
+            model: one of :func:`load_trainable`, whole, with its own attention.
+            autocast: what it computes in.
+            way: how samples are read; None: the fastest way that is exact, tried here.
+            context: longest sample in tokens, for that; default as many as the model has positions for.
+
+        Raises BadInput where no way is exact, or where the model cannot take the way.
+        """
         super().__init__()
         self.model = model
-        self.autocast = autocast
+        self.autocast: Literal["none", "bfloat16"] = "none"
         self.config = model.config
-        self.packed = use_tree_attention(model)
-        """Whether a pass can hold several samples."""
         self.register_buffer("absent", getattr(model, "absent", None), persistent=False)
-        if model.get_output_embeddings() is None:
+        self.instead: str | None = None
+        """Why a faster way is not exact."""
+        self.way: Update = "rows"
+        self.read_by(_exact_update(self, context or longest_row(model.config)) if way is None else way)
+        self.autocast = autocast
+
+    def read_by(self, way: Update) -> None:
+        """Read samples in another way. The model has its own attention. Raises BadInput where it cannot."""
+        if way == "packed" and not use_tree_attention(self.model):
             raise BadInput(
-                f"{type(model).__name__} has no output embeddings",
-                expected="a transformers causal language model",
-                next_step="name another model for this role",
+                f"{type(self.model).__name__} cannot be given paths in place of a mask",
+                expected="a model whose attention follows transformers' interface",
+                where="the `model` of a role",
+                next_step="`crl doctor` says which way of updating is exact",
             )
+        self.way = way
 
     def forward(
         self,
@@ -92,17 +110,23 @@ class ScoredModel(nn.Module):
         They are those of the distribution over the tokens of the vocabulary after dividing the logits by the
         temperature, as when sampling, so a ratio to the stored ones is that of two policies over the same ids; where a
         target was chosen among a few ids (`choices_NC`) it is renormalized over them. Arguments as in `MicroBatch`;
-        several samples need a model that is `packed`. Raises BadInput where such a model would compute something else
+        several samples need another way than `rows`. Raises BadInput where a packed pass would compute something else
         (`EveryLayerOnce`).
         """
         chosen_BT = mask_BT != 0
-        more = {KEYWORD: paths} if self.packed else {}
-        guard = EveryLayerOnce(self.model) if self.packed else contextlib.nullcontext()
-        with head_only_at(self.model, positions_N), self._precision(input_ids_P.device), guard:
-            output = self.model(input_ids=input_ids_P[None], position_ids=depths_P[None], use_cache=False, **more)
+        inputs: dict[str, Any] = {"input_ids": input_ids_P[None], "use_cache": False}
+        guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self.way == "packed":
+            inputs |= {"position_ids": depths_P[None], KEYWORD: paths}
+            guard = EveryLayerOnce(self.model)
+        else:  # padded on the right, where causal attention never looks: no mask
+            inputs["input_ids"] = input_ids_P[paths.rows_BT]
+            positions_N = chosen_BT.flatten().nonzero()[:, 0]
+        with self._precision(input_ids_P.device), guard:
+            logits_NV, _ = logits_at(self.model, positions_N, **inputs)
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
         chosen_N: torch.Tensor = _Chosen.apply(  # type: ignore[no-untyped-call]
-            self.absent, output.logits.flatten(0, 1), temperature_N, targets_BT[chosen_BT], choices_NC
+            self.absent, logits_NV, temperature_N, targets_BT[chosen_BT], choices_NC
         )
         empty_BT = torch.zeros(mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
         return empty_BT.masked_scatter(chosen_BT, chosen_N)
@@ -115,6 +139,60 @@ class ScoredModel(nn.Module):
         if self.autocast == "none":
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+@torch.no_grad()
+def _exact_update(scored: ScoredModel, context: int) -> Update:
+    """The fastest way in which a model that keeps its own attention gives the log-probabilities of transformers."""
+    model, problems, nearest = scored.model, list[str](), dict[float, Update]()
+    own = model.config.get_text_config()._attn_implementation
+    rows, _ = rows_to_try(model.config, context, [] if scored.absent is None else scored.absent.tolist())
+    for way in get_args(Update):
+        try:
+            if way == "packed":
+                check_sees_all(model, context)
+            if way != "rows":
+                check_same_positions(model, context)
+            plain = [each.tolist() for each in plain_logprobs(model, rows, scored.absent)]
+            scored.read_by(way)
+            found = [each.tolist() for each in logprobs_of(scored, rows)]
+            gap = check_nats("log-probabilities differ from transformers'", found, plain, MOST_NATS)
+            nearest.setdefault(gap, way)
+            if gap <= NEAR_NATS:
+                break
+            problems.append(f"{way}: {gap:.1e} nats")
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of whatever code the model has
+            said = error.found if isinstance(error, CrlError) else f"{type(error).__name__}: {error}"
+            problems.append(f"{way}: {next(iter(said.splitlines()), '')[:200]}")
+        finally:
+            model.set_attn_implementation(own)
+    scored.instead = "; ".join(problems) or None
+    if nearest:
+        return nearest[min(nearest)]
+    raise BadInput(
+        f"no way of updating computes what transformers computes ({'; '.join(problems)})",
+        expected="a causal language model whose log-probabilities are those of its own forward pass",
+        where="the `model` of a role",
+        next_step="name another model for this role",
+    )
+
+
+def logprobs_of(scored: ScoredModel, rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Log-probabilities of each row's tokens but the first, as an update computes them."""
+    samples = [
+        Sample(
+            sample_id=str(number), round=0, role="probe", objective="nll", source="probe", generation_id="probe",
+            reward=1.0, advantage=1.0, weight=1.0, temperature=1.0, token_ids=list(row),
+            loss_mask=[0, *[1] * (len(row) - 1)], logprobs=[0.0] * len(row),
+        )
+        for number, row in enumerate(rows)
+    ]  # fmt: skip
+    found: list[torch.Tensor] = []
+    for part in [[sample] for sample in samples] if scored.way == "rows" else [samples]:
+        found += scored(*inputs_of(collate(part).to(scored.model.device))).unbind()
+    return [each[: len(row) - 1] for each, row in zip(found, rows, strict=True)]
 
 
 def inputs_of(batch: MicroBatch) -> tuple[Any, ...]:
@@ -205,11 +283,13 @@ def load_trainable(
     source: str,
     seed: int,
     gradient_checkpointing: bool = False,
+    narrow: bool = True,
 ) -> Any:
     """A float32 transformers model ready to train, as it is in `checkpoint` (the base model when None).
 
     With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
-    random part comes from `seed` (it changes nothing until it is trained). Its `absent` are the ids that are no tokens
+    random part comes from `seed` (it changes nothing until it is trained). A frozen base is kept as narrow as its file,
+    unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`). Its `absent` are the ids that are no tokens
     (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of the
     model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
     a model, RecordDamaged where weights are missing.
@@ -223,9 +303,14 @@ def load_trainable(
         torch.manual_seed(seed)
         try:
             model: Any
-            model, report = pretrained(AutoModelForCausalLM, full, dtype=torch.float32, output_loading_info=True)
+            dtype: Any = "auto" if narrow and lora is not None else torch.float32
+            model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
+            # That of a checkpoint has a role's sampling.
+            model.generation_config = generation_config(model_path, model.config)
             if lora is not None:
+                widen(model)
                 model = _with_adapter(model, checkpoint, lora, source)
+                compute_wide(model)
         except (OSError, ValueError) as error:
             raise BadInput(
                 f"the model of this role cannot be loaded: {error}",
@@ -294,9 +379,27 @@ def _with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source:
             target_modules=lora.target_modules,
             bias="none",
         )
+        if lora.target_modules == "all-linear":
+            config.exclude_modules = _not_adapted(model, config)
         adapted = peft.get_peft_model(model, config)
     adapted.peft_config["default"].base_model_name_or_path = source
     return adapted
+
+
+def _not_adapted(model: Any, config: Any) -> list[str] | None:
+    """Modules of a state-space model that take no adapter: those that peft refuses, and `dt_proj`, of which only the
+    weight is read. None: there are none."""
+    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+
+    found = []
+    for name in sorted({name.rpartition(".")[2] for name, _ in model.named_modules()}):
+        try:
+            _check_lora_target_modules_mamba(config, model, name)
+        except ValueError:
+            found.append(name)
+        else:
+            found += [name] if name == "dt_proj" else []
+    return found or None
 
 
 class Reference:
@@ -319,8 +422,8 @@ class Reference:
         self._trained: ScoredModel | None = trained
         self._copy: ScoredModel | None = None
         if role.lora is None:
-            base = load_trainable(model_path, None, lora=None, source=role.model, seed=0)
-            self._copy = ScoredModel(base.requires_grad_(False), autocast=trained.autocast).to(device)
+            base = load_trainable(model_path, None, lora=None, source=role.model, seed=0).requires_grad_(False)
+            self._copy = ScoredModel(base, autocast=trained.autocast, way=trained.way).to(device)
 
     def logprobs(self, inputs: Sequence[Any]) -> torch.Tensor:
         """Log-probabilities [B, T] of the targets; `inputs` are those of :meth:`ScoredModel.forward`."""

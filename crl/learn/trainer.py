@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from crl.config import RoleConfig
-from crl.config.models import check_attention
+from crl.config.models import Update, check_context
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
 from crl.learn.batches import check_sample, collate, cut, has_gradient, trained_tokens
@@ -48,16 +48,24 @@ class Trainer:
             optimizer starts fresh. None starts from the base model.
         threads: CPU threads of this process.
         seed: of a fresh adapter's random part.
+        way: how samples are read (`ScoredModel`).
 
     Raises:
-        BadInput: the model cannot be loaded or does not see the whole context, or the number of processes is not the
-            configured one.
+        BadInput: the model cannot be loaded, has no positions for the context, or is computed exactly in no way, or the
+            number of processes is not the configured one.
         FrozenMethodChanged: the optimizer state was made with other engine settings.
         NotDeepSpeed: what DeepSpeed returned is not its engine.
     """
 
     def __init__(
-        self, role: RoleConfig, *, model_path: Path, checkpoint: Path | None, threads: int, seed: int = 0
+        self,
+        role: RoleConfig,
+        *,
+        model_path: Path,
+        checkpoint: Path | None,
+        threads: int,
+        seed: int = 0,
+        way: Update | None = None,
     ) -> None:
         torch.set_num_threads(threads)
         self.role = role
@@ -76,9 +84,11 @@ class Trainer:
             source=role.model,
             seed=seed,
             gradient_checkpointing=settings.gradient_checkpointing,
+            # ZeRO-3 takes weights away between passes, and a narrow product holds on to its own.
+            narrow=settings.zero_stage < 3,
         )
-        check_attention(model.config, role.model, role.context)
-        scored = ScoredModel(model, autocast=settings.autocast)
+        check_context(model.config, role.model, role.context)
+        scored = ScoredModel(model, autocast=settings.autocast, way=way, context=role.context)
         trainable = [parameter for parameter in scored.parameters() if parameter.requires_grad]
         self._optimizer = make_optimizer(role.optimizer, trainable)
         self._moved = Moved(self._optimizer)
@@ -100,6 +110,11 @@ class Trainer:
         if checkpoint is not None and updates is not None:
             checkpoints.load_optimizer(self._optimizer, self._parts, checkpoint, self._state_rank)
             self._updates = updates
+
+    @property
+    def way(self) -> Update:
+        """How samples are read."""
+        return self._engine.module.way  # type: ignore[no-any-return]
 
     # -- the update ------------------------------------------------------------------------------------------------
 
@@ -186,8 +201,7 @@ class Trainer:
         normalizers = {
             kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind)) for kind in kinds
         }
-        packed = self._engine.module.packed
-        shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size, packed=packed)
+        shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size, way=self.way)
         mine = shares[self._ranks.rank]
         # The same objectives in the same order on every rank, whatever micro-batches it got.
         sums = {kind: (0.0, Statistics()) for kind in kinds}

@@ -38,6 +38,8 @@ class Paths:
     """Positions that each segment sees, itself included."""
     segments: list[int]
     """Positions of each segment; together P."""
+    rows_BT: torch.Tensor
+    """Of each sample its path, padded on the right with its last position: for what reads samples apart."""
     masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
     """What :meth:`mask` has made, for all layers of a pass."""
 
@@ -46,7 +48,11 @@ class Paths:
         """Those of a tree; a sample that adds no position needs no segment."""
         pairs = [(path, own) for path, own in zip(tree.paths, tree.segments, strict=True) if own]
         seen_K = torch.tensor([position for path, _ in pairs for position in path], device=device)
-        return cls(seen_K, [len(path) for path, _ in pairs], [own for _, own in pairs])
+        width = max(map(len, tree.paths))
+        rows_BT = torch.tensor(
+            [[*path, *(path or [0])[-1:] * (width - len(path))] for path in tree.paths], device=device
+        )
+        return cls(seen_K, [len(path) for path, _ in pairs], [own for _, own in pairs], rows_BT)
 
     def mask(self, own: int, seen: int, dtype: torch.dtype) -> torch.Tensor | None:
         """What is added to the scores of a segment, [1, 1, N, S], to hide from each position those that come after it;

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from crl.config import RoleConfig, WarmStartConfig
+from crl.config.models import head_only_at
 from crl.errors import BadInput, StageFailed
 from crl.learn.batches import check_sample, trained_tokens
 from crl.learn.checkpoint import persistent_buffers, save_weights
-from crl.learn.scoring import deterministic, head_only_at, load_trainable
+from crl.learn.scoring import deterministic, load_trainable
 from crl.records import Sample
 
 OnStep = Callable[[int, int, float], None]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crl.config.models import check_attention
+from crl.config.models import Sampling, check_context
 from crl.config.roles import ENDPOINT
 from crl.policies.sources import ModelSource, check_model, name_accelerator, resolve_model
 
@@ -35,12 +35,15 @@ def load_policy(
     multi_turn: bool = True,
     server: ServerConfig | None = None,
     weights: str = "",
+    way: Sampling | None = None,
 ) -> LoadedPolicy:
     """The model of a role, ready to sample on the engine that the role names: see `crl.config.EngineConfig.load`.
 
-    `server` (None: the defaults) and `weights`, the digest of the weights, are for engines that sample by a server.
+    `server` (None: the defaults) and `weights`, the digest of the weights, are for engines that sample by a server;
+    `way` (None: tried when it is loaded) for the one that samples here.
     """
     served: dict[str, Any] = {"server": server, "weights": weights} if role.engine.SERVED else {}
+    served |= {"way": way} if role.engine.kind == "transformers" else {}
     policy: LoadedPolicy = role.engine.load(
         role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, **served
     )
@@ -53,7 +56,7 @@ def load_chat(
     """A model's chat format, without its weights.
 
     `multi_turn` False allows templates that rewrite history, for roles that write one turn. With the `context` of a
-    `role`, raises BadInput where the model does not attend to all of it.
+    `role`, raises BadInput where the model has no positions for it.
     """
     if source.name.startswith(ENDPOINT):
         from crl.policies.endpoint import EndpointChat
@@ -68,6 +71,6 @@ def load_chat(
 
     config = pretrained(AutoConfig, source.path, source.name)
     if context is not None:
-        check_attention(config, source.name, context, role)
+        check_context(config, source.name, context, role)
     tokenizer = load_tokenizer(source.path, source.name)
     return ChatFormat(tokenizer, source.name, multi_turn=multi_turn, rows=rows_of_model(config))

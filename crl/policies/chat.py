@@ -62,6 +62,7 @@ class ChatFormat:
 
     Attributes:
         template: which template is used, :data:`OWN` or :data:`TRAINING`.
+        written: its text.
         end_ids: ids that end an assistant's turn in this template (one id; generation adds the model's own).
         opens_thought: whether the template ends a prompt with the beginning of a thought, as thinking models' do.
     """
@@ -104,6 +105,7 @@ class ChatFormat:
     def _use(self, template: str) -> None:
         """Write prompts with this template from now on."""
         self._template = _NO_CLOCK + template
+        self.written = self._template if "strftime_now" in template else template
         try:
             self._ids = ChatIds(self._tokenizer, template)
         except ForgeableToken as error:

@@ -16,21 +16,25 @@ import torch
 from safetensors.torch import load_file
 
 from crl.config import RoleConfig
-from crl.config.models import check_attention, pretrained
-from crl.config.vocabulary import absent_ids, load_tokenizer, rows_of_model
+from crl.config.models import Sampling, check_context, pretrained
+from crl.config.vocabulary import absent_ids, generation_config, load_tokenizer, rows_of_model
 from crl.errors import RecordDamaged
-from crl.policies.cache import ATTENTION
 from crl.policies.chat import ChatFormat
+from crl.policies.exact import attend_by, exact_sampling
 from crl.policies.machine import computed
 from crl.policies.session import BatchSession
 
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _PLAIN = {"peft_type": "LORA", "bias": "none"}
 _ANY = {
-    "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_alpha", "lora_dropout", "megatron_core",
-    "peft_version", "qalora_group_size", "r", "revision", "target_modules", "task_type",
+    "base_model_name_or_path", "exclude_modules", "inference_mode", "init_lora_weights", "lora_alpha", "lora_dropout",
+    "megatron_core", "peft_version", "qalora_group_size", "r", "revision", "target_modules", "task_type",
 }  # fmt: skip
 """Settings that say nothing of what is added to a module beside A, B and one scale. Any other has to be off."""
+
+
+_UNPACKED = {torch.float32, torch.bfloat16, torch.float16}
+"""Types of weights that are the numbers themselves, not multiples of a scale."""
 
 
 class LanguagePolicy:
@@ -42,6 +46,7 @@ class LanguagePolicy:
         context: longest sequence in tokens.
         end_ids: ids that end a turn: the model's own and the template's.
         absent: ids that are no tokens and are never drawn (`vocabulary`); None: every row of the model has a token.
+        way: how rows are read.
     """
 
     def __init__(
@@ -53,15 +58,17 @@ class LanguagePolicy:
         context: int,
         multi_turn: bool = True,
         base: Path | None = None,
+        way: Sampling | None = None,
     ) -> None:
         """
-        `base`: directory of the model that adapters are merged into (`take_weights`).
+        `base`: directory of the model that adapters are merged into (`take_weights`). `way`: how rows are read; None:
+        the fastest way that is exact, tried here.
 
         Raises:
-            BadInput: the template cannot be used (see `ChatFormat`), the context is longer than the model's, or the
-                model's attention does not see the whole context, which a kept cache relies on.
+            BadInput: the template cannot be used (see `ChatFormat`), the context is longer than the model's, or no way
+                of sampling is exact.
         """
-        check_attention(model.config, name, context)
+        check_context(model.config, name, context)
         self._base = base
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
@@ -69,6 +76,9 @@ class LanguagePolicy:
         self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn, rows=rows)
         absent = absent_ids(tokenizer, rows)
         self.absent = torch.tensor(absent) if absent else None
+        self.way: Sampling = exact_sampling(model, context, self.absent).way if way is None else way
+        if way is not None:
+            attend_by(model, way)
         self.context = context
         self.end_ids = end_ids(model.generation_config, tokenizer, self.chat)
 
@@ -78,23 +88,18 @@ class LanguagePolicy:
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
         """
-        stops, absent = self.chat.stops, self.absent
-        return BatchSession(self.model, self.end_ids, self.context, prompts, seeds, limit, stops=stops, absent=absent)
+        rows = (self.model, self.end_ids, self.context, prompts, seeds, limit)
+        return BatchSession(*rows, stops=self.chat.stops, absent=self.absent, way=self.way)
 
     def take_weights(self, directory: Path) -> bool:
         """Read weights into the living model: the numbers that loading it again would give, without the time.
 
-        Returns False, and changes nothing, where they are not in one file that holds exactly this model's tensors
-        (several files, another shape), or are an adapter of another kind than `_additions` reads. Sessions that
+        Returns False, and changes nothing, where they are not exactly this model's tensors (others, another shape), or
+        are an adapter of another kind than `_additions` reads. Sessions that
         are open may not be used any more.
         """
         adapted = (directory / "adapter_config.json").is_file()
-        path = (self._base or directory if adapted else directory) / "model.safetensors"
-        if not path.is_file():
-            return False
-        from safetensors.torch import load_file
-
-        tensors = load_file(path)
+        tensors = _tensors(self._base or directory if adapted else directory)
         own = dict(self.model.named_parameters())
         if {name: tensor.shape for name, tensor in tensors.items()} != {name: own[name].shape for name in own}:
             return False
@@ -102,9 +107,7 @@ class LanguagePolicy:
         if added is None:
             return False
         for name, parameter in own.items():
-            value = tensors[name]
-            # Added in float32, as in `load_model`.
-            parameter.data.copy_(value.float() + added[name]() if name in added else value)
+            parameter.data.copy_(_sum(tensors[name], added.get(name)))
         return True
 
     def close(self) -> None:
@@ -119,17 +122,14 @@ def end_ids(generation: Any, tokenizer: Any, chat: ChatFormat) -> frozenset[int]
     return frozenset([*own, *eos, *chat.end_ids])
 
 
-def generation_config(directory: Path, config: Any) -> Any:
-    """The generation config of a model directory, else what the model's config says of it."""
-    from transformers import GenerationConfig
-
-    if (directory / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(directory, local_files_only=True)
-    return GenerationConfig.from_model_config(config)
-
-
 def load_policy(
-    role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool = True
+    role: RoleConfig,
+    model_path: Path,
+    checkpoint: Path | None,
+    *,
+    threads: int,
+    multi_turn: bool = True,
+    way: Sampling | None = None,
 ) -> LanguagePolicy:
     """Load the model of a role for sampling, on CUDA where there is a device, else on the CPU.
 
@@ -140,6 +140,7 @@ def load_policy(
             float32, then cast) or with full weights as `save_pretrained` writes them.
         threads: CPU threads of this process.
         multi_turn: False allows chat templates that rewrite history (one-turn roles only).
+        way: how rows are read (`LanguagePolicy`).
 
     Raises:
         BadInput: the model cannot be used by this role.
@@ -151,7 +152,7 @@ def load_policy(
     if torch.cuda.is_available():
         model = model.to("cuda")
     return LanguagePolicy(
-        model, tokenizer, name=role.model, context=role.context, multi_turn=multi_turn, base=model_path
+        model, tokenizer, name=role.model, context=role.context, multi_turn=multi_turn, base=model_path, way=way
     )
 
 
@@ -164,6 +165,16 @@ def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype)
     if checkpoint is None:
         return _load(model_path, model_path, dtype)
     if (checkpoint / "adapter_config.json").is_file():
+        tensors = _tensors(model_path)
+        added = _additions(checkpoint, tensors)
+        if added is not None:  # weight by weight: a whole float32 base would take twice the memory of most files
+            model = _load(model_path, model_path, dtype)
+            parameters = dict(model.named_parameters())
+            if added.keys() <= parameters.keys():
+                for name, addition in added.items():
+                    held = parameters[name].data  # the file's own numbers, unless they were rounded to another type
+                    held.copy_(_sum(held if held.dtype == tensors[name].dtype else tensors[name], addition))
+                return model
         from peft import PeftModel
 
         base = _load(model_path, model_path, torch.float32)
@@ -204,7 +215,6 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
         config=config,
         generation_config=generation_config(config_from, config),
         dtype=dtype,
-        attn_implementation=ATTENTION,
         output_loading_info=True,
     )
     kinds = ("missing_keys", "mismatched_keys")
@@ -217,6 +227,16 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             next_step="`crl verify` names the damaged file and the command that mends it.",
         )
     return model
+
+
+def _tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a model directory by name, mapped from its files."""
+    return {name: each for file in sorted(directory.glob("*.safetensors")) for name, each in load_file(file).items()}
+
+
+def _sum(weight: torch.Tensor, addition: Callable[[], torch.Tensor] | None) -> torch.Tensor:
+    """Added in float32: in bfloat16 a small update would be rounded away against the weight."""
+    return weight if addition is None else weight.float() + addition()
 
 
 def _additions(adapter: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, Callable[[], torch.Tensor]] | None:
@@ -235,6 +255,8 @@ def _additions(adapter: Path, weights: Mapping[str, torch.Tensor]) -> dict[str, 
     modules = [name.removeprefix(_PREFIX).removesuffix(_A) for name in tensors if name.endswith(_A)]
     halves = {f"{module}.weight": tuple(f"{_PREFIX}{module}{half}" for half in (_A, _B)) for module in modules}
     if {name for both in halves.values() for name in both} != tensors.keys() or not halves.keys() <= weights.keys():
+        return None
+    if any(weights[name].dtype not in _UNPACKED for name in halves):
         return None
     scale = config["lora_alpha"] / config["r"]
     return {name: partial(_product, tensors[a], tensors[b], scale) for name, (a, b) in halves.items()}

@@ -1,11 +1,8 @@
-"""Rows of one batch with their keys and values, sampled turn by turn (protocol `Session`).
+"""Rows of one batch, sampled turn by turn (protocol `Session`).
 
-Every token is read once: what rows share at their start is read once for all that come into the batch together, and a
-row that comes later takes over what it shares with those that are there, or were last. What is appended waits until its
-row is next sampled. A forward pass holds whatever each row under way has to read, without padding
-(`crl/policies/cache.py`): one row may read an observation while another reads the one token it drew. So rows need not
-be in the same turn, and a row that ends makes room for a waiting one. Log-probabilities are those of teacher forcing up
-to rounding.
+What is appended waits until its row is next sampled. Rows need not be in the same turn, and a row that ends makes room
+for a waiting one. Log-probabilities are those of teacher forcing up to rounding. Rows are read, and what was read is
+kept, by `packed_rows` where a model's attention is plain, else by `own_rows` (:class:`Rows`).
 
 Which rows share a pass follows from what was drawn, never from time. Suffixes of tensors: see `crl.policies`.
 """
@@ -13,23 +10,43 @@ Which rows share a pass follows from what was drawn, never from time. Suffixes o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from crl.config import SamplingConfig
+from crl.config.models import Sampling
 from crl.errors import PromptTooLong
-from crl.policies.cache import Pass, Piece, RowCache, pass_logits
-from crl.policies.machine import PASS_TOKENS
-from crl.policies.pass_graph import PaddedPass, PassGraphs
+from crl.policies.own_rows import OwnRows
+from crl.policies.packed_rows import PackedRows
 from crl.policies.sampling import draw, draw_among
 from crl.policies.turn import OwnPace, StopStrings, Turn
 from crl.protocols import Answers, Sampled
 
-_WORTH = 16
-"""Tokens that reading once must spare, over all rows that share; each piece costs some calls of its own."""
+
+class Rows(Protocol):
+    """Rows with what was read of them. A row is named by its index."""
+
+    def read(self, pending: Mapping[int, list[int]]) -> tuple[list[int], torch.Tensor]:
+        """Read ids, at least one of each row, behind what the rows hold; rows that are not held yet are taken in.
+
+        Returns the rows in the order of the logits, and the logits after each row's last token, [B, V].
+        """
+        ...
+
+    def drop(self, row: int) -> None:
+        """Free a row, which may be held or not."""
+        ...
+
+    def clear(self) -> None:
+        """Free everything."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is held."""
+        ...
 
 
 class BatchSession(OwnPace):
@@ -46,10 +63,11 @@ class BatchSession(OwnPace):
         *,
         stops: Callable[[Sequence[str]], StopStrings],
         absent: torch.Tensor | None = None,
+        way: Sampling = "packed",
     ) -> None:
         """
         Args:
-            model: a transformers causal language model in evaluation mode, with the attention of `cache`.
+            model: a transformers causal language model in evaluation mode, with the attention that `way` needs.
             end_ids: ids that end a turn.
             context: longest row in tokens.
             prompts: ids of each row's prompt, at least one.
@@ -57,6 +75,7 @@ class BatchSession(OwnPace):
             limit: most rows that hold keys and values at one time; others wait, in the order of the rows. None: all.
             stops: what finds stop strings (`ChatFormat.stops`).
             absent: ids that are no tokens and are never drawn.
+            way: how rows are read.
 
         Raises:
             PromptTooLong: a prompt leaves no room for a token.
@@ -76,15 +95,11 @@ class BatchSession(OwnPace):
         self._prompts = [list(prompt) for prompt in prompts]
         self._streams = [np.random.default_rng(seed) for seed in seeds]
         self._lengths = {row: len(prompt) for row, prompt in enumerate(prompts)}
-        layers, rows = model.config.get_text_config().num_hidden_layers, min(len(prompts), limit or len(prompts))
-        on_gpu = model.device.type == "cuda"
-        self._cache = RowCache(layers, rows, context)
-        self._graphs = PassGraphs(model, self._cache) if on_gpu else None
-        self._pass: type[Pass | PaddedPass] = PaddedPass if on_gpu else Pass
-        self._free = list(range(self._cache.rows))
-        self._place: dict[int, int] = {}  # cache row of each row that is in the batch
-        self._left: dict[int, list[int]] = {}  # what free cache rows still hold: the start of the row that left
-        self._cached = dict.fromkeys(self._lengths, 0)  # tokens of each row that are in the cache
+        self._limit = min(len(prompts), limit or len(prompts))
+        self._rows: Rows = (
+            PackedRows(model, self._prompts, self._limit, context) if way == "packed" else OwnRows(model, way)
+        )
+        self._held = set[int]()
         self._pending = {row: list(prompt) for row, prompt in enumerate(prompts)}  # tokens that are not, in order
         self._turns: dict[int, Turn] = {}
         self._sampling = SamplingConfig()
@@ -138,7 +153,7 @@ class BatchSession(OwnPace):
             if ended:
                 return {row: self._turns.pop(row).sampled() for row in ended}
             self._admit()
-            active = [row for row in sorted(self._turns) if row in self._place]
+            active = [row for row in sorted(self._turns) if row in self._held]
             if not active:
                 break
             self._draw(*self._read(active))
@@ -147,15 +162,11 @@ class BatchSession(OwnPace):
     def drop(self, rows: Sequence[int]) -> None:
         """Free rows that are finished; they may not be used again."""
         for row in rows:
-            if row in self._place:
-                place = self._place.pop(row)
-                self._free.append(place)
-                self._left[place] = self._prompts[row][: self._cached[row]]
-            del self._lengths[row], self._pending[row], self._cached[row]
+            self._held.discard(row)
+            self._rows.drop(row)
+            del self._lengths[row], self._pending[row]
         if not self._lengths:
-            self._cache.clear()
-            if self._graphs is not None:
-                self._graphs.clear()
+            self._rows.clear()
 
     def close(self) -> None:
         """Free all rows."""
@@ -167,97 +178,21 @@ class BatchSession(OwnPace):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that keys and values have room for; on a CPU what is never written takes no memory."""
-        return self._cache.nbytes
+        """Bytes of what the rows hold, or have room for; on a CPU what is never written takes no memory."""
+        return self._rows.nbytes
 
     def _admit(self) -> None:
         """Give rows that wait a place in the batch, in their order."""
-        self._free.sort(reverse=True)
         for row in sorted(self._turns):
-            if not self._free:
+            if len(self._held) == self._limit:
                 return
-            if row not in self._place:
-                self._place[row] = self._free.pop()
+            self._held.add(row)
 
     def _read(self, rows: Sequence[int]) -> tuple[list[int], torch.Tensor]:
-        """Read all that the rows have pending.
-
-        Returns:
-            The rows in the order of the logits, and the logits after each row's last token, [B, V].
-        """
-        waiting = [
-            *self._taken_over(_shared_at_start({row: self._pending[row] for row in rows if not self._cached[row]})),
-            *(_Reading((row,), self._pending[row], row) for row in rows if self._cached[row]),
-        ]
+        """Read all that the rows have pending: the rows in the order of the logits, and logits [B, V] after each."""
+        pending = {row: self._pending[row] for row in rows}
         self._pending |= {row: [] for row in rows}
-        waiting.reverse()
-        order: list[int] = []
-        logits = []
-        while waiting:
-            room, taken = PASS_TOKENS, list[_Reading]()
-            while waiting and room:
-                reading = waiting.pop()
-                if len(reading.ids) > room:
-                    waiting.append(replace(reading, ids=reading.ids[room:], skipped=0))
-                    reading = replace(reading, ids=reading.ids[:room], ends=None)
-                taken.append(reading)
-                room -= len(reading.ids)
-            order += [reading.ends for reading in taken if reading.ends is not None]
-            logits.append(self._forward(taken))
-        return order, logits[0] if len(logits) == 1 else torch.cat(logits)
-
-    def _taken_over(self, readings: Sequence[_Reading]) -> list[_Reading]:
-        """Readings without what the cache holds: left in a row's own place, or copied from another one's."""
-        if not readings:
-            return []
-        there = {place: self._prompts[row][: self._cached[row]] for row, place in self._place.items()}
-        coming = dict.fromkeys(row for reading in readings for row in reading.rows)
-        own = {row: self._left.pop(self._place[row], []) for row in coming}
-        others = {place: ids for place, ids in (there | self._left).items() if ids}
-        if not others and not any(own.values()):
-            return list(readings)
-        # Most tokens of a row that are held: in its place, in another, and in which.
-        held: dict[int, tuple[int, int, int]] = {}
-        for row in own:
-            ids = self._pending[row]
-            length, place = max(((_same(ids, other), place) for place, other in others.items()), default=(0, -1))
-            held[row] = _same(ids, own[row]), length, place
-        kept, begun, passed = [], dict.fromkeys(own, 0), dict.fromkeys(own, 0)
-        for reading in readings:
-            start = begun[reading.rows[0]]
-            most = len(reading.ids) - (reading.ends is not None)  # the last id of a row must be read to sample
-            spared = min(most, *(max(held[row][:2]) - start for row in reading.rows))
-            spared = spared if spared >= _WORTH else 0
-            for row in reading.rows:
-                mine, _, place = held[row]
-                if mine < start + spared:
-                    self._cache.copy(place, self._place[row], slice(start, start + spared))
-                begun[row] += len(reading.ids)
-            skipped = passed[reading.rows[0]] + spared
-            left = reading.ids[spared:]
-            passed |= dict.fromkeys(reading.rows, 0 if left else skipped)
-            if left:
-                kept.append(replace(reading, ids=left, skipped=skipped))
-        return kept
-
-    def _forward(self, readings: Sequence[_Reading]) -> torch.Tensor:
-        """One pass; the logits [B, V] after each row that ends in it."""
-        device, pieces = self._model.device, []
-        for reading in readings:
-            places = tuple(self._place[row] for row in reading.rows)
-            pieces.append(Piece(places, self._cached[reading.rows[0]] + reading.skipped, len(reading.ids)))
-            for row in reading.rows:
-                self._cached[row] += reading.skipped + len(reading.ids)
-        if self._graphs is not None and all(reading.rows == (reading.ends,) for reading in readings):
-            rows, pasts = [piece.rows[0] for piece in pieces], [piece.past for piece in pieces]
-            logits_BV = self._graphs.logits(rows, pasts, [reading.ids for reading in readings])
-            if logits_BV is not None:
-                return logits_BV
-        current = self._pass(self._cache, pieces, device)
-        last_P = np.cumsum([len(reading.ids) for reading in readings]) - 1
-        ends_B = torch.from_numpy(last_P[[reading.ends is not None for reading in readings]]).to(device)
-        ids_T = torch.tensor([index for reading in readings for index in reading.ids], device=device)
-        return pass_logits(self._model, ids_T, current.positions_T, ends_B, current)
+        return self._rows.read(pending)
 
     def _draw(self, rows: Sequence[int], logits_BV: torch.Tensor) -> None:
         """Draw the next id of each row."""
@@ -276,41 +211,3 @@ class BatchSession(OwnPace):
                 drawn_B, logprobs_B = draw(own_BV, uniforms_B, self._sampling, self._absent)
             for row, index, logprob in zip(chosen, drawn_B.tolist(), logprobs_B.tolist(), strict=True):
                 self.extend({row: self._turns[row].draw(index, logprob, self._end_ids)})
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Ids to read into rows that hold the same so far; `ends` names the row whose last id is among them. `skipped`: how
-    many ids before them are in the cache and not yet counted."""
-
-    rows: tuple[int, ...]
-    ids: list[int]
-    ends: int | None
-    skipped: int = 0
-
-
-def _same(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _shared_at_start(prompts: Mapping[int, list[int]]) -> list[_Reading]:
-    """Rows of nothing cached: what several share once, as a tree, parents first; then what each has to itself."""
-    readings = []
-    undivided = [(list(prompts), 0)] if prompts else []
-    while undivided:
-        rows, start = undivided.pop()
-        if len(rows) == 1:
-            readings.append(_Reading((rows[0],), prompts[rows[0]][start:], rows[0]))
-            continue
-        lowest, highest = min(prompts[row] for row in rows), max(prompts[row] for row in rows)
-        # What these two share, all share. The last id of a row is never shared: it must be read to sample.
-        same = min(_same(lowest, highest), min(len(prompts[row]) for row in rows) - 1)
-        if (len(rows) - 1) * (same - start) >= _WORTH:
-            readings.append(_Reading(tuple(rows), prompts[rows[0]][start:same], None))
-            start = same
-        parts: dict[int, list[int]] = {}
-        for row in rows:
-            parts.setdefault(prompts[row][same] if same + 1 < len(prompts[row]) else -1 - row, []).append(row)
-        undivided += [(part, start) for part in reversed(parts.values())]
-    return readings

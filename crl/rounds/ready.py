@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from crl.config import Method, PromptConfig
 from crl.errors import BadInput, PromptTooLong
-from crl.policies import load_chat, resolve_model
+from crl.policies import ModelSource, load_chat
+from crl.policies.sources import described
 from crl.protocols import Chat, Start
 from crl.rollout.actions import parse_action
 from crl.text.unicode import valid_text
@@ -28,7 +30,8 @@ def chat_of(method: Method, role: str) -> Chat:
     """A role's chat format. Raises BadInput where its model, or the template, is none for it or for its context."""
     config = method.role(role)
     multi_turn = method.recipe.roles()[role].multi_turn
-    return load_chat(resolve_model(config.model), multi_turn=multi_turn, context=config.context, role=role)
+    source = ModelSource(Path() if config.engine.REMOTE else described(config.model), config.model, "")
+    return load_chat(source, multi_turn=multi_turn, context=config.context, role=role)
 
 
 def check_reads(chat: Chat, method: Method, role: str, family: str, texts: Iterable[str]) -> None:

@@ -59,7 +59,8 @@ def recorded(ctx: StageContext, output: Output, role: str, kind: str, weights: W
 def identify(base_digest: str, checkpoint: Path) -> str:
     """SHA-256 over the base model's digest and the sampling weights of a checkpoint.
 
-    Only what samples counts: optimizer state in subdirectories is digested by the manifest.
+    Only what samples counts, as it was written with the weights: it is taken before tokenizer and generation config are
+    added. Optimizer state in subdirectories is digested by the manifest.
     """
     digest = hashlib.sha256(base_digest.encode())
     for path in sorted(path for path in checkpoint.iterdir() if path.is_file()):
@@ -69,8 +70,23 @@ def identify(base_digest: str, checkpoint: Path) -> str:
 
 
 def new_weights(ctx: StageContext, before: Weights, *, updates: int) -> Weights:
-    """The row for the checkpoint that a stage just wrote into its directory."""
+    """The row for the checkpoint that a stage just wrote into its directory, after adding what one opens it with."""
+    from crl.policies.companions import add_companions, name_base
+
     relative = f"rounds/{ctx.round:04d}/{ctx.stage.name}/{CHECKPOINT}"
+    checkpoint, base = ctx.directory / CHECKPOINT, ctx.services.model_path(before.role)
+    name_base(checkpoint, before.source, base, before.base_digest)
+    weights_digest = identify(before.base_digest, checkpoint)
+    add_companions(
+        checkpoint,
+        base,
+        before.base_digest,
+        ctx.method.role(before.role).sampling,
+        multi_turn=any(
+            use.multi_turn for role, use in ctx.method.recipe.roles().items() if ctx.method.owner(role) == before.role
+        ),
+        before=None if before.checkpoint is None else ctx.run_path / before.checkpoint,
+    )
     return Weights(
         role=before.role,
         round=ctx.round,
@@ -78,7 +94,7 @@ def new_weights(ctx: StageContext, before: Weights, *, updates: int) -> Weights:
         source=before.source,
         base_digest=before.base_digest,
         checkpoint=relative,
-        weights_digest=identify(before.base_digest, ctx.directory / CHECKPOINT),
+        weights_digest=weights_digest,
     )
 
 
@@ -182,7 +198,10 @@ def over_passes(steps: Sequence[Mapping[str, float]], batches: int) -> dict[str,
 
 
 def base_weights(ctx: StageContext) -> list[Weights]:
-    """A row per set of weights, the base model as it is, and one of the embedder where the recipe has one."""
+    """A row per set of weights, the base model as it is, and one of the embedder where the recipe has one. A model of
+    the Hub is named with its commit: the run goes on with it, whatever the branch becomes."""
+    from crl.policies.sources import HUB_ID, pinned
+
     sources = {owner: ctx.method.role(owner).model for owner in ctx.method.owners()}
     embedder = ctx.method.recipe.embedder()
     if embedder is not None:
@@ -190,6 +209,8 @@ def base_weights(ctx: StageContext) -> list[Weights]:
     rows = []
     for role, source in sources.items():
         base_digest = ctx.services.model_digest(role)
+        if HUB_ID.fullmatch(source) and role != "embedder":
+            source = pinned(source, ctx.services.model_path(role))
         rows.append(
             Weights(
                 role=role,

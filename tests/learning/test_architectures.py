@@ -1,104 +1,91 @@
-"""Every small text architecture of the installed transformers: computed right, or refused; none wrong, none crashing.
-
-What is accepted makes an update and writes a checkpoint, which is read as sampling reads it and by transformers alone.
-"""
+"""Every text architecture of the installed transformers: right from sampling to resuming, or refused by name."""
 
 from __future__ import annotations
 
+import csv
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
-from crl.config import ActorObjective, LoraConfig, OptimizerConfig, RoleConfig
-from crl.engine.probe import MOST_NATS, Question, answer
-from crl.learn.terms import objectives
-from crl.learn.trainer import Trainer
-from crl.policies import resolve_model
-from crl.policies.language_model import load_model
-from crl.policies.sampling import sequence_logprobs
-from crl.records import Sample
-from tests.architectures import kinds, parameters, write_small
+from tests.architectures import kinds
+from tests.learning.matrix import COLUMNS, tried
 
-pytestmark = pytest.mark.slow
-CONTEXT, LARGEST = 128, 3e7
-ROWS = [[7, 9, 30, 41, 5, 77, 80, 12], [7, 9, 30, 41, 6, 90, 14, 15, 70, 3]]
-LORA = LoraConfig(r=4)
-NOISE = {
-    "attention_dropout": 0.2, "residual_dropout": 0.2, "embedding_dropout": 0.2, "attn_pdrop": 0.2, "resid_pdrop": 0.2,
-    "embd_pdrop": 0.2, "dropout": 0.2, "hidden_dropout": 0.2, "layerdrop": 0.2, "router_jitter_noise": 0.2,
-    "input_jitter_noise": 0.2, "activation_dropout": 0.2, "hidden_dropout_prob": 0.2,
-}  # fmt: skip
-ACCEPTED_BEFORE = 75
-_accepted: set[str] = set()
-
-
-@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("kind", kinds())
-def test_an_architecture(kind: str, lora: LoraConfig | None, tmp_path: Path) -> None:
-    base, checkpoint = tmp_path / "base", tmp_path / "checkpoint"
-    try:
-        if parameters(kind, 512) > LARGEST:
-            pytest.skip("its smallest is large: other parts than text")
-        write_small(kind, base, resolve_model("tiny").path, 512, **NOISE)
-    except Exception as error:
-        pytest.skip(f"not made by these sizes: {type(error).__name__}: {str(error)[:200]}")
-    told = None if lora is None else lora.model_dump(mode="json")
-    verdict = answer(Question(str(base), CONTEXT, told, sampled=True, trained=True))
-    if verdict.problem is not None:
-        return
-    _accepted.add(kind)
-    role = RoleConfig(model=str(base), context=CONTEXT, lora=lora, optimizer=OptimizerConfig(learning_rate=1e-2))
-    trainer = Trainer(role, model_path=base, checkpoint=None, threads=1)
-    try:
-        assert trainer.update(samples(), objectives(ActorObjective()))["update_norm"] > 0
-        trainer.save(checkpoint)
-        weights = trainer.weights()
-    finally:
-        trainer.dispose()
-    before, read = plain(base), load_model(base, checkpoint, dtype=torch.float32).eval()
-    start = logprobs(before)
-    if lora is None:
-        alone = plain(checkpoint)
-        missing = before.load_state_dict(weights, strict=False).missing_keys
-        assert set(missing) <= set(before._tied_weights_keys or ()) | {"lm_head.weight"}, missing
-        assert apart(logprobs(before), logprobs(alone)) < MOST_NATS, "what the trainer held is what it wrote"
-    else:
-        alone = PeftModel.from_pretrained(before, checkpoint).eval()
-    found = logprobs(alone)
-    assert apart(found, logprobs(read)) < MOST_NATS, "as transformers reads it"
-    assert apart(found, start) > 10 * MOST_NATS, "the update changed something"
+TABLE = Path(__file__).parents[2] / "docs" / "results" / "models.csv"
+"""What was found, with the versions of transformers and peft; made by this test with CRL_WRITE_MODELS=1."""
+ENCODERS = (
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
+    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+)  # fmt: skip
+ENCODER_DECODERS = (
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart",
+    "prophetnet", "trocr", "whisper", "musicgen", "musicgen_melody",
+)  # fmt: skip
+OTHER_MEDIA = (
+    "dots3_note", "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4",
+    "mllama", "moshi", "moss_transcribe_diarize", "phi4_multimodal", "qwen3_5", "qwen3_5_moe", "qwen4_exp",
+)  # fmt: skip
+"""Of images, speech, and music; those that hold a text model are tried as that model."""
+LEFT_OUT = {
+    "blt": "reads bytes in patches, with a hash table of three million rows",
+    "gemma4_assistant": "drafts for another model, of which it reads the cache",
+    "gemma4_unified_assistant": "drafts for another model, of which it reads the cache",
+    "reformer": "its attention hashes positions of one fixed length",
+}
+FEW = ("gpt_oss", "bloom")
+"""Tried in the fast tests, too: windows and sinks; biases by position."""
+_lines: dict[str, Mapping[str, str]] = {}
 
 
-def test_no_fewer_are_accepted() -> None:
+def of_text() -> list[str]:
+    """Decoder-only architectures of text, but for those that are left out."""
+    return sorted(set(kinds()) - {*ENCODERS, *ENCODER_DECODERS, *OTHER_MEDIA, *LEFT_OUT})
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=() if each in FEW else pytest.mark.slow) for each in of_text()]
+)
+def test_an_architecture(kind: str, tmp_path: Path) -> None:
+    _lines[kind] = tried(kind, tmp_path)
+
+
+@pytest.mark.slow
+def test_enough_are_right() -> None:
     """Behind the others, in one process with them."""
-    if len(_accepted) < 2:
-        pytest.skip("the architectures were not tried in this process")
-    assert len(_accepted) >= ACCEPTED_BEFORE, sorted(_accepted)
+    if len(_lines) < len(of_text()):
+        pytest.skip("not all architectures were tried in this process, or one is wrong")
+    lines = list(_lines.values())
+    if os.environ.get("CRL_WRITE_MODELS"):
+        write(lines)
+    of_peft = [each for each in lines if "PEFT" not in each["note"]]
+    assert share(lines, "sampling") >= 0.95 and share(lines, "full weights") >= 0.9 and share(of_peft, "lora") >= 0.8
+    assert all(each["note"] for each in lines if "refused" in each.values()), "each refusal has its reason"
 
 
-def samples() -> list[Sample]:
-    return [
-        Sample(
-            sample_id=str(number), round=1, role="actor", objective="grpo", source="0001/collect",
-            generation_id=str(number), reward=1.0, advantage=1.0 - 2 * number, weight=1.0, temperature=1.0,
-            token_ids=row, loss_mask=[0] * 4 + [1] * (len(row) - 4), logprobs=[0.0] * 4 + [-6.0] * (len(row) - 4),
-        )
-        for number, row in enumerate(ROWS)
-    ]  # fmt: skip
+def test_the_table_names_all_that_are_there() -> None:
+    """Of the versions it was made with; others are tried by hand."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        made_with, *lines = csv.reader(file)
+    if made_with != versions():
+        pytest.skip(f"made with {made_with}")
+    names = lines.pop(0)
+    assert names == list(COLUMNS) and [line[0] for line in lines] == of_text() and len(LEFT_OUT) <= 15
 
 
-def plain(path: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+def share(lines: list[Mapping[str, str]], column: str) -> float:
+    """Of lines, how many are not refused."""
+    return sum(each[column] not in ("", "refused") for each in lines) / len(lines)
 
 
-def logprobs(model: Any) -> torch.Tensor:
-    with torch.inference_mode():
-        return torch.cat([torch.as_tensor(each) for each in sequence_logprobs(model, ROWS, 1.0, batch=1)])
+def versions() -> list[str]:
+    """What the results follow from."""
+    return [f"{name} {version(name)}" for name in ("transformers", "peft")]
 
 
-def apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one - other).abs().max())
+def write(lines: list[Mapping[str, str]]) -> None:
+    """The table, in the order of the names."""
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerows([versions(), COLUMNS, *([each[name] for name in COLUMNS] for each in lines)])

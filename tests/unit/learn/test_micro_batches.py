@@ -39,7 +39,7 @@ def test_every_sample_is_on_one_rank_once_whatever_the_order(
         assert len({sample.objective for sample in batch}) == 1
         assert len(tree_of(batch).token_ids) <= micro_batch * longest[batch[0].objective]
         assert len(tree_of(batch).token_ids) <= sum(len(sample.token_ids) - 1 for sample in batch), "nothing is padded"
-    alone = cut(samples, micro_batch, ranks, packed=False)
+    alone = cut(samples, micro_batch, ranks, way="rows")
     assert {len(batch) for steps in alone for batch in steps} <= {0, 1}
 
 

@@ -288,7 +288,7 @@ def test_what_samples_share_is_computed_once_and_gives_the_gradients_of_samples_
         return torch.cat([caught[0][name].flatten().double() for name in sorted(caught[0])])
 
     shared, positions = gradients(), sum(computed)
-    monkeypatch.setattr("crl.learn.scoring.use_tree_attention", lambda model: False)
+    monkeypatch.setattr("crl.learn.scoring._exact_update", lambda *about: "rows")
     alone = gradients()
     assert sum(computed) == sum(len(each.token_ids) - 1 for each in grouped) and len(computed) == len(grouped)
     assert positions <= sum(computed) - 12 * (len(grouped) - 1)
@@ -330,6 +330,7 @@ def test_layers_that_keep_no_activations_draw_no_noise(
         return forward(self, *args, **more)
 
     monkeypatch.setattr(Starcoder2Attention, "forward", counted)
+    monkeypatch.setattr("crl.learn.scoring._exact_update", lambda *about: "packed")
     samples, plain = random_samples(2), role()
     expected = first_gradients(plain, tmp_path, samples)
     assert attended and not any(attended)
@@ -411,9 +412,21 @@ def test_what_does_not_fit_is_refused(base_model: Path, random_samples: MakeSamp
         trainer(role(), tmp_path)
 
 
-def test_a_model_that_does_not_see_the_whole_context_is_not_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("context", "way"), [(65, "padded"), (64, "packed")])
+def test_a_model_that_does_not_see_the_whole_context_is_not_packed(tmp_path: Path, context: int, way: str) -> None:
     write_windowed(tmp_path, 64)
-    config = role().model_copy(update={"context": 65})
-    with pytest.raises(BadInput, match="'miniature' has layers that do not see the whole context"):
-        trainer(config, tmp_path)
-    trainer(config.model_copy(update={"context": 64}), tmp_path).dispose()
+    made = trainer(role().model_copy(update={"context": context}), tmp_path)
+    assert made._engine.module.way == way
+    made.dispose()
+
+
+@pytest.mark.parametrize("way", ["padded", "rows"])
+def test_gradients_are_the_same_in_every_way(
+    base_model: Path, random_samples: MakeSamples, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = random_samples(5)
+    expected = first_gradients(role(), base_model, samples)
+    monkeypatch.setattr("crl.learn.scoring._exact_update", lambda *about: way)
+    found = first_gradients(role(), base_model, samples)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from crl.config import RoleConfig, SamplingConfig
-from crl.config.models import check_attention
 from crl.errors import BadInput, RecordDamaged
 from crl.policies.language_model import load_policy
 from crl.policies.sampling import sequence_logprobs
@@ -119,21 +117,8 @@ def test_a_context_longer_than_the_model_is_refused(tiny):
         load_policy(RoleConfig(model="tiny", context=4096), tiny.path, None, threads=1)
 
 
-def test_attention_that_forgets_is_refused(tmp_path, tiny):
+def test_attention_that_forgets_is_the_models_own(tmp_path, tiny):
     path = shutil.copytree(tiny.path, tmp_path / "model")
     write_windowed(path, 64)
-    with pytest.raises(BadInput, match="do not see the whole context"):
-        load_policy(RoleConfig(model="forgetful", context=128), path, None, threads=1)
-    assert load_policy(RoleConfig(model="forgetful", context=64), path, None, threads=1).context == 64
-
-
-@pytest.mark.parametrize("nested", [False, True], ids=["of all layers", "by kind of layer"])
-def test_positions_that_depend_on_the_rows_beside_are_refused(nested):
-    """Longrope takes its long factors for a whole pass as soon as one row is past the original length."""
-    told = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
-            "rope_theta": 10000.0, "original_max_position_embeddings": 64}  # fmt: skip
-    config = SimpleNamespace(max_position_embeddings=128, rope_parameters={"full_attention": told} if nested else told)
-    config.get_text_config = lambda: config
-    check_attention(config, "phi", 64)
-    with pytest.raises(BadInput, match="log-probabilities would depend on the rows beside"):
-        check_attention(config, "phi", 65)
+    assert load_policy(RoleConfig(model="forgetful", context=128), path, None, threads=1).way == "padded"
+    assert load_policy(RoleConfig(model="forgetful", context=64), path, None, threads=1).way == "packed"

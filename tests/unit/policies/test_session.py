@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from crl.config import SamplingConfig
 from crl.errors import PromptTooLong
-from crl.policies import language_model, pass_graph
+from crl.policies import packed_rows, pass_graph
 from crl.policies import session as session_module
-from crl.policies.cache import RowCache
+from crl.policies.packed_rows import PackedRows
 from crl.policies.pass_graph import PaddedPass, PassGraphs, grouped
 from crl.policies.sampling import sequence_logprobs
 from crl.protocols import StopReason
@@ -54,15 +54,13 @@ def way(request, monkeypatch):
     made = []
     if request.param == "as on a GPU":
 
-        class OnAGpu(session_module.BatchSession):
-            def __init__(self, model, end_ids, context, prompts, seeds, limit=None, **more):
-                super().__init__(model, end_ids, context, prompts, seeds, limit, **more)
-                layers, rows = model.config.num_hidden_layers, self._cache.rows
-                self._cache = RowCache(layers, rows, context)
+        class OnAGpu(PackedRows):
+            def __init__(self, model, *rest):
+                super().__init__(model, *rest)
                 self._graphs, self._pass = _AsAGraph(model, self._cache), PaddedPass
                 made.append(self._graphs)
 
-        monkeypatch.setattr(language_model, "BatchSession", OnAGpu)
+        monkeypatch.setattr(session_module, "PackedRows", OnAGpu)
     return made
 
 
@@ -136,13 +134,13 @@ def test_stored_logprobs_are_those_of_teacher_forcing(
     prompts = _prompts(np.random.default_rng(seed), groups, members, common=common)
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_module, "PASS_TOKENS", tokens)
+        patch.setattr(packed_rows, "PASS_TOKENS", tokens)
         ids, logprobs = _play(policy, prompts, turns=4, sampling=sampling, seed=seed, leave=0.25, limit=limit)
     assert _largest_difference(policy, ids, logprobs, temperature) < 1e-4
 
 
 def test_long_and_very_ragged_prompts_are_read_in_pieces(way, policy, monkeypatch):
-    for module in (session_module, pass_graph):
+    for module in (packed_rows, pass_graph):
         monkeypatch.setattr(module, "PASS_TOKENS", 64)
     rng = np.random.default_rng(3)
     base = rng.integers(5, VOCABULARY, 70).tolist()

@@ -159,13 +159,15 @@ def test_a_run_records_which_template_wrote_its_prompts(made: Experiment, tmp_pa
     recipe, services = recipe_of(run.method), EngineServices(run)
     try:
         with Lease.acquire(run.path, seconds=600) as lease:
-            attempt = Attempt(token=lease.token, chat_templates=services.chat_templates)
+            attempt = Attempt(token=lease.token, chat_templates=services.chat_templates, ways=services.ways)
             for number, stage in ((0, "initialize"), (0, "evaluate"), (1, "plan")):
                 services.begin(number, stage, None)
                 execute_stage(run, recipe, number, stage, attempt=attempt, services=services)
         assert run.manifest(0, "evaluate").provenance["chat_templates"] == {"actor": TRAINING}
+        assert run.manifest(0, "evaluate").provenance["ways"] == {"actor": {"sampling": "packed"}}
         for number, stage in ((0, "initialize"), (1, "plan")):
-            assert "chat_templates" not in run.manifest(number, stage).provenance, "it sampled nothing"
+            noted = run.manifest(number, stage).provenance.keys()
+            assert not noted & {"chat_templates", "ways"}, "it sampled nothing"
     finally:
         services.close()
 

@@ -151,7 +151,8 @@ def saved_bytes(role: RoleConfig, layers: int, directory: Path) -> tuple[int, Mo
         return tensor
 
     ids_P, last_N = torch.randint(0, 256, (role.context,)), torch.tensor([role.context - 1])
-    paths = Paths(torch.arange(role.context), [role.context], [role.context])
+    positions_P = torch.arange(role.context)
+    paths = Paths(positions_P, [role.context], [role.context], positions_P[None])
     mask_BT = torch.zeros(1, role.context)
     mask_BT[0, -1] = 1  # one position: the head counts on its own
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

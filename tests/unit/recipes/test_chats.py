@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from crl.errors import BadInput
 from crl.policies import resolve_model
 from crl.preflight import check_ready
 from tests.recipe_runs import requires
-from tests.windowed import write_windowed
 
 CONF = Path(__file__).parents[3] / "conf"
 
@@ -26,10 +26,11 @@ CONF = Path(__file__).parents[3] / "conf"
         pytest.param("dreamgym_tiny", "experience", marks=requires("dreamgym")),
     ],
 )
-def test_a_model_with_a_window_is_refused_at_once(experiment: str, role: str, tmp_path: Path) -> None:
+def test_a_model_of_too_few_positions_is_refused_at_once(experiment: str, role: str, tmp_path: Path) -> None:
     path = shutil.copytree(resolve_model("tiny").path, tmp_path / "model")
-    write_windowed(path, 64)
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}), encoding="utf-8")
     changes = {f"method.roles.{role}.model": str(path)}
-    with pytest.raises(BadInput, match="do not see the whole context") as caught:
+    with pytest.raises(BadInput, match="longer than the model") as caught:
         check_ready(load_experiment(CONF / f"{experiment}.yaml", changes), tmp_path / "run", 1)
-    assert caught.value.where == f"method.roles.{role}.model"
+    assert caught.value.where == f"method.roles.{role}.context"

@@ -1,0 +1,90 @@
+"""What stands beside the weights of a checkpoint: whoever has its folder opens it with transformers and peft.
+
+Tokenizer, the chat template that wrote the prompts, and a generation config with the role's sampling: then
+`AutoModelForCausalLM` or `PeftModel`, and `AutoTokenizer`, read the folder. An adapter names its base by its id on the
+Hub and the commit, else by its name and its digest, never by a path of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from crl.config.models import pretrained
+from crl.config.roles import SamplingConfig
+from crl.config.vocabulary import generation_config, load_tokenizer, rows_of_model
+from crl.policies.chat import ChatFormat
+from crl.policies.sources import named_base
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def name_base(checkpoint: Path, source: str, model_path: Path, digest: str) -> None:
+    """Write into an adapter's config which model it belongs to (see :func:`crl.policies.sources.named_base`)."""
+    file = checkpoint / ADAPTER_CONFIG
+    if file.is_file():
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config["base_model_name_or_path"], config["revision"] = named_base(source, model_path, digest)
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def add_companions(
+    checkpoint: Path, model_path: Path, digest: str, sampling: SamplingConfig, *, multi_turn: bool, before: Path | None
+) -> None:
+    """Write what stands beside the weights.
+
+    Args:
+        checkpoint: the folder with the weights.
+        model_path: the base model's folder, of this digest.
+        digest: see `model_path`.
+        sampling: of the role that has these weights.
+        multi_turn: whether a role that has them writes several turns, which decides the template.
+        before: an earlier checkpoint of the run. Files that it has in the same form are linked, not written again: the
+            tokenizer of SmolLM2 is larger than a small adapter.
+    """
+    files, end_ids = _companions(model_path, digest, multi_turn)
+    for name, content in files.items():
+        _linked(before / name if before else None, checkpoint / name, content)
+    from transformers import AutoConfig
+
+    config = generation_config(model_path, pretrained(AutoConfig, model_path))
+    config.update(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_new_tokens=sampling.max_new_tokens,
+        max_length=None,
+        eos_token_id=list(end_ids),
+    )
+    (checkpoint / "generation_config.json").write_text(config.to_json_string(), encoding="utf-8")
+
+
+@lru_cache(maxsize=4)
+def _companions(model_path: Path, digest: str, multi_turn: bool) -> tuple[dict[str, bytes], tuple[int, ...]]:
+    """The files of a tokenizer with the template that prompts are written with, and the ids that end a turn."""
+    from transformers import AutoConfig
+
+    from crl.policies.language_model import end_ids
+
+    config = pretrained(AutoConfig, model_path)
+    tokenizer = load_tokenizer(model_path)
+    chat = ChatFormat(tokenizer, model_path.name, multi_turn=multi_turn, rows=rows_of_model(config))
+    tokenizer.chat_template = chat.written
+    with tempfile.TemporaryDirectory(prefix="crl-tokenizer-") as folder:
+        tokenizer.save_pretrained(folder)
+        files = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir()) if file.is_file()}
+    return files, tuple(sorted(end_ids(generation_config(model_path, config), tokenizer, chat)))
+
+
+def _linked(before: Path | None, file: Path, content: bytes) -> None:
+    """A file with this content: a hard link to the one before where that has it, and the file system has links."""
+    with suppress(OSError):
+        if before is not None and before.read_bytes() == content:
+            os.link(before, file)
+            return
+    file.write_bytes(content)
