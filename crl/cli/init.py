@@ -40,7 +40,7 @@ def init(
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the environment: --set prompt=question"),
     ] = None,
 ) -> None:
-    """Write the file of a new experiment, for a data set with a reward function or for an environment.
+    """Write the file of a new experiment. For a data set with a reward function, or for an environment.
 
     What it names is tried first: the data is read, the function is imported.
     """
@@ -65,11 +65,11 @@ def init(
     text = _text(path.stem, model, settings, config, prompts, isinstance(actions, tuple))
     parse_experiment(read_value(text), base=path.parent if source is None else source.parents[1], where=shown(path))
     target = path.parent / "prompts" / f"{prompts}.yaml"
-    for file, content in ((target, source and source.read_text(encoding="utf-8")), (path, text)):
-        if content is not None:
-            with disk_errors(file), making(file.parent):
-                write_atomically(file, content.encode())
-            say(f"wrote {shown(file)}")
+    contents = {} if source is None else {target: source.read_bytes()}
+    for file, content in {**contents, path: text.encode()}.items():
+        with disk_errors(file), making(file.parent):
+            write_atomically(file, content)
+        say(f"wrote {shown(file)}")
     if dataset is not None:
         _say_rows(config)
     say("next:")
