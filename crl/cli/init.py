@@ -181,5 +181,5 @@ def _flow(value: dict[str, Any]) -> str:
 
 def _say_rows(config: Any) -> None:
     sides = config.sides()
-    said = f"{len(sides.training)} rows to train on, {len(sides.held_out)} held out to evaluate on"
-    say(said + (f"; {sides.repeated} equal to another row count once" if sides.repeated else ""))
+    text = f"{len(sides.training)} rows to train on, {len(sides.held_out)} held out to evaluate on"
+    say(text + (f"; {sides.repeated} equal to another row count once" if sides.repeated else ""))

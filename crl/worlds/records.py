@@ -74,11 +74,11 @@ def _json_lines(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            place = f"{file}, line {number}"
+            where = f"{file}, line {number}"
             try:
-                yield place, json.loads(line)
+                yield where, json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise refuse(f"it is no JSON: {error}", "one JSON object per line", place) from None
+                raise refuse(f"it is no JSON: {error}", "one JSON object per line", where) from None
 
 
 def _json(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:

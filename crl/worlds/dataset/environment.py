@@ -124,7 +124,7 @@ class DatasetConfig(EnvironmentConfig):
         """The rows, before they are played. Raises BadInput as :meth:`sides`."""
         sides = self.sides()
         found = [
-            TaskRow(place=task.place, prompt="\n".join(text for _, text in task.messages))
+            TaskRow(location=task.location, prompt="\n".join(text for _, text in task.messages))
             for task in {id(task): task for task in [*sides.training, *sides.held_out]}.values()
         ]
         yield OutsideRows(TaskRow, table_of(TaskRow, found), self.data, "correct or remove the row")
@@ -139,15 +139,15 @@ class TaskRow(Row):
     """A row of a person's data set, as Great Expectations looks at it before it is played."""
 
     table: ClassVar[str] = "dataset_tasks"
-    rules: ClassVar[Rules] = Rules(key=("place",), filled=("place", "prompt"))
-    place: Annotated[str, "file and row"]
+    rules: ClassVar[Rules] = Rules(key=("location",), filled=("location", "prompt"))
+    location: Annotated[str, "file and row"]
     prompt: Annotated[str, "text of its prompt"]
 
 
 @dataclass
 class _Slot:
     task: Task
-    said: Messages = field(default_factory=list)
+    talk: Messages = field(default_factory=list)
     """What followed the prompt, turn by turn."""
     token_ids: list[int] = field(default_factory=list)
     """What the actor wrote of it."""
@@ -210,7 +210,7 @@ class DatasetEnvironment(Slots[_Slot]):
             over = slot.turns >= self.config.max_turns
             reason = StopReason.turn_limit if over else None
             return stepped(slot, reason, "", FORM, NO_ACTION, legal=False, reward=0.0)
-        slot.said.append({"role": "assistant", "content": str(text)})
+        slot.talk.append({"role": "assistant", "content": str(text)})
         slot.token_ids += getattr(text, "token_ids", ())
         reply = self._reply(slot)
         if isinstance(reply, str):
@@ -224,14 +224,14 @@ class DatasetEnvironment(Slots[_Slot]):
         """What the answering function returns; None where the episode is over."""
         if self._answer is None or slot.turns >= self.config.max_turns:
             return None
-        messages = [{"role": role, "content": text} for role, text in slot.task.messages] + slot.said
+        messages = [{"role": role, "content": text} for role, text in slot.task.messages] + slot.talk
         reply = self._answer.of(slot.task.columns, {"messages": messages})
         if reply is None or isinstance(reply, str) or self._answer.asynchronous:
             return reply
         raise TypeError(f"{self._answer.name} returned a {type(reply).__name__}; expected a text, or None at the end")
 
     def _answered(self, slot: _Slot, reply: str) -> Step:
-        slot.said.append({"role": "user", "content": reply})
+        slot.talk.append({"role": "user", "content": reply})
         return stepped(slot, None, reply, FORM, legal=True, reward=0.0)
 
     async def _awaited(self, slot: _Slot, waiting: Any) -> Step:
@@ -242,7 +242,7 @@ class DatasetEnvironment(Slots[_Slot]):
 
     def _scoring(self, slot: _Slot) -> Scoring:
         talks = self._answer is not None or not isinstance(slot.task.prompt, str)
-        completion: str | Messages = list(slot.said) if talks else slot.said[0]["content"]
+        completion: str | Messages = list(slot.talk) if talks else slot.talk[0]["content"]
         return self._rewards.begin(slot.task, completion, slot.token_ids)
 
     async def _ended_later(self, slot: _Slot, scoring: Scoring) -> Step:
@@ -271,6 +271,6 @@ class DatasetEnvironment(Slots[_Slot]):
 def _text(completion: Any) -> str | None:
     """A completion as text: of messages, those of the assistant."""
     if isinstance(completion, list):
-        said = [str(each.get("content")) for each in completion if each.get("role") == "assistant"]
-        return said[0] if said else None
+        texts = [str(each.get("content")) for each in completion if each.get("role") == "assistant"]
+        return texts[0] if texts else None
     return None if completion is None else str(completion)

@@ -34,7 +34,7 @@ class Task:
     """As a reward function is given it."""
     columns: Mapping[str, Any]
     """All of the row."""
-    place: str
+    location: str
     """Where it is, for messages."""
     digest: bytes
     """Of its prompt."""
@@ -164,8 +164,8 @@ def _tasks(source: Source, path: Path, split: str | None) -> tuple[list[Task], i
     """The different rows of a split, and how many others are equal to one of them."""
     found: dict[bytes, Task] = {}
     repeated = 0
-    for place, record in _records(source, path, split):
-        task = _task(record, source.prompt, place)
+    for where, record in _records(source, path, split):
+        task = _task(record, source.prompt, where)
         row = json.dumps(record, sort_keys=True, default=str).encode("utf-8", "backslashreplace")
         repeated += found.setdefault(hashlib.sha256(row).digest(), task) is not task
     if not found:
@@ -207,19 +207,19 @@ def _is_repository(path: Path) -> bool:
     return path.parent.name == "snapshots" or (path / "README.md").is_file()
 
 
-def _task(record: Any, column: str, place: str) -> Task:
+def _task(record: Any, column: str, where: str) -> Task:
     if not isinstance(record, Mapping):
-        raise bad_row(f"it is {shown(record)}", "an object with named columns", place)
+        raise bad_row(f"it is {shown(record)}", "an object with named columns", where)
     if column not in record:
         raise BadInput(
             f"a row has no column {column!r}",
             expected=f"the column of the prompts, one of {', '.join(map(str, record))}",
-            where=place,
+            where=where,
             next_step="name it as environment.prompt",
         )
-    prompt = _prompt(record[column], f"{place}, column {column}")
+    prompt = _prompt(record[column], f"{where}, column {column}")
     content = json.dumps(prompt, sort_keys=True, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Task(prompt, dict(record), place, hashlib.sha256(content).digest())
+    return Task(prompt, dict(record), where, hashlib.sha256(content).digest())
 
 
 def _prompt(value: Any, where: str) -> str | list[dict[str, str]]:
