@@ -254,6 +254,8 @@ def _row(ctx: StageContext, condition: str, played: PlayedEpisode, tokens: Mappi
         tokens_sampled=episode.tokens_sampled + sampled,
         stop_reason=episode.stop_reason,
         actions=[_action(turn) for turn in played.turns],
+        reward_names=episode.reward_names,
+        reward_values=episode.reward_values,
     )
 
 
