@@ -128,7 +128,7 @@ class Games(Slots[_Slot]):
         slots = self._turns_of(actions)
         moves: dict[int, Any] = {index: self._refused(slot, actions[index]) for index, slot in slots.items()}
         waiting = {
-            index: cast("Coroutine[Any, Any, Move]", self.game.act(slot.state, str(actions[index])))
+            index: cast("Coroutine[Any, Any, Move]", self.game.act(slot.state, cast(str, actions[index])))
             for index, slot in slots.items()
             if moves[index] is None
         }
@@ -142,8 +142,8 @@ class Games(Slots[_Slot]):
         return self._moved(slot, move)
 
     def _step(self, slot: _Slot, action: str | None) -> Step:
-        refused = self._refused(slot, action)
-        return self._moved(slot, cast(Move, self.game.act(slot.state, str(action))) if refused is None else refused)
+        move = self._refused(slot, action) or self.game.act(slot.state, cast(str, action))
+        return self._moved(slot, cast(Move, move))
 
     def _refused(self, slot: _Slot, action: str | None) -> Move | None:
         """What comes of an answer that names nothing possible; None of one that does."""

@@ -162,15 +162,28 @@ def _fraction(task: Task) -> float:
 
 def _tasks(source: Source, path: Path, split: str | None) -> tuple[list[Task], int]:
     """The different rows of a split, and how many others are equal to one of them."""
-    found: dict[bytes, Task] = {}
+    found: list[Task] = []
+    first_of: dict[bytes, Task] = {}
+    rows: set[str] = set()
+    """Rows whose prompt is there more than once."""
     repeated = 0
     for where, record in _records(source, path, split):
         task = _task(record, source.prompt, where)
-        row = json.dumps(record, sort_keys=True, default=str).encode("utf-8", "backslashreplace")
-        repeated += found.setdefault(hashlib.sha256(row).digest(), task) is not task
+        first = first_of.setdefault(task.digest, task)
+        if first is not task:
+            rows.add(_row(first))
+            if (row := _row(task)) in rows:
+                repeated += 1
+                continue
+            rows.add(row)
+        found.append(task)
     if not found:
         raise bad_row("it holds no row", "at least two rows", str(path))
-    return list(found.values()), repeated
+    return found, repeated
+
+
+def _row(task: Task) -> str:
+    return json.dumps(task.columns, sort_keys=True, default=str)
 
 
 def _records(source: Source, path: Path, split: str | None) -> Iterator[tuple[str, Any]]:
@@ -218,8 +231,9 @@ def _task(record: Any, column: str, where: str) -> Task:
             next_step="name it as environment.prompt",
         )
     prompt = _prompt(record[column], f"{where}, column {column}")
-    content = json.dumps(prompt, sort_keys=True, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Task(prompt, dict(record), where, hashlib.sha256(content).digest())
+    content = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+    digest = hashlib.sha256(content.encode("utf-8", "backslashreplace")).digest()
+    return Task(prompt, dict(record), where, digest)
 
 
 def _prompt(value: Any, where: str) -> str | list[dict[str, str]]:
