@@ -144,7 +144,8 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     for family in method.families:
         for first, then in family.worlds.items():
             since = f" from round {first} on" if first else ""
-            found.append((f"the data of family {family.name}{since}", partial(check_data, then)))
+            if family.data_digests is not None:
+                found.append((f"the data of family {family.name}{since}", partial(check_data, then)))
             check = partial(check_environment, then.environment, isolate=family.isolate)
             found.append((f"environment of family {family.name}{since}", check))
             found.append((f"the files of family {family.name}{since}", partial(check_files, then.environment)))
