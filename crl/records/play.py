@@ -279,9 +279,9 @@ class Turn(Row):
     first_token: A[int, "offset of the output's first token in the sequence's token_ids"]
     last_token: A[int, "offset one past the output's last token"]
     stop_reason: A[str, "end_of_turn, stop_string or length"]
-    reward: A[float | None, "what the turn itself earned, where the environment says it; null: it does not"] = None
+    turn_reward: A[float | None, "what the turn itself earned; null: the environment does not pay turn by turn"] = None
 
-    added: ClassVar[tuple[str, ...]] = ("reward",)
+    added: ClassVar[tuple[str, ...]] = ("turn_reward",)
     rules: ClassVar[Rules] = Rules(
         key=("episode_id", "turn"),
         filled=("episode_id", "generation_id"),
@@ -290,7 +290,7 @@ class Turn(Row):
         ranges={"first_token": (0, None)},
         rows={
             "a valid turn has an action": "NOT valid OR action IS NOT NULL",
-            "what a turn earned is finite": "reward IS NULL OR isfinite(reward)",
+            "what a turn earned is finite": "turn_reward IS NULL OR isfinite(turn_reward)",
             "turns of an episode are numbered without a gap": (
                 "turn = row_number() OVER (PARTITION BY episode_id ORDER BY turn) - 1"
             ),

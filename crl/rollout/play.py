@@ -276,7 +276,7 @@ def _take(
                 first_token=first,
                 last_token=last,
                 stop_reason=turn.sampled.stop_reason.value,
-                reward=step.turn_reward if step.error is None else None,
+                turn_reward=step.turn_reward if step.error is None else None,
             )
         )
         if step.done:

@@ -82,14 +82,14 @@ def test_sixteen_episodes_step_at_once_also_while_others_sample(lag: int) -> Non
     found = played([str(EPISODES)] * EPISODES, lag)
     assert [each.episode.success for each in found] == [True] * EPISODES
     for each in found:
-        assert [turn.reward for turn in each.turns] == [0.25, 0.25] and each.episode.reward == 0.5
+        assert [turn.turn_reward for turn in each.turns] == [0.25, 0.25] and each.episode.reward == 0.5
         assert (each.episode.reward_names, each.episode.reward_values) == (["met"], [2.0])
 
 
 def test_what_raises_or_exits_ends_its_own_episode() -> None:
     found = played(["2", "raise", "exit", "2"])
     assert [each.episode.error for each in found] == [None, "environment_ValueError", "environment_SystemExit", None]
-    assert "not me" in (found[1].details or "") and found[1].turns[0].reward is None
+    assert "not me" in (found[1].details or "") and found[1].turns[0].turn_reward is None
 
 
 async def _value(value: Any) -> Any:
