@@ -10,8 +10,8 @@ from random import Random
 from typing import Any, Literal
 
 from crl.config import EnvironmentConfig
-from crl.envs.check.walks import ILLEGAL, Noted, Walks, draw_action, walked, wrong_actions
-from crl.faults import details_of, location_in
+from crl.envs.check.walks import ILLEGAL, Noted, Walks, draw_action, located, walked, wrong_actions
+from crl.faults import details_of
 from crl.protocols import Environment, FreeText, Leveled, Start, Step, ToolCalls
 
 _DIGITS = re.compile(r"\d+")
@@ -116,8 +116,7 @@ def _illegal(environment: Environment, seed: int, action: str | None) -> str | N
     try:
         wrong = _after_illegal(environment, seed, action)
     except Exception as error:
-        location = location_in(details_of(error))
-        wrong = f"raised {type(error).__name__}: {error!s:.80}" + (f" ({location})" if location else "")
+        wrong = located(f"raised {type(error).__name__}: {error!s:.80}", details_of(error))
     return None if wrong is None else f"seed {seed}: {wrong}"
 
 
@@ -132,7 +131,7 @@ def _after_illegal(environment: Environment, seed: int, action: str | None) -> s
     if step.legal:
         return None if action is not None and not isinstance(start.actions, tuple) else "it counts as legal"
     if step.error is not None:
-        return f"it broke: {step.error}"
+        return f"it broke: {located(step.error, step.details)}"
     if step.success:
         return "it succeeds"
     if step.done:  # the only turn there was

@@ -13,10 +13,9 @@ from typing import Any
 from crl.config import EnvironmentConfig, SeedRange
 from crl.config.mechanisms import LONGEST_OBSERVATION
 from crl.envs.check.conduct import Finding
-from crl.envs.check.walks import LAST_CALL, Walks
+from crl.envs.check.walks import LAST_CALL, Walks, located
 from crl.envs.isolated import EnvironmentLost, ForkServer, Isolated
 from crl.errors import BadInput, CrlError
-from crl.faults import location_in
 
 _HERE = "crl.envs.check.conduct"
 _BATCH, _OTHER_BATCH = 16, 7
@@ -64,8 +63,8 @@ def check(plan: Plan, say: Callable[[str], None] = lambda name: None) -> list[Fi
 
 def _told(error: EnvironmentLost | CrlError, last: str) -> str:
     """What went wrong, and as far as it is known where, and after which call."""
-    location = location_in(error.details) if isinstance(error, EnvironmentLost) else None
-    return (f"{last}: " if last else "") + str(error) + (f" ({location})" if location else "")
+    text = f"{last}: {error}" if last else str(error)
+    return located(text, error.details if isinstance(error, EnvironmentLost) else None)
 
 
 def _checks(plan: Plan, one: ForkServer, other: ForkServer) -> Iterator[tuple[str, Callable[[], list[Finding]]]]:

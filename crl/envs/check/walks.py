@@ -79,6 +79,12 @@ class Noted:
             os.ftruncate(self._file, os.pwrite(self._file, content, 0))
 
 
+def located(text: str, details: str | None) -> str:
+    """What went wrong, and the line where, as far as a traceback tells it."""
+    location = location_in(details)
+    return f"{text} ({location})" if location else text
+
+
 def asked(action: str | None) -> str:
     """An action in words."""
     return "no action" if action is None else f"action {action!r:.60}"
@@ -277,8 +283,7 @@ def breaches(step: Step, action: str | None, shown: tuple[Actions, str]) -> list
     if not finite:
         found.append(f"the reward is {step.reward!r}")
     if step.error is not None:
-        location = location_in(step.details)
-        found.append(f"it broke: {step.error}" + (f" ({location})" if location else ""))
+        found.append(f"it broke: {located(str(step.error), step.details)}")
     if step.success and not step.done:
         found.append("success, and the episode goes on")
     if not step.done and step.stop_reason is not None:
