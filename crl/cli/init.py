@@ -147,7 +147,11 @@ def _text(
     else:
         role["lora"] = {"r": 16, "lora_alpha": 32}
     actor = {**role, "sampling": {"max_new_tokens": 16, "constrain": "actions"}} if constrained else role
-    embedder = "lexical" if model == "tiny" else "minilm"
+    retrieval = {"embedder": "lexical" if model == "tiny" else "minilm"}
+    recipe: dict[str, Any] = {"kind": "complementary", "retrieval": retrieval}
+    recipe["distill"] = {"format": "lines", "max_operations": 1}
+    if "completion" in settings:  # there is something to imitate
+        recipe["warm_start"] = {"actor_episodes": 48}
     return f"""\
 # Every key: docs/config.md. An environment that hangs or dies costs its own episode with `isolate: true` and
 # `step_time_limit_seconds: 60` in its family.
@@ -161,7 +165,7 @@ method:
     actor: {_flow(actor)}
     extractor: {_flow(role)}
   rollout: {{group_size: 4, action_format: word}}
-  recipe: {{kind: complementary, retrieval: {{embedder: {embedder}}}, distill: {{format: lines, max_operations: 1}}}}
+  recipe: {_flow(recipe)}
   prompts: {prompts}
 """
 

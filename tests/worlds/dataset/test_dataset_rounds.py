@@ -85,8 +85,10 @@ def test_a_warm_start_without_anything_to_imitate_is_refused(folder: Path) -> No
     warm = {"method.recipe.warm_start": {"actor_episodes": 8, "extractor_episodes": 0}}
     with pytest.raises(BadInput, match="knows no answer to imitate"):
         check_demonstrations(load_experiment(folder / "sums.yaml", warm).method)
-    completion = {"method.families.0.environment.completion": "answer"}
-    check_demonstrations(load_experiment(folder / "sums.yaml", warm | completion).method)
+    assert here(COMMANDS[0].removeprefix("crl ").replace("sums ", "warm ") + " --set completion=answer") == 0
+    method = load_experiment(folder / "warm.yaml").method
+    assert method.recipe.warm_start is not None  # type: ignore[attr-defined]
+    check_demonstrations(method)
 
 
 @pytest.mark.slow
