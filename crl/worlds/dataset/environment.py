@@ -26,6 +26,7 @@ FORM = FreeText("your answer, in your own words", whole=True)
 _SOLVED = 1e-9
 """What a sum of weighted parts may lack of `success_at` by rounding."""
 _TURNS = ("messages",)
+Weight = Annotated[float, Field(ge=-1000, le=1000)]
 Target = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 
 
@@ -65,10 +66,12 @@ class DatasetConfig(EnvironmentConfig):
         description="Reward function as module:function, written for TRL's GRPOTrainer; or a list of them, whose "
         "rewards are added."
     )
-    reward_weights: list[float] | None = Field(
+    reward_weights: list[Weight] | None = Field(
         None, exclude_if=unset, description="Weights of several reward functions; null: 1 each."
     )
-    success_at: float = Field(1.0, description="An episode whose reward is at least this counts as solved.")
+    success_at: float = Field(
+        1.0, ge=-1_000_000, le=1_000_000, description="An episode whose reward is at least this counts as solved."
+    )
     completion: str | None = Field(
         None,
         exclude_if=unset,
