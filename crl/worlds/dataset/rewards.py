@@ -141,8 +141,9 @@ class Scoring:
         return any(inspect.isawaitable(returned) for *_, returned in self.returned)
 
     def log(self, name: str, value: Any) -> None:
-        """`log_metric` of TRL."""
-        self.logged[str(name)] = float(value)
+        """`log_metric` of TRL. What is not finite cannot be recorded."""
+        if math.isfinite(value):
+            self.logged[str(name)] = float(value)
 
     async def awaited(self) -> Scored:
         """The reward, once every async function has returned. Raises what they raise."""

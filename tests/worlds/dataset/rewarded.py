@@ -25,6 +25,7 @@ def prompted(prompts: list[str], completions: list[str], level: list[int], log_m
     """Has nothing to say of the first level."""
     assert "prompt" not in kwargs and kwargs["answer"] is not None
     log_metric("characters", len(completions[0]))
+    log_metric("undefined", float("nan"))
     kwargs["log_extra"]("completion", completions)
     return [None if each == 1 else len(prompt) / 10 for prompt, each in zip(prompts, level, strict=True)]
 
