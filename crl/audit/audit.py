@@ -212,7 +212,7 @@ def _of_stage(run: RunDirectory, recipe: Recipe, number: int, stage: Stage) -> I
     method = run.method_of(
         number, stage.name
     )  # of a round that was inherited, the parent's: its roles own their weights
-    for role in method.recipe.roles():
+    for role in method.uses():
         if role not in names:
             continue
         place = recipe.resolve(method, number, names[role].stage, names[role].offset)

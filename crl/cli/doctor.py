@@ -144,7 +144,7 @@ def _templates(method: Method) -> Iterator[Finding]:
     from crl.policies.chat import TRAINING
     from crl.rounds.ready import chat_of
 
-    for role, use in method.recipe.roles().items():
+    for role, use in method.uses().items():
         if use.multi_turn and chat_of(method, role).template == TRAINING:
             yield Finding(f"chat template, {role}", f"{TRAINING}: the model's own rewrites earlier turns")
 

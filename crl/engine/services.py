@@ -108,7 +108,7 @@ class EngineServices:
                 self._make_room_for_server()
             with self._seeded("weights", role):
                 # Of a role that writes one turn the template may drop thoughts from what came before.
-                multi_turn = self._method.recipe.roles()[role].multi_turn
+                multi_turn = self._method.uses()[role].multi_turn
                 policy = load_policy(
                     config,
                     model_path,

@@ -29,7 +29,7 @@ _AROUND = 20
 def chat_of(method: Method, role: str) -> Chat:
     """A role's chat format. Raises BadInput where its model, or the template, is none for it or for its context."""
     config = method.role(role)
-    multi_turn = method.recipe.roles()[role].multi_turn
+    multi_turn = method.uses()[role].multi_turn
     source = ModelSource(Path() if config.engine.REMOTE else described(config.model), config.model, "")
     return load_chat(source, multi_turn=multi_turn, context=config.context, role=role)
 

@@ -26,6 +26,8 @@ from crl.run.manifest import key_of
 
 def recipe_of(method: Method) -> Recipe:
     """The recipe that a method names. Raises BadInput where its builder cannot be imported."""
+    from crl.rounds.judge import with_judge  # its stages' context reads recipes
+
     reference = method.recipe.BUILDER
     try:
         builder = load_object(reference)
@@ -35,7 +37,7 @@ def recipe_of(method: Method) -> Recipe:
             expected="module:function, a function that takes a Method and returns a Recipe",
             where="BUILDER of its config class",
         ) from error
-    recipe: Recipe = builder(method)
+    recipe = with_judge(builder(method), method)
     bring(recipe.row_types)
     return recipe
 
