@@ -153,7 +153,9 @@ def _with_rubrics(data: dict[str, Any], base: Path) -> dict[str, Any]:
 
     def read(index: int, family: Any) -> Any:
         reward = family.get("reward") if isinstance(family, dict) else None
-        name = reward.get("judge") if isinstance(reward, dict) else None
+        if not isinstance(reward, dict):
+            return family
+        name = reward.get("judge")
         if not isinstance(name, str) or "\n" in name or not name.endswith(_RUBRICS):
             return family
         where, path = f"method.families.{index}.reward.judge", possible_path(base / name, "the rubric")

@@ -127,8 +127,8 @@ def _rewarded(
         score = scores.get(name)
         if isinstance(score, str):
             code, told = NOT_JUDGED + score, f"the judge gave no score: {score}"
-            stopped = {"success": False, "reward": 0.0, "stop_reason": StopReason.error.value, "error": code}
-            each = replace(each, episode=replace(episode, **stopped), raw_reward=0.0, details=told)
+            left = replace(episode, success=False, reward=0.0, stop_reason=StopReason.error.value, error=code)
+            each = replace(each, episode=left, raw_reward=0.0, details=told)
         elif score is not None:
             convention = conventions[episode.family]
             success = score >= convention.success_at
