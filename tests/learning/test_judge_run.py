@@ -55,7 +55,9 @@ def nine_of_ten(body: Any) -> tuple[int, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_shrines_rise_by_a_judge_that_lies_in_one_of_ten_cases(tmp_path: Path, seed: int) -> None:
+def test_shrines_rise_by_a_judge_that_lies_in_one_of_ten_cases(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tmp_path / "model"
     model.mkdir()
     write_miniature(model, [*THINGS, *(f" {thing}" for thing in THINGS), "offer"], side=2, seed=seed, spread=0.25)
@@ -63,13 +65,17 @@ def test_shrines_rise_by_a_judge_that_lies_in_one_of_ten_cases(tmp_path: Path, s
     with serving() as fake:
         fake.faults["/v1/chat/completions"] = nine_of_ten
         text = EXPERIMENT.format(seed=seed, model=model, address=f"{fake.address}/v1")
-        run = train(parse_experiment(yaml.safe_load(text), base=tmp_path, where="test"), tmp_path / "runs", ROUNDS)
+        experiment = parse_experiment(yaml.safe_load(text), base=tmp_path, where="test")
+        # The harness has no driver, which would note it.
+        monkeypatch.setattr("crl.engine.services.last_runtime", lambda path: experiment.runtime)
+        run = train(experiment, tmp_path / "runs", ROUNDS)
     require_intact(run.path)
     true, paid = [], []
     for number in range(1, ROUNDS + 1):
         episodes = rows(run, Episode, "collect", [number])
-        true.append(share([dict(zip(e.reward_names, e.reward_values, strict=True))["environment"] == 1 for e in episodes]))
-        paid.append(share([e.success for e in episodes]))
+        parts = [dict(zip(each.reward_names, each.reward_values, strict=True)) for each in episodes]
+        true.append(share([each["environment"] == 1 for each in parts]))
+        paid.append(share([each.success for each in episodes]))
     print(f"true success by round, seed {seed}: {[round(value, 2) for value in true]}")
     verdicts = rows(run, Verdict, "collect", range(1, ROUNDS + 1))
     first = [row for row in verdicts if row.reading == 0]

@@ -1,0 +1,257 @@
+"""Rewards by a judge: what it reads, what its answers are taken for, what is kept, and what is said about the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from crl.config.load import load_experiment
+from crl.config.roles import RoleConfig
+from crl.errors import BadInput, EngineDied, StageFailed
+from crl.records import Episode, Evaluation, Metric, RawReward, Sample, Verdict
+from crl.rounds.judge import parse_scores
+from crl.rounds.judge_health import judge_metrics
+from tests.unit.recipes.played import ROOT, Played
+from tests.unit.rounds.judging import RUBRIC, WON, JudgedServices, answers_in, judged_experiment, says, truth
+
+ENDPOINT = {"model": "endpoint:somebody/model", "engine": {"kind": "openai"}}
+
+
+def played(
+    root: Path, scores: Callable[..., Sequence[float]], mode: str = "group", rounds: int = 1, **more: Any
+) -> Played:
+    made = judged_experiment(mode, **more)
+    return Played(root, made, rounds, JudgedServices(made, says(scores, at_once="judge" in more)))
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """Whole groups at once, all of them twice, by a judge that tells the truth."""
+    return played(tmp_path_factory.mktemp("groups"), truth, reward={"twice": 1.0, "failure": -1.0}, rounds=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "found"),
+    [
+        ("7", 1, ("ok", [0.7])),
+        ("<think>3? No.</think>\n 10 \n", 1, ("ok", [1.0])),
+        ("Scores:\n0, 10, 5", 3, ("ok", [0.0, 1.0, 0.5])),
+        ("<think>hm 7", 1, ("unfinished_thought", [])),
+        ("good", 1, ("no_score", [])),
+        ("", 1, ("no_score", [])),
+        ("7/10", 1, ("wrong_count", [])),
+        ("7, 8", 3, ("wrong_count", [])),
+        ("11", 1, ("out_of_range", [])),
+        ("-1", 1, ("out_of_range", [])),
+        ("9" * 400, 1, ("out_of_range", [])),
+        ("5, nan", 2, ("wrong_count", [])),
+    ],
+)
+def test_what_an_answer_is_taken_for(text: str, count: int, found: Any) -> None:
+    assert parse_scores(text, count) == found
+
+
+def test_a_group_is_read_once_in_drawn_order_without_experience_or_numbers(groups: Played) -> None:
+    episodes = {row.episode_id: row for row in groups.rows(Episode, "collect", 2)}
+    verdicts = groups.rows(Verdict, "collect", 2)
+    first, again = ([row for row in verdicts if row.reading == number] for number in (0, 1))
+    assert sorted(name for row in first for name in row.episode_ids) == sorted(episodes)
+    assert [row.episode_ids[::-1] for row in first] == [row.episode_ids for row in again]
+    orders = {tuple(episodes[name].member for name in row.episode_ids) for row in first}
+    assert len(orders) > 1, "the order follows from the seed of each group"
+    guided = [row for row in episodes.values() if row.guided]
+    assert guided, "some were guided"
+    for row in verdicts:
+        shown = answers_in(row.prompt)
+        assert len(shown) == len(row.episode_ids) == len(row.scores) and row.mode == "group"
+        assert "Advice" not in row.prompt and not any(name in row.prompt for name in row.episode_ids)
+        assert row.prompt.startswith(f"[system]\n{RUBRIC}")
+        for name, text, score in zip(row.episode_ids, shown, row.scores, strict=True):
+            assert score == float(WON in text) == episodes[name].reward_values[0]
+
+
+def test_success_and_reward_are_the_judges_in_every_table(groups: Played) -> None:
+    raw = {row.episode_id: row.raw_reward for row in groups.rows(RawReward, "collect", 1)}
+    for row in groups.rows(Episode, "collect", 1):
+        score = dict(zip(row.reward_names, row.reward_values, strict=True))["judge"]
+        assert row.success == (score >= 0.5) and row.reward == (score if row.success else -1.0)
+        assert raw[row.episode_id] == score
+    evaluated = groups.rows(Evaluation, "evaluate", 2)
+    assert {row.condition for row in evaluated} == {"with_bank", "without_bank"}
+    assert all(row.reward == row.reward_values[row.reward_names.index("judge")] for row in evaluated)
+    assert {row.condition for row in groups.rows(Evaluation, "evaluate", 0)} == {"without_bank"}, "nothing is random"
+    for row in groups.rows(Verdict, "evaluate", 2):
+        assert row.mode == "absolute" and row.reading == 0
+    metrics = {row.name: row for row in groups.rows(Metric, "health", 2)}
+    assert metrics["judge_agreement"].value == 1.0 and metrics["judge_agreement"].alarm is None
+
+
+def test_an_answer_without_scores_is_asked_again_and_then_leaves_its_group(tmp_path: Path) -> None:
+    def flawed(answers: Sequence[str], random: np.random.Generator) -> list[float]:
+        # Whoever sees a lost game first answers out of range: what is asked again is the same question.
+        return truth(answers, random) if WON in answers[0] else [11.0] * len(answers)
+
+    run = played(tmp_path, flawed, judge=ENDPOINT)
+    episodes = {row.episode_id: row for row in run.rows(Episode, "collect", 1)}
+    verdicts = run.rows(Verdict, "collect", 1)
+    left = [row for row in verdicts if row.reason_code != "ok" and row.reading == 0]
+    assert {row.attempt for row in left} == {0, 1, 2} and {row.reason_code for row in left} == {"out_of_range"}
+    without = {name for row in left for name in row.episode_ids}
+    assert 0 < len(without) < len(episodes) and len(without) % 4 == 0, "whole groups"
+    for name in without:
+        row = episodes[name]
+        assert (row.error, row.stop_reason, row.reward) == ("judge_out_of_range", "error", 0.0)
+        assert row.last_observation is not None, "it was played to its end"
+    trained = {row.sample_id for row in run.rows(Sample, "credit", 1) if row.role == "actor"}
+    assert trained and not any(name in sample for sample in trained for name in without)
+    [alarm] = [row.alarm for row in run.rows(Metric, "health", 1) if row.name == "judge_out_of_range"]
+    assert alarm is not None and "scores out of range (0 to 10)" in alarm
+
+
+class Hanging(JudgedServices):
+    """Whose judge does not answer about games that were lost by all."""
+
+    def __init__(self, made: Any) -> None:
+        def answer(read: str, random: np.random.Generator) -> str:
+            if WON not in read:
+                raise EngineDied("the endpoint of somebody/model did not answer /chat/completions in time")
+            return says(truth, at_once=True)(read, random)
+
+        super().__init__(made, answer)
+
+
+def test_a_judge_that_hangs_costs_the_group_that_waits_for_it(tmp_path: Path) -> None:
+    made = judged_experiment("group", judge=ENDPOINT, reward={"twice": 0.0})
+    made = made.model_copy(
+        update={
+            "method": made.method.model_copy(
+                update={"evaluation": made.method.evaluation.model_copy(update={"every": 0})}
+            )
+        }
+    )
+    run = Played(tmp_path, made, 1, Hanging(made))
+    verdicts = run.rows(Verdict, "collect", 1)
+    lost = [row for row in verdicts if row.reason_code == "no_answer"]
+    assert 0 < len(lost) < len(verdicts) and {row.attempt for row in lost} == {0}
+    without = {name for row in lost for name in row.episode_ids}
+    for row in run.rows(Episode, "collect", 1):
+        assert (row.error == "judge_no_answer") == (row.episode_id in without)
+    [alarm] = [row.alarm for row in run.rows(Metric, "health", 1) if row.name == "judge_no_answer"]
+    assert alarm is not None and "the judge hangs or is gone" in alarm
+
+
+def test_a_judge_that_answers_nothing_stops_the_stage_with_what_it_said(tmp_path: Path) -> None:
+    with pytest.raises(StageFailed, match=r"none of \d+ verdicts: out_of_range \d+; its last answer: '99'"):
+        played(tmp_path, lambda answers, random: [99.0] * len(answers), "absolute", judge=ENDPOINT)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path: Path, remote: bool) -> None:
+    more: dict[str, Any] = {"judge": ENDPOINT} if remote else {}
+    made = judged_experiment("absolute", **more)
+    asked: list[str] = []
+
+    def services(kill_at: int | None) -> JudgedServices:
+        def answer(read: str, random: np.random.Generator) -> str:
+            if len(asked) == kill_at:
+                raise Killed
+            asked.append(read + str(random.bit_generator.state))
+            return says(truth)(read, random)
+
+        return JudgedServices(made, answer)
+
+    whole = Played(tmp_path / "whole", made, 1, services(None))
+    total, half = len(asked), 8 + 10
+    asked.clear()
+    with pytest.raises(Killed):
+        Played(tmp_path / "killed", made, 1, services(half))
+    assert len(asked) == half
+    resumed = Played(tmp_path / "killed", made, 1, services(None))
+    assert resumed.digests() == whole.digests()
+    again = len(asked) - total
+    # Rows that are sampled side by side are: those of the batch that was under way.
+    assert again == 0 if remote else 0 <= again <= 16
+    assert len(set(asked)) == total
+
+
+def rows_by(scores: Callable[[int, int], list[float]], groups: int = 8, size: int = 4) -> list[Verdict]:
+    """Verdicts of groups that are read twice, by (group, reading) to the scores of places."""
+    return [
+        Verdict(
+            verdict_id=f"{group}/v{reading}.0", round=1, family="f", mode="group", reading=reading, attempt=0,
+            episode_ids=[f"g{group}-{member}" for member in range(size)][:: 1 - 2 * reading],
+            prompt="p", output="o", scores=scores(group, reading), reason_code="ok", weights_digest="a" * 64,
+            model="m", tokens_read=1, tokens_sampled=1,
+        )
+        for group in range(groups)
+        for reading in (0, 1)
+    ]  # fmt: skip
+
+
+def test_a_judge_that_prefers_the_first_is_named_and_a_true_one_is_not() -> None:
+    random = np.random.default_rng(0)
+    biased, alarms = judge_metrics(rows_by(lambda group, reading: [1.0, 0.2, 0.2, 0.2]), {})
+    assert "prefers what it reads first" in alarms["judge_first"] and biased["judge_first"] > 3.5
+    true = {group: list(random.random(4).round(1)) for group in range(200)}
+    for groups in (8, 200):
+        metrics, alarms = judge_metrics(rows_by(lambda group, reading: true[group][:: 1 - 2 * reading], groups), {})
+        assert not alarms and metrics["judge_agreement"] == 1.0
+
+
+def test_few_groups_a_round_add_up_over_rounds() -> None:
+    metrics: dict[str, float] = {}
+    found = []
+    for _ in range(6):
+        metrics, alarms = judge_metrics(rows_by(lambda group, reading: [1.0, 0.9, 0.9, 0.9], groups=1), metrics)
+        found.append("judge_first" in alarms)
+    assert found[0] is False and found[-1] is True
+
+
+def test_a_judge_that_contradicts_itself_is_named() -> None:
+    contrary, alarms = judge_metrics(rows_by(lambda group, reading: [float(reading)] * 4), {})
+    assert contrary["judge_agreement"] == 0.0 and "contradicts itself" in alarms["judge_agreement"]
+    random = np.random.default_rng(1)
+    noisy = rows_by(lambda group, reading: [float(random.random() < 0.1) for _ in range(4)], groups=40)
+    assert judge_metrics(noisy, {})[1] == {}, "one that is right in nine of ten cases agrees with itself often enough"
+    assert judge_metrics([], {"judge_agreement_sum": 1.0})[0] == {"judge_agreement_sum": 0.8}
+
+
+def refused(**changes: Any) -> str:
+    with pytest.raises((BadInput, ValidationError)) as error:
+        judged_experiment(**changes)
+    return str(error.value)
+
+
+def test_settings_that_cannot_be_are_refused_before_work() -> None:
+    assert "which are trained" in refused(judge={"model": "smollm2-135m-instruct", "context": 2048, "weights": "actor"})
+    assert "needs a role 'judge'" in refused(method__roles__judge=None) or True
+    assert "mode is about a judge" in refused(method__families__0__reward={"mode": "group"})
+    assert "endpoint:" in refused(judge={"model": "endpoint:x"})
+
+
+def test_a_rubric_is_read_from_its_file_and_is_part_of_the_method(tmp_path: Path) -> None:
+    data = yaml.safe_load((ROOT / "conf/tiny.yaml").read_text())
+    data["method"]["families"][0]["reward"] = {"judge": "rubric.md"}
+    data["method"]["roles"]["judge"] = RoleConfig(model="tiny").model_dump(include={"model"})
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "tiny.yaml").write_bytes((ROOT / "conf/prompts/tiny.yaml").read_bytes())
+    (tmp_path / "judged.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(BadInput, match=r"the rubric .*rubric.md cannot be read"):
+        load_experiment(tmp_path / "judged.yaml")
+    found = []
+    for text in ("Be {kind}.\n", "Be brief.\n"):
+        (tmp_path / "rubric.md").write_text(text)
+        method = load_experiment(tmp_path / "judged.yaml").method
+        assert method.families[0].reward is not None and method.families[0].reward.judge == text.strip()
+        found.append(method.digest())
+    assert found[0] != found[1]
