@@ -48,6 +48,8 @@ TOP = 10
 SCORES = tuple(str(score) for score in range(TOP + 1))
 ATTEMPTS = 3
 """How often an endpoint is asked until its answer gives scores."""
+MOST_IN_VAIN = 8
+"""So many verdicts of a wave, and none with a score: then the judge is out of order, not what it reads."""
 OK = "ok"
 _FORM = {
     "absolute": f"Score the answer from 0 (worst) to {TOP} (best) by what stands above. Reply with one whole number "
@@ -75,7 +77,7 @@ def judged(
         thinking: whether the actor's prompts begin a thought.
         groups: whether its groups are those of the plan, which a family may have judged as such.
 
-    Raises StageFailed where several verdicts were asked for and none was given.
+    Raises StageFailed where :data:`MOST_IN_VAIN` verdicts were asked for and none was given.
     """
     reads = any(read.name == JUDGE for read in ctx.stage.reads)
     conventions = {family.name: family.reward for family in ctx.method.judged if family.reward is not None}
@@ -89,7 +91,7 @@ def judged(
         verdicts = asker.verdicts(readings)
     last = {reading.key: verdicts[reading.key][-1] for reading in readings}
     paying = [last[reading.key] for reading in readings if reading.number == 0]
-    if len(paying) > 1 and all(verdict.reason_code != OK for verdict in paying):
+    if len(paying) >= MOST_IN_VAIN and all(verdict.reason_code != OK for verdict in paying):
         flaws = Counter(verdict.reason_code for listed in verdicts.values() for verdict in listed)
         raise StageFailed(
             f"the judge gave none of {len(paying)} verdicts: "
@@ -287,7 +289,8 @@ class _Asker:
         file, kept = JsonLines(self._ctx.unfinished / "verdicts.jsonl"), {}
         for line in file.read():
             try:
-                kept[str(line.pop("asked"))] = _Said(**line)
+                asked = str(line.pop("asked"))
+                kept[asked] = _Said(**line)
             except (KeyError, TypeError):  # a line of another version: it is asked again
                 continue
         return file, kept
