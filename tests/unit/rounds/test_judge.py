@@ -115,11 +115,11 @@ def test_an_answer_without_scores_is_asked_again_and_then_leaves_its_group(tmp_p
 
 
 class Hanging(JudgedServices):
-    """Whose judge does not answer about games that were lost by all."""
+    """Whose judge does not answer about groups that hardly won."""
 
     def __init__(self, made: Any) -> None:
         def answer(read: str, random: np.random.Generator) -> str:
-            if WON not in read:
+            if read.count(WON) < 2:
                 raise EngineDied("the endpoint of somebody/model did not answer /chat/completions in time")
             return says(truth, at_once=True)(read, random)
 
@@ -127,14 +127,7 @@ class Hanging(JudgedServices):
 
 
 def test_a_judge_that_hangs_costs_the_group_that_waits_for_it(tmp_path: Path) -> None:
-    made = judged_experiment("group", judge=ENDPOINT, reward={"twice": 0.0})
-    made = made.model_copy(
-        update={
-            "method": made.method.model_copy(
-                update={"evaluation": made.method.evaluation.model_copy(update={"every": 0})}
-            )
-        }
-    )
+    made = judged_experiment("group", judge=ENDPOINT, reward={"twice": 0.0}, method__evaluation__every=0)
     run = Played(tmp_path, made, 1, Hanging(made))
     verdicts = run.rows(Verdict, "collect", 1)
     lost = [row for row in verdicts if row.reason_code == "no_answer"]
