@@ -19,9 +19,9 @@ _QUESTION_REASONS = (
     "ok", "free_episode", "uses_spent", "empty", "too_long", "episode_over", "no_entry", "prompt_too_long", "no_answer",
 )  # fmt: skip
 
-NOT_JUDGED = "judge_"
+UNSCORED = "judge_"
 """How the reason code of an episode begins that was played to its end, and got no reward from its judge."""
-_BROKE = f"stop_reason = 'error' AND NOT starts_with(error, '{NOT_JUDGED}')"
+_BROKE = f"stop_reason = 'error' AND NOT starts_with(error, '{UNSCORED}')"
 _REWARD_PARTS = {
     "every part of a reward has its name, and is finite": (
         "len(reward_names) = len(reward_values) AND len(list_distinct(reward_names)) = len(reward_names)"

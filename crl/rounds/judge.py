@@ -32,7 +32,7 @@ from crl.errors import BadInput, EngineDied, StageFailed
 from crl.extractor.trajectory import render_trajectory
 from crl.protocols import Chat, Policy, Session, StopReason
 from crl.records import QUESTION, Turn, Verdict, Weights
-from crl.records.play import NOT_JUDGED
+from crl.records.play import UNSCORED
 from crl.rollout.actions import AnswerTrees
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.context import StageContext
@@ -128,7 +128,7 @@ def _rewarded(
         episode, name = each.episode, each.episode.episode_id
         score = scores.get(name)
         if isinstance(score, str):
-            code, told = NOT_JUDGED + score, f"the judge gave no score: {score}"
+            code, told = UNSCORED + score, f"the judge gave no score: {score}"
             left = replace(episode, success=False, reward=0.0, stop_reason=StopReason.error.value, error=code)
             each = replace(each, episode=left, raw_reward=0.0, details=told)
         elif score is not None:
