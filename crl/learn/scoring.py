@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -36,6 +36,7 @@ from crl.config.ways import (
 from crl.errors import BadInput, CrlError, RecordDamaged, StageFailed
 from crl.learn.batches import MicroBatch, collate
 from crl.learn.frozen import compute_wide, widen
+from crl.learn.process_group import import_deepspeed
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 from crl.records import Sample
 
@@ -80,7 +81,10 @@ class ScoredModel(nn.Module):
         self.instead: str | None = None
         """Why a faster way is not exact."""
         self.way: Update = "rows"
-        self.read_by(_exact_update(self, context or longest_row(model.config)) if way is None else way)
+        if way is None:
+            with whole(model):
+                way = _exact_update(self, context or longest_row(model.config))
+        self.read_by(way)
         self.autocast = autocast
 
     def read_by(self, way: Update) -> None:
@@ -284,12 +288,15 @@ def load_trainable(
     seed: int,
     gradient_checkpointing: bool = False,
     narrow: bool = True,
+    divided: Mapping[str, Any] | None = None,
 ) -> Any:
     """A float32 transformers model ready to train, as it is in `checkpoint` (the base model when None).
 
     With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
     random part comes from `seed` (it changes nothing until it is trained). A frozen base is kept as narrow as its file,
-    unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`). Its `absent` are the ids that are no tokens
+    unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`). `divided` is the config of a DeepSpeed engine
+    of stage 3: every rank then keeps its share of each weight, from the moment it is read (:func:`whole` gathers them).
+    Its `absent` are the ids that are no tokens
     (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of the
     model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
     a model, RecordDamaged where weights are missing.
@@ -304,7 +311,8 @@ def load_trainable(
         try:
             model: Any
             dtype: Any = "auto" if narrow and lora is not None else torch.float32
-            model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
+            with _divided(divided):
+                model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
             # That of a checkpoint has a role's sampling.
             model.generation_config = generation_config(model_path, model.config)
             if lora is not None:
@@ -335,6 +343,33 @@ def load_trainable(
             model.enable_input_require_grads()
         _checkpoint_layers(model)
     return model
+
+
+@contextmanager
+def _divided(config: Mapping[str, Any] | None) -> Iterator[None]:
+    """Inside, models that transformers loads are divided over the ranks, as this config of an engine says; None: not.
+
+    transformers asks a config that it keeps no hold of: it ends with this block.
+    """
+    if config is None:
+        yield
+        return
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    kept = HfDeepSpeedConfig(dict(config))
+    try:
+        yield
+    finally:
+        del kept
+        unset_hf_deepspeed_config()
+
+
+def whole(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Inside, every rank has all of a model that is divided over them. Nothing happens to one that is not."""
+    parameters = [each for each in model.parameters() if hasattr(each, "ds_id")]
+    if not parameters:
+        return contextlib.nullcontext()
+    return import_deepspeed().zero.GatheredParameters(parameters)  # type: ignore[no-any-return]
 
 
 def _checkpoint_layers(model: Any) -> None:
