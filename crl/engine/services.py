@@ -28,6 +28,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.faults import close
 from crl.protocols import Embedder, Environment, LoadedPolicy, Policy, Served
 from crl.records import Weights, rows_of
+from crl.run.find import beside
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -264,7 +265,8 @@ class EngineServices:
         if name not in self._sources:
             from crl.policies.sources import resolve_model
 
-            self._sources[name] = resolve_model(name)
+            with beside(self._run.path):
+                self._sources[name] = resolve_model(name)
         return self._sources[name]
 
     def _embedder_use(self) -> EmbedderUse:

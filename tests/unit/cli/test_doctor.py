@@ -20,7 +20,17 @@ Crl = Callable[..., Outcome]
 def test_this_machine_is_ready_for_the_tiny_experiment(crl: Crl, tiny: Path) -> None:
     outcome = crl("doctor", tiny)
     assert outcome.code == 0, outcome.out
-    for part in ("torch", "C compiler", "GPU", "model tiny", "embedder lexical", "memory", "disk", "GB free", "ready"):
+    for part in (
+        "torch",
+        "C compiler",
+        "GPU",
+        "tiny, prepared",
+        "lexical, ready",
+        "memory",
+        "disk",
+        "GB free",
+        "ready",
+    ):
         assert part in outcome.out
 
 
@@ -85,7 +95,7 @@ def test_a_tokenizer_that_the_model_has_no_rows_for_is_not_ready(crl: Crl, tiny:
     changed.write_text(tiny.read_text().replace("model: tiny", f"model: {model}"))
     (tmp_path / "prompts").symlink_to(tiny.parent.resolve() / "prompts")
     outcome = crl("doctor", changed)
-    assert outcome.code == 2 and "not ready: prompts and tokenizers" in outcome.err
+    assert outcome.code == 2 and "not ready: template, actor" in outcome.err
     assert "513 tokens and its embeddings have 512 rows" in " ".join(outcome.out.split())
 
 
@@ -129,9 +139,9 @@ def test_a_7b_experiment_is_ready_and_what_is_too_big_is_said(crl: Crl, monkeypa
     assert outcome.code == 0, outcome.err
     lines = {line[9:].split("  ")[0]: line for line in outcome.out.splitlines()}
     assert "weights 15.2 GB, cache 7.5 GB" in lines["sampling, actor"]
-    assert "weights 30.5 GB" in lines["update, actor"]
+    assert "weights 15.4 GB" in lines["update, actor"], "a frozen base in bfloat16, and an adapter"
     assert lines["memory"].startswith("too big") and "the machine has 24.0 GB" in lines["memory"]
-    assert lines["method.roles.actor.model"].startswith("ok") and "downloaded" in lines["method.roles.actor.model"]
+    assert lines["model, actor"].startswith("–") and "will be downloaded" in lines["model, actor"]
     assert lines["disk"].startswith("ok") and "per round" in lines["disk"]
     assert lines["time"].startswith("ok") and "not known before the first round" in lines["time"]
     shown = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line.startswith("method.roles."))
