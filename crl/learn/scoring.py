@@ -294,9 +294,9 @@ def load_trainable(
 
     With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
     random part comes from `seed` (it changes nothing until it is trained). A frozen base is kept as narrow as its file,
-    unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`). `divided` is the config of a DeepSpeed engine
-    of stage 3: every rank then keeps its share of each weight, from the moment it is read (:func:`whole` gathers them).
-    Its `absent` are the ids that are no tokens
+    unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`). With `divided`, the config of
+    a DeepSpeed engine of stage 3, every rank keeps its share of each weight, from the moment it is read (:func:`whole`
+    gathers them). Its `absent` are the ids that are no tokens
     (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of the
     model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
     a model, RecordDamaged where weights are missing.

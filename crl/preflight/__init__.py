@@ -32,6 +32,7 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int, *, say: Say
     """
     possible_path(run_path, "the run directory", where="runtime.runs, --runs or CRL_RUNS")
     from crl.policies.embedders import resolve_embedder
+    from crl.policies.sources import resolve_model
     from crl.preflight.estimate import check_disk
     from crl.preflight.numbers import model_checks
     from crl.preflight.probe import Comparison
@@ -40,12 +41,15 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int, *, say: Say
     with beside(run_path), Comparison(experiment.method, say=say) as models:
         _raise_first(checks_here(experiment))
         recipe_of(experiment.method).check_ready(experiment.method, run_path)
-        _raise_first(model_checks(experiment))  # of models whose config the recipe's own check has just fetched
+        _raise_first(model_checks(experiment))  # what their configs say, which the recipe's own check has just fetched
         check_disk(experiment, run_path, rounds)
         # From here on weights are downloaded.
         embedder = experiment.method.recipe.embedder()
         if embedder is not None:
             resolve_embedder(embedder.name)
+        for role in map(experiment.method.role, experiment.method.owners()):
+            resolve_model(role.model)
+        _raise_first(model_checks(experiment))
         _raise_first(models.checks())
 
 

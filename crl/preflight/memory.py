@@ -115,9 +115,10 @@ def update_memory(
     """What one rank holds that trains a role; `trained_positions` of a sequence's tokens are trained, by an objective
     that `compares` with the base model: of adapters that is the model itself, of full weights a second one.
 
-    With P parameters, T of them trained, N ranks: weights 4 P (a frozen base: 4 or 2 P, as in its file), gradients 4 T, moments 8 T, ZeRO's partition of the
-    weights 4 T / N. Stage 1 divides the moments by N, stage 2 also the gradients, stage 3 also the weights
-    (Rajbhandari et al. 2020, arXiv 1910.02054, section 5; here everything is float32, so the constants are 4, 4, 8).
+    With P parameters, T of them trained, N ranks: weights 4 P (a frozen base: 4 or 2 P, as in its file), gradients 4 T,
+    moments 8 T, ZeRO's partition of the weights 4 T / N. Stage 1 divides the moments by N, stage 2 also the gradients,
+    stage 3 also the weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 5; here everything is float32, so the
+    constants are 4, 4, 8).
     """
     settings, parameters, trained = role.deepspeed, shape.parameters, trained_parameters(shape, role)
     stage, ranks = settings.zero_stage, settings.ranks

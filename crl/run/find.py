@@ -10,7 +10,6 @@ from pathlib import Path
 from crl.errors import BadInput
 from crl.paths import possible_path
 
-
 _BESIDE: ContextVar[Path | None] = ContextVar("runs that are looked at first", default=None)
 
 

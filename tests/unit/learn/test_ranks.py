@@ -144,7 +144,7 @@ def test_two_ranks_make_the_step_of_one(
 def test_weights_that_are_divided_while_they_load_are_those_that_load_whole(
     base_model: Path, samples: list[Sample], tmp_path: Path
 ) -> None:
-    """A file of bfloat16 numbers is divided, one of the same numbers in float32 is mapped: the same bits, everywhere."""
+    """A file of bfloat16 numbers is divided, one of the same numbers in float32 is mapped: equal bits everywhere."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.bfloat16)
