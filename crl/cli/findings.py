@@ -34,11 +34,11 @@ class Finding:
         return "ok" if self.ok else "too big" if not self.fits else "missing" if self.required else "–"
 
 
-def checked(name: str, check: Callable[[], object], found: str | Callable[[], str] = "ready") -> Finding:
-    """A check as a finding: `found` where it passes, else its error."""
+def checked(name: str, check: Callable[[], object], result: str | Callable[[], str] = "ready") -> Finding:
+    """A check as a finding: `result` where it passes, else its error."""
     try:
         check()
-        return Finding(name, found if isinstance(found, str) else found())
+        return Finding(name, result if isinstance(result, str) else result())
     except CrlError as error:
         return Finding(name, error.found, False, error.next_step or "")
 
