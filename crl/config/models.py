@@ -176,6 +176,21 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
     return found
 
 
+def check_language_model(config: Any, path: Path, name: str) -> None:
+    """Raise BadInput where transformers has no causal language model of a config's type: of one that also sees it has
+    one where its text model is, or holds, the whole model."""
+    if type(config) in sys.modules["transformers"].AutoModelForCausalLM._model_mapping:
+        return
+    text = config.get_text_config()
+    inside = "" if text is config else f"; its text model is of type {text.model_type}"
+    raise BadInput(
+        f"the model {name} is of type {config.model_type}, which transformers has no causal language model of{inside}",
+        expected="a model that AutoModelForCausalLM opens",
+        where=str(path),
+        next_step="name a text model: the one that this was made from, or its text part saved by itself",
+    )
+
+
 def _dequantize(config: Any) -> None:
     """Have transformers make plain numbers of fp8 or mxfp4 weights, also where a GPU could compute with them as they
     are: what samples and what learns would not agree."""

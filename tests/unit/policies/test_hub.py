@@ -121,11 +121,19 @@ def test_what_can_be_known_before_is_checked_before_weights_come(hub, tiny, tmp_
     silent = Path(shutil.copytree(tiny.path, tmp_path / "silent", ignore=shutil.ignore_patterns("*.jinja")))
     config = json.loads((silent / "tokenizer_config.json").read_text())
     (silent / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
-    for name, folder in (("a/silent", silent), ("a/gated", tiny.path), ("a/b", tiny.path)):
+    sees, code = (Path(shutil.copytree(tiny.path, tmp_path / name)) for name in ("sees", "code"))
+    config = json.loads((tiny.path / "config.json").read_text())
+    (sees / "config.json").write_text(json.dumps({"model_type": "mistral3", "text_config": config}))
+    own = {"model_type": "theirs", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    (code / "config.json").write_text(json.dumps(config | own))
+    folders = {"a/silent": silent, "a/sees": sees, "a/code": code, "a/gated": tiny.path, "a/b": tiny.path}
+    for name, folder in folders.items():
         hub.push(name, folder)
     hub.gated.add("a/gated")
     for experiment, said in (
         (of("a/silent"), "it has no chat template"),
+        (of("a/sees"), "no causal language model of; its text model is of type llama"),
+        (of("a/code"), "needs code that comes with it"),
         (of("a/b", context=1_000_000), "longer than the model"),
         (of("a/gated"), "gated"),
     ):
