@@ -166,6 +166,8 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
         if "trust_remote_code" not in str(error):
             raise
         raise _own_code(path, name, "transformers has no such class") from error
+    if kind is transformers.AutoModelForCausalLM and getattr(options["config"], "quantization_config", None):
+        _cast(found[0] if isinstance(found, tuple) else found, options.get("dtype"))
     if kind is transformers.AutoConfig:
         own = "AutoModelForCausalLM" in (getattr(found, "auto_map", None) or {})
         if own and type(found) not in transformers.AutoModelForCausalLM._model_mapping:
@@ -199,6 +201,14 @@ def _dequantize(config: Any) -> None:
         packed["dequantize"] = True
     elif packed is not None:
         packed.dequantize = True
+
+
+def _cast(model: Any, dtype: Any) -> None:
+    """Give a dequantized model one type: transformers leaves what was packed, and what was not, as each is."""
+    torch = sys.modules["torch"]
+    wanted = dtype if isinstance(dtype, torch.dtype) else model.config.get_text_config().dtype
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(wanted or torch.float32)
 
 
 def _own_code(path: Path, name: str | None, why: str) -> BadInput:

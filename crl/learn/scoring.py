@@ -35,7 +35,7 @@ from crl.config.ways import (
 )
 from crl.errors import BadInput, CrlError, RecordDamaged, StageFailed
 from crl.learn.batches import MicroBatch, collate
-from crl.learn.frozen import compute_wide, widen
+from crl.learn.frozen import compute_wide, restore, wide_in, widen
 from crl.learn.process_group import import_deepspeed
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 from crl.records import Sample
@@ -310,9 +310,12 @@ def load_trainable(
         torch.manual_seed(seed)
         try:
             model: Any
-            dtype: Any = "auto" if narrow and lora is not None else torch.float32
+            wide = wide_in(full) if narrow and lora is not None else None
             with _divided(divided):
+                dtype: Any = torch.float32 if wide is None else "auto"
                 model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
+            if wide is not None and not restore(model, wide):
+                model, report = pretrained(AutoModelForCausalLM, full, dtype=torch.float32, output_loading_info=True)
             # That of a checkpoint has a role's sampling.
             model.generation_config = generation_config(model_path, model.config)
             if lora is not None:
