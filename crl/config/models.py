@@ -167,7 +167,7 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
             raise
         raise _own_code(path, name, "transformers has no such class") from error
     if kind is transformers.AutoModelForCausalLM and getattr(options["config"], "quantization_config", None):
-        _cast(found[0] if isinstance(found, tuple) else found, options.get("dtype"))
+        _make_plain(found[0] if isinstance(found, tuple) else found, options.get("dtype"))
     if kind is transformers.AutoConfig:
         own = "AutoModelForCausalLM" in (getattr(found, "auto_map", None) or {})
         if own and type(found) not in transformers.AutoModelForCausalLM._model_mapping:
@@ -203,12 +203,14 @@ def _dequantize(config: Any) -> None:
         packed.dequantize = True
 
 
-def _cast(model: Any, dtype: Any) -> None:
-    """Give a dequantized model one type: transformers leaves what was packed, and what was not, as each is."""
+def _make_plain(model: Any, dtype: Any) -> None:
+    """Give a dequantized model one type, where transformers leaves what was packed, and what was not, as each is. It is
+    saved as it is, not packed again."""
     torch = sys.modules["torch"]
     wanted = dtype if isinstance(dtype, torch.dtype) else model.config.get_text_config().dtype
     for parameter in model.parameters():
         parameter.data = parameter.data.to(wanted or torch.float32)
+    model._weight_conversions = None
 
 
 def _own_code(path: Path, name: str | None, why: str) -> BadInput:

@@ -384,14 +384,15 @@ def loads_divided(role: RoleConfig, weights: Path) -> bool:
     """Whether each rank keeps its share only, from the moment that weights are read from a directory.
 
     Ranks map float32 files and share what is mapped, which takes less memory than shares of their own and what they are
-    gathered in. Of other files each rank would have a float32 copy. A frozen base is loaded whole: peft wraps what is
-    there.
+    gathered in. Of narrow files each rank would have a float32 copy. Packed ones (fp8) are not divided while they are
+    unpacked. A frozen base is loaded whole: peft wraps what is there.
     """
     settings = role.deepspeed
     if settings.zero_stage < 3 or settings.ranks == 1 or role.lora is not None:
         return False
     with safe_open(min(weights.glob("*.safetensors")), "pt") as file:
-        return any(file.get_slice(name).get_dtype() != "F32" for name in file.keys())  # noqa: SIM118
+        types = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return bool(types & {"BF16", "F16"}) and types <= {"BF16", "F16", "F32"}
 
 
 def _engine_config(role: RoleConfig, trained: int = _BUCKET_ELEMENTS) -> dict[str, Any]:

@@ -209,6 +209,8 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             next_step="`crl verify` names what is missing and the command that mends it.",
         )
     config = pretrained(AutoConfig, config_from)
+    if weights != config_from and hasattr(config, "quantization_config"):
+        del config.quantization_config  # trained weights are plain numbers
     model, report = pretrained(
         AutoModelForCausalLM,
         weights,

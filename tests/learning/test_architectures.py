@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.architectures import kinds
-from tests.learning.matrix import COLUMNS, tried
+from crl.policies import resolve_model
+from tests.architectures import kinds, write_seeing
+from tests.learning.matrix import COLUMNS, LORA, MOST_NATS, sampled, tried, updated
 
 TABLE = Path(__file__).parents[2] / "docs" / "results" / "models.csv"
 """What was found, with the versions of transformers and peft; made by this test with CRL_WRITE_MODELS=1."""
@@ -49,6 +50,17 @@ def of_text() -> list[str]:
 )
 def test_an_architecture(kind: str, tmp_path: Path) -> None:
     _lines[kind] = tried(kind, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5", "llama4"])
+def test_a_model_that_also_sees_is_used_as_its_text_model(kind: str, tmp_path: Path) -> None:
+    write_seeing(kind, tmp_path / "base", resolve_model("tiny").path, 512)
+    _, rows, apart = sampled(tmp_path / "base")
+    assert apart < MOST_NATS
+    assert updated(tmp_path / "base", tmp_path / "full", rows, None)
+    if kind != "llama4":  # peft cannot wrap its router
+        assert updated(tmp_path / "base", tmp_path / "lora", rows, LORA)
 
 
 @pytest.mark.slow
