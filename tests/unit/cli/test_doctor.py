@@ -9,8 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from crl.cli.shared import load
 from crl.config.keys import FIRST_KEYS
 from crl.config.load import load_experiment
+from crl.policies import resolve_model
+from crl.policies.verdicts import asked_of, keep
+from tests.architectures import write_small
 from tests.unit.cli.conftest import Outcome
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -32,6 +36,37 @@ def test_this_machine_is_ready_for_the_tiny_experiment(crl: Crl, tiny: Path) -> 
         "ready",
     ):
         assert part in outcome.out
+
+
+def test_each_model_is_told_at_80_columns(crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With settings of the command line; a model with windows, whose way has a reason."""
+    monkeypatch.setattr("crl.cli.shared._PLAIN_WIDTH", 80)
+    monkeypatch.chdir(tmp_path)
+    write_small("gpt_oss", tmp_path / "mine", resolve_model("tiny").path, 512)
+    changes = ("model=./mine", "context=300", "lora.r=4", "optimizer.learning_rate=1.0e-4")
+    words = [word for each in changes for word in ("--set", f"method.roles.actor.{each}")]
+    windows = "packed: it has layers that see 128 tokens of a row"
+    method = load(CONF / "tiny.yaml", words[1::2], None).method
+    for owner, way, instead in (
+        ("actor", "padded", dict.fromkeys(("sampling", "update"), windows)),
+        ("extractor", "packed", {}),
+    ):
+        verdict = {"problem": None, "sampling": way, "update": way, "instead": instead, "sure": True}
+        keep(asked_of(method, owner, trains=True).key, verdict)
+    outcome = crl("doctor", CONF / "tiny.yaml", *words)
+    assert outcome.code == 0, outcome.err
+    assert max(len(line) for line in outcome.out.splitlines() if "/" not in line) <= 80
+    said = " ".join(outcome.out.split())
+    for part in (
+        "model, actor ./mine, 0.2 M parameters, 4 bytes each",
+        "thoughts stay in the history",
+        "sampling, actor in padded batches (not packed: it has layers that see 128 tokens of a row): weights",
+        "update, actor in padded batches (not packed: it has layers that see 128 tokens of a row): weights",
+        "sampling, extractor in packed passes: weights",
+        "method.roles.actor.model ./mine",
+    ):
+        assert part in said, part
+    assert crl("doctor", "--set", "method.seed=2").code == 2
 
 
 def test_the_keys_that_people_change_first_come_in_their_order(crl: Crl, tiny: Path) -> None:
