@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.findings import Finding, checked, computed_findings, described_findings
+from crl.cli.findings import Finding, checked, computed_findings, described_findings, prepared_later
 from crl.cli.shared import RunsOption, console, load, say
 from crl.errors import BadInput
 
@@ -56,9 +56,9 @@ def doctor(
     _print(findings, {} if loaded is None else dict(first_settings(loaded)))
     missing = [finding.name for finding in findings if finding.mark == "missing"]
     if missing:
-        raise BadInput(f"not ready: {', '.join(missing)}", next_step="follow the lines marked `missing` above")
+        raise BadInput(f"not ready: {'; '.join(missing)}", next_step="follow the lines marked `missing` above")
     if large := [finding.name for finding in findings if not finding.fits]:
-        say(f"ready, but by the estimate too big for this machine: {', '.join(large)}")
+        say(f"ready, but by the estimate too big for this machine: {'; '.join(large)}")
         return
     say("ready" + ("" if experiment else "; `crl doctor conf/quickstart.yaml` also checks an experiment"))
 
@@ -126,7 +126,8 @@ def _experiment_findings(experiment: Experiment, rounds: int, run_path: Path) ->
         yield Finding("checks", f"{len(done) - len(failed)} of {len(done)} passed: settings, worlds, files")
         yield from failed
         yield from described
-        if all(finding.ok for finding in [*done, *described]):
+        later = any(prepared_later(method, owner) for owner in method.owners())
+        if not later and all(finding.ok for finding in [*done, *described]):
             prompts = partial(recipe_of(method).check_ready, method, run_path)
             yield checked("prompts", prompts, "the first ones fit, and the tokenizers read them whole")
         needed = estimate(experiment)

@@ -51,7 +51,7 @@ def described_findings(method: Method) -> Iterator[Finding]:
     for owner in method.owners():
         found = _model(method, owner)
         yield from [] if found is None else [found]
-        if found is None or not found.ok or _prepared_later(method, owner):
+        if found is None or not found.ok or prepared_later(method, owner):
             continue
         for role in (name for name in method.recipe.roles() if method.owner(name) == owner):
             yield checked(f"template, {role}", partial(_chat, method, role), partial(_chat, method, role))
@@ -71,12 +71,13 @@ def _model(method: Method, owner: str) -> Finding | None:
         state = readiness(model)
     except BadInput:
         return None
-    if _prepared_later(method, owner):
+    if prepared_later(method, owner):
         return Finding(name, f"{model}: {state}")
     try:
         path = described(model)
     except HubUnreachable as error:
-        return Finding(name, f"{model}: {state}; {error.found}", False, error.next_step or "", required=False)
+        told = f"{model}: {state}; the Hub does not answer now, so its config was not looked at"
+        return Finding(name, told, False, error.next_step or "", required=False)
     except CrlError as error:
         return Finding(name, error.found, False, error.next_step or "")
     parts = [pinned(model, path)]
@@ -89,7 +90,8 @@ def _model(method: Method, owner: str) -> Finding | None:
     return Finding(name, ", ".join(parts))
 
 
-def _prepared_later(method: Method, owner: str) -> bool:
+def prepared_later(method: Method, owner: str) -> bool:
+    """Whether preparing a model takes so long that nothing is looked at before its first use."""
     from crl.policies.sources import takes_preparing
 
     return takes_preparing(method.role(owner).model)

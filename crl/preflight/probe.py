@@ -83,8 +83,8 @@ class Comparison:
     def ways(self, owner: str) -> dict[str, str]:
         """How a model that has passed its check is sampled from and updated, for a person; why not in a faster way."""
         verdict = self._found()[owner]
-        if verdict.get("skipped"):
-            return dict.fromkeys(("sampling", "update"), verdict["skipped"])
+        if (skipped := verdict.get("skipped")) is not None:
+            return {"sampling": str(skipped), "update": str(skipped)}
         instead = verdict.get("instead", {})
         return {
             what: _IN_WORDS[verdict[what]] + (f" (not {instead[what]})" if what in instead else "")

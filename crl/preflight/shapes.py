@@ -15,7 +15,16 @@ from pathlib import Path
 
 from crl.config import LoraConfig
 from crl.config.roles import ENDPOINT
-from crl.policies.sources import HUB_ID, is_path, is_whole, takes_preparing, trained_weights, warm_checkpoint
+from crl.errors import BadInput
+from crl.policies.sources import (
+    HUB_ID,
+    TrainedWeights,
+    is_path,
+    is_whole,
+    takes_preparing,
+    trained_weights,
+    warm_checkpoint,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +186,7 @@ def readiness(name: str) -> str:
     """
     if takes_preparing(name):
         return "will be prepared on first use"
-    if (trained := trained_weights(name)) is not None and trained.adapter:
+    if (trained := _trained(name)) is not None and trained.adapter:
         return readiness(trained.base)
     if is_path(name) or not HUB_ID.fullmatch(name):
         return "ready"
@@ -187,13 +196,21 @@ def readiness(name: str) -> str:
     return "not on this machine: will be downloaded from Hugging Face on first use"
 
 
+def _trained(model: str) -> TrainedWeights | None:
+    """As `trained_weights`; None also where they are not there, which another check says."""
+    try:
+        return trained_weights(model)
+    except BadInput:
+        return None
+
+
 def _configs(model: str) -> Iterator[Path]:
     from crl.paths import models_directory
 
     if (checkpoint := warm_checkpoint(model)) is not None:
         yield checkpoint / "config.json"
         return
-    if (trained := trained_weights(model)) is not None:
+    if (trained := _trained(model)) is not None:
         yield trained.checkpoint / "config.json"
         yield from _configs(trained.base)
         return
