@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.findings import Finding, checked, computed_findings, described_findings, prepared_later
+from crl.cli.findings import Finding, checked, computed_findings, described_findings, looked_at
 from crl.cli.shared import RunsOption, console, load, say
 from crl.errors import BadInput
 
@@ -121,13 +121,13 @@ def _experiment_findings(experiment: Experiment, rounds: int, run_path: Path) ->
     yield Finding("experiment", f"{experiment.name}, method {method.digest()[:12]}")
     with Comparison(method) as compared:
         done = [checked(name, check) for name, check in checks_here(experiment)]
-        described = list(described_findings(method))
         failed = [finding for finding in done if not finding.ok]
+        described = list(described_findings(method, prepare=not failed))
         yield Finding("checks", f"{len(done) - len(failed)} of {len(done)} passed: settings, worlds, files")
         yield from failed
         yield from described
-        later = any(prepared_later(method, owner) for owner in method.owners())
-        if not later and all(finding.ok for finding in [*done, *described]):
+        models = [method.role(owner).model for owner in method.owners()]
+        if all(each.ok for each in [*done, *described]) and all(looked_at(each, prepare=True) for each in models):
             prompts = partial(recipe_of(method).check_ready, method, run_path)
             yield checked("prompts", prompts, "the first ones fit, and the tokenizers read them whole")
         needed = estimate(experiment)

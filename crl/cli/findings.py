@@ -43,36 +43,40 @@ def checked(name: str, check: Callable[[], object], result: str | Callable[[], s
         return Finding(name, error.found, False, error.next_step or "")
 
 
-def described_findings(method: Method) -> Iterator[Finding]:
+def described_findings(method: Method, *, prepare: bool) -> Iterator[Finding]:
     """What each model is and where, and the chat template of each of its roles.
 
-    Of a model on the Hub config and tokenizer are downloaded for it, no weights.
+    Of a model on the Hub config and tokenizer are downloaded for it, no weights. With `prepare` models that are made on
+    this machine are made, unless that takes long.
     """
     for owner in method.owners():
-        found = _model(method, owner)
-        yield from [] if found is None else [found]
-        if found is None or not found.ok or prepared_later(method, owner):
+        model = method.role(owner).model
+        if method.role(owner).engine.REMOTE:
+            yield Finding(f"model, {owner}", f"{model}: its weights are elsewhere")
+        elif not looked_at(model, prepare=prepare):
+            yield Finding(f"model, {owner}", f"{model}: will be prepared on first use")
+            continue
+        elif (found := _model(model, f"model, {owner}")) is not None:
+            yield found
+            if not found.ok:
+                continue
+        else:
             continue
         for role in (name for name in method.recipe.roles() if method.owner(name) == owner):
             yield checked(f"template, {role}", partial(_chat, method, role), partial(_chat, method, role))
 
 
-def _model(method: Method, owner: str) -> Finding | None:
-    """None where the name of a model is wrong, which is a check of its own."""
+def _model(model: str, name: str) -> Finding | None:
+    """None where there is no such model, which another check says."""
     from crl.policies.sources import check_model, described, pinned
     from crl.preflight.estimate import download_bytes, gigabytes
     from crl.preflight.shapes import readiness, shape_of
 
-    model, name = method.role(owner).model, f"model, {owner}"
-    if method.role(owner).engine.REMOTE:
-        return Finding(name, f"{model}: its weights are elsewhere")
     try:
         check_model(model)
         state = readiness(model)
     except BadInput:
         return None
-    if prepared_later(method, owner):
-        return Finding(name, f"{model}: {state}")
     try:
         path = described(model)
     except HubUnreachable as error:
@@ -90,11 +94,19 @@ def _model(method: Method, owner: str) -> Finding | None:
     return Finding(name, ", ".join(parts))
 
 
-def prepared_later(method: Method, owner: str) -> bool:
-    """Whether preparing a model takes so long that nothing is looked at before its first use."""
-    from crl.policies.sources import takes_preparing
+def looked_at(model: str, *, prepare: bool) -> bool:
+    """Whether config and tokenizer of a model are here or on the Hub, or may be prepared."""
+    from crl.policies.sources import HUB_ID, check_model, takes_preparing, trained_weights
+    from crl.preflight.shapes import config_file
 
-    return takes_preparing(method.role(owner).model)
+    if takes_preparing(model):
+        return False
+    try:
+        check_model(model)
+        made = trained_weights(model) is not None or (config_file(model) is None and not HUB_ID.fullmatch(model))
+    except BadInput:
+        return True  # another check says what is wrong
+    return prepare or not made
 
 
 def _chat(method: Method, role: str) -> str:
