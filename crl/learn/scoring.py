@@ -284,6 +284,7 @@ def load_trainable(
     seed: int,
     gradient_checkpointing: bool = False,
     narrow: bool = True,
+    base: Callable[[], Any] | None = None,
 ) -> Any:
     """A float32 transformers model ready to train, as it is in `checkpoint` (the base model when None).
 
@@ -291,8 +292,9 @@ def load_trainable(
     random part comes from `seed` (it changes nothing until it is trained). A frozen base is kept as narrow as its file,
     unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`). Its `absent` are the ids that are no tokens
     (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of the
-    model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
-    a model, RecordDamaged where weights are missing.
+    model; it is written into adapters instead of a path of this machine. `base` makes the frozen base where it is in
+    memory for several roles (`crl.engine.frozen_base`). Raises BadInput for files that are not such a model,
+    RecordDamaged where weights are missing.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -304,7 +306,10 @@ def load_trainable(
         try:
             model: Any
             dtype: Any = "auto" if narrow and lora is not None else torch.float32
-            model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
+            if base is not None:
+                model, report = base(), {"missing_keys": ()}
+            else:
+                model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
             # That of a checkpoint has a role's sampling.
             model.generation_config = generation_config(model_path, model.config)
             if lora is not None:
