@@ -37,6 +37,7 @@ from crl.config.vocabulary import absent_of
 from crl.config.ways import MOST_NATS, MOST_NATS_BFLOAT16, Logprobs, check_nats, plain_logprobs, rows_to_try
 from crl.engine.services import parameters
 from crl.errors import CrlError, StageFailed
+from crl.learn.adapters import adapted_by
 from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import ScoredModel, load_trainable, logprobs_of
 from crl.policies.exact import Tried, exact_sampling
@@ -84,6 +85,8 @@ class Verdict:
     """Largest differences of log-probabilities, by what was compared."""
     cosine: float | None = None
     """Of the gradients of an update and of plain transformers."""
+    adapter: dict[str, Any] | None = None
+    """What an adapter adapts (`crl.learn.adapters.Adapted`)."""
     skipped: str | None = None
     """Why nothing was measured."""
     sure: bool = True
@@ -204,7 +207,16 @@ class _Probe:
             self.doing = "transformers' own backward pass"
             model.set_attn_implementation(own)
             sum(each.sum() for each in plain_logprobs(model, rows, self._absent)).backward()
-            theirs = [_taken(parameter) for parameter in model.parameters()]
+            named = dict(model.named_parameters())
+            theirs = [_taken(parameter) for parameter in named.values()]
+            if lora is not None:
+                without = [
+                    name
+                    for (name, each), got in zip(named.items(), theirs, strict=True)
+                    if each.requires_grad and got is None
+                ]
+                adapted = adapted_by(model, without)
+                self.verdict = replace(self.verdict, adapter=asdict(adapted))
             self.doing = "the backward pass of an update"
             ways: tuple[Update, ...] = get_args(Update)
             for way in ways[ways.index(scored.way) :]:

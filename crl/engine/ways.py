@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from crl.config.models import Ways
 from crl.errors import RecordDamaged
@@ -30,7 +31,7 @@ def ways_of(run: RunDirectory) -> dict[str, Ways]:
         found = kept_ways(run.method)
         if found.keys() != set(computed_here(run.method)):
             return found
-        write_once(path, canonical_json({owner: asdict(ways) for owner, ways in found.items()}))
+        write_once(path, canonical_json({owner: _plain(ways) for owner, ways in found.items()}))
     try:
         return {owner: Ways(**ways) for owner, ways in json.loads(path.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -40,3 +41,7 @@ def ways_of(run: RunDirectory) -> dict[str, Ways]:
             where=str(path),
             next_step="Delete it: the ways are chosen again, as when a run begins.",
         ) from error
+
+
+def _plain(ways: Ways) -> dict[str, Any]:
+    return {name: value for name, value in asdict(ways).items() if value is not None}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +33,7 @@ from crl.config.ways import (
     rows_to_try,
 )
 from crl.errors import BadInput, CrlError, RecordDamaged, StageFailed
+from crl.learn.adapters import with_adapter
 from crl.learn.batches import MicroBatch, collate
 from crl.learn.frozen import compute_wide, widen
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
@@ -314,7 +314,7 @@ def load_trainable(
             model.generation_config = generation_config(model_path, model.config)
             if lora is not None:
                 widen(model)
-                model = _with_adapter(model, checkpoint, lora, source)
+                model = with_adapter(model, checkpoint, lora, source)
                 compute_wide(model)
         except (OSError, ValueError) as error:
             raise BadInput(
@@ -366,45 +366,6 @@ def _kept_quiet(layer: Any, checkpoint: Callable[..., Any], forward: Callable[..
             layer.training = True
 
     return checkpoint(computed, *inputs)
-
-
-def _with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source: str) -> Any:
-    import peft
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")  # peft's calls
-    if checkpoint is not None:
-        adapted: Any = peft.PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
-    else:
-        alpha: Any = lora.lora_alpha
-        config = peft.LoraConfig(
-            task_type="CAUSAL_LM",
-            r=lora.r,
-            lora_alpha=alpha,
-            lora_dropout=0.0,
-            target_modules=lora.target_modules,
-            bias="none",
-        )
-        if lora.target_modules == "all-linear":
-            config.exclude_modules = _not_adapted(model, config)
-        adapted = peft.get_peft_model(model, config)
-    adapted.peft_config["default"].base_model_name_or_path = source
-    return adapted
-
-
-def _not_adapted(model: Any, config: Any) -> list[str] | None:
-    """Modules of a state-space model that take no adapter: those that peft refuses, and `dt_proj`, of which only the
-    weight is read. None: there are none."""
-    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
-
-    found = []
-    for name in sorted({name.rpartition(".")[2] for name, _ in model.named_modules()}):
-        try:
-            _check_lora_target_modules_mamba(config, model, name)
-        except ValueError:
-            found.append(name)
-        else:
-            found += [name] if name == "dt_proj" else []
-    return found or None
 
 
 class Reference:
