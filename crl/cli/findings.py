@@ -128,6 +128,8 @@ def computed_findings(experiment: Experiment, needed: Estimate, compared: Compar
         found = checked(name, check)
         ways[owner] = compared.ways(owner) if found.ok else {}
         yield from [] if found.ok else [found]
+        if found.ok and (adapter := compared.adapter(owner)) is not None:
+            yield Finding(f"adapter, {owner}", adapter)
     for role, sampling in needed.sampling.items():
         engine = method.role(role).engine
         how = f"by {engine.kind}" if engine.SERVED else _way(ways, method.owner(role), "sampling")

@@ -36,6 +36,8 @@ class Ways:
 
     sampling: Sampling = "packed"
     update: Update = "packed"
+    adapter: Mapping[str, Any] | None = None
+    """What an adapter adapts, for people (`crl.learn.adapters.Adapted`); None: full weights are trained, or none."""
 
 
 def check_context(model_config: Any, name: str, context: int, role: str | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -172,10 +172,11 @@ class TransformersEngine(EngineConfig):
         threads: int,
         multi_turn: bool,
         way: Sampling | None = None,
+        base: Callable[[], Any] | None = None,
     ) -> Any:
         """See :func:`crl.policies.language_model.load_policy`."""
         load_policy = load_object("crl.policies.language_model:load_policy")
-        return load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, way=way)
+        return load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, way=way, base=base)
 
 
 ENGINES = Registry(
@@ -201,8 +202,16 @@ class RoleConfig(Model):
 
     OF_WEIGHTS: ClassVar[tuple[str, ...]] = ("model", "dtype", "engine", "lora", "optimizer", "deepspeed")
     """Fields that belong to a set of weights: a role that shares another's has none of its own."""
+    OF_BASE: ClassVar[tuple[str, ...]] = ("model", "dtype", "engine")
+    """Those of them that belong to a frozen base: a role that stands on another's has none of its own."""
 
     weights: str | None = Field(None, description="Role whose weights this one shares; none: weights of its own.")
+    base: str | None = Field(
+        None,
+        exclude_if=unset,
+        description="Role on whose frozen base this one stands: one model in memory, and an adapter of each. Both have "
+        "`lora`; model, dtype and engine are the other's. None: a model of its own.",
+    )
     model: str = Field(
         "smollm2-135m-instruct",
         description="tiny, smollm2-135m-instruct, warm:<name>/<role>, run:<name>@<round> (weights of the role of that "
@@ -225,7 +234,30 @@ class RoleConfig(Model):
         own = [name for name in self.OF_WEIGHTS if getattr(self, name) != fields[name].get_default()]
         if self.weights is not None and own:
             raise ValueError(f"the weights are those of {self.weights}, so {', '.join(own)} is set there")
+        if self.base is None:
+            return self
+        if self.weights is not None:
+            raise ValueError(f"weights is {self.weights} and base is {self.base}: set one of them")
+        if of_base := [name for name in own if name in self.OF_BASE]:
+            raise ValueError(f"the base is that of {self.base}, so {', '.join(of_base)} is set there")
         return self
+
+    def check_shared_base(self, name: str) -> None:
+        """Raise BadInput where a role of this name cannot have its base together with another."""
+        if self.lora is None:
+            raise BadInput(
+                f"role {name} shares its base with another role, and it trains full weights",
+                expected="an adapter: the base of several roles stays as it is",
+                where=f"method.roles.{name}.lora",
+                next_step="set lora ({} has the defaults), or give each role a model of its own",
+            )
+        if self.deepspeed.zero_stage == 3:
+            raise BadInput(
+                f"role {name} shares its base with another role, and ZeRO-3 divides a base among ranks",
+                expected="zero_stage 0, 1 or 2: they leave the base whole",
+                where=f"method.roles.{name}.deepspeed.zero_stage",
+                next_step="lower zero_stage, or give each role a model of its own",
+            )
 
     def engine_problems(self, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
         """What a role of this name asks for and its engine cannot do; `temperatures` as in `EngineConfig.problems`."""

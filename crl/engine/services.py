@@ -3,8 +3,9 @@
 At most one set of weights per role is held: those of the next round replace those of the last. A trainer's optimizer
 state is several times its model, so at most one is held, no sampling copy of its role beside it, and none on a GPU when
 a server starts there; of small models (`policies.machine.all_stay`) both trainers stay, and new weights are read into
-the living copy. A trainer that a stage asked for counts as dirty until the stage says which update it has reached
-(`trained`); a stage that failed in between never hands on half an update.
+the living copy. The frozen base of several roles (`frozen_base`) stays, unless such a server starts. A trainer that a
+stage asked for counts as dirty until the stage says which update it has reached (`trained`); a stage that failed in
+between never hands on half an update.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import gc
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
     from crl.config.models import Ways
+    from crl.engine.frozen_base import FrozenBase
     from crl.learn.trainer import Trainer
     from crl.policies.sources import ModelSource
     from crl.run.directory import RunDirectory
@@ -51,6 +53,8 @@ class EngineServices:
         self._used: dict[str, dict[str, str]] = {}
         self._embedder: Embedder | None = None
         self._sources: dict[str, ModelSource] = {}
+        self._frozen: dict[str, FrozenBase] = {}
+        """Bases that several roles stand on, by the role whose model they are."""
         self._trainers: dict[str, tuple[str, Trainer]] = {}
         """(weights digest, trainer) by role; an empty digest while a stage trains it."""
         self._stage_seed = 0
@@ -103,6 +107,7 @@ class EngineServices:
                 held = None
                 _collect()
             from crl.policies import load_policy
+            from crl.policies.machine import computed
 
             server = self._server(role) if config.engine.SERVED else None
             if config.engine.SERVED and not config.engine.REMOTE and (server is None or server.address is None):
@@ -119,6 +124,7 @@ class EngineServices:
                     server=server,
                     weights=weights.weights_digest,
                     way=None if (ways := self._ways_of(role)) is None else ways.sampling,
+                    base=self._shared_base(role, model_path, computed(config).dtype),
                 )
         self._policies[role] = (weights.weights_digest, policy)
         return policy
@@ -137,6 +143,8 @@ class EngineServices:
 
         if gpu_count() and not self._all_small():
             self._drop_trainers([role for role, (digest, _) in self._trainers.items() if digest])
+            self._frozen.clear()  # no role of theirs is sampled from here: the engine is the base's
+            _collect()
 
     def _server(self, role: str) -> ServerConfig | None:
         return last_runtime(self._run.path).servers.get(self._method.owner(role))
@@ -232,6 +240,7 @@ class EngineServices:
             self._embedder = None
             load_embedder.cache_clear()  # it keeps one per process
         self._drop_trainers(list(self._trainers))
+        self._frozen.clear()
         _collect()
 
     def close(self) -> None:
@@ -251,15 +260,33 @@ class EngineServices:
         from crl.policies.machine import computed
 
         config = computed(self._method.role(role))
+        model_path = self._base(role, config, weights)
+        narrow = config.engine.SERVED or config.dtype == "bfloat16"
         with self._seeded("weights", role):
             return Trainer(
                 config,
-                model_path=self._base(role, config, weights),
+                model_path=model_path,
                 checkpoint=self._checkpoint(weights),
                 threads=self._method.threads,
                 seed=_torch_seed(self._method.seed, "weights", role),
                 way=None if (ways := self._ways_of(role)) is None else ways.update,
+                base=self._shared_base(role, model_path, None if narrow else "float32"),
             )
+
+    def _shared_base(self, role: str, path: Path, dtype: str | None) -> Callable[[], Any] | None:
+        """What makes the base of a role, in this type or that of its file; None: no other role stands on it.
+
+        Sampling and updates mostly need one copy: in bfloat16 that of a bfloat16 file; in float32 whatever the file is,
+        for widening its weights (`crl.learn.frozen`) changes no number and takes time.
+        """
+        owner = self._method.base(role)
+        if owner is None:
+            return None
+        from crl.engine.frozen_base import FrozenBase
+
+        if owner not in self._frozen:
+            self._frozen[owner] = FrozenBase(path)
+        return functools.partial(self._frozen[owner].model, None if dtype is None else getattr(_torch(), dtype))
 
     def _source(self, name: str) -> ModelSource:
         if name not in self._sources:

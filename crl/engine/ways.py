@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from crl.config import Method
 from crl.config.models import Ways
@@ -30,7 +31,7 @@ def ways_of(run: RunDirectory) -> dict[str, Ways]:
     owners = computed_here(run.method)
     for owner, ways in kept_ways(run.method, [each for each in owners if not _file(folder, each).is_file()]).items():
         folder.mkdir(exist_ok=True)
-        write_once(_file(folder, owner), canonical_json(asdict(ways)))
+        write_once(_file(folder, owner), canonical_json(_plain(ways)))
     return {owner: _read(_file(folder, owner)) for owner in owners if _file(folder, owner).is_file()}
 
 
@@ -57,3 +58,7 @@ def _read(file: Path) -> Ways:
             where=str(file),
             next_step="Delete it: the ways are chosen again, as when a run begins.",
         ) from error
+
+
+def _plain(ways: Ways) -> dict[str, Any]:
+    return {name: value for name, value in asdict(ways).items() if value is not None}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +33,7 @@ from crl.config.ways import (
     rows_to_try,
 )
 from crl.errors import BadInput, CrlError, RecordDamaged, StageFailed
+from crl.learn.adapters import with_adapter
 from crl.learn.batches import MicroBatch, collate
 from crl.learn.frozen import compute_wide, restore, wide_in, widen
 from crl.learn.process_group import import_deepspeed
@@ -289,6 +289,7 @@ def load_trainable(
     gradient_checkpointing: bool = False,
     narrow: bool = True,
     divided: Mapping[str, Any] | None = None,
+    base: Callable[[], Any] | None = None,
 ) -> Any:
     """A float32 transformers model ready to train, as it is in `checkpoint` (the base model when None).
 
@@ -298,8 +299,9 @@ def load_trainable(
     a DeepSpeed engine of stage 3, every rank keeps its share of each weight, from the moment it is read (:func:`whole`
     gathers them). Its `absent` are the ids that are no tokens
     (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of the
-    model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
-    a model, RecordDamaged where weights are missing.
+    model; it is written into adapters instead of a path of this machine. `base` makes the frozen base where it is in
+    memory for several roles (`crl.engine.frozen_base`). Raises BadInput for files that are not such a model,
+    RecordDamaged where weights are missing.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -310,17 +312,20 @@ def load_trainable(
         torch.manual_seed(seed)
         try:
             model: Any
-            wide = wide_in(full) if narrow and lora is not None else None
+            wide = wide_in(full) if base is None and narrow and lora is not None else None
+            dtype: Any = torch.float32 if wide is None else "auto"
             with _divided(divided):
-                dtype: Any = torch.float32 if wide is None else "auto"
-                model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
+                if base is not None:
+                    model, report = base(), {"missing_keys": ()}
+                else:
+                    model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
             if wide is not None and not restore(model, wide):
                 model, report = pretrained(AutoModelForCausalLM, full, dtype=torch.float32, output_loading_info=True)
             # That of a checkpoint has a role's sampling.
             model.generation_config = generation_config(model_path, model.config)
             if lora is not None:
                 widen(model)
-                model = _with_adapter(model, checkpoint, lora, source)
+                model = with_adapter(model, checkpoint, lora, source)
                 compute_wide(model)
         except (OSError, ValueError) as error:
             raise BadInput(
@@ -399,45 +404,6 @@ def _kept_quiet(layer: Any, checkpoint: Callable[..., Any], forward: Callable[..
             layer.training = True
 
     return checkpoint(computed, *inputs)
-
-
-def _with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source: str) -> Any:
-    import peft
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")  # peft's calls
-    if checkpoint is not None:
-        adapted: Any = peft.PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
-    else:
-        alpha: Any = lora.lora_alpha
-        config = peft.LoraConfig(
-            task_type="CAUSAL_LM",
-            r=lora.r,
-            lora_alpha=alpha,
-            lora_dropout=0.0,
-            target_modules=lora.target_modules,
-            bias="none",
-        )
-        if lora.target_modules == "all-linear":
-            config.exclude_modules = _not_adapted(model, config)
-        adapted = peft.get_peft_model(model, config)
-    adapted.peft_config["default"].base_model_name_or_path = source
-    return adapted
-
-
-def _not_adapted(model: Any, config: Any) -> list[str] | None:
-    """Modules of a state-space model that take no adapter: those that peft refuses, and `dt_proj`, of which only the
-    weight is read. None: there are none."""
-    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
-
-    found = []
-    for name in sorted({name.rpartition(".")[2] for name, _ in model.named_modules()}):
-        try:
-            _check_lora_target_modules_mamba(config, model, name)
-        except ValueError:
-            found.append(name)
-        else:
-            found += [name] if name == "dt_proj" else []
-    return found or None
 
 
 class Reference:

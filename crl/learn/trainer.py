@@ -50,6 +50,7 @@ class Trainer:
         threads: CPU threads of this process.
         seed: of a fresh adapter's random part.
         way: how samples are read (`ScoredModel`).
+        base: makes the frozen base where it is in memory for several roles (`crl.engine.frozen_base`).
 
     Raises:
         BadInput: the model cannot be loaded, has no positions for the context, or is computed exactly in no way, or the
@@ -67,6 +68,7 @@ class Trainer:
         threads: int,
         seed: int = 0,
         way: Update | None = None,
+        base: Callable[[], Any] | None = None,
     ) -> None:
         torch.set_num_threads(threads)
         self.role = role
@@ -88,6 +90,7 @@ class Trainer:
             # ZeRO-3 takes weights away between passes, and a narrow product holds on to its own.
             narrow=settings.zero_stage < 3,
             divided=_engine_config(role) if loads_divided(role, checkpoint or model_path) else None,
+            base=base,
         )
         check_context(model.config, role.model, role.context)
         scored = ScoredModel(model, autocast=settings.autocast, way=way, context=role.context)

@@ -11,6 +11,7 @@ D width of a key, an embedding or a layer, E of a value; K answers to choose amo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +37,16 @@ def load_policy(
     server: ServerConfig | None = None,
     weights: str = "",
     way: Sampling | None = None,
+    base: Callable[[], Any] | None = None,
 ) -> LoadedPolicy:
     """The model of a role, ready to sample on the engine that the role names: see `crl.config.EngineConfig.load`.
 
     `server` (None: the defaults) and `weights`, the digest of the weights, are for engines that sample by a server;
-    `way` (None: tried when it is loaded) for the one that samples here.
+    `way` (None: tried when it is loaded) and `base`, which makes a base model that several roles stand on, for the one
+    that samples here.
     """
     served: dict[str, Any] = {"server": server, "weights": weights} if role.engine.SERVED else {}
-    served |= {"way": way} if role.engine.kind == "transformers" else {}
+    served |= {"way": way, "base": base} if role.engine.kind == "transformers" else {}
     policy: LoadedPolicy = role.engine.load(
         role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, **served
     )

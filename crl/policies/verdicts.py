@@ -26,6 +26,8 @@ from crl.run.files import write_atomically
 _LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy")
 _CODE = ("config/models.py", "config/vocabulary.py", "config/ways.py", "engine/probe.py", "learn", "policies")
 """Files and folders of this package that the numbers follow from."""
+_MOST_NAMED = 6
+"""Frozen weights that are named."""
 DRIVER = Path("/proc/driver/nvidia/version")
 
 Verdict = Mapping[str, Any]
@@ -92,8 +94,19 @@ def kept_ways(method: Method, owners: Iterable[str]) -> dict[str, Ways]:
     for owner in owners:
         verdict = read(asked_of(method, owner, trains=True).key) or {}
         if verdict and not verdict.get("problem"):
-            found[owner] = Ways(verdict["sampling"], verdict["update"])
+            found[owner] = Ways(verdict["sampling"], verdict["update"], verdict.get("adapter"))
     return found
+
+
+def adapter_in_words(adapter: Mapping[str, Any]) -> str:
+    """What an adapter adapts (`crl.learn.adapters.Adapted`), for a person."""
+    of = adapter["of"]
+    shares = [f"{name.removesuffix('.weight')} {size / of:.0%}" for name, size in adapter["frozen"].items()]
+    large = [each for each, size in zip(shares, adapter["frozen"].values(), strict=True) if size >= of / 100]
+    told = [f"an adapter on {adapter['weights'] / of:.0%} of the weights"]
+    told += [f"frozen: {', '.join(large[:_MOST_NAMED])}{', …' * (len(large) > _MOST_NAMED)}"] if large else []
+    told += [f"no gradient reaches {', '.join(adapter['idle'][:_MOST_NAMED])}"] if adapter["idle"] else []
+    return "; ".join(told)
 
 
 def computed_here(method: Method, *, trains: bool = True) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from crl.config import Method
 from crl.errors import BadInput, CrlError, StageFailed
 from crl.policies.sources import ModelSource, directory_digest
-from crl.policies.verdicts import DRIVER, Asked, Verdict, asked_of, computed_here, keep, read
+from crl.policies.verdicts import DRIVER, Asked, Verdict, adapter_in_words, asked_of, computed_here, keep, read
 from crl.preflight.shapes import config_file, readiness
 from crl.run.guardian import PARENT
 
@@ -91,6 +91,11 @@ class Comparison:
             for what in ("sampling", "update")
             if verdict.get(what)
         }
+
+    def adapter(self, owner: str) -> str | None:
+        """What the adapter of a model that has passed its check adapts, for a person; None where there is none."""
+        adapter = self._found()[owner].get("adapter")
+        return None if adapter is None else adapter_in_words(adapter)
 
     def _owners(self, *, here: bool) -> list[str]:
         """Sets of weights that this project computes; with `here`, those on this machine only."""

@@ -306,6 +306,7 @@ def _check_settings(old: Method, new: Method, recipe: Recipe, played: tuple[Stag
         name for stage in played for name in (stage.role, *(read.name for read in stage.reads)) if name is not None
     }
     needed = named | {method.owner(name) for method in (old, new) for name in named & set(method.roles)}
+    needed |= {role.base for method in (old, new) for role in method.roles.values() if role.base is not None}
     updated = {stage.role for stage in played if stage.update}
     of_updates = [f"roles.{name}.{key}" for name in new.roles if name not in updated for key in OF_UPDATES]
     unneeded = [f"roles.{name}" for name in new.roles if name not in needed]
