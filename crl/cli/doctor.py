@@ -140,13 +140,12 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
 
 
 def _templates(method: Method) -> Iterator[Finding]:
-    """A line for each role whose prompts are not written by its model's own chat template."""
-    from crl.policies.chat import TRAINING
+    """Which chat template writes the prompts of each role that answers over several turns."""
     from crl.rounds.ready import chat_of
 
     for role, use in method.recipe.roles().items():
-        if use.multi_turn and chat_of(method, role).template == TRAINING:
-            yield Finding(f"chat template, {role}", f"{TRAINING}: the model's own rewrites earlier turns")
+        if use.multi_turn:
+            yield Finding(f"chat template, {role}", chat_of(method, role).template)
 
 
 def _learning_rates(method: Method) -> Iterator[Finding]:

@@ -56,12 +56,13 @@ class LanguagePolicy:
         *,
         name: str,
         context: int,
-        multi_turn: bool = True,
+        role: RoleConfig | None = None,
         base: Path | None = None,
         way: Sampling | None = None,
     ) -> None:
         """
-        `base`: directory of the model that adapters are merged into (`take_weights`). `way`: how rows are read; None:
+        `role`: whose chat template it is. `base`: directory of the model that adapters are merged into
+        (`take_weights`). `way`: how rows are read; None:
         the fastest way that is exact, tried here.
 
         Raises:
@@ -73,7 +74,7 @@ class LanguagePolicy:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         rows = rows_of_model(model.config)
-        self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn, rows=rows)
+        self.chat = ChatFormat.of(role, tokenizer, name, rows=rows)
         absent = absent_ids(tokenizer, rows)
         self.absent = torch.tensor(absent) if absent else None
         self.way: Sampling = exact_sampling(model, context, self.absent).way if way is None else way
@@ -128,18 +129,16 @@ def load_policy(
     checkpoint: Path | None,
     *,
     threads: int,
-    multi_turn: bool = True,
     way: Sampling | None = None,
 ) -> LanguagePolicy:
     """Load the model of a role for sampling, on CUDA where there is a device, else on the CPU.
 
     Args:
-        role: precision and context.
+        role: precision, context and chat template.
         model_path: directory of the base model (`resolve_model`); tokenizer and template come from here.
         checkpoint: None for the base model; else a directory with `adapter_config.json` (a peft LoRA adapter, merged in
             float32, then cast) or with full weights as `save_pretrained` writes them.
         threads: CPU threads of this process.
-        multi_turn: False allows chat templates that rewrite history (one-turn roles only).
         way: how rows are read (`LanguagePolicy`).
 
     Raises:
@@ -151,9 +150,7 @@ def load_policy(
     model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
     if torch.cuda.is_available():
         model = model.to("cuda")
-    return LanguagePolicy(
-        model, tokenizer, name=role.model, context=role.context, multi_turn=multi_turn, base=model_path, way=way
-    )
+    return LanguagePolicy(model, tokenizer, name=role.model, context=role.context, role=role, base=model_path, way=way)
 
 
 def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype) -> Any:

@@ -10,13 +10,26 @@ from __future__ import annotations
 import re
 import unicodedata
 
-THOUGHT_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
-"""What begins and ends a thought."""
+_THOUGHTS = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+    "◁think▷": "◁/think▷",
+    "<|channel>thought": "<channel|>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "<|inner_prefix|>": "<|inner_suffix|>",
+}
+_BEGINS, _ENDS = ("|".join(map(re.escape, tags)) for tags in (_THOUGHTS, _THOUGHTS.values()))
+THOUGHT_TAG = re.compile(f"(?:{_BEGINS}|(?P<end>{_ENDS}))", re.IGNORECASE)
+"""What begins and ends a thought, in the families of models that write some."""
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z]*)[ \t]*$")
 
 
 def after_thoughts(text: str, *, begun: bool = False) -> str | None:
-    """What follows the last thought (`<think>…</think>`, tags in any case); None inside one that never ends.
+    """What follows the last thought (`<think>…</think>` or another family's tags, in any case); None inside one that
+    never ends.
 
     Thoughts do not nest: the last tag decides. Behind `</think>` the answer begins, whatever is before it; behind
     `<think>` nothing is said yet. A text without a tag is an answer as a whole, unless its thought was `begun` before
@@ -25,7 +38,18 @@ def after_thoughts(text: str, *, begun: bool = False) -> str | None:
     tags = list(THOUGHT_TAG.finditer(text))
     if not tags:
         return None if begun else text
-    return text[tags[-1].end() :] if tags[-1].group(1) else None
+    return text[tags[-1].end() :] if tags[-1].group("end") else None
+
+
+def marks_thought(token: str) -> bool:
+    """Whether a control token is a tag of thoughts, or the beginning of one."""
+    return any(token.casefold() in tag.casefold() for tag in (*_THOUGHTS, *_THOUGHTS.values()))
+
+
+def thought_end(text: str) -> str:
+    """The tag that ends the thought which a text leaves open."""
+    begun = [tag.group() for tag in THOUGHT_TAG.finditer(text)][-1].casefold()
+    return next(end for begin, end in _THOUGHTS.items() if begin.casefold() == begun)
 
 
 def json_part(answer: str) -> str:

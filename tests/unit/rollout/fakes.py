@@ -27,7 +27,7 @@ class CharacterChat:
             ids += [ROLES[message["role"]], *map(ord, message["content"]), END]
         return [*ids, ASSISTANT]
 
-    def reply(self, text: str, *, ended: bool) -> list[int]:
+    def reply(self, text: str, *, ended: bool, by: int | None = None, call: str | None = None) -> list[int]:
         return [*([] if ended else [END]), USER, *map(ord, text), END, ASSISTANT]
 
     def decode(self, token_ids: Sequence[int]) -> str:
