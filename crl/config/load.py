@@ -39,9 +39,9 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
     its content becomes part of the method. So do the `prompts` of a family, the text of a role's `chat_template`, and
     the games of the files that `method.recipe.warm_start.recorded` names. The files of `expectations/`, found likewise,
-    become `runtime.expectations`. A family with `repeat: 8` is eight families; `{index}` in its texts is their number, and a
-    value that is `{index}` alone is that number. Raises BadInput naming file, key, what was found and what was
-    expected.
+    become `runtime.expectations`. A family with `repeat: 8` is eight families; `{index}` in its texts is their
+    number, and a value that is `{index}` alone is that number. Raises BadInput naming file, key, what was found and
+    what was expected.
     """
     path = Path(path)
     return parse_experiment(read_yaml(path), overrides, base=path.parent, where=str(path))

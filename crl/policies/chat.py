@@ -37,7 +37,7 @@ from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
 from crl.policies.tool_turns import PROBE, PROBE_CALL, ToolTurns, schema_of
 from crl.policies.turn import StopStrings
 from crl.protocols import Tool
-from crl.text.answers import after_thoughts, marks_thought, thought_end
+from crl.text.answers import after_thoughts, marks_thought, written_behind
 from crl.text.calls import call_of, json_call
 from crl.text.channels import CHANNEL_TOKENS, MESSAGE, said
 
@@ -75,7 +75,6 @@ class ChatFormat:
     Attributes:
         template: which template writes prompts, and what becomes of earlier turns, in words.
         rewrites: whether that template would render earlier turns anew.
-        response_template: by which transformers parses its answers; None: nobody has one.
         written: the template that a checkpoint gets. It renders a chat as it was trained with, if there is such a one.
         end_ids: ids that end a turn in this template, a tool call's last (generation adds the model's own).
         opens_thought: whether the template ends a prompt with the beginning of a thought, as thinking models' do.
@@ -135,7 +134,7 @@ class ChatFormat:
         self._check_ids(rows)
         self.rewrites = not self._keeps_history(text)
         training = self._training_template() if self.rewrites and template is None else None
-        self.written, self.response_template = training or text, self._tools.response_template
+        self.written = training or text
         if "strftime_now" in self.written:
             self.written = _NO_CLOCK + self.written
         self.template = OWN if template is None else FILE
@@ -150,6 +149,11 @@ class ChatFormat:
             return cls(tokenizer, name, rows=rows)
         template, given = role.chat_template, role.chat_template_kwargs
         return cls(tokenizer, name, template=template, template_kwargs=given, rows=rows)
+
+    @property
+    def response_template(self) -> Any:
+        """By which transformers parses its answers with tool calls; None: it takes no tools, or nobody has one."""
+        return self._tools.response_template if self.takes_tools else None
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -300,12 +304,9 @@ class ChatFormat:
         self._begin = first.removeprefix(before) if first.startswith(before) else ""
         last = self._after
         with suppress(BadInput):  # some templates want the last message to be the user's
-            opened = self._render_slots(_THREE[:1], ready=True)
-            whole = self._render_slots(_THREE[:2], ready=False)
+            opened, whole = self._render_slots(_THREE[:1], ready=True), self._render_slots(_THREE[:2], ready=False)
             last = SLOTS.split(whole)[-1].lstrip()
-            self._begin = SLOTS.split(whole.removeprefix(opened))[0] if whole.startswith(opened) else ""
-        if self.opens_thought and after_thoughts(self._begin, begun=True) is None:
-            self._begin = f"\n{thought_end(before)}\n\n"
+            self._begin = SLOTS.split(written_behind(opened, whole) or "")[0]
         closes, goes_on = self._ids.control.match(last), self._ids.control.match(self._after)
         end = closes or goes_on
         if end is None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from crl.errors import BadInput
 from crl.policies.chat_ids import SLOT, ChatIds
 from crl.protocols import Tool
+from crl.text.answers import written_behind
 from crl.text.calls import JSON, call_of
 
 if TYPE_CHECKING:
@@ -43,7 +45,6 @@ class ToolTurns:
 
     Attributes:
         end_id: the id that ends a turn with a call; None: nothing is known of it.
-        response_template: by which transformers parses this model's answers; None: nobody has one.
     """
 
     def __init__(
@@ -62,8 +63,7 @@ class ToolTurns:
             ids: what its control tokens are.
             ends: ids that end a turn without a call.
         """
-        self._tokenizer, self._render, self._ids = tokenizer, render, ids
-        self.response_template = getattr(tokenizer, "response_template", None) or _response_template(template)
+        self._tokenizer, self._template, self._render, self._ids = tokenizer, template, render, ids
         self.end_id: int | None = None
         self._before_name: re.Pattern[str] | None = None
         self._content: str | None = ""
@@ -72,6 +72,18 @@ class ToolTurns:
         self._result_is_json = False
         if (called := self._called()) is not None:
             self._learn(called, frozenset([*ends, tokenizer.eos_token_id]))
+
+    @cached_property
+    def response_template(self) -> Any:
+        """By which transformers parses this model's answers: the tokenizer's, or TRL's of the family that has exactly
+        this chat template; None: nobody has one."""
+        from trl.chat_template_utils import add_response_schema  # seconds, and most models never need it
+
+        own = getattr(self._tokenizer, "response_template", None)
+        try:
+            return own or add_response_schema(SimpleNamespace(chat_template=self._template)).response_template
+        except ValueError:
+            return None
 
     def _called(self) -> str | None:
         """A chat that ends with a call, rendered in the way that the template shows calls; None: it shows none."""
@@ -144,11 +156,12 @@ class ToolTurns:
             called = self._render(self._chat(name, arguments)[:2], ready=False)
         except BadInput:
             return None
-        if not called.startswith(opened):
+        behind = written_behind(opened, called)
+        if behind is None:
             return None
         end = next(text for text, index in self._ids.control_ids.items() if index == self.end_id)
-        call, found, _ = called[len(opened) :].rpartition(end)
-        return (call if found else called[len(opened) :].rstrip()) + end
+        call, found, _ = behind.rpartition(end)
+        return (call if found else behind.rstrip()) + end
 
     def read(self, answer: str, tools: Sequence[Tool]) -> str | None:
         """The last call in an answer, its control tokens in the text and its thoughts not; None where there is none in
@@ -158,7 +171,7 @@ class ToolTurns:
                 message = self._tokenizer.parse_response(
                     answer, self.response_template, prefix="", tools=[schema_of(tool) for tool in tools]
                 )
-                if calls := message.get("tool_calls"):
+                if (calls := message.get("tool_calls")) and _is_whole(answer, self.response_template):
                     return call_of(calls[-1]["function"])
             elif self._before_name is not None:
                 found = list(self._before_name.finditer(answer))
@@ -184,11 +197,11 @@ def _pattern(called: str, control: re.Pattern[str]) -> re.Pattern[str] | None:
     return re.compile(rf"{re.escape(before.strip())}\s*({_TOOL_NAME.pattern}?)\s*{re.escape(between.strip())}\s*")
 
 
-def _response_template(template: str) -> Any:
-    """TRL's response template of the family that has this chat template; None: it has none."""
-    from trl.chat_template_utils import add_response_schema
-
-    try:
-        return getattr(add_response_schema(SimpleNamespace(chat_template=template)), "response_template", None)
-    except ValueError:
-        return None
+def _is_whole(answer: str, template: Mapping[str, Any]) -> bool:
+    """Whether the last call of an answer is closed; what is in JSON closes itself, and is no JSON before."""
+    field = template["fields"]["tool_calls"]
+    if "json" in field["content"]:
+        return True
+    begin, end = (field.get(f"{key}_pattern") or re.escape(field[key]) for key in ("open", "close"))
+    begun = list(re.finditer(begin, answer))
+    return not begun or re.search(end, answer[begun[-1].end() :]) is not None

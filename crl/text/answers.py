@@ -46,10 +46,19 @@ def marks_thought(token: str) -> bool:
     return any(token.casefold() in tag.casefold() for tag in (*_THOUGHTS, *_THOUGHTS.values()))
 
 
-def thought_end(text: str) -> str:
-    """The tag that ends the thought which a text leaves open."""
-    begun = [tag.group() for tag in THOUGHT_TAG.finditer(text)][-1].casefold()
-    return next(end for begin, end in _THOUGHTS.items() if begin.casefold() == begun)
+def written_behind(prompt: str, chat: str) -> str | None:
+    """What a model writes behind a prompt to go on as in a chat; None where the chat does not begin with the prompt.
+
+    A thought that the prompt begins, and the chat does not show, is ended first.
+    """
+    if chat.startswith(prompt):
+        return chat[len(prompt) :]
+    tags = list(THOUGHT_TAG.finditer(prompt))
+    if not tags or tags[-1].group("end") or not chat.startswith(before := prompt[: tags[-1].start()]):
+        return None
+    rest = after_thoughts(chat[len(before) :]) or ""
+    end = next(end for begin, end in _THOUGHTS.items() if begin.casefold() == tags[-1].group().casefold())
+    return f"\n{end}" + ("" if rest.startswith(("<|", "<｜")) else "\n\n") + rest.lstrip()
 
 
 def json_part(answer: str) -> str:
