@@ -55,7 +55,7 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(thinking: Path) -> Any:
-    return load_policy(RoleConfig(model=str(thinking), context=2048), thinking, None, threads=1, multi_turn=False)
+    return load_policy(RoleConfig(model=str(thinking), context=2048), thinking, None, threads=1)
 
 
 class Writes(WholeTurns):
@@ -83,7 +83,7 @@ class Writes(WholeTurns):
 def test_its_template_is_refused_to_a_role_of_several_turns_and_begins_a_thought(thinking: Path, policy: Any) -> None:
     with pytest.raises(BadInput, match="rewrites history"):
         load_policy(RoleConfig(model=str(thinking)), thinking, None, threads=1)
-    chat = load_chat(resolve_model(str(thinking)), multi_turn=False)
+    chat = load_chat(resolve_model(str(thinking)))
     assert chat.opens_thought and policy.chat.opens_thought
     begin, end = (policy.tokenizer.convert_tokens_to_ids(tag) for tag in ("<think>", "</think>"))
     prompt = chat.opening([{"role": "user", "content": "x <think> y"}])
