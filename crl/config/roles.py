@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.models import Sampling
@@ -15,6 +15,12 @@ from crl.config.registry import Registry, load_object
 from crl.errors import BadInput
 
 StopString = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+_MOST = 1_000_000_000
+TemplateArgument = (
+    StrictBool | Annotated[int, Field(ge=-_MOST, le=_MOST)] | Annotated[float, Field(ge=-_MOST, le=_MOST)] | str | None
+)
 
 
 class SamplingConfig(Model):
@@ -215,7 +221,7 @@ class RoleConfig(Model):
         description="A chat template in place of the model's own: the name of a file (jinja), found from the folder of "
         "the experiment. Its text becomes part of the method.",
     )
-    chat_template_kwargs: dict[str, StrictBool | StrictInt | StrictFloat | str | None] = Field(
+    chat_template_kwargs: dict[str, TemplateArgument] = Field(
         {},
         exclude_if=off,
         description="What the chat template is given beside the messages, such as enable_thinking: false or "

@@ -277,9 +277,7 @@ class ScriptedSession(WholeTurns):
 class ScriptedPolicy:
     """Opens scripted sessions with the chat format of a real policy."""
 
-    def __init__(
-        self, chat: Chat, context: int, script: Script, calls: Callable[[int], bool] | None = None
-    ) -> None:
+    def __init__(self, chat: Chat, context: int, script: Script, calls: Callable[[int], bool] | None = None) -> None:
         self.chat, self.context, self._script, self._calls = chat, context, script, calls
 
     def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> ScriptedSession:

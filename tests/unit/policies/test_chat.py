@@ -116,7 +116,7 @@ def test_a_template_that_would_rewrite_history_is_used_as_it_is(tokenizer):
 
 
 def test_a_template_that_leaves_turns_out_is_refused_by_name(tokenizer):
-    with pytest.raises(BadInput, match="'some/model'.*does not show each of"):
+    with pytest.raises(BadInput, match=r"'some/model'.*does not show each of"):
         ChatFormat(_with(tokenizer, CUTS_LONG_CHATS), "some/model")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -28,13 +28,23 @@ SYSTEM, USER = {"role": "system", "content": "Find the way."}, {"role": "user", 
 SHOTS = [{"role": "user", "content": "An example."}, {"role": "assistant", "content": "north"}]
 SWITCHES = ("enable_thinking", "thinking", "reasoning_effort", "reasoning_strength", "reasoning", "thinking_budget")
 TAKE_TOOLS = {
-    "gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5", "glm4moe", "gptoss", "lfm2", "lfm2_2_5", "lfm2_2_5_v2",
-    "lfm2_2_5_vl", "lfm2_v2", "llama3_1", "llama3_2", "nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super",
+    "gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5", "glm4moe", "gptoss", "lfm2", "lfm2_2_5",
+    "lfm2_2_5_v2", "lfm2_2_5_vl", "lfm2_v2", "llama3_1", "llama3_2", "nemotron_3_5_lightning", "nemotron_3_nano",
+    "nemotron_3_super",
     "nemotron_3_ultra", "qwen2_5", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8",
     "qwen3_instruct_2507", "qwen3_vl",
-    "mistral_3", "magistral", "seed_oss", "kimi", "granite", "exaone_4", "command_a_reasoning", "llama_4", "smollm3", "qwq",
+    "mistral_3", "magistral", "seed_oss", "kimi", "granite", "exaone_4", "command_a_reasoning", "llama_4", "smollm3",
+    "qwq",
 }  # fmt: skip
 """Templates that show tools, and whose calls are read. The rest describe tools in the prompt."""
+
+
+QUICK = {"gemma4", "glm4moe", "gptoss", "qwen3", "magistral"}
+
+
+def families(names: Iterable[str]) -> list[Any]:
+    """All of them, most among the slow tests."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
 
 
 def settings_of(name: str) -> Iterator[dict[str, Any]]:
@@ -51,13 +61,14 @@ def as_template_takes(chat: ChatFormat, messages: list[dict[str, Any]]) -> list[
     return [chat._as_written(message) for message in chat._as_shown(messages)]
 
 
+@pytest.mark.slow
 def test_none_of_them_is_refused() -> None:
     assert len(TRL) >= 41 and len(OTHERS) >= 10
     takes = {name for name in FAMILIES if ChatFormat(tokenizer_of(name), name).takes_tools}
     assert takes == TAKE_TOOLS
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", families(FAMILIES))
 def test_an_opening_is_the_templates_own_rendering(name: str) -> None:
     tokenizer = tokenizer_of(name)
     for given in settings_of(name):
@@ -70,7 +81,7 @@ def test_an_opening_is_the_templates_own_rendering(name: str) -> None:
             assert chat.opening(messages, [SEARCH] if tools else []) == own, (given, system, shots, tools)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", families(FAMILIES))
 def test_a_reply_is_what_the_template_puts_between_two_turns(name: str) -> None:
     tokenizer = tokenizer_of(name)
     for given in settings_of(name):
@@ -80,11 +91,10 @@ def test_a_reply_is_what_the_template_puts_between_two_turns(name: str) -> None:
         after = rendered(tokenizer, whole, **given).rpartition("anAnswer")[2].lstrip()
         ids = chat.reply(second["content"], ended=False)
         assert ids == encoded(tokenizer, after)
-        for end in chat.end_ids[:1]:
-            assert [end, *chat.reply(second["content"], ended=True, by=end)][-len(ids) :] in (ids, [end, *ids[1:]])
+        assert chat.reply(second["content"], ended=True, by=chat.end_ids[0]) == ids[1:]
 
 
-@pytest.mark.parametrize("name", sorted(TAKE_TOOLS))
+@pytest.mark.parametrize("name", families(sorted(TAKE_TOOLS)))
 def test_calls_are_read_and_answered_in_the_models_own_form(name: str) -> None:
     tokenizer = tokenizer_of(name)
     chat = ChatFormat(tokenizer, name)
@@ -164,8 +174,8 @@ CALLS = {
     "glm4moe": "<tool_call>search\n<arg_key>words</arg_key>\n<arg_value>a</arg_value>\n</tool_call>",
     "mistral_3": '[TOOL_CALLS] [{"name": "search", "arguments": {"words": "a"}}]',
     "magistral": '[TOOL_CALLS]search[ARGS]{"words": "a"}',
-    "command_a_reasoning": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "search", "parameters": {"words": "a"}}]'
-    "<|END_ACTION|>",
+    "command_a_reasoning": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "search", '
+    '"parameters": {"words": "a"}}]<|END_ACTION|>',
 }
 
 

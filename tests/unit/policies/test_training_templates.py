@@ -33,6 +33,7 @@ THOUGHT = "<think>\nIs it north?\n</think>\n\n"
 TURNS = ("You see: #.@", "You see:\n\n..@", "You see: @")
 
 
+@pytest.mark.slow
 def test_every_family_is_accepted_and_says_what_becomes_of_earlier_turns() -> None:
     found = {name: ChatFormat(tokenizer_of(name), name) for name in TRL}
     assert {name for name, chat in found.items() if chat.rewrites} == {*REPLACED, *REWRITES}
