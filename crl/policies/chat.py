@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
 from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
-from crl.policies.tool_turns import PROBE, PROBE_CALL, ToolTurns, schema_of
+from crl.policies.tool_turns import PROBE, PROBE_CALL, THOUGHTS, ToolTurns, schema_of
 from crl.policies.turn import StopStrings
 from crl.protocols import Tool
-from crl.text.answers import after_thoughts, marks_thought, written_behind
+from crl.text.answers import THOUGHT_TAG, after_thoughts, marks_thought, thought_of, written_behind
 from crl.text.calls import call_of, json_call
 from crl.text.channels import CHANNEL_TOKENS, MESSAGE, said
 
@@ -201,13 +201,34 @@ class ChatFormat:
         """Ids a model would have sampled to say `text` and end its turn (demonstrations only).
 
         Before it stands what the template writes there: a header, the end of the thought that the prompt began, an
-        empty thought. `call`: the text may be a tool call in JSON, which is then written in the model's own form.
+        empty thought; a thought of the text's own as the template writes thoughts. `call`: the text may be a tool call
+        in JSON, which is then written in the model's own form.
         """
-        found = json_call(text, frozenset()) if call else None
-        written = None if found is None else self._tools.written(**json.loads(found))
+        thought, said = thought_of(text)
+        found = json_call(said, frozenset()) if call else None
+        written = None if found is None else self._tools.written(**json.loads(found), thought=thought)
         if written is not None:
             return self._ids.encode(written, [], continues=True)
-        return [*self._ids.encode(self._begin + SLOT.format(0), [text], continues=True), self.end_ids[0]]
+        form, texts = self._begin + SLOT.format(1), ["", text]
+        if thought and self._thinking is not None:
+            form, texts = self._thinking, ["", said, thought]
+        elif thought:
+            form = (after_thoughts(self._begin, begun=self.opens_thought) or "").lstrip() + SLOT.format(1)
+            texts = ["", THOUGHT_TAG.sub("", text, count=1).lstrip() if self.opens_thought else text]
+        return [*self._ids.encode(form, texts, continues=True), self.end_ids[0]]
+
+    @cached_property
+    def _thinking(self) -> str | None:
+        """What a model writes to think (slot 2) and answer (slot 1); None where its template shows no thoughts."""
+        thinks = {**dict.fromkeys(THOUGHTS, SLOT.format(2)), "role": "assistant", "content": SLOT.format(1)}
+        user = {"role": "user", "content": SLOT.format(0)}
+        try:
+            opened, whole = self._render([user], ready=True), self._render([user, thinks], ready=False)
+        except BadInput:
+            return None
+        if sorted(map(int, SLOTS.findall(whole))) != [0, 1, 2] or (behind := written_behind(opened, whole)) is None:
+            return None
+        return behind[: behind.rindex(SLOT.format(1))] + SLOT.format(1)
 
     def call(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> str | None:
         """The last tool call of a sampled turn as JSON with sorted keys; None where there is none that can be read."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _ARGUMENT = "crlArgument"
 PROBE = Tool("crlProbeTool", "A probe.", {"type": "object", "properties": {_ARGUMENT: {"type": "string"}}})
 PROBE_CALL = {"name": PROBE.name, "arguments": {_ARGUMENT: "A text."}}
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""Where chat templates look for the thought of a message."""
 _USER, _NAME, _VALUE, _RESULT = map(SLOT.format, range(4))
 _ID = "call00000"  # Mistral's templates want nine letters and digits
 _TOOL_NAME = re.compile(r"[\w.:/-]{1,64}")
@@ -146,14 +148,16 @@ class ToolTurns:
             json.dumps(text, ensure_ascii=False)[1:-1] if self._result_is_json else text,
         ]
 
-    def written(self, name: str, arguments: dict[str, Any]) -> str | None:
-        """A call as the model would write it behind its opening, with the end of its turn; None where its template
-        does not say how, or a text in it holds a control token."""
-        if self.end_id is None or self._ids.control.search(json.dumps([name, arguments], ensure_ascii=False)):
+    def written(self, name: str, arguments: dict[str, Any], thought: str = "") -> str | None:
+        """A call as the model would write it behind its opening, with a thought before it and the end of its turn; None
+        where its template does not say how, or a text in it holds a control token."""
+        given = json.dumps([name, arguments, thought], ensure_ascii=False)
+        if self.end_id is None or self._ids.control.search(given):
             return None
+        user, answer, _ = self._chat(name, arguments)
         try:
-            opened = self._render([{"role": "user", "content": _USER}], ready=True)
-            called = self._render(self._chat(name, arguments)[:2], ready=False)
+            opened = self._render([user], ready=True)
+            called = self._render([user, answer | dict.fromkeys(THOUGHTS if thought else (), thought)], ready=False)
         except BadInput:
             return None
         behind = written_behind(opened, called)

@@ -61,6 +61,14 @@ def written_behind(prompt: str, chat: str) -> str | None:
     return f"\n{end}" + ("" if rest.startswith(("<|", "<｜")) else "\n\n") + rest.lstrip()
 
 
+def thought_of(text: str) -> tuple[str, str]:
+    """A text's thought, without its tags, and what follows it; the thought is empty where there is none that ends."""
+    said = after_thoughts(text)
+    if said is None or not THOUGHT_TAG.search(text):
+        return "", text
+    return THOUGHT_TAG.sub("", text.removesuffix(said)).strip(), said.lstrip()
+
+
 def json_part(answer: str) -> str:
     """The part of an answer (without its thoughts) that should be JSON: of several ``` fences the last one.
 

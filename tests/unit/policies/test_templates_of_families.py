@@ -166,6 +166,28 @@ def test_a_demonstration_has_the_whole_form_of_an_answer(name: str, answer: str)
     assert ids == [*encoded(tokenizer, f"{answer}north"), chat.end_ids[0]]
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("qwen3", "<think>\nLook.\n</think>\n\nnorth"),
+        ("qwen3_5_think", "Look.\n</think>\n\nnorth"),
+        ("gptoss", "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant<|channel|>final<|message|>north"),
+        ("gemma4_v5", "<|channel>thought\nLook.\n<channel|>north"),
+        ("muse_glimmer", " to=self<|message|>Look.<|eom|><|start|>assistant to=user<|message|>north"),
+        ("qwen2_5", "<think>Look.</think>north"),
+        ("qwq", "Look.</think>north"),
+    ],
+)
+def test_a_demonstration_thinks_in_the_models_own_form(name: str, written: str) -> None:
+    tokenizer = tokenizer_of(name)
+    chat = ChatFormat(tokenizer, name)
+    assert tokenizer.decode(chat.answer("<think>Look.</think>north")[:-1]) == written
+    if name in ("qwen3", "qwen3_5_think", "gptoss"):
+        said = chat.answer("<think>Look.</think>" + json.dumps(CALL), call=True)
+        assert chat.call(said, [SEARCH]) == json.dumps(CALL, sort_keys=True)
+        assert "Look." in tokenizer.decode(said)
+
+
 CALLS = {
     "qwen2_5": '<tool_call>\n{"name": "search", "arguments": {"words": "a"}}\n</tool_call>',
     "qwen3_6": "<tool_call>\n<function=search>\n<parameter=words>\na\n</parameter>\n</function>\n</tool_call>",
