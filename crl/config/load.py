@@ -144,8 +144,7 @@ def _prompts_read(holder: dict[str, Any], key: str, base: Path, where: str) -> d
 def _with_templates(data: dict[str, Any], base: Path, where: str) -> dict[str, Any]:
     """The data with the text of each file that a role's `chat_template` names."""
     method = data.get("method")
-    roles = method.get("roles") if isinstance(method, dict) else None
-    if not isinstance(roles, dict):
+    if not isinstance(method, dict) or not isinstance(roles := method.get("roles"), dict):
         return data
     read = {
         name: {**role, "chat_template": _template_read(role["chat_template"], name, base, where)}

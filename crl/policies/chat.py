@@ -126,10 +126,10 @@ class ChatFormat:
         self._channel_ids = {self._ids.control_ids[each] for each in channels} if MESSAGE in channels else set()
         self._special_ids = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._in_parts = self._takes_parts()
-        self._read_turns()
-        self._tools = ToolTurns(tokenizer, text, self._render, self._ids, self.end_ids)
-        if self._tools.end_id is not None and self._tools.end_id not in self.end_ids:
-            self.end_ids = (*self.end_ids, self._tools.end_id)
+        end = self._read_turns()
+        self._tools = ToolTurns(tokenizer, text, self._render, self._ids, end)
+        call_end = self._tools.end_id
+        self.end_ids = (end,) if call_end in (None, end) else (end, call_end)
         self._folds_system = not self._shows_system()
         self._check_ids(rows)
         self.rewrites = not self._keeps_history(text)
@@ -311,9 +311,9 @@ class ChatFormat:
                 return in_parts
         return False
 
-    def _read_turns(self) -> None:
+    def _read_turns(self) -> int:
         """Read off the template what stands between turns: `_after` an assistant's text, `_before` its next one, and
-        `_begin`, which it writes itself before its text; the id that ends its turn, and whether one closes each turn.
+        `_begin`, which it writes itself before its text; what closes a turn, if anything. Returns the id that ends one.
         """
         rendered = self._render_slots(_THREE, ready=True)
         if [int(index) for index in SLOTS.findall(rendered)] != [0, 1, 2]:
@@ -335,8 +335,8 @@ class ChatFormat:
                 "its chat template does not end an assistant's turn with a special token",
                 f"Use a model whose template does (ChatML, Llama 3, Gemma, …), or write one: {FILE}.",
             )
-        self.end_ids = (self._ids.control_ids[end.group()],)
         self._closing = {self._ids.control_ids[goes_on.group()]} if closes and goes_on else set()
+        return self._ids.control_ids[end.group()]
 
     def _reads_calls(self) -> bool:
         """Probe: a call that the template writes is read again; whether so also where it writes none."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _ARGUMENT = "crlArgument"
 PROBE = Tool("crlProbeTool", "A probe.", {"type": "object", "properties": {_ARGUMENT: {"type": "string"}}})
-PROBE_CALL = {"name": PROBE.name, "arguments": {_ARGUMENT: "A text."}}
+PROBE_CALL: dict[str, Any] = {"name": PROBE.name, "arguments": {_ARGUMENT: "A text."}}
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Where chat templates look for the thought of a message."""
 _USER, _NAME, _VALUE, _RESULT = map(SLOT.format, range(4))
@@ -55,7 +55,7 @@ class ToolTurns:
         template: str,
         render: Callable[..., str],
         ids: ChatIds,
-        ends: Sequence[int],
+        end: int,
     ) -> None:
         """
         Args:
@@ -63,7 +63,7 @@ class ToolTurns:
             template: the chat template's text.
             render: renders messages with it; raises BadInput where it refuses them.
             ids: what its control tokens are.
-            ends: ids that end a turn without a call.
+            end: the id that ends a turn without a call.
         """
         self._tokenizer, self._template, self._render, self._ids = tokenizer, template, render, ids
         self.end_id: int | None = None
@@ -73,7 +73,7 @@ class ToolTurns:
         self._result: str | None = None
         self._result_is_json = False
         if (called := self._called()) is not None:
-            self._learn(called, frozenset([*ends, tokenizer.eos_token_id]))
+            self._learn(called, frozenset([end, tokenizer.eos_token_id]))
 
     @cached_property
     def response_template(self) -> Any:
@@ -111,14 +111,17 @@ class ToolTurns:
         """Read the form of calls and results off a chat that ends with a call."""
         self._before_name = _pattern(called, self._ids.control)
         over = called.rindex(_VALUE) + len(_VALUE)
-        marks = [mark for mark in self._ids.control.finditer(called, over) if self._is_special(mark.group())]
-        known = [mark for mark in marks if self._ids.control_ids[mark.group()] in ends]
-        end = (known[:1] or marks[-1:] or [None])[0]
+        found = list(self._ids.control.finditer(called, over))
+        known = [mark for mark in found if self._ids.control_ids[mark.group()] in ends]
+        marks = [mark for mark in found if self._is_special(mark.group())]
+        end = next(iter(known or marks[-1:]), None)
         self.end_id = None if end is None else self._ids.control_ids[end.group()]
         try:
             answered = self._render(self._chat(_NAME, {_ARGUMENT: _VALUE}), ready=True)
             quoted = self._render(self._chat(_NAME, {_ARGUMENT: _VALUE}, f'{_RESULT}"'), ready=True)
         except BadInput:
+            return
+        if _VALUE not in answered:
             return
         # What closes the call, the same in both; before it, a template may leave out a thought that is not the last.
         closing = called[over : None if end is None else end.start()]
@@ -141,12 +144,8 @@ class ToolTurns:
         the template has no such turn."""
         if self._result is None or not _TOOL_NAME.fullmatch(name):
             return None
-        return self._result, [
-            "",
-            name,
-            "",
-            json.dumps(text, ensure_ascii=False)[1:-1] if self._result_is_json else text,
-        ]
+        shown = json.dumps(text, ensure_ascii=False)[1:-1] if self._result_is_json else text
+        return self._result, ["", name, "", shown]
 
     def written(self, name: str, arguments: dict[str, Any], thought: str = "") -> str | None:
         """A call as the model would write it behind its opening, with a thought before it and the end of its turn; None
@@ -175,13 +174,11 @@ class ToolTurns:
                 message = self._tokenizer.parse_response(
                     answer, self.response_template, prefix="", tools=[schema_of(tool) for tool in tools]
                 )
-                if (calls := message.get("tool_calls")) and _is_whole(answer, self.response_template):
-                    return call_of(calls[-1]["function"])
-            elif self._before_name is not None:
-                found = list(self._before_name.finditer(answer))
-                if found:
-                    arguments, _ = JSON.raw_decode(answer, found[-1].end())
-                    return call_of({"name": found[-1].group(1), "arguments": arguments})
+                if calls := message.get("tool_calls"):
+                    return call_of(calls[-1]["function"]) if _is_whole(answer, self.response_template) else None
+            if self._before_name is not None and (found := list(self._before_name.finditer(answer))):
+                arguments, _ = JSON.raw_decode(answer, found[-1].end())
+                return call_of({"name": found[-1].group(1), "arguments": arguments})
         except Exception:  # whatever a model writes is no error here, and what reads it is not ours
             return None
         return None
