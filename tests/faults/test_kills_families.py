@@ -10,12 +10,12 @@ import pytest
 from crl.audit.verify import verify
 from crl.records import Turn, rows_of
 from crl.run.directory import RunDirectory
-from tests.faults.doors import FAMILIES, write_family
+from tests.doors import FAMILIES, write_family
 from tests.faults.killing import killed_run
 from tests.tiny_run import ROUNDS, crl, digests, leftovers, train
 
 CHANGES = {
-    "method__families__0": "{name: doors, environment: {kind: 'tests.faults.doors:Doors', max_turns: 4}, groups: 2, "
+    "method__families__0": "{name: doors, environment: {kind: 'tests.doors:Doors', max_turns: 4}, groups: 2, "
     "evaluation_seeds: {start: 1000000, count: 2}}",
     "method__prompts__actor__system": "'Act: {actions}.'",
     "method__roles__actor__context": 1024,

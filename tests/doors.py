@@ -26,7 +26,7 @@ PASSED = 2
 class Doors(Game):
     """Two doors in a row; each is told."""
 
-    kind: Literal["tests.faults.doors:Doors"] = "tests.faults.doors:Doors"
+    kind: Literal["tests.doors:Doors"] = "tests.doors:Doors"
 
     def begin(self, random: random.Random) -> list[int]:
         return [random.randint(1, 3) for _ in range(PASSED)]
