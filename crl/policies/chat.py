@@ -39,7 +39,7 @@ from crl.policies.turn import StopStrings
 from crl.protocols import Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts, marks_thought, thought_of, written_behind
 from crl.text.calls import call_of, json_call
-from crl.text.channels import CHANNEL_TOKENS, MESSAGE, said
+from crl.text.channels import CHANNEL_TOKENS, MESSAGE, one_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -253,7 +253,7 @@ class ChatFormat:
         (`north<|im_start|>north`); elsewhere they are nothing. The tags of thoughts stay; an answer of several messages
         (harmony) is one text, its thoughts in tags."""
         text = self._visible(token_ids, self._channel_ids)
-        return said(text) if self._channel_ids else text
+        return one_text(text) if self._channel_ids else text
 
     def _visible(self, token_ids: Sequence[int], control: Collection[int] = ()) -> str:
         """Text of ids, in which `control` and the tags of thoughts are the only control tokens."""
@@ -343,7 +343,7 @@ class ChatFormat:
         called = self._tools.written(**PROBE_CALL)
         if called is None:
             return True
-        text = said(called) if self._channel_ids else called
+        text = one_text(called) if self._channel_ids else called
         return self._call_in(text, [PROBE]) == call_of(PROBE_CALL)
 
     def _as_shown(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:

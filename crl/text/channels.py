@@ -25,30 +25,39 @@ CHANNEL_TOKENS = frozenset(
     }
 )
 """Control tokens that say whom a message is for, and where it ends."""
-_MESSAGE = re.compile(
-    r"(?P<header>(?:(?!<\|(?:message|end|return|call|eom|eot)\|>).)*)<\|message\|>(?P<text>.*?)"
-    r"(?P<end><\|(?:end|return|call|eom|eot)\|>|(?=<\|start\|>)|\Z)",
-    re.DOTALL,
-)
-_CONTROL = re.compile("|".join(map(re.escape, sorted(CHANNEL_TOKENS))))
+_START, _ENDS = "<|start|>", {"<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>"}
+_PARTS = re.compile("(" + "|".join(map(re.escape, sorted({_START, MESSAGE, *_ENDS}))) + ")")
+_IN_HEADERS = re.compile(r"<\|(?:channel|constrain)\|>")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
 
 
-def said(written: str) -> str:
+def one_text(written: str) -> str:
     """The messages of an answer as one text: thoughts in `<think>` tags, calls as JSON, what is for the user as it is.
 
     What is no message stays, without the control tokens.
     """
-    parts, at = [], 0
-    for message in _MESSAGE.finditer(written):
-        to = _RECIPIENT.search(message["header"])
-        recipient = to.group(1) if to else "user"
-        if recipient == "self" or (to is None and _ANALYSIS.search(message["header"])):
-            parts.append(f"<think>{message['text']}" + ("</think>" if message["end"] else ""))
-        elif recipient in ("user", "assistant", "all") or message["text"].lstrip().startswith("<"):
-            parts.append(message["text"])
+    messages, header, text = [], "", None
+    for part in [*_PARTS.split(written), ""]:
+        if part == MESSAGE and text is None:
+            text = ""
+        elif part == _START or part in _ENDS:
+            messages.append(_message(header, text, ended=part in _ENDS))
+            header, text = "", None
+        elif text is None:
+            header += part
         else:
-            parts.append(f'<tool_call>{{"name": {json.dumps(recipient)}, "arguments": {message["text"]}}}</tool_call>')
-        at = message.end()
-    return "\n".join(filter(None, [*parts, _CONTROL.sub("", written[at:])]))
+            text += part
+    return "\n".join(filter(None, [*messages, _message(header, text, ended=False)]))
+
+
+def _message(header: str, text: str | None, *, ended: bool) -> str:
+    if text is None:  # a header alone, or words without one
+        return _IN_HEADERS.sub("", header)
+    to = _RECIPIENT.search(header)
+    recipient = to.group(1) if to else "user"
+    if recipient == "self" or (to is None and _ANALYSIS.search(header)):
+        return f"<think>{text}" + ("</think>" if ended else "")
+    if recipient in ("user", "assistant", "all") or text.lstrip().startswith("<"):
+        return text
+    return f'<tool_call>{{"name": {json.dumps(recipient)}, "arguments": {text}}}</tool_call>'
