@@ -24,7 +24,6 @@ CHANGES = {
     "method__recipe__warm_start__learning_rate": 0.01,
     "method__rollout__group_size": 2,
 }
-THOUGHTS = {"qwen3": "<think>", "gemma3_text": "<think>", "gpt_oss": "<think>"}
 
 
 @pytest.mark.slow
@@ -35,8 +34,8 @@ def test_tools_and_thoughts_killed_and_resumed(kind: str, tmp_path: Path) -> Non
     crl(tmp_path / "undisturbed", *train(ROUNDS, **changes))
     reference = tmp_path / "undisturbed" / "tiny"
     turns = rows_of(Turn, RunDirectory.open(reference).read(2, "collect", Turn))
-    assert any(turn.valid for turn in turns), "it calls tools"
-    assert any(THOUGHTS[kind] in turn.output for turn in turns), "it thinks"
+    assert any(turn.action is not None for turn in turns), "it calls tools"
+    assert any("<think>" in turn.output for turn in turns), "it thinks"
     with killed_run(tmp_path / "killed", reference, rounds=ROUNDS, seed=7, **changes) as run:
         for key, whom in (("0001/collect", "engine"), ("0001/update_actor", "both"), ("0002/collect", "flow")):
             if not run.alive:
