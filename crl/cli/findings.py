@@ -113,7 +113,10 @@ def _chat(method: Method, role: str) -> str:
     from crl.rounds.ready import chat_of
 
     template = chat_of(method, role).template
-    return template + ("; thoughts stay in the history" if method.recipe.roles()[role].multi_turn else "; for one turn")
+    which, _, turns = template.partition("; ")
+    if not method.recipe.roles()[role].multi_turn:
+        return f"{which}; for one turn"
+    return template if turns else f"{which}; thoughts stay in the history"
 
 
 def computed_findings(experiment: Experiment, needed: Estimate, compared: Comparison) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ class RoleUse:
     trained: bool = True
     """Whether its weights are updated."""
     multi_turn: bool = False
-    """Whether it answers over many turns of one conversation, so that its chat template must keep all of them."""
+    """Whether it answers over many turns of one conversation."""
     batch: int | None = None
     """Outputs sampled side by side, at most; None: as many as there are rows in a wave of episodes."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.models import Sampling
@@ -15,6 +15,12 @@ from crl.config.registry import Registry, load_object
 from crl.errors import BadInput
 
 StopString = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+_MOST = 1_000_000_000
+TemplateArgument = (
+    StrictBool | Annotated[int, Field(ge=-_MOST, le=_MOST)] | Annotated[float, Field(ge=-_MOST, le=_MOST)] | str | None
+)
 
 
 class SamplingConfig(Model):
@@ -142,17 +148,14 @@ class EngineConfig(Model):
         """
         return iter(())
 
-    def load(
-        self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool
-    ) -> Any:
+    def load(self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int) -> Any:
         """A policy ready to sample (`crl.protocols.LoadedPolicy`).
 
         Args:
-            role: the role that samples: precision, context.
+            role: the role that samples: precision, context, chat template.
             model_path: directory of the base model; tokenizer and chat template come from here.
             checkpoint: directory of the role's weights or LoRA adapter; None: those of the base model.
             threads: CPU threads of this process.
-            multi_turn: False for a role that writes one turn: its chat template may rewrite history.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how it loads a model")
 
@@ -170,13 +173,12 @@ class TransformersEngine(EngineConfig):
         checkpoint: Path | None,
         *,
         threads: int,
-        multi_turn: bool,
         way: Sampling | None = None,
         base: Callable[[], Any] | None = None,
     ) -> Any:
         """See :func:`crl.policies.language_model.load_policy`."""
         load_policy = load_object("crl.policies.language_model:load_policy")
-        return load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, way=way, base=base)
+        return load_policy(role, model_path, checkpoint, threads=threads, way=way, base=base)
 
 
 ENGINES = Registry(
@@ -220,6 +222,19 @@ class RoleConfig(Model):
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Precision of the sampling model; float32 on a CPU without bfloat16 kernels."
+    )
+    chat_template: str | None = Field(
+        None,
+        max_length=200_000,
+        exclude_if=unset,
+        description="A chat template in place of the model's own: the name of a file (jinja), found from the folder of "
+        "the experiment. Its text becomes part of the method.",
+    )
+    chat_template_kwargs: dict[str, TemplateArgument] = Field(
+        {},
+        exclude_if=off,
+        description="What the chat template is given beside the messages, such as enable_thinking: false or "
+        "reasoning_effort: low. A name that the template does not read is an error.",
     )
     context: int = Field(2048, ge=32, le=1_048_576, description="Longest sequence in tokens.")
     sampling: SamplingConfig = Field(SamplingConfig(), description="How it samples.")
@@ -269,4 +284,13 @@ class RoleConfig(Model):
                 where=where,
                 next_step="leave it out, or use the engine transformers",
             )
+        for field in ("chat_template", "chat_template_kwargs") if self.engine.REMOTE else ():
+            if getattr(self, field):
+                where = f"method.roles.{name}.{field}"
+                yield BadInput(
+                    f"{where} is set, and the model is behind an endpoint",
+                    expected="none: the endpoint renders chats itself",
+                    where=where,
+                    next_step="leave it out",
+                )
         yield from self.engine.problems(self, name, temperatures)

@@ -113,14 +113,11 @@ class EngineServices:
             if config.engine.SERVED and not config.engine.REMOTE and (server is None or server.address is None):
                 self._make_room_for_server()
             with self._seeded("weights", role):
-                # Of a role that writes one turn the template may drop thoughts from what came before.
-                multi_turn = self._method.recipe.roles()[role].multi_turn
                 policy = load_policy(
                     config,
                     model_path,
                     checkpoint,
                     threads=self._method.threads,
-                    multi_turn=multi_turn,
                     server=server,
                     weights=weights.weights_digest,
                     way=None if (ways := self._ways_of(role)) is None else ways.sampling,

@@ -33,7 +33,6 @@ def load_policy(
     checkpoint: Path | None,
     *,
     threads: int,
-    multi_turn: bool = True,
     server: ServerConfig | None = None,
     weights: str = "",
     way: Sampling | None = None,
@@ -47,19 +46,15 @@ def load_policy(
     """
     served: dict[str, Any] = {"server": server, "weights": weights} if role.engine.SERVED else {}
     served |= {"way": way, "base": base} if role.engine.kind == "transformers" else {}
-    policy: LoadedPolicy = role.engine.load(
-        role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, **served
-    )
+    policy: LoadedPolicy = role.engine.load(role, model_path, checkpoint, threads=threads, **served)
     return policy
 
 
-def load_chat(
-    source: ModelSource, *, multi_turn: bool = True, context: int | None = None, role: str | None = None
-) -> Chat:
+def load_chat(source: ModelSource, config: RoleConfig | None = None, *, role: str | None = None) -> Chat:
     """A model's chat format, without its weights.
 
-    `multi_turn` False allows templates that rewrite history, for roles that write one turn. With the `context` of a
-    `role`, raises BadInput where the model has no positions for it.
+    With the `config` of a role (its name is for messages): with its chat template, and BadInput where the model has no
+    positions for its context.
     """
     if source.name.startswith(ENDPOINT):
         from crl.policies.endpoint import EndpointChat
@@ -72,11 +67,11 @@ def load_chat(
     from crl.config.vocabulary import load_tokenizer, rows_of_model
     from crl.policies.chat import ChatFormat
 
-    config = pretrained(AutoConfig, source.path, source.name)
-    if context is not None:
-        check_context(config, source.name, context, role)
+    of_model = pretrained(AutoConfig, source.path, source.name)
+    if config is not None:
+        check_context(of_model, source.name, config.context, role)
     tokenizer = load_tokenizer(source.path, source.name)
-    return ChatFormat(tokenizer, source.name, multi_turn=multi_turn, rows=rows_of_model(config))
+    return ChatFormat.of(config, tokenizer, source.name, rows=rows_of_model(of_model))
 
 
 def check_computable(source: ModelSource) -> None:

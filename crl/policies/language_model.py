@@ -56,12 +56,13 @@ class LanguagePolicy:
         *,
         name: str,
         context: int,
-        multi_turn: bool = True,
+        role: RoleConfig | None = None,
         base: Path | None = None,
         way: Sampling | None = None,
     ) -> None:
         """
-        `base`: directory of the model that adapters are merged into (`take_weights`). `way`: how rows are read; None:
+        `role`: whose chat template it is. `base`: directory of the model that adapters are merged into
+        (`take_weights`). `way`: how rows are read; None:
         the fastest way that is exact, tried here.
 
         Raises:
@@ -73,7 +74,7 @@ class LanguagePolicy:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         rows = rows_of_model(model.config)
-        self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn, rows=rows)
+        self.chat = ChatFormat.of(role, tokenizer, name, rows=rows)
         absent = absent_ids(tokenizer, rows)
         self.absent = torch.tensor(absent) if absent else None
         self.way: Sampling = exact_sampling(model, context, self.absent).way if way is None else way
@@ -152,19 +153,17 @@ def load_policy(
     checkpoint: Path | None,
     *,
     threads: int,
-    multi_turn: bool = True,
     way: Sampling | None = None,
     base: Callable[[], Any] | None = None,
 ) -> LanguagePolicy:
     """Load the model of a role for sampling, on CUDA where there is a device, else on the CPU.
 
     Args:
-        role: precision and context.
+        role: precision, context and chat template.
         model_path: directory of the base model (`resolve_model`); tokenizer and template come from here.
         checkpoint: None for the base model; else a directory with `adapter_config.json` (a peft LoRA adapter, merged in
             float32, then cast) or with full weights as `save_pretrained` writes them.
         threads: CPU threads of this process.
-        multi_turn: False allows chat templates that rewrite history (one-turn roles only).
         way: how rows are read (`LanguagePolicy`).
         base: makes the base model where it is in memory for several roles (`crl.engine.frozen_base`).
 
@@ -174,7 +173,7 @@ def load_policy(
     """
     torch.set_num_threads(threads)
     tokenizer = load_tokenizer(model_path, role.model)
-    told: dict[str, Any] = {"name": role.model, "context": role.context, "multi_turn": multi_turn, "way": way}
+    told: dict[str, Any] = {"name": role.model, "context": role.context, "role": role, "way": way}
     if base is not None:
         return AdaptedPolicy(base(), tokenizer, checkpoint, **told)
     model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
