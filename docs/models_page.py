@@ -43,10 +43,10 @@ _REFUSED = """
 _NOT_TRIED = """
 ### Not tried
 
-Encoders, encoder-decoders, and models of images, speech, or music. Gemma 3, Qwen3.5, and Llama 4 checkpoints that also
-see are used as their text models, which was tried. Others that see (Mistral 3, Qwen3-VL, LLaVA) are refused before their
-weights are downloaded: transformers has no causal language model of them. fp8 and mxfp4 weights were tried with a Llama,
-a Qwen3-MoE, and a gpt-oss. These architectures were left out:
+Encoders, encoder-decoders, and models of images, speech, or music. Checkpoints of Gemma 3, Qwen3.5, and Llama 4 that
+also see are used as their text models, which was tried. Others that see (Mistral 3, Qwen3-VL, LLaVA) are refused before
+their weights are downloaded: transformers has no causal language model of them. fp8 and mxfp4 weights were tried with a
+Llama, a Qwen3-MoE, and a gpt-oss. These architectures were left out:
 """
 _TEMPLATES = """
 ## Chat templates
