@@ -122,6 +122,7 @@ def _chat(method: Method, role: str) -> str:
 def computed_findings(experiment: Experiment, needed: Estimate, compared: Comparison) -> Iterator[Finding]:
     """In which way each role samples and each set of weights is updated, and what that holds in memory."""
     from crl.cli.needs import sizes
+    from crl.preflight.estimate import gigabytes
     from crl.preflight.memory import parts_of
 
     method = experiment.method
@@ -133,6 +134,9 @@ def computed_findings(experiment: Experiment, needed: Estimate, compared: Compar
         yield from [] if found.ok else [found]
         if found.ok and (adapter := compared.adapter(owner)) is not None:
             yield Finding(f"adapter, {owner}", adapter)
+    for owner, size in needed.bases.items():
+        standing = [name for name in method.recipe.roles() if method.base(name) == owner]
+        yield Finding(f"frozen base, {owner}", f"{gigabytes(size)}, once for {' and '.join(standing)}")
     for role, sampling in needed.sampling.items():
         engine = method.role(role).engine
         how = f"by {engine.kind}" if engine.SERVED else _way(ways, method.owner(role), "sampling")

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from crl.policies.embedders import EMBEDDERS
 from crl.policies.machine import all_stay, computed, gpu_count
 from crl.policies.sources import takes_preparing
 from crl.preflight.memory import (
+    FLOAT16,
     FLOAT32,
     PROCESS,
     SamplingMemory,
@@ -27,6 +28,7 @@ from crl.preflight.memory import (
     checkpoint_bytes,
     handed_over_bytes,
     sampling_memory,
+    trained_parameters,
     update_memory,
 )
 from crl.preflight.placement import EngineLoad, engines_by_gpu, served
@@ -62,6 +64,8 @@ class Estimate:
     """By role."""
     updates: Mapping[str, UpdateMemory] = field(default_factory=dict)
     """Of one rank, by the role that owns the weights."""
+    bases: Mapping[str, int] = field(default_factory=dict)
+    """Frozen bases that several roles stand on, by the role whose model each is; an engine has one for all of them."""
     servers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What the server that an engine starts for a role holds: on the GPU where there is one."""
     handed_over: Mapping[Path, int] = field(default_factory=dict)
@@ -99,8 +103,13 @@ def estimate(experiment: Experiment) -> Estimate:
         role, rows = computed(method.role(name)), _rows(method, name)
         sampling[name] = sampling_memory(shape, role, rows, nucleus=_nucleus(method, name), on_gpu=on_gpu)
         owner = method.owner(name)
+        if method.base(owner) is not None:  # its adapter stays apart, and is not merged
+            adapter = FLOAT32 * trained_parameters(shape, role)
+            sampling[name] = replace(sampling[name], weights=adapter, loading=0)
         if owner in method.trained():
             made = update_memory(shape, role, _new_tokens(method, name), compares=compares)
+            if method.base(owner) is not None:
+                made = replace(made, weights=FLOAT32 * trained_parameters(shape, role))
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
@@ -119,7 +128,7 @@ def estimate(experiment: Experiment) -> Estimate:
     largest = [PROCESS + reading + _engine(method, known, sampling, updates)]
     largest += [sum(parts.values()) for parts in servers.values()]
     engine = PROCESS + reading + _engine(method, known, held, updates)
-    player = PROCESS + reading + _playing(held)
+    player = PROCESS + reading + _playing(held) + sum(_bases(method, known, held).values())
     ranks = [method.role(owner).deepspeed.ranks * (PROCESS + made.peak) for owner, made in updates.items()]
     first = engine + (experiment.runtime.shards - 1) * player
     # Beside it a second track has engines of its own.
@@ -134,6 +143,7 @@ def estimate(experiment: Experiment) -> Estimate:
         kept_every_bytes=sum(written.values()) // every if every else 0,
         sampling=sampling,
         updates=updates,
+        bases=_bases(method, known, known),
         servers=servers,
         handed_over=_by_folder(experiment, handed),
     )
@@ -286,13 +296,14 @@ def _engine(
     update over several ranks has an engine of its own. Small models all stay.
     """
     here = {owner: update for owner, update in updates.items() if method.role(owner).deepspeed.ranks == 1}
+    bases = sum(_bases(method, shapes, [*sampling, *updates]).values())
     playing = _playing(sampling)
     several = [update.peak for owner, update in updates.items() if owner not in here]
     models = {method.role(owner).model: shapes[_first(method, owner)].parameters for owner in method.owners()}
     if all_stay(method, FLOAT32 * sum(models.values()), on_gpu=gpu_count() > 0):
         copies, stay = (sum(each.weights for each in sampling.values()), sum(each.kept for each in here.values()))
         updating = [copies + stay + update.peak - update.kept for update in here.values()]
-        return max([playing + stay, *updating, *several])
+        return bases + max([playing + stay, *updating, *several])
     training = [
         update.peak + sum(each.weights for name, each in sampling.items() if method.owner(name) != owner)
         for owner, update in here.items()
@@ -302,7 +313,20 @@ def _engine(
         + _playing({name: sampling[name] for name in sampling if name not in starting or method.owner(name) != owner})
         for owner, update in here.items()
     ]
-    return max([playing, *kept, *training, *several])
+    return bases + max([playing, *kept, *training, *several])
+
+
+def _bases(method: Method, shapes: Mapping[str, ModelShape], names: Iterable[str]) -> dict[str, int]:
+    """Frozen bases that roles of these names share, by the role whose model each is (`crl/engine/frozen_base.py`)."""
+    found = {}
+    for name in names:
+        if (owner := method.base(name)) is not None:
+            role, shape = computed(method.role(owner)), shapes[_first(method, method.owner(name))]
+            if role.dtype == "float32" and not role.engine.SERVED:
+                found[owner] = FLOAT32 * shape.parameters
+            else:  # sampled in bfloat16, trained in the type of the file
+                found[owner] = shape.size * shape.parameters + (FLOAT16 * shape.parameters if shape.size > 2 else 0)
+    return found
 
 
 def _first(method: Method, owner: str) -> str:

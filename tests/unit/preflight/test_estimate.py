@@ -91,6 +91,25 @@ def test_adapters_need_less_than_full_weights() -> None:
     assert (estimate(adapted).memory_bytes or 0) < (estimate(full).memory_bytes or 0)
 
 
+def test_a_base_that_two_roles_stand_on_is_counted_once_in_each_engine() -> None:
+    """Beside the adapters; where rounds overlap there are two engines."""
+    made = make_experiment(recipe={"kind": "complementary"})
+    adapter = {"lora": {"r": 2}}
+    large = {**made.method.role("actor").model_dump(), "model": "Qwen/Qwen2.5-7B-Instruct", **adapter}
+    own = changed(made, actor=large, extractor={**made.method.role("extractor").model_dump(), **large})
+    plain = made.method.role("extractor").model_dump()
+    kept = {key: value for key, value in plain.items() if key not in ("model", "dtype", "engine")}
+    shared = changed(made, actor=large, extractor={**kept, **adapter, "base": "actor"})
+    size = 4 * SHAPES["Qwen/Qwen2.5-7B-Instruct"].parameters
+    two, one = estimate(own), estimate(shared)
+    assert two.bases == {} and one.bases == {"actor": size}
+    assert all(part.weights < size / 100 for part in (*one.sampling.values(), *one.updates.values()))
+    # An update alone holds the base in bfloat16 beside the other role's in float32; here one copy serves all.
+    assert (two.memory_bytes or 0) - (one.memory_bytes or 0) == pytest.approx(size / 2, rel=0.01)
+    overlapping = changed(shared, overlap=True)
+    assert overlapping.method.overlap and estimate(overlapping).machine_bytes >= 2 * size
+
+
 def test_roles_that_are_not_trained_keep_no_checkpoints() -> None:
     full = estimate(make_experiment(recipe={"kind": "complementary"})).checkpoint_bytes or 0
     for kind in ("baseline", "static_online", "experience_only", "offline_bank"):
