@@ -186,13 +186,16 @@ def first_settings(experiment: Experiment) -> Iterator[tuple[str, str]]:
 
 
 def _shared(method: Method, key: str) -> str | None:
-    """Whose weights a role has, where the key is a setting of theirs and the role shares another's; else None."""
+    """Whose a setting of weights or of their frozen base is, where a role shares another's; else None."""
     from crl.config import RoleConfig
 
     match key.split("."):
-        case ["method", "roles", role, field, *_] if field in RoleConfig.OF_WEIGHTS and role in method.roles:
-            owner = method.owner(role)
-            return None if owner == role else f"weights of {owner}"
+        case ["method", "roles", role, field, *_] if role in method.roles:
+            owner, base = method.owner(role), method.roles[role].base
+            if field in RoleConfig.OF_WEIGHTS and owner != role:
+                return f"weights of {owner}"
+            if field in RoleConfig.OF_BASE and base is not None:
+                return f"base of {base}"
     return None
 
 

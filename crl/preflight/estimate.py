@@ -231,7 +231,9 @@ def _bytes_in(directory: Path) -> int:
 
 def gigabytes(count: int) -> str:
     """Bytes as people read them."""
-    return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e6:.1f} MB"
+    if count >= 5e7:
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.1f} MB" if count >= 5e4 else f"{count / 1e3:.1f} kB"
 
 
 def _servers(experiment: Experiment, handed: Mapping[str, int], *, on_gpu: bool) -> dict[str, dict[str, int]]:

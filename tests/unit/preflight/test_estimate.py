@@ -318,7 +318,9 @@ def test_the_baseline_needs_no_extractor(tmp_path: Path) -> None:
 
 
 def test_sizes_as_people_read_them() -> None:
-    assert [gigabytes(count) for count in (1_500_000, 49_000_000, 2_340_000_000)] == ["1.5 MB", "49.0 MB", "2.3 GB"]
+    assert [gigabytes(count) for count in (1_500, 1_500_000, 49_000_000, 2_340_000_000)] == [
+        "1.5 kB", "1.5 MB", "49.0 MB", "2.3 GB",
+    ]  # fmt: skip
     assert Runtime().min_free_gigabytes == 1.0
 
 
