@@ -77,13 +77,13 @@ def head_only_at(model: Any, chosen: Any) -> Iterator[None]:
         handle.remove()
 
 
-def logits_at(model: Any, places_N: Any, **inputs: Any) -> tuple[Any, Any]:
+def logits_at(model: Any, positions_N: Any, **inputs: Any) -> tuple[Any, Any]:
     """Logits [N, V] of a pass of a causal language model at indices among its B times T positions, and its output."""
-    with nullcontext() if model.get_output_embeddings() is None else head_only_at(model, places_N):
+    with nullcontext() if model.get_output_embeddings() is None else head_only_at(model, positions_N):
         output = model(**inputs)
     logits_NV = output.logits.flatten(0, 1)
-    if len(logits_NV) == inputs["input_ids"].numel() != len(places_N):  # its head is none that a hook can be put on
-        logits_NV = logits_NV[places_N]
+    if len(logits_NV) == inputs["input_ids"].numel() != len(positions_N):  # its head is none that a hook can be put on
+        logits_NV = logits_NV[positions_N]
     return logits_NV, output
 
 
@@ -168,6 +168,8 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
         if "trust_remote_code" not in str(error):
             raise
         raise _own_code(path, name, "transformers has no such class") from error
+    if kind is transformers.AutoModelForCausalLM and getattr(options["config"], "quantization_config", None):
+        _make_plain(found[0] if isinstance(found, tuple) else found, options.get("dtype"))
     if kind is transformers.AutoConfig:
         own = "AutoModelForCausalLM" in (getattr(found, "auto_map", None) or {})
         if own and type(found) not in transformers.AutoModelForCausalLM._model_mapping:
@@ -178,6 +180,21 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
     return found
 
 
+def check_language_model(config: Any, path: Path, name: str) -> None:
+    """Raise BadInput where transformers has no causal language model of a config's type: of one that also sees it has
+    one where its text model is, or holds, the whole model."""
+    if type(config) in sys.modules["transformers"].AutoModelForCausalLM._model_mapping:
+        return
+    text = config.get_text_config()
+    inside = "" if text is config else f"; its text model is of type {text.model_type}"
+    raise BadInput(
+        f"the model {name} is of type {config.model_type}, which transformers has no causal language model of{inside}",
+        expected="a model that AutoModelForCausalLM opens",
+        where=str(path),
+        next_step="name a text model: the one that this was made from, or its text part saved by itself",
+    )
+
+
 def _dequantize(config: Any) -> None:
     """Have transformers make plain numbers of fp8 or mxfp4 weights, also where a GPU could compute with them as they
     are: what samples and what learns would not agree."""
@@ -186,6 +203,16 @@ def _dequantize(config: Any) -> None:
         packed["dequantize"] = True
     elif packed is not None:
         packed.dequantize = True
+
+
+def _make_plain(model: Any, dtype: Any) -> None:
+    """Give a dequantized model one type, where transformers leaves what was packed, and what was not, as each is. It is
+    saved as it is, not packed again."""
+    torch = sys.modules["torch"]
+    wanted = dtype if isinstance(dtype, torch.dtype) else model.config.get_text_config().dtype
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(wanted or torch.float32)
+    model._weight_conversions = None
 
 
 def _own_code(path: Path, name: str | None, why: str) -> BadInput:

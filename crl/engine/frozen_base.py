@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig
@@ -29,9 +29,9 @@ class FrozenBase:
         self._models: dict[Any, Any] = {}
         """What models are copied from, by the type of its weights; no pass is computed with it."""
 
-    def model(self, dtype: torch.dtype | None) -> Any:
-        """A model of its own over the base's numbers, in this type; None: that of the file."""
-        held: Any = dtype or pretrained(AutoConfig, self._path).dtype or "auto"
+    def model(self, dtype: torch.dtype | Literal["auto"]) -> Any:
+        """A model of its own over the base's numbers in this type; auto: that which its config names."""
+        held: Any = (pretrained(AutoConfig, self._path).dtype or dtype) if dtype == "auto" else dtype
         if held not in self._models:
             model = load_model(self._path, None, dtype=held).eval()
             self._models[held] = model.to("cuda") if torch.cuda.is_available() else model

@@ -33,7 +33,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from crl.config import LoraConfig
-from crl.config.models import Sampling, Update, check_context, pretrained
+from crl.config.models import Sampling, Update, check_context, check_language_model, pretrained
 from crl.config.vocabulary import absent_of
 from crl.config.ways import MOST_NATS, MOST_NATS_BFLOAT16, Logprobs, check_nats, plain_logprobs, rows_to_try
 from crl.engine.services import parameters
@@ -118,6 +118,7 @@ class _Probe:
 
     def run(self) -> None:
         config = pretrained(AutoConfig, self._path)
+        check_language_model(config, self._path, self._path.name)
         check_context(config, self._path.name, self._question.context)
         if not self._find_room():
             self.verdict = Verdict(skipped="not measured: memory is not enough for its weights", sure=False)

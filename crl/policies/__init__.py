@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from crl.config.engines import ServerConfig
     from crl.protocols import Chat, LoadedPolicy
 
-__all__ = ["ModelSource", "check_model", "load_chat", "load_policy", "resolve_model"]
+__all__ = ["ModelSource", "check_computable", "check_model", "load_chat", "load_policy", "resolve_model"]
 
 
 def load_policy(
@@ -37,7 +37,7 @@ def load_policy(
     server: ServerConfig | None = None,
     weights: str = "",
     way: Sampling | None = None,
-    base: Callable[[], Any] | None = None,
+    base: Callable[[Any], Any] | None = None,
 ) -> LoadedPolicy:
     """The model of a role, ready to sample on the engine that the role names: see `crl.config.EngineConfig.load`.
 
@@ -77,3 +77,13 @@ def load_chat(
         check_context(config, source.name, context, role)
     tokenizer = load_tokenizer(source.path, source.name)
     return ChatFormat(tokenizer, source.name, multi_turn=multi_turn, rows=rows_of_model(config))
+
+
+def check_computable(source: ModelSource) -> None:
+    """Raise BadInput where a model's config says that it is none which this project computes. No weights are read."""
+    name_accelerator()
+    from transformers import AutoConfig
+
+    from crl.config.models import check_language_model, pretrained
+
+    check_language_model(pretrained(AutoConfig, source.path, source.name), source.path, source.name)

@@ -154,7 +154,7 @@ def load_policy(
     threads: int,
     multi_turn: bool = True,
     way: Sampling | None = None,
-    base: Callable[[], Any] | None = None,
+    base: Callable[[Any], Any] | None = None,
 ) -> LanguagePolicy:
     """Load the model of a role for sampling, on CUDA where there is a device, else on the CPU.
 
@@ -166,7 +166,7 @@ def load_policy(
         threads: CPU threads of this process.
         multi_turn: False allows chat templates that rewrite history (one-turn roles only).
         way: how rows are read (`LanguagePolicy`).
-        base: makes the base model where it is in memory for several roles (`crl.engine.frozen_base`).
+        base: makes the base model of a type where it is in memory for several roles (`crl.engine.frozen_base`).
 
     Raises:
         BadInput: the model cannot be used by this role.
@@ -175,9 +175,10 @@ def load_policy(
     torch.set_num_threads(threads)
     tokenizer = load_tokenizer(model_path, role.model)
     told: dict[str, Any] = {"name": role.model, "context": role.context, "multi_turn": multi_turn, "way": way}
+    dtype = getattr(torch, computed(role).dtype)
     if base is not None:
-        return AdaptedPolicy(base(), tokenizer, checkpoint, **told)
-    model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
+        return AdaptedPolicy(base(dtype), tokenizer, checkpoint, **told)
+    model = load_model(model_path, checkpoint, dtype=dtype)
     if torch.cuda.is_available():
         model = model.to("cuda")
     return LanguagePolicy(model, tokenizer, base=model_path, **told)
@@ -236,6 +237,8 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype | Literal["auto"]
             next_step="`crl verify` names what is missing and the command that mends it.",
         )
     config = pretrained(AutoConfig, config_from)
+    if weights != config_from and hasattr(config, "quantization_config"):
+        del config.quantization_config  # trained weights are plain numbers
     model, report = pretrained(
         AutoModelForCausalLM,
         weights,

@@ -8,6 +8,7 @@ that is read. The formulas are in `shapes` and `memory`; here they are put toget
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Mapping, Set
@@ -17,6 +18,7 @@ from pathlib import Path
 from crl.config import Experiment, Method
 from crl.policies.embedders import EMBEDDERS
 from crl.policies.machine import all_stay, computed, gpu_count
+from crl.policies.sources import takes_preparing
 from crl.preflight.memory import (
     FLOAT32,
     PROCESS,
@@ -28,7 +30,7 @@ from crl.preflight.memory import (
     update_memory,
 )
 from crl.preflight.placement import EngineLoad, engines_by_gpu, served
-from crl.preflight.shapes import ModelShape, shape_of
+from crl.preflight.shapes import ModelShape, config_file, readiness, shape_of
 from crl.run.files import require_free, same_disk
 
 _TOKEN_ROW = 18
@@ -146,6 +148,17 @@ def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
     reserve = int(experiment.runtime.min_free_gigabytes * 1e9)
     require_free(run_path, needed_bytes=wanted, reserve_bytes=reserve)
     written = [(run_path, wanted)]
+    if (size := _downloads(experiment.method)) > 0:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        written.append((Path(HF_HUB_CACHE), size))
+        require_free(
+            Path(HF_HUB_CACHE),
+            needed_bytes=sum(size for place, size in written if same_disk(place, Path(HF_HUB_CACHE))),
+            reserve_bytes=reserve,
+            what="the models that are downloaded",
+            next_step="free some space, or set HF_HOME to another folder",
+        )
     for folder, size in needed.handed_over.items():
         written.append((folder, size))
         require_free(
@@ -155,6 +168,28 @@ def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
             what="the folder for the weights of vLLM servers",
             next_step="free some space, or name another folder: runtime.servers.<role>.folder",
         )
+
+
+def download_bytes(model: str) -> int | None:
+    """Bytes of weights that the first use of a model downloads; None where that is unknown.
+
+    Before they are here its config says how many they are, or the list of its files.
+    """
+    if readiness(model) == "ready" or takes_preparing(model):
+        return 0
+    config, shape = config_file(model), shape_of(model)
+    index = None if config is None else config.parent / "model.safetensors.index.json"
+    if index is not None and index.is_file():
+        size = json.loads(index.read_text(encoding="utf-8")).get("metadata", {}).get("total_size")
+        if size:
+            return int(size)
+    return None if shape is None else shape.parameters * shape.size
+
+
+def _downloads(method: Method) -> int:
+    """Bytes of models that are not on this machine yet."""
+    models = {method.role(owner).model for owner in method.owners() if not method.role(owner).engine.REMOTE}
+    return sum(download_bytes(model) or 0 for model in models)
 
 
 def still_to_write(experiment: Experiment, run_path: Path, rounds: int) -> int | None:

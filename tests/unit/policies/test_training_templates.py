@@ -177,5 +177,5 @@ def test_doctor_says_so(made: Experiment, monkeypatch: pytest.MonkeyPatch) -> No
         "crl.preflight.probe.Comparison.checks", lambda self, **more: []
     )  # seconds, and tested elsewhere
     found = {finding.name: finding.result for finding in experiment_findings(made, 1)}
-    assert found["chat template, actor"].startswith(TRAINING)
-    assert "chat template, extractor" not in found, "it writes one turn, with the model's own"
+    assert found["template, actor"] == f"{TRAINING}; thoughts stay in the history"
+    assert found["template, extractor"] == f"{OWN}; for one turn"
