@@ -186,13 +186,15 @@ def first_settings(experiment: Experiment) -> Iterator[tuple[str, str]]:
 
 
 def _shared(method: Method, key: str) -> str | None:
-    """Whose weights a role has, where the key is a setting of theirs and the role shares another's; else None."""
+    """Whose weights or base a role has, where the key is a setting of these and they are another role's; else None."""
     from crl.config import RoleConfig
 
     match key.split("."):
         case ["method", "roles", role, field, *_] if field in RoleConfig.OF_WEIGHTS and role in method.roles:
-            owner = method.owner(role)
-            return None if owner == role else f"weights of {owner}"
+            owner, base = method.owner(role), method.roles[role].base
+            if owner != role:
+                return f"weights of {owner}"
+            return f"base of {base}" if base is not None and field in RoleConfig.OF_BASE else None
     return None
 
 

@@ -107,6 +107,7 @@ def _chat(method: Method, role: str) -> str:
 def computed_findings(experiment: Experiment, needed: Estimate, compared: Comparison) -> Iterator[Finding]:
     """In which way each role samples and each set of weights is updated, and what that holds in memory."""
     from crl.cli.needs import sizes
+    from crl.preflight.estimate import gigabytes
     from crl.preflight.memory import parts_of
 
     method = experiment.method
@@ -124,6 +125,11 @@ def computed_findings(experiment: Experiment, needed: Estimate, compared: Compar
         ranks = method.role(owner).deepspeed.ranks
         more = "" if ranks == 1 else f" on each of {ranks} ranks"
         yield Finding(f"update, {owner}", f"{_way(ways, owner, 'update')}: {sizes(parts_of(update))}{more}")
+        if adapter := ways.get(owner, {}).get("adapter"):
+            yield Finding(f"adapter, {owner}", adapter)
+    for base, size in needed.bases.items():
+        standing = " and ".join(owner for owner in method.owners() if method.base(owner) == base)
+        yield Finding(f"base, {base}", f"{gigabytes(size)} in each engine, once for {standing}")
 
 
 def _way(ways: dict[str, dict[str, str]], owner: str, what: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from crl.config import Method
 from crl.errors import BadInput, CrlError, StageFailed
 from crl.policies.sources import ModelSource, directory_digest
-from crl.policies.verdicts import DRIVER, Asked, Verdict, asked_of, computed_here, keep, read
+from crl.policies.verdicts import DRIVER, Asked, Verdict, adapter_in_words, asked_of, computed_here, keep, read
 from crl.preflight.shapes import config_file, readiness
 from crl.run.guardian import PARENT
 
@@ -86,7 +86,8 @@ class Comparison:
         if (skipped := verdict.get("skipped")) is not None:
             return {"sampling": str(skipped), "update": str(skipped)}
         instead = verdict.get("instead", {})
-        return {
+        adapter = {"adapter": adapter_in_words(verdict["adapter"])} if verdict.get("adapter") else {}
+        return adapter | {
             what: _IN_WORDS[verdict[what]] + (f" (not {instead[what]})" if what in instead else "")
             for what in ("sampling", "update")
             if verdict.get(what)
