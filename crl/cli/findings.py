@@ -132,11 +132,6 @@ def computed_findings(experiment: Experiment, needed: Estimate, compared: Compar
         found = checked(name, check)
         ways[owner] = compared.ways(owner) if found.ok else {}
         yield from [] if found.ok else [found]
-        if found.ok and (adapter := compared.adapter(owner)) is not None:
-            yield Finding(f"adapter, {owner}", adapter)
-    for owner, size in needed.bases.items():
-        standing = [name for name in method.recipe.roles() if method.base(name) == owner]
-        yield Finding(f"frozen base, {owner}", f"{gigabytes(size)}, once for {' and '.join(standing)}")
     for role, sampling in needed.sampling.items():
         engine = method.role(role).engine
         how = f"by {engine.kind}" if engine.SERVED else _way(ways, method.owner(role), "sampling")
@@ -145,6 +140,11 @@ def computed_findings(experiment: Experiment, needed: Estimate, compared: Compar
         ranks = method.role(owner).deepspeed.ranks
         more = "" if ranks == 1 else f" on each of {ranks} ranks"
         yield Finding(f"update, {owner}", f"{_way(ways, owner, 'update')}: {sizes(parts_of(update))}{more}")
+        if adapter := ways.get(owner, {}).get("adapter"):
+            yield Finding(f"adapter, {owner}", adapter)
+    for base, size in needed.bases.items():
+        standing = " and ".join(owner for owner in method.owners() if method.base(owner) == base)
+        yield Finding(f"base, {base}", f"{gigabytes(size)} in each engine, once for {standing}")
 
 
 def _way(ways: dict[str, dict[str, str]], owner: str, what: str) -> str:

@@ -174,7 +174,7 @@ class TransformersEngine(EngineConfig):
         *,
         threads: int,
         way: Sampling | None = None,
-        base: Callable[[], Any] | None = None,
+        base: Callable[[Any], Any] | None = None,
     ) -> Any:
         """See :func:`crl.policies.language_model.load_policy`."""
         load_policy = load_object("crl.policies.language_model:load_policy")

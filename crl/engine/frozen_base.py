@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig
 
 from crl.config.models import pretrained
-from crl.learn.frozen import restore, wide_in
 from crl.policies.language_model import load_model
 
 
@@ -30,15 +29,11 @@ class FrozenBase:
         self._models: dict[Any, Any] = {}
         """What models are copied from, by the type of its weights; no pass is computed with it."""
 
-    def model(self, dtype: torch.dtype | None) -> Any:
-        """A model of its own over the base's numbers, in this type; None: that of the file."""
-        wide = wide_in(self._path) if dtype is None else None
-        own = pretrained(AutoConfig, self._path).dtype if wide is not None else None
-        held: torch.dtype = dtype or own or torch.float32
+    def model(self, dtype: torch.dtype | Literal["auto"]) -> Any:
+        """A model of its own over the base's numbers in this type; auto: that which its config names."""
+        held: Any = (pretrained(AutoConfig, self._path).dtype or dtype) if dtype == "auto" else dtype
         if held not in self._models:
             model = load_model(self._path, None, dtype=held).eval()
-            if wide is not None and not restore(model, wide):
-                model = load_model(self._path, None, dtype=torch.float32).eval()
             self._models[held] = model.to("cuda") if torch.cuda.is_available() else model
         model = self._models[held]
         # Buffers are copied: they are small, and a model may fill them anew.

@@ -107,7 +107,6 @@ class EngineServices:
                 held = None
                 _collect()
             from crl.policies import load_policy
-            from crl.policies.machine import computed
 
             server = self._server(role) if config.engine.SERVED else None
             if config.engine.SERVED and not config.engine.REMOTE and (server is None or server.address is None):
@@ -121,7 +120,7 @@ class EngineServices:
                     server=server,
                     weights=weights.weights_digest,
                     way=None if (ways := self._ways_of(role)) is None else ways.sampling,
-                    base=self._shared_base(role, model_path, computed(config).dtype),
+                    base=self._shared_base(role, model_path),
                 )
         self._policies[role] = (weights.weights_digest, policy)
         return policy
@@ -258,7 +257,6 @@ class EngineServices:
 
         config = computed(self._method.role(role))
         model_path = self._base(role, config, weights)
-        narrow = config.engine.SERVED or config.dtype == "bfloat16"
         with self._seeded("weights", role):
             return Trainer(
                 config,
@@ -267,15 +265,11 @@ class EngineServices:
                 threads=self._method.threads,
                 seed=_torch_seed(self._method.seed, "weights", role),
                 way=None if (ways := self._ways_of(role)) is None else ways.update,
-                base=self._shared_base(role, model_path, None if narrow else "float32"),
+                base=self._shared_base(role, model_path),
             )
 
-    def _shared_base(self, role: str, path: Path, dtype: str | None) -> Callable[[], Any] | None:
-        """What makes the base of a role, in this type or that of its file; None: no other role stands on it.
-
-        Sampling and updates mostly need one copy: in bfloat16 that of a bfloat16 file; in float32 whatever the file is,
-        for widening its weights (`crl.learn.frozen`) changes no number and takes time.
-        """
+    def _shared_base(self, role: str, path: Path) -> Callable[[Any], Any] | None:
+        """What makes the base of a role in a type; None: no other role stands on it."""
         owner = self._method.base(role)
         if owner is None:
             return None
@@ -283,7 +277,7 @@ class EngineServices:
 
         if owner not in self._frozen:
             self._frozen[owner] = FrozenBase(path)
-        return functools.partial(self._frozen[owner].model, None if dtype is None else getattr(_torch(), dtype))
+        return self._frozen[owner].model
 
     def _source(self, name: str) -> ModelSource:
         if name not in self._sources:

@@ -96,26 +96,27 @@ def _left_out(model: Any, lora: LoraConfig, excluded: Collection[str]) -> list[s
     """
     import peft
 
-    if not any(_of_experts(module, each) for module in model.modules() for each in module.parameters(recurse=False)):
+    modules = dict(model.named_modules())
+    if not any(_of_experts(*named, each) for named in modules.items() for each in named[1].parameters(recurse=False)):
         return None
     empty = {id(each): nn.Parameter(each.detach().to("meta"), requires_grad=False) for each in model.parameters()}
     config = _config(lora)
     config.exclude_modules = list(excluded) or None
     adapted = peft.get_peft_model(copy.deepcopy(model, empty), config)
     head = model.get_output_embeddings()
-    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head}
+    linear = {name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head}
     found = set()
     for name, each, has_adapter in _weights(adapted):
         owner, _, last = name.rpartition(".")
-        wanted = (owner in linear and last == "weight") or _of_experts(model.get_submodule(owner), each)
+        wanted = (owner in linear and last == "weight") or _of_experts(owner, modules[owner], each)
         if wanted and not has_adapter and owner.rpartition(".")[2] not in excluded:
             found.add(_NUMBER.split(name)[-1])
     return sorted(found) or None
 
 
-def _of_experts(module: nn.Module, parameter: torch.Tensor) -> bool:
-    """Whether a parameter holds matrices side by side, and is no kernel of a convolution."""
-    return parameter.dim() == 3 and min(parameter.shape) > 1 and not type(module).__module__.startswith("torch.nn")
+def _of_experts(name: str, module: nn.Module, parameter: torch.Tensor) -> bool:
+    """Whether a parameter of a module holds a matrix of each expert."""
+    return parameter.dim() == 3 and "expert" in f"{name} {type(module).__name__}".lower()
 
 
 def _not_adapted(model: Any, config: Any) -> list[str] | None:

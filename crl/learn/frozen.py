@@ -78,7 +78,7 @@ def restore(model: nn.Module, wide: Mapping[str, torch.Tensor]) -> bool:
     if not all(name in own and own[name].shape == tensor.shape for name, tensor in wide.items()):
         return False
     for name, tensor in wide.items():
-        own[name].data = tensor
+        own[name].data = tensor.to(own[name].device)
     return True
 
 
@@ -106,7 +106,10 @@ def compute_wide(model: Any) -> None:
         layer.forward = partial(_tried, layer)  # type: ignore[method-assign]
     try:
         with torch.no_grad():
-            model(input_ids=torch.arange(2)[None] % rows_of_model(model.config), use_cache=False)
+            model(
+                input_ids=torch.arange(2, device=narrow[0].weight.device)[None] % rows_of_model(model.config),
+                use_cache=False,
+            )
     except RuntimeError:
         for layer in linear:
             del layer.forward

@@ -289,21 +289,19 @@ def load_trainable(
     gradient_checkpointing: bool = False,
     narrow: bool = True,
     divided: Mapping[str, Any] | None = None,
-    base: Callable[[], Any] | None = None,
+    base: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A float32 transformers model ready to train, as it is in `checkpoint` (the base model when None).
 
     With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
     random part comes from `seed` (it changes nothing until it is trained). A frozen base is kept as narrow as its file,
-    unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`). With `divided`, the config of
-    a DeepSpeed engine of stage 3, every rank keeps its share of each weight, from the moment it is read (:func:`whole`
-    gathers them). Its `absent` are the ids that are no tokens
-    (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of the
-    model; it is written into adapters instead of a path of this machine. `base` makes the frozen base where it is in
-    memory for several roles (`crl.engine.frozen_base`). Raises BadInput for files that are not such a model,
-    RecordDamaged where weights are missing.
+    unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`); `base` makes it, of a type, where it is in
+    memory for several roles (`crl.engine.frozen_base`). With `divided`, the config of a DeepSpeed engine of stage 3,
+    every rank keeps its share of each weight, from the moment it is read (:func:`whole` gathers them). Its `absent` are
+    the ids that are no tokens (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of
+    the model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not
+    such a model, RecordDamaged where weights are missing.
     """
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -312,15 +310,12 @@ def load_trainable(
         torch.manual_seed(seed)
         try:
             model: Any
-            wide = wide_in(full) if base is None and narrow and lora is not None else None
-            dtype: Any = torch.float32 if wide is None else "auto"
+            read = base or functools.partial(_read, full)
+            wide = wide_in(full) if narrow and lora is not None else None
             with _divided(divided):
-                if base is not None:
-                    model, report = base(), {"missing_keys": ()}
-                else:
-                    model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
+                model = read(torch.float32 if wide is None else "auto")
             if wide is not None and not restore(model, wide):
-                model, report = pretrained(AutoModelForCausalLM, full, dtype=torch.float32, output_loading_info=True)
+                model = read(torch.float32)
             # That of a checkpoint has a role's sampling.
             model.generation_config = generation_config(model_path, model.config)
             if lora is not None:
@@ -335,13 +330,6 @@ def load_trainable(
                 where=str(checkpoint or model_path),
                 next_step="check the role's `model` and `lora`, then `crl doctor`",
             ) from error
-    if report["missing_keys"]:  # transformers would fill these with random numbers and only warn
-        raise RecordDamaged(
-            f"Weights are missing: {sorted(map(str, report['missing_keys']))}.",
-            expected="every weight of the model",
-            where=str(full),
-            next_step="`crl verify` names the damaged file and the command that mends it.",
-        )
     model.eval()
     absent = absent_of(model_path, model.config)
     model.absent = torch.tensor(absent) if absent else None
@@ -350,6 +338,20 @@ def load_trainable(
             # The frozen embeddings give no gradient, and a checkpointed segment needs an input that has one.
             model.enable_input_require_grads()
         _checkpoint_layers(model)
+    return model
+
+
+def _read(directory: Path, dtype: torch.dtype | Literal["auto"]) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model, report = pretrained(AutoModelForCausalLM, directory, dtype=dtype, output_loading_info=True)
+    if report["missing_keys"]:  # transformers would fill these with random numbers and only warn
+        raise RecordDamaged(
+            f"Weights are missing: {sorted(map(str, report['missing_keys']))}.",
+            expected="every weight of the model",
+            where=str(directory),
+            next_step="`crl verify` names the damaged file and the command that mends it.",
+        )
     return model
 
 

@@ -50,7 +50,8 @@ class Trainer:
         threads: CPU threads of this process.
         seed: of a fresh adapter's random part.
         way: how samples are read (`ScoredModel`).
-        base: makes the frozen base where it is in memory for several roles (`crl.engine.frozen_base`).
+        base: makes the frozen base of a type where it is in memory for several roles (`crl.engine.frozen_base`). Where
+            these sample in float32, updates take it so, too: widening changes no number and takes time.
 
     Raises:
         BadInput: the model cannot be loaded, has no positions for the context, or is computed exactly in no way, or the
@@ -68,7 +69,7 @@ class Trainer:
         threads: int,
         seed: int = 0,
         way: Update | None = None,
-        base: Callable[[], Any] | None = None,
+        base: Callable[[Any], Any] | None = None,
     ) -> None:
         torch.set_num_threads(threads)
         self.role = role
@@ -88,7 +89,7 @@ class Trainer:
             seed=seed,
             gradient_checkpointing=settings.gradient_checkpointing,
             # ZeRO-3 takes weights away between passes, and a narrow product holds on to its own.
-            narrow=settings.zero_stage < 3,
+            narrow=settings.zero_stage < 3 and (base is None or role.engine.SERVED or role.dtype != "float32"),
             divided=_engine_config(role) if loads_divided(role, checkpoint or model_path) else None,
             base=base,
         )

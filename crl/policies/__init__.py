@@ -36,7 +36,7 @@ def load_policy(
     server: ServerConfig | None = None,
     weights: str = "",
     way: Sampling | None = None,
-    base: Callable[[], Any] | None = None,
+    base: Callable[[Any], Any] | None = None,
 ) -> LoadedPolicy:
     """The model of a role, ready to sample on the engine that the role names: see `crl.config.EngineConfig.load`.
 

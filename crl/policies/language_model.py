@@ -154,7 +154,7 @@ def load_policy(
     *,
     threads: int,
     way: Sampling | None = None,
-    base: Callable[[], Any] | None = None,
+    base: Callable[[Any], Any] | None = None,
 ) -> LanguagePolicy:
     """Load the model of a role for sampling, on CUDA where there is a device, else on the CPU.
 
@@ -165,7 +165,7 @@ def load_policy(
             float32, then cast) or with full weights as `save_pretrained` writes them.
         threads: CPU threads of this process.
         way: how rows are read (`LanguagePolicy`).
-        base: makes the base model where it is in memory for several roles (`crl.engine.frozen_base`).
+        base: makes the base model of a type where it is in memory for several roles (`crl.engine.frozen_base`).
 
     Raises:
         BadInput: the model cannot be used by this role.
@@ -174,9 +174,10 @@ def load_policy(
     torch.set_num_threads(threads)
     tokenizer = load_tokenizer(model_path, role.model)
     told: dict[str, Any] = {"name": role.model, "context": role.context, "role": role, "way": way}
+    dtype = getattr(torch, computed(role).dtype)
     if base is not None:
-        return AdaptedPolicy(base(), tokenizer, checkpoint, **told)
-    model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
+        return AdaptedPolicy(base(dtype), tokenizer, checkpoint, **told)
+    model = load_model(model_path, checkpoint, dtype=dtype)
     if torch.cuda.is_available():
         model = model.to("cuda")
     return LanguagePolicy(model, tokenizer, base=model_path, **told)

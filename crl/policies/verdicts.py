@@ -103,7 +103,7 @@ def adapter_in_words(adapter: Mapping[str, Any]) -> str:
     of = adapter["of"]
     shares = [f"{name.removesuffix('.weight')} {size / of:.0%}" for name, size in adapter["frozen"].items()]
     large = [each for each, size in zip(shares, adapter["frozen"].values(), strict=True) if size >= of / 100]
-    told = [f"an adapter on {adapter['weights'] / of:.0%} of the weights"]
+    told = [f"on {adapter['weights'] / of:.0%} of the weights"]
     told += [f"frozen: {', '.join(large[:_MOST_NAMED])}{', …' * (len(large) > _MOST_NAMED)}"] if large else []
     told += [f"no gradient reaches {', '.join(adapter['idle'][:_MOST_NAMED])}"] if adapter["idle"] else []
     return "; ".join(told)

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from crl.preflight.memory import (
     SamplingMemory,
     UpdateMemory,
     checkpoint_bytes,
+    frozen_bytes,
     handed_over_bytes,
     sampling_memory,
     trained_parameters,
@@ -65,7 +66,7 @@ class Estimate:
     updates: Mapping[str, UpdateMemory] = field(default_factory=dict)
     """Of one rank, by the role that owns the weights."""
     bases: Mapping[str, int] = field(default_factory=dict)
-    """Frozen bases that several roles stand on, by the role whose model each is; an engine has one for all of them."""
+    """Frozen bases that several roles stand on, by the role whose model they are; held once by each engine."""
     servers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What the server that an engine starts for a role holds: on the GPU where there is one."""
     handed_over: Mapping[Path, int] = field(default_factory=dict)
@@ -103,14 +104,16 @@ def estimate(experiment: Experiment) -> Estimate:
         role, rows = computed(method.role(name)), _rows(method, name)
         sampling[name] = sampling_memory(shape, role, rows, nucleus=_nucleus(method, name), on_gpu=on_gpu)
         owner = method.owner(name)
-        if method.base(owner) is not None:  # its adapter stays apart, and is not merged
-            adapter = FLOAT32 * trained_parameters(shape, role)
-            sampling[name] = replace(sampling[name], weights=adapter, loading=0)
         if owner in method.trained():
             made = update_memory(shape, role, _new_tokens(method, name), compares=compares)
-            if method.base(owner) is not None:
-                made = replace(made, weights=FLOAT32 * trained_parameters(shape, role))
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
+    bases = _bases(method, known)
+    for name in sampling:
+        if method.base(name) is not None:
+            adapter = FLOAT32 * trained_parameters(known[name], method.role(name))
+            sampling[name] = replace(sampling[name], weights=adapter, loading=0)
+            if name in updates and method.role(name).deepspeed.ranks == 1:
+                updates[name] = replace(updates[name], weights=adapter)
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
     kept = max(experiment.runtime.save_total_limit, recipe.reach())
@@ -125,10 +128,10 @@ def estimate(experiment: Experiment) -> Estimate:
         name: replace(each, weights=each.weights + sum(servers.get(name, {}).values()))
         for name, each in sampling.items()
     }
-    largest = [PROCESS + reading + _engine(method, known, sampling, updates)]
+    largest = [PROCESS + reading + _engine(method, known, sampling, updates, bases)]
     largest += [sum(parts.values()) for parts in servers.values()]
-    engine = PROCESS + reading + _engine(method, known, held, updates)
-    player = PROCESS + reading + _playing(held) + sum(_bases(method, known, held).values())
+    engine = PROCESS + reading + _engine(method, known, held, updates, bases)
+    player = PROCESS + reading + _playing(held) + _once(method, bases, held)
     ranks = [method.role(owner).deepspeed.ranks * (PROCESS + made.peak) for owner, made in updates.items()]
     first = engine + (experiment.runtime.shards - 1) * player
     # Beside it a second track has engines of its own.
@@ -137,13 +140,13 @@ def estimate(experiment: Experiment) -> Estimate:
         memory_bytes=max(largest),
         checkpoint_bytes=(kept + 1) * sum(written.values()),
         round_bytes=round_bytes,
-        device_bytes=_on_gpu(experiment, known, held, updates, frozenset(servers) if on_gpu else frozenset()),
+        device_bytes=_on_gpu(experiment, known, held, updates, bases, frozenset(servers) if on_gpu else frozenset()),
         machine_bytes=max(first, *ranks) + others * first,
         written_bytes=sum(written.values()),
         kept_every_bytes=sum(written.values()) // every if every else 0,
         sampling=sampling,
         updates=updates,
-        bases=_bases(method, known, known),
+        bases=bases,
         servers=servers,
         handed_over=_by_folder(experiment, handed),
     )
@@ -266,6 +269,7 @@ def _on_gpu(
     shapes: Mapping[str, ModelShape],
     held: Mapping[str, SamplingMemory],
     updates: Mapping[str, UpdateMemory],
+    bases: Mapping[str, int],
     starting: Set[str],
 ) -> int:
     """What the engines that share the fullest GPU hold on it."""
@@ -273,7 +277,7 @@ def _on_gpu(
     def of(engine: EngineLoad) -> int:
         here = {name: replace(each, loading=0) for name, each in held.items() if name in engine.sampled}
         learned = {owner: update for owner, update in updates.items() if owner in engine.trained}
-        return _engine(experiment.method, shapes, here, learned, starting)
+        return _engine(experiment.method, shapes, here, learned, bases, starting)
 
     return max(sum(map(of, engines)) for engines in engines_by_gpu(experiment, gpu_count()))
 
@@ -289,6 +293,7 @@ def _engine(
     shapes: Mapping[str, ModelShape],
     sampling: Mapping[str, SamplingMemory],
     updates: Mapping[str, UpdateMemory],
+    bases: Mapping[str, int],
     starting: Set[str] = frozenset(),
 ) -> int:
     """Peak of the models of one engine.
@@ -298,14 +303,14 @@ def _engine(
     update over several ranks has an engine of its own. Small models all stay.
     """
     here = {owner: update for owner, update in updates.items() if method.role(owner).deepspeed.ranks == 1}
-    bases = sum(_bases(method, shapes, [*sampling, *updates]).values())
+    once = _once(method, bases, {*sampling, *here})
     playing = _playing(sampling)
     several = [update.peak for owner, update in updates.items() if owner not in here]
     models = {method.role(owner).model: shapes[_first(method, owner)].parameters for owner in method.owners()}
     if all_stay(method, FLOAT32 * sum(models.values()), on_gpu=gpu_count() > 0):
         copies, stay = (sum(each.weights for each in sampling.values()), sum(each.kept for each in here.values()))
         updating = [copies + stay + update.peak - update.kept for update in here.values()]
-        return bases + max([playing + stay, *updating, *several])
+        return max([once + max([playing + stay, *updating]), *several])
     training = [
         update.peak + sum(each.weights for name, each in sampling.items() if method.owner(name) != owner)
         for owner, update in here.items()
@@ -315,20 +320,26 @@ def _engine(
         + _playing({name: sampling[name] for name in sampling if name not in starting or method.owner(name) != owner})
         for owner, update in here.items()
     ]
-    return bases + max([playing, *kept, *training, *several])
+    return max([once + max([playing, *kept, *training]), *several])
 
 
-def _bases(method: Method, shapes: Mapping[str, ModelShape], names: Iterable[str]) -> dict[str, int]:
-    """Frozen bases that roles of these names share, by the role whose model each is (`crl/engine/frozen_base.py`)."""
+def _bases(method: Method, shapes: Mapping[str, ModelShape]) -> dict[str, int]:
+    """Frozen bases that several roles stand on, which an engine holds once for all samplers and trainers."""
     found = {}
-    for name in names:
-        if (owner := method.base(name)) is not None:
-            role, shape = computed(method.role(owner)), shapes[_first(method, method.owner(name))]
-            if role.dtype == "float32" and not role.engine.SERVED:
-                found[owner] = FLOAT32 * shape.parameters
-            else:  # sampled in bfloat16, trained in the type of the file
-                found[owner] = shape.size * shape.parameters + (FLOAT16 * shape.parameters if shape.size > 2 else 0)
+    for name, shape in shapes.items():
+        role = computed(method.role(name))
+        if (base := method.base(name)) is None or role.engine.REMOTE:
+            continue
+        narrow, size = frozen_bytes(shape), FLOAT16 if role.dtype == "bfloat16" else FLOAT32
+        sampled = 0 if role.engine.SERVED else size * shape.parameters
+        # Updates read no rounded numbers: of a file in float32 they have a copy beside one in bfloat16.
+        found[base] = sampled + (0 if sampled and (size == FLOAT32 or shape.size == size) else narrow)
     return found
+
+
+def _once(method: Method, bases: Mapping[str, int], names: Collection[str]) -> int:
+    """The shared bases of these roles and weights."""
+    return sum(bases.get(base, 0) for base in {method.base(name) for name in names} if base is not None)
 
 
 def _first(method: Method, owner: str) -> str:

@@ -86,16 +86,12 @@ class Comparison:
         if (skipped := verdict.get("skipped")) is not None:
             return {"sampling": str(skipped), "update": str(skipped)}
         instead = verdict.get("instead", {})
-        return {
+        adapter = {"adapter": adapter_in_words(verdict["adapter"])} if verdict.get("adapter") else {}
+        return adapter | {
             what: _IN_WORDS[verdict[what]] + (f" (not {instead[what]})" if what in instead else "")
             for what in ("sampling", "update")
             if verdict.get(what)
         }
-
-    def adapter(self, owner: str) -> str | None:
-        """What the adapter of a model that has passed its check adapts, for a person; None where there is none."""
-        adapter = self._found()[owner].get("adapter")
-        return None if adapter is None else adapter_in_words(adapter)
 
     def _owners(self, *, here: bool) -> list[str]:
         """Sets of weights that this project computes; with `here`, those on this machine only."""

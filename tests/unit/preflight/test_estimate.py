@@ -91,25 +91,6 @@ def test_adapters_need_less_than_full_weights() -> None:
     assert (estimate(adapted).memory_bytes or 0) < (estimate(full).memory_bytes or 0)
 
 
-def test_a_base_that_two_roles_stand_on_is_counted_once_in_each_engine() -> None:
-    """Beside the adapters; where rounds overlap there are two engines."""
-    made = make_experiment(recipe={"kind": "complementary"})
-    adapter = {"lora": {"r": 2}}
-    large = {**made.method.role("actor").model_dump(), "model": "Qwen/Qwen2.5-7B-Instruct", **adapter}
-    own = changed(made, actor=large, extractor={**made.method.role("extractor").model_dump(), **large})
-    plain = made.method.role("extractor").model_dump()
-    kept = {key: value for key, value in plain.items() if key not in ("model", "dtype", "engine")}
-    shared = changed(made, actor=large, extractor={**kept, **adapter, "base": "actor"})
-    size = 4 * SHAPES["Qwen/Qwen2.5-7B-Instruct"].parameters
-    two, one = estimate(own), estimate(shared)
-    assert two.bases == {} and one.bases == {"actor": size}
-    assert all(part.weights < size / 100 for part in (*one.sampling.values(), *one.updates.values()))
-    # An update alone holds the base in bfloat16 beside the other role's in float32; here one copy serves all.
-    assert (two.memory_bytes or 0) - (one.memory_bytes or 0) == pytest.approx(size / 2, rel=0.01)
-    overlapping = changed(shared, overlap=True)
-    assert overlapping.method.overlap and estimate(overlapping).machine_bytes >= 2 * size
-
-
 def test_roles_that_are_not_trained_keep_no_checkpoints() -> None:
     full = estimate(make_experiment(recipe={"kind": "complementary"})).checkpoint_bytes or 0
     for kind in ("baseline", "static_online", "experience_only", "offline_bank"):
@@ -373,3 +354,33 @@ def test_room_is_needed_for_what_is_downloaded(tmp_path: Path, monkeypatch: pyte
     role = make_experiment().method.role("actor").model_copy(update={"model": "a/b"})
     with pytest.raises(NotEnoughDisk, match="1000000"):
         check_disk(changed(make_experiment(), actor=role.model_dump()), tmp_path, 1)
+
+
+def test_a_base_that_two_roles_stand_on_is_counted_once_in_each_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2 in float32: with one base two roles take what one takes, but for their caches and adapters."""
+    monkeypatch.setattr("crl.policies.machine._ADAPTED", 0)
+    one = {"model": "smollm2-135m-instruct", "lora": {"r": 8}}
+    on_it = {"base": "actor", "lora": {"r": 8}}
+    alone = estimate(changed(make_experiment(recipe={"kind": "baseline"}), actor=one))
+    plain = changed(make_experiment(recipe={"kind": "complementary", "retrieval": {"embedder": "lexical"}}), actor=one)
+    apart, shared = (estimate(changed(plain, extractor=role)) for role in (one, on_it))
+    weights = 4 * SHAPES["smollm2-135m-instruct"].parameters
+    assert shared.bases == {"actor": pytest.approx(weights, rel=0.01)} and apart.bases == alone.bases == {}
+    assert shared.memory_bytes is not None and apart.memory_bytes is not None and alone.memory_bytes is not None
+    assert shared.memory_bytes <= 1.15 * alone.memory_bytes and apart.memory_bytes > alone.memory_bytes + 0.9 * weights
+    # Rounds that overlap have an engine for each track.
+    twice = Experiment.model_validate(
+        changed(plain, extractor=on_it, overlap=True).model_dump() | {"runtime": {"overlap_engines": 2}}
+    )
+    assert estimate(twice).machine_bytes > shared.machine_bytes + weights
+
+
+def test_a_base_in_bfloat16_has_a_float32_copy_for_updates_where_its_file_is_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)
+    roles = {"actor": {"model": "tiny", "dtype": "bfloat16", "lora": {}}, "extractor": {"base": "actor", "lora": {}}}
+    plain = make_experiment(recipe={"kind": "complementary", "retrieval": {"embedder": "lexical"}})
+    resolve_model("tiny")
+    shape = shape_of("tiny")
+    assert shape is not None and estimate(changed(plain, roles=roles)).bases == {"actor": (2 + 4) * shape.parameters}
