@@ -212,9 +212,11 @@ class ChatFormat:
         form, texts = self._begin + SLOT.format(1), ["", text]
         if thought and self._thinking is not None:
             form, texts = self._thinking, ["", said, thought]
-        elif thought:
+        elif thought:  # in the text; the prompt may have begun it
             form = (after_thoughts(self._begin, begun=self.opens_thought) or "").lstrip() + SLOT.format(1)
-            texts = ["", THOUGHT_TAG.sub("", text, count=1).lstrip() if self.opens_thought else text]
+            tag = THOUGHT_TAG.search(text)
+            begun = self.opens_thought and tag is not None and not tag.group("end")
+            texts = ["", text[tag.end() :].lstrip() if begun and tag else text]
         return [*self._ids.encode(form, texts, continues=True), self.end_ids[0]]
 
     @cached_property
@@ -328,6 +330,8 @@ class ChatFormat:
             opened, whole = self._render_slots(_THREE[:1], ready=True), self._render_slots(_THREE[:2], ready=False)
             last = SLOTS.split(whole)[-1].lstrip()
             self._begin = SLOTS.split(written_behind(opened, whole) or "")[0]
+        if self.opens_thought and after_thoughts(self._begin, begun=True) is None:
+            self._begin = written_behind(before, before[: list(THOUGHT_TAG.finditer(before))[-1].start()]) or ""
         closes, goes_on = self._ids.control.match(last), self._ids.control.match(self._after)
         end = closes or goes_on
         if end is None:
@@ -390,7 +394,10 @@ class ChatFormat:
             shown = self._render(chat, ready=True, template=template)
             for number in range(3):
                 chat.append({"role": "assistant", "content": answer})
-                longer = self._render(chat, ready=False, template=template)
+                try:
+                    longer = self._render(chat, ready=False, template=template)
+                except BadInput:  # it wants the last message to be the user's
+                    longer = shown + written
                 ended = longer.removesuffix(self._tokenizer.eos_token or "")
                 if ended.rstrip().endswith(str(self._tokenizer.convert_ids_to_tokens(self.end_ids[0]))):
                     longer = ended  # Phi-3's template closes the chat behind the end of the turn

@@ -135,6 +135,13 @@ def test_the_actors_of_the_paper_files_may_play_several_turns(tokenizer):
         assert chat.template == OWN and chat.takes_tools
 
 
+def test_a_thought_that_the_prompt_begins_is_ended_where_the_template_wants_a_question_last(tokenizer):
+    wants = "{% if messages[-1].role != 'user' %}{{ raise_exception('a question') }}{% endif %}" + CHATML
+    tokenizer = _with(tokenizer, wants.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"))
+    chat = ChatFormat(tokenizer, "m")
+    assert chat.opens_thought and chat.decode(chat.answer("go north")).startswith("\n</think>\n\n")
+
+
 def test_the_date_is_not_in_the_prompt(tokenizer):
     text = tokenizer.decode(ChatFormat(_with(tokenizer, DATED), "m").opening(MESSAGES))
     assert text.startswith("Today: 26 July 2024")

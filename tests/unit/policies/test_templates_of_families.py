@@ -181,6 +181,8 @@ def test_a_demonstration_has_the_whole_form_of_an_answer(name: str, answer: str)
 def test_a_demonstration_thinks_in_the_models_own_form(name: str, written: str) -> None:
     tokenizer = tokenizer_of(name)
     chat = ChatFormat(tokenizer, name)
+    if chat.opens_thought:
+        assert tokenizer.decode(chat.answer("Look.</think>north")[:-1]) == written
     assert tokenizer.decode(chat.answer("<think>Look.</think>north")[:-1]) == written
     if name in ("qwen3", "qwen3_5_think", "gptoss"):
         said = chat.answer("<think>Look.</think>" + json.dumps(CALL), call=True)
