@@ -64,7 +64,7 @@ def test_each_model_is_told_at_80_columns(crl: Crl, tmp_path: Path, monkeypatch:
         "thoughts stay in the history",
         "sampling, actor in padded batches (not packed: it has layers that see 128 tokens of a row): weights",
         "update, actor in padded batches (not packed: it has layers that see 128 tokens of a row): weights",
-        "adapter, actor an adapter on 30% of the weights; frozen: model.embed_tokens 70%",
+        "30% of the weights; frozen: model.embed_tokens 70%",
         "sampling, extractor in packed passes: weights",
         "method.roles.actor.model ./mine",
     ):
