@@ -57,7 +57,9 @@ class LoraConfig(Model):
     lora_alpha: float = Field(
         32, gt=0, le=1_000_000, description="Scale numerator: the update is multiplied by lora_alpha / r."
     )
-    target_modules: list[str] | Literal["all-linear"] = Field("all-linear", description="Modules that get an adapter.")
+    target_modules: list[str] | Literal["all-linear"] = Field(
+        "all-linear", description="Modules that get an adapter; all-linear: every linear layer and expert."
+    )
 
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]

@@ -175,3 +175,40 @@ def test_an_adapter_of_another_shape_is_not_taken(made: Made, tmp_path: Path) ->
     save_file(dict(list(tensors.items())[1:]), tmp_path / "adapter_model.safetensors")
     assert not policy.take_weights(tmp_path)
     assert all(torch.equal(each, before[name]) for name, each in policy.model.named_parameters())
+
+
+def test_models_over_a_base_compute_what_one_that_is_loaded_does(tmp_path: Path) -> None:
+    """A bfloat16 file with tied weights: sampled from as it is, updated with the float32 norms that it has."""
+    from safetensors.torch import load_file, save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from crl.config import LoraConfig
+    from crl.engine.frozen_base import FrozenBase
+    from crl.learn.scoring import load_trainable
+    from crl.policies.language_model import load_model
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    exact = {name: each.float() + 1e-4 if "norm" in name else each for name, each in tensors.items()}
+    save_file(exact, tmp_path / "model.safetensors", {"format": "pt"})
+    base, ids = FrozenBase(tmp_path), torch.tensor([[5, 9, 2, 40, 7, 7, 1]])
+    options: dict[str, Any] = {"lora": LoraConfig(r=4), "source": "base", "seed": 1}
+    one, other = (load_trainable(tmp_path, None, **options, base=each) for each in (base.model, base.model))
+    own, sampler = load_trainable(tmp_path, None, **options), base.model(torch.bfloat16)
+    found = []
+    for model in (own, one):
+        model(input_ids=ids, use_cache=False).logits.logsumexp(-1).sum().backward()
+        found.append({name: each.grad for name, each in model.named_parameters() if each.requires_grad})
+    assert found[0].keys() == found[1].keys() and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert all(each.grad is None for each in other.parameters()), "nothing reaches the adapter of another role"
+    loaded = load_model(tmp_path, None, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(sampler(ids).logits, loaded.eval()(ids).logits)
+    places = {each.data_ptr() for name, each in sampler.named_parameters() if "norm" not in name}
+    assert places <= frozen(one) & frozen(other)
+    assert sampler.get_output_embeddings().weight is sampler.get_input_embeddings().weight
