@@ -117,7 +117,7 @@ def play_script(
     """Play a wave by a script. `move` gives what the actor says in a slot, as its answer is to be worded."""
 
     def calls(row: int) -> bool:
-        return isinstance(getattr(environment, "shown", {}).get(row), ToolCalls)
+        return isinstance(environment, Watched) and isinstance(environment.shown.get(row), ToolCalls)
 
     return play_wave(
         actor.saying(move, calls),
