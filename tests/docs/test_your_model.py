@@ -10,6 +10,7 @@ import pytest
 from crl.cli.doctor import experiment_findings
 from crl.config.load import load_experiment
 from crl.policies import resolve_model
+from crl.run.directory import RunDirectory
 from tests.architectures import write_small
 from tests.tiny_run import ROOT, crl_here
 
@@ -42,5 +43,5 @@ def test_it_trains(mine: Path, tmp_path: Path) -> None:
     settings = [word for each in smaller for word in ("--set", f"method.{each}")]
     done = crl_here(tmp_path / "runs", "train", str(mine), "--rounds", "1", "--no-prefect", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
-    weights = tmp_path / "runs/mine/rounds/0001/update_actor/checkpoint/adapter_model.safetensors"
-    assert weights.is_file()
+    run = RunDirectory.open(tmp_path / "runs/mine")  # games that all end alike teach nothing: there may be no weights
+    assert run.is_complete(1, "update_actor") and run.is_complete(1, "evaluate")

@@ -39,12 +39,13 @@ TAKE_TOOLS = {
 """Templates that show tools, and whose calls are read. The rest describe tools in the prompt."""
 
 
-QUICK = {"gemma4", "glm4moe", "gptoss", "qwen3", "magistral"}
+QUICK = {"gptoss", "qwen3", "magistral"}
 
 
-def families(names: Iterable[str]) -> list[Any]:
-    """All of them, most among the slow tests."""
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+def families(names: Iterable[str | tuple[str, str]]) -> list[Any]:
+    """All of them, perhaps with something beside, most among the slow tests."""
+    rows = [(name,) if isinstance(name, str) else name for name in names]
+    return [pytest.param(*row, marks=() if row[0] in QUICK else pytest.mark.slow) for row in rows]
 
 
 def settings_of(name: str) -> Iterator[dict[str, Any]]:
@@ -149,15 +150,17 @@ def test_a_turn_of_several_messages_ends_with_the_last_one() -> None:
 
 @pytest.mark.parametrize(
     ("name", "answer"),
-    [
-        ("exaone_4", ""),
-        ("qwen3", "<think>\n\n</think>\n\n"),
-        ("qwen3_5_think", "\n</think>\n\n"),
-        ("deepseek_r1_distill", "\n</think>\n\n"),
-        ("glm4moe", "\n<think></think>\n"),
-        ("muse_glimmer", " to=user<|message|>"),
-        ("command_a_reasoning", "\n<|END_THINKING|><|START_RESPONSE|>"),
-    ],
+    families(
+        [
+            ("exaone_4", ""),
+            ("qwen3", "<think>\n\n</think>\n\n"),
+            ("qwen3_5_think", "\n</think>\n\n"),
+            ("deepseek_r1_distill", "\n</think>\n\n"),
+            ("glm4moe", "\n<think></think>\n"),
+            ("muse_glimmer", " to=user<|message|>"),
+            ("command_a_reasoning", "\n<|END_THINKING|><|START_RESPONSE|>"),
+        ]
+    ),
 )
 def test_a_demonstration_has_the_whole_form_of_an_answer(name: str, answer: str) -> None:
     tokenizer = tokenizer_of(name)
@@ -168,15 +171,17 @@ def test_a_demonstration_has_the_whole_form_of_an_answer(name: str, answer: str)
 
 @pytest.mark.parametrize(
     ("name", "written"),
-    [
-        ("qwen3", "<think>\nLook.\n</think>\n\nnorth"),
-        ("qwen3_5_think", "Look.\n</think>\n\nnorth"),
-        ("gptoss", "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant<|channel|>final<|message|>north"),
-        ("gemma4_v5", "<|channel>thought\nLook.\n<channel|>north"),
-        ("muse_glimmer", " to=self<|message|>Look.<|eom|><|start|>assistant to=user<|message|>north"),
-        ("qwen2_5", "<think>Look.</think>north"),
-        ("qwq", "Look.</think>north"),
-    ],
+    families(
+        [
+            ("qwen3", "<think>\nLook.\n</think>\n\nnorth"),
+            ("qwen3_5_think", "Look.\n</think>\n\nnorth"),
+            ("gptoss", "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant<|channel|>final<|message|>north"),
+            ("gemma4_v5", "<|channel>thought\nLook.\n<channel|>north"),
+            ("muse_glimmer", " to=self<|message|>Look.<|eom|><|start|>assistant to=user<|message|>north"),
+            ("qwen2_5", "<think>Look.</think>north"),
+            ("qwq", "Look.</think>north"),
+        ]
+    ),
 )
 def test_a_demonstration_thinks_in_the_models_own_form(name: str, written: str) -> None:
     tokenizer = tokenizer_of(name)
@@ -203,31 +208,33 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("around", ["{}", "Now: {}", "{}\nThat should do.", "Now: {}\nThat should do."])
-def test_texts_around_a_call_are_no_part_of_it(name: str, around: str) -> None:
+@pytest.mark.parametrize("name", families(CALLS))
+def test_texts_around_a_call_are_no_part_of_it(name: str) -> None:
     tokenizer = tokenizer_of(name)
     chat = ChatFormat(tokenizer, name)
     thought = (
         "Hm.<|END_THINKING|>" if name == "command_a_reasoning" else "Hm.</think>\n\n" if chat.opens_thought else ""
     )
-    ids = encoded(tokenizer, thought + around.format(CALLS[name]))
-    assert chat.call([*ids, chat.end_ids[0]], [SEARCH]) == '{"arguments": {"words": "a"}, "name": "search"}'
-    inside = encoded(tokenizer, "<think>" + around.format(CALLS[name]))
-    assert chat.call(inside, [SEARCH]) is None, "a call that is only thought of is none"
+    for around in ("{}", "Now: {}", "{}\nThat should do.", "Now: {}\nThat should do."):
+        ids = encoded(tokenizer, thought + around.format(CALLS[name]))
+        assert chat.call([*ids, chat.end_ids[0]], [SEARCH]) == '{"arguments": {"words": "a"}, "name": "search"}'
+        inside = encoded(tokenizer, "<think>" + around.format(CALLS[name]))
+        assert chat.call(inside, [SEARCH]) is None, "a call that is only thought of is none"
 
 
 @pytest.mark.parametrize(
     ("name", "thought"),
-    [
-        ("seed_oss", "<seed:think>north?</seed:think>"),
-        ("magistral", "[THINK]north?[/THINK]"),
-        ("gemma4", "<|channel>thought\nnorth?<channel|>"),
-        ("apertus", "<|inner_prefix|>north?<|inner_suffix|>"),
-        ("qwen3", "<think>\nnorth?\n</think>"),
-        ("gptoss", "<|channel|>analysis<|message|>north?<|end|><|start|>assistant<|channel|>final<|message|>"),
-        ("muse_glimmer", " to=self<|message|>north?<|eom|><|start|>assistant to=user<|message|>"),
-    ],
+    families(
+        [
+            ("seed_oss", "<seed:think>north?</seed:think>"),
+            ("magistral", "[THINK]north?[/THINK]"),
+            ("gemma4", "<|channel>thought\nnorth?<channel|>"),
+            ("apertus", "<|inner_prefix|>north?<|inner_suffix|>"),
+            ("qwen3", "<think>\nnorth?\n</think>"),
+            ("gptoss", "<|channel|>analysis<|message|>north?<|end|><|start|>assistant<|channel|>final<|message|>"),
+            ("muse_glimmer", " to=self<|message|>north?<|eom|><|start|>assistant to=user<|message|>"),
+        ]
+    ),
 )
 def test_thoughts_are_no_answer_whatever_their_tags(name: str, thought: str) -> None:
     from crl.rollout.actions import parse_action
