@@ -47,6 +47,9 @@ def with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source: 
             config.target_parameters = _left_out(model, lora, config.exclude_modules or ())
         adapted = peft.get_peft_model(model, config)
     adapted.peft_config["default"].base_model_name_or_path = source
+    for module in adapted.modules():
+        if isinstance(module, peft.tuners.lora.layer.ParamWrapper):  # it adds to the weight in the weight's own type
+            module.get_param().data = module.get_param().float()
     return adapted
 
 
