@@ -38,7 +38,7 @@ from crl.policies.tool_turns import PROBE, PROBE_CALL, THOUGHTS, ToolTurns, sche
 from crl.policies.turn import StopStrings
 from crl.protocols import Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts, marks_thought, thought_of, written_behind
-from crl.text.calls import call_of, json_call
+from crl.text.calls import call_of, json_calls
 from crl.text.channels import CHANNEL_TOKENS, MESSAGE, one_text
 
 if TYPE_CHECKING:
@@ -205,8 +205,8 @@ class ChatFormat:
         in JSON, which is then written in the model's own form.
         """
         thought, said = thought_of(text)
-        found = json_call(said, frozenset()) if call else None
-        written = None if found is None else self._tools.written(**json.loads(found), thought=thought)
+        calls = json_calls(said, frozenset()) if call else []
+        written = self._tools.written(**json.loads(calls[-1]), thought=thought) if calls else None
         if written is not None:
             return self._ids.encode(written, [], continues=True)
         form, texts = self._begin + SLOT.format(1), ["", text]
@@ -232,18 +232,18 @@ class ChatFormat:
             return None
         return behind[: behind.rindex(SLOT.format(1))] + SLOT.format(1)
 
-    def call(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> str | None:
-        """The last tool call of a sampled turn as JSON with sorted keys; None where there is none that can be read."""
+    def calls(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[str]:
+        """The tool calls of a sampled turn that can be read, in their order, as JSON with sorted keys."""
         if self._channel_ids:
-            return self._call_in(self.decode(token_ids), tools)
+            return self._calls_in(self.decode(token_ids), tools)
         ended = bool(token_ids) and token_ids[-1] in self._special_ids
-        return self._call_in(self._visible(token_ids[: len(token_ids) - ended], self._hidden_ids), tools)
+        return self._calls_in(self._visible(token_ids[: len(token_ids) - ended], self._hidden_ids), tools)
 
-    def _call_in(self, written: str, tools: Sequence[Tool]) -> str | None:
+    def _calls_in(self, written: str, tools: Sequence[Tool]) -> list[str]:
         answer = after_thoughts(written, begun=self.opens_thought)
         if answer is None:
-            return None
-        return self._tools.read(answer, tools) or json_call(answer, {tool.name for tool in tools})
+            return []
+        return self._tools.read(answer, tools) or json_calls(answer, {tool.name for tool in tools})
 
     def stops(self, strings: Sequence[str]) -> StopStrings:
         """What finds the ids that complete one of some strings; a control token completes what is part of its name."""
@@ -348,7 +348,7 @@ class ChatFormat:
         if called is None:
             return True
         text = one_text(called) if self._channel_ids else called
-        return self._call_in(text, [PROBE]) == call_of(PROBE_CALL)
+        return self._calls_in(text, [PROBE]) == [call_of(PROBE_CALL)]
 
     def _as_shown(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
         """The messages, the system text before the first user's where the template cannot show it by itself."""

@@ -142,9 +142,9 @@ class EndpointChat:
         """What an answer of this text is."""
         return [*map(ord, text), _END]
 
-    def call(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> str | None:
+    def calls(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[str]:
         """None: tools are described in the prompt."""
-        return None
+        return []
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text, without what stands between messages."""

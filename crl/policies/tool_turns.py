@@ -166,22 +166,34 @@ class ToolTurns:
         call, found, _ = behind.rpartition(end)
         return (call if found else behind.rstrip()) + end
 
-    def read(self, answer: str, tools: Sequence[Tool]) -> str | None:
-        """The last call in an answer, its control tokens in the text and its thoughts not; None where there is none in
-        the model's own form."""
+    def read(self, answer: str, tools: Sequence[Tool]) -> list[str]:
+        """The calls in an answer, its control tokens in the text and its thoughts not; none where there is none in the
+        model's own form, or where the last is not whole."""
         try:
             if self.response_template is not None:
                 message = self._tokenizer.parse_response(
                     answer, self.response_template, prefix="", tools=[schema_of(tool) for tool in tools]
                 )
                 if calls := message.get("tool_calls"):
-                    return call_of(calls[-1]["function"]) if _is_whole(answer, self.response_template) else None
-            if self._before_name is not None and (found := list(self._before_name.finditer(answer))):
-                arguments, _ = JSON.raw_decode(answer, found[-1].end())
-                return call_of({"name": found[-1].group(1), "arguments": arguments})
+                    whole = _is_whole(answer, self.response_template)
+                    return _readable(lambda each: each["function"], calls) if whole else []
+            matches = [] if self._before_name is None else list(self._before_name.finditer(answer))
+            return _readable(
+                lambda match: {"name": match.group(1), "arguments": JSON.raw_decode(answer, match.end())[0]}, matches
+            )
         except Exception:  # whatever a model writes is no error here, and what reads it is not ours
-            return None
-        return None
+            return []
+
+
+def _readable(value: Callable[[Any], Mapping[str, Any]], found: Sequence[Any]) -> list[str]:
+    """Those calls that can be read; none where the last cannot."""
+    calls: list[str | None] = []
+    for each in found:
+        try:
+            calls.append(call_of(value(each)))
+        except ValueError:
+            calls.append(None)
+    return [call for call in calls if call is not None] if calls and calls[-1] is not None else []
 
 
 def _pattern(called: str, control: re.Pattern[str]) -> re.Pattern[str] | None:

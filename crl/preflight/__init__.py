@@ -15,6 +15,7 @@ from crl.config.engines import ServerConfig
 from crl.config.environments import EnvironmentConfig
 from crl.errors import BadInput
 from crl.paths import possible_path
+from crl.run.data_files import check_data
 from crl.run.directory import RunDirectory
 from crl.run.find import beside
 from crl.run.lease import lease_state
@@ -149,6 +150,8 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     for family in method.families:
         for first, then in family.worlds.items():
             since = f" from round {first} on" if first else ""
+            if family.data_digests is not None:
+                found.append((f"the data of family {family.name}{since}", partial(check_data, then)))
             check = partial(check_environment, then.environment, isolate=family.isolate)
             found.append((f"environment of family {family.name}{since}", check))
             found.append((f"the files of family {family.name}{since}", partial(check_files, then.environment)))

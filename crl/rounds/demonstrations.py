@@ -22,6 +22,7 @@ from crl.protocols import (
     Answers,
     Chat,
     Environment,
+    FreeText,
     Lesson,
     Sampled,
     Start,
@@ -204,9 +205,10 @@ def say_script(
     ]  # fmt: skip
 
 
-def as_answer(method: Method, action: str) -> str:
-    """An action as the actor's answers are worded."""
-    return f"<action>{action}</action>" if method.rollout.action_format == "tag" else action
+def as_answer(method: Method, action: str, possible: Actions = ()) -> str:
+    """An action as the actor's answers are worded, where such actions are possible."""
+    whole = isinstance(possible, FreeText) and possible.whole
+    return f"<action>{action}</action>" if method.rollout.action_format == "tag" and not whole else action
 
 
 def records_without(played: PlayedEpisode, turns: Collection[int]) -> list[Generation]:

@@ -2,7 +2,7 @@
 
 Of a call only the JSON counts, whatever is around it: models write
 `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, fenced JSON, a list of calls, `parameters` for `arguments`, or
-`tool_name` for `name`. The last call counts.
+`tool_name` for `name`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 from crl.text.unicode import valid_text
 
 
-def json_call(answer: str, tools: Set[str]) -> str | None:
-    """The last call in an answer (without its thoughts); None where there is none.
+def json_calls(answer: str, tools: Set[str]) -> list[str]:
+    """The calls in an answer (without its thoughts), in their order.
 
     An object that is no call may hold some, such as `{"tool_calls": [{…}]}`; inside one, only what names a tool is one.
     """
-    found, at, inside = None, answer.find("{"), 0
+    calls, at, inside = list[str](), answer.find("{"), 0
     while at >= 0:
         try:
             value, end = JSON.raw_decode(answer, at)
             call = call_of(value)
             if call is not None and (at >= inside or _name(value) in tools):
-                found = call
+                calls.append(call)
             else:
                 inside, end = max(inside, end), at + 1
         except (ValueError, RecursionError):
             end = at + 1
         at = answer.find("{", end)
-    return found
+    return calls
 
 
 def call_of(value: Mapping[str, Any]) -> str | None:

@@ -100,10 +100,10 @@ def test_calls_are_read_and_answered_in_the_models_own_form(name: str) -> None:
     tokenizer = tokenizer_of(name)
     chat = ChatFormat(tokenizer, name)
     said = chat.answer(json.dumps(CALL), call=True)
-    assert chat.call(said, [SEARCH]) == json.dumps(CALL, sort_keys=True)
-    assert chat.call(said[:-1], [SEARCH]) == json.dumps(CALL, sort_keys=True), "cut off behind the call"
-    assert chat.call(said[: len(said) // 2], [SEARCH]) is None, "cut off inside it"
-    assert chat.call(chat.answer("north"), [SEARCH]) is None
+    assert chat.calls(said, [SEARCH]) == [json.dumps(CALL, sort_keys=True)]
+    assert chat.calls(said[:-1], [SEARCH]) == [json.dumps(CALL, sort_keys=True)], "cut off behind the call"
+    assert chat.calls(said[: len(said) // 2], [SEARCH]) == [], "cut off inside it"
+    assert chat.calls(chat.answer("north"), [SEARCH]) == []
     result = 'Two "stairs":\n  #.@'
     ids = chat.reply(result, ended=True, by=said[-1], call="search")
     if chat._tools._result is None:
@@ -114,6 +114,27 @@ def test_calls_are_read_and_answered_in_the_models_own_form(name: str) -> None:
     answered = [*asked, {"role": "tool", "name": "search", "tool_call_id": "call00000", "content": result}]
     own = encoded(tokenizer, rendered(tokenizer, answered, tools=TOOLS))
     assert [said[-1], *ids] == own[-len(ids) - 1 :]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral_3"])
+def test_several_calls_of_a_turn_are_read_in_their_order(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    chat = ChatFormat(tokenizer, name)
+    calls = [{"name": "search", "arguments": {"words": words}} for words in ("a", "b")]
+    asked = [
+        {"type": "function", "id": f"call0000{at}", "function": {**call, "arguments": call["arguments"]}}
+        for at, call in enumerate(calls)
+    ]
+    user = {"role": "user", "content": "A."}
+    opened = rendered(tokenizer, [user], tools=TOOLS, add_generation_prompt=True)
+    whole = rendered(
+        tokenizer,
+        [user, {"role": "assistant", "content": "", "tool_calls": asked}],
+        tools=TOOLS,
+        add_generation_prompt=False,
+    )
+    said = encoded(tokenizer, whole.removeprefix(opened))
+    assert chat.calls(said, [SEARCH]) == [json.dumps(call, sort_keys=True) for call in calls]
 
 
 def test_a_turn_that_ends_by_the_beginning_of_the_next_one() -> None:
@@ -142,9 +163,9 @@ def test_a_turn_of_several_messages_ends_with_the_last_one() -> None:
     assert chat.decode(encoded(tokenizer, written)) == "<think>Is it north?</think>\nsouth"
     other = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.search "
     other += '<|constrain|>json<|message|>{"words": "x"}<|call|>'
-    assert chat.call(encoded(tokenizer, other), [SEARCH]) == '{"arguments": {"words": "x"}, "name": "search"}'
+    assert chat.calls(encoded(tokenizer, other), [SEARCH]) == ['{"arguments": {"words": "x"}, "name": "search"}']
     broken = encoded(tokenizer, other.replace('"x"}', '"x'))
-    assert chat.call(broken, [SEARCH]) is None
+    assert chat.calls(broken, [SEARCH]) == []
     assert chat.decode(broken).startswith("<think>Hm.</think>"), "the thought is kept"
 
 
@@ -191,7 +212,7 @@ def test_a_demonstration_thinks_in_the_models_own_form(name: str, written: str) 
     assert tokenizer.decode(chat.answer("<think>Look.</think>north")[:-1]) == written
     if name in ("qwen3", "qwen3_5_think", "gptoss"):
         said = chat.answer("<think>Look.</think>" + json.dumps(CALL), call=True)
-        assert chat.call(said, [SEARCH]) == json.dumps(CALL, sort_keys=True)
+        assert chat.calls(said, [SEARCH]) == [json.dumps(CALL, sort_keys=True)]
         assert "Look." in tokenizer.decode(said)
 
 
@@ -217,9 +238,9 @@ def test_texts_around_a_call_are_no_part_of_it(name: str) -> None:
     )
     for around in ("{}", "Now: {}", "{}\nThat should do.", "Now: {}\nThat should do."):
         ids = encoded(tokenizer, thought + around.format(CALLS[name]))
-        assert chat.call([*ids, chat.end_ids[0]], [SEARCH]) == '{"arguments": {"words": "a"}, "name": "search"}'
+        assert chat.calls([*ids, chat.end_ids[0]], [SEARCH]) == ['{"arguments": {"words": "a"}, "name": "search"}']
         inside = encoded(tokenizer, "<think>" + around.format(CALLS[name]))
-        assert chat.call(inside, [SEARCH]) is None, "a call that is only thought of is none"
+        assert chat.calls(inside, [SEARCH]) == [], "a call that is only thought of is none"
 
 
 @pytest.mark.parametrize(
@@ -265,4 +286,4 @@ def test_a_template_of_ones_own_takes_the_place_of_the_models() -> None:
     chat = ChatFormat(tokenizer, "m", template=own)
     assert chat.template == "roles.<name>.chat_template" and chat.written == own
     assert chat.opening([SYSTEM, USER]) == ids_of(tokenizer, [SYSTEM, USER], own)
-    assert chat.call(chat.answer(json.dumps(CALL), call=True), [SEARCH])
+    assert chat.calls(chat.answer(json.dumps(CALL), call=True), [SEARCH])
