@@ -95,7 +95,7 @@ def restore(model: Any, wide: Mapping[str, torch.Tensor]) -> bool:
         own[name].data = tensor.to(own[name].device)
     made = {name for name, each in model.named_buffers() if each.dtype in (torch.bfloat16, torch.float16)} - wide.keys()
     if made := made - model.state_dict().keys():
-        with init_empty_weights(include_buffers=False):
+        with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
             unrounded = dict(type(model)._from_config(model.config, dtype=torch.float32).named_buffers())
         for name in made:
             own[name].data = unrounded[name].to(own[name].device)

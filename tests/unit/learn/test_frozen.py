@@ -48,6 +48,16 @@ def gradients_of(model, autocast):
     return float(loss.detach()), {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
 
 
+def gradients_of_a_drawn_adapter(base, narrow):
+    model = load_trainable(base, None, lora=LORA, source="base", seed=0, narrow=narrow)
+    assert (torch.bfloat16 in {each.dtype for each in model.parameters()}) == narrow
+    torch.manual_seed(4)
+    for each in model.parameters():
+        if each.requires_grad:
+            nn.init.normal_(each, std=0.1)
+    return gradients_of(model, False)
+
+
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_are_bit_by_bit_those_of_a_float32_base(narrow_base, adapter, autocast, checkpointing):
@@ -70,11 +80,7 @@ def test_an_embedding_that_scales_rounds_neither_its_rows_nor_its_scale(tmp_path
         num_key_value_heads=1, tie_word_embeddings=tied,
     )  # fmt: skip
     Gemma3ForCausalLM(config).bfloat16().save_pretrained(tmp_path)
-    narrow, wide = (
-        load_trainable(tmp_path, None, lora=LORA, source="base", seed=0, narrow=each) for each in (True, False)
-    )
-    assert torch.bfloat16 in {each.dtype for each in narrow.parameters()} and wide.dtype == torch.float32
-    (loss, found), (other, expected) = gradients_of(narrow, False), gradients_of(wide, False)
+    (loss, found), (other, expected) = map(gradients_of_a_drawn_adapter, [tmp_path] * 2, (True, False))
     assert loss == other
     torch.testing.assert_close(found, expected)
 
@@ -86,15 +92,9 @@ def test_an_adapter_of_shared_experts_is_not_rounded_to_their_type(tmp_path):
         topk_group=1, n_shared_experts=1, first_k_dense_replace=1,
     )  # fmt: skip
     Dots1ForCausalLM(config).bfloat16().save_pretrained(tmp_path)
-    losses = []
-    for kept_narrow in (True, False):
-        model = load_trainable(tmp_path, None, lora=LORA, source="base", seed=0, narrow=kept_narrow)
-        torch.manual_seed(4)
-        for each in model.parameters():
-            if each.requires_grad:
-                torch.nn.init.normal_(each, std=0.1)
-        losses.append(gradients_of(model, False)[0])
-    assert losses[0] == losses[1]
+    (loss, found), (other, expected) = map(gradients_of_a_drawn_adapter, [tmp_path] * 2, (True, False))
+    assert loss == other
+    torch.testing.assert_close(found, expected)
 
 
 def test_matrices_stay_narrow_and_all_else_is_float32(narrow_base):
