@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crl.config.roles import ENDPOINT
-from crl.errors import BadInput
+from crl.errors import BadInput, HubUnreachable
 from crl.paths import models_directory, possible_path, quoted
 
 BUILT_IN = ("tiny", "smollm2-135m-instruct")
@@ -268,6 +268,10 @@ def described(name: str) -> Path:
     Raises:
         BadInput: as :func:`resolve_model`.
     """
+    if (trained := trained_weights(name)) is not None and trained.adapter:
+        base = described(trained.base)
+        if not is_whole(base):
+            return base  # what can be known before it is downloaded, and the adapter merged into it
     if is_path(name) or HUB_ID.fullmatch(name) is None:
         return resolve_model(name).path
     return _model_snapshot(name, weights=False)
@@ -377,6 +381,15 @@ def lacking(path: Path, *patterns: str) -> str | None:
         return "there is no such directory"
     missing = (each for each in patterns if not any(path.glob(each)))
     return next((f"it has no {each.removeprefix('**/')}" for each in missing), None)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a directory has all files of a model: a download may have been cut short."""
+    try:
+        _check_directory(path, path.name)
+    except BadInput:
+        return False
+    return True
 
 
 def _check_description(path: Path, name: str) -> None:
@@ -557,6 +570,7 @@ def snapshot(
         check(path, name)
         return path
 
+    kind: type[BadInput] = BadInput
     login = "log in with `hf auth login`, or set HF_TOKEN"
     try:
         return fetched(local=True)
@@ -579,7 +593,8 @@ def snapshot(
         next_step = f"Check the id. For a private model {login}."
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         cause, problem = error, f"is not cached here and could not be downloaded: {type(error).__name__}"
-    raise BadInput(
+        kind = HubUnreachable
+    raise kind(
         f"The model {name!r} {problem}.",
         expected=f"network, or what needs none: {offline}, or a directory",
         where=where,

@@ -81,10 +81,7 @@ def new_weights(ctx: StageContext, before: Weights, *, updates: int) -> Weights:
         checkpoint,
         base,
         before.base_digest,
-        ctx.method.role(before.role).sampling,
-        multi_turn=any(
-            use.multi_turn for role, use in ctx.method.uses().items() if ctx.method.owner(role) == before.role
-        ),
+        ctx.method.role(before.role),
         before=None if before.checkpoint is None else ctx.run_path / before.checkpoint,
     )
     return Weights(

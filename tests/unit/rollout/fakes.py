@@ -9,8 +9,9 @@ import numpy as np
 
 from crl.config import Exchange, FamilyConfig, Method, PromptConfig, RoleConfig, RolloutConfig, SamplingConfig
 from crl.envs.frozenlake import FrozenLakeConfig
-from crl.protocols import Sampled, Start, Step, StopReason, WholeTurns
+from crl.protocols import Sampled, Start, Step, StopReason, Tool, WholeTurns
 from crl.records import Task
+from crl.text.calls import json_calls
 
 END, USER, ASSISTANT = 2, 3, 4
 ROLES = {"system": 5, "user": USER, "assistant": ASSISTANT}
@@ -27,8 +28,11 @@ class CharacterChat:
             ids += [ROLES[message["role"]], *map(ord, message["content"]), END]
         return [*ids, ASSISTANT]
 
-    def reply(self, text: str, *, ended: bool) -> list[int]:
+    def reply(self, text: str, *, ended: bool, by: int | None = None, call: str | None = None) -> list[int]:
         return [*([] if ended else [END]), USER, *map(ord, text), END, ASSISTANT]
+
+    def calls(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[str]:
+        return json_calls(self.decode(token_ids), {tool.name for tool in tools})
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(chr(token) for token in token_ids if token >= 32)
