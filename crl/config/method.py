@@ -257,7 +257,7 @@ class Method(Model):
     def _engine_problems(self) -> Iterator[BadInput]:
         """What engines cannot do for their roles."""
         for name, use in self.uses().items():
-            role, owner, plays = self.role(name), self.owner(name), use.multi_turn and name != JUDGE
+            role, owner = self.role(name), self.owner(name)
             engine, remote = role.engine.kind, role.engine.REMOTE
             if remote and owner in self.trained():
                 yield BadInput(
@@ -274,10 +274,10 @@ class Method(Model):
                     next_step="change the model or the engine",
                 )
             temperatures = {f"method.roles.{name}.sampling.temperature": role.sampling.temperature}
-            if plays:
+            if use.multi_turn:
                 temperatures["method.evaluation.temperature"] = self.evaluation.temperature
             yield from role.engine_problems(name, temperatures)
-            if plays:
+            if use.multi_turn:
                 yield from self._problems_of_families(role, name)
 
     def _problems_of_families(self, role: RoleConfig, name: str) -> Iterator[BadInput]:
@@ -342,8 +342,7 @@ class Method(Model):
         """The roles that are worked with: those of the recipe, and the judge where one gives rewards."""
         uses = dict(self.recipe.roles())
         if self.judged:
-            groups = any(family.reward is not None and family.reward.mode == "group" for family in self.judged)
-            uses.setdefault(JUDGE, RoleUse(trained=False, multi_turn=groups, batch=JUDGED_AT_ONCE))
+            uses.setdefault(JUDGE, RoleUse(trained=False, batch=JUDGED_AT_ONCE))
         return uses
 
     def owner(self, name: str) -> str:

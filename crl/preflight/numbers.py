@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from crl.config import Experiment, LoraConfig, NodesConfig
-from crl.config.method import JUDGE
 from crl.errors import BadInput
 from crl.policies.sources import is_whole
 from crl.preflight.shapes import config_file, shape_of
@@ -58,7 +57,7 @@ def model_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]
         top_k = None if family.sampling is None else family.sampling.top_k
         where = f"method.families.{index}.sampling.top_k"
         for name, use in method.uses().items():
-            if top_k and use.multi_turn and name != JUDGE:
+            if top_k and use.multi_turn:
                 found.append((where, partial(_check_top_k, top_k, method.role(name).model, where)))
     for owner in method.trained():
         role, where = method.role(owner), f"method.roles.{owner}.lora.target_modules"

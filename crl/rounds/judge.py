@@ -420,7 +420,7 @@ class _Asker:
                     said[row].append(valid_text(chat.decode(turn.token_ids)))
                     wrote[row] += len(turn.token_ids)
                     if len(said[row]) < len(batch[row].episode_ids):
-                        pieces[row] = _next(chat, len(said[row]) + 1)
+                        pieces[row] = _next(chat, len(said[row]) + 1, by=turn.token_ids[-1])
                         continue
                     scores = [(after_thoughts(text, begun=chat.opens_thought) or "").strip() for text in said[row]]
                     keep(batch[row], _Said(", ".join(scores), session.length(row) - wrote[row], wrote[row]))
@@ -434,8 +434,8 @@ _AGAIN = frozenset({"truncated", "unfinished_thought", "no_score", "wrong_count"
 """Flaws of an answer that another one may lack. The client itself has asked again where none came."""
 
 
-def _next(chat: Chat, number: int) -> list[int]:
-    return list(chat.reply(f"Score of answer {number}:", ended=True))
+def _next(chat: Chat, number: int, by: int | None = None) -> list[int]:
+    return list(chat.reply(f"Score of answer {number}:", ended=True, by=by))
 
 
 def parse_scores(text: str, count: int, *, thinking: bool = False) -> tuple[str, list[float]]:
