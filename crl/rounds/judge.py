@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import indent
 
 import numpy as np
 
@@ -102,8 +103,8 @@ def judged(
             next_step="read what it answers, then change its model, the rubric, roles.judge.context or "
             "runtime.servers.judge.answer_seconds, and try again: what is complete is kept",
         )
-    unpaid = {family.name for family in ctx.method.judged if family.environment.rewards_nothing}
-    return _rewarded(played, readings, verdicts, conventions, unpaid)
+    unrewarded = {family.name for family in ctx.method.judged if family.environment.rewards_nothing}
+    return _rewarded(played, readings, verdicts, conventions, unrewarded)
 
 
 def _rewarded(
@@ -111,10 +112,10 @@ def _rewarded(
     readings: Sequence[_Reading],
     verdicts: Mapping[str, list[Verdict]],
     conventions: Mapping[str, FamilyReward],
-    unpaid: Set[str],
+    unrewarded: Set[str],
 ) -> list[PlayedEpisode]:
     """The episodes with the scores of the first readings. The verdicts of a group are beside the first it shows.
-    The environments of the families `unpaid` say nothing of a reward."""
+    The environments of the families `unrewarded` say nothing of a reward."""
     scores: dict[str, float | str] = {}
     beside: dict[str, list[Verdict]] = defaultdict(list)
     for reading in readings:
@@ -135,7 +136,7 @@ def _rewarded(
             convention = conventions[episode.family]
             success = score >= convention.success_at
             lost = StopReason.failure.value if episode.success else episode.stop_reason
-            parts = {} if episode.family in unpaid else {"environment": each.raw_reward}
+            parts = {} if episode.family in unrewarded else {"environment": each.raw_reward}
             parts |= dict(zip(episode.reward_names, episode.reward_values, strict=True)) | {JUDGE: score}
             each = replace(
                 each,
@@ -229,12 +230,13 @@ def _child(seed: np.random.SeedSequence, number: int) -> np.random.SeedSequence:
 
 
 def shown_text(members: Sequence[PlayedEpisode], *, thinking: bool = False) -> str:
-    """What the judge reads of episodes of one task: the task once, then each as an answer."""
+    """What the judge reads of episodes of one task: the task once, then each as an answer. Lines of an answer are
+    indented: none looks like the beginning of another one."""
     start = members[0].start
     task = [f"Task: {members[0].episode.goal}", *(f"[{role}] {text}" for role, text in start.messages)]
     task.append(start.observation)
     answers = [
-        (f"Answer {number}:\n" if len(members) > 1 else "Answer:\n") + _answer(each, thinking=thinking)
+        (f"Answer {number}:\n" if len(members) > 1 else "Answer:\n") + indent(_answer(each, thinking=thinking), "  ")
         for number, each in enumerate(members, start=1)
     ]
     return "\n\n".join(["\n".join(task), *answers])
