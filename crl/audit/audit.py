@@ -44,8 +44,8 @@ from crl.records import (
     Weights,
     rows_of,
 )
+from crl.rounds.bank_tables import publishing_stage, tables_of
 from crl.rounds.context import BANK
-from crl.rounds.recipe import publishing_stage, tables_of
 from crl.rounds.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of

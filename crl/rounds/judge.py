@@ -21,15 +21,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from textwrap import indent
 
 import numpy as np
 
-from crl.config import Method, PromptConfig
 from crl.config.environments import FamilyReward
 from crl.config.method import JUDGE, JUDGED_AT_ONCE
-from crl.errors import BadInput, EngineDied, StageFailed
+from crl.errors import EngineDied, StageFailed
 from crl.extractor.trajectory import render_trajectory
 from crl.protocols import Chat, Policy, Session, StopReason
 from crl.records import QUESTION, Turn, Verdict, Weights
@@ -37,11 +35,10 @@ from crl.records.play import UNSCORED
 from crl.rollout.actions import AnswerTrees
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.context import StageContext
-from crl.rounds.stage import Read, Recipe, Stage
-from crl.rounds.weights import update_name, weights_of
+from crl.rounds.weights import weights_of
 from crl.run.journal import JsonLines
 from crl.text.answers import after_thoughts
-from crl.text.outputs import check_room, prompt_text
+from crl.text.outputs import prompt_text
 from crl.text.unicode import valid_text
 
 TOP = 10
@@ -52,7 +49,7 @@ ATTEMPTS = 3
 MOST_IN_VAIN = 8
 """So many verdicts of a wave, and none with a score: then the judge is out of order, not what it reads."""
 OK = "ok"
-_FORM = {
+FORM = {
     "absolute": f"Score the answer from 0 (worst) to {TOP} (best) by what stands above. Reply with one whole number "
     "and nothing else.",
     "group": f"Score each answer from 0 (worst) to {TOP} (best) by what stands above, as if it stood alone: equal "
@@ -219,7 +216,7 @@ def _readings(
                     family=family,
                     mode="group" if at_once else "absolute",
                     episode_ids=[each.episode.episode_id for each in listed],
-                    system=f"{convention.judge}\n\n{_FORM['group' if at_once else 'absolute']}",
+                    system=f"{convention.judge}\n\n{FORM['group' if at_once else 'absolute']}",
                     shown=shown_text(listed, thinking=thinking),
                     seed=_child(stream, 1 + number),
                 )
@@ -457,54 +454,3 @@ def parse_scores(text: str, count: int, *, thinking: bool = False) -> tuple[str,
     if not all(0 <= each <= TOP for each in numbers):
         return "out_of_range", []
     return OK, [each / TOP for each in numbers]
-
-
-# -- the recipe, and what is checked ---------------------------------------------------------------------------------
-
-
-def with_judge(recipe: Recipe, method: Method) -> Recipe:
-    """The recipe whose stages that play read a judge, where a family has one. Warm starts imitate and read none."""
-    if not method.judged:
-        return recipe
-    read = Read(update_name(method.owner(JUDGE)), 0, JUDGE)
-
-    def reading(stage: Stage) -> Stage:
-        if Weights in stage.writes or not {row.table for row in stage.writes} & {"episodes", "evaluations"}:
-            return stage
-        return replace(stage, reads=(*stage.reads, read), writes=(*stage.writes, Verdict))
-
-    def check_ready(method: Method, run_path: Path) -> None:
-        from crl.rounds.ready import chat_of
-
-        recipe.check_ready(method, run_path)
-        check_judge(method, chat_of(method, JUDGE))
-
-    return replace(
-        recipe,
-        preparation=tuple(map(reading, recipe.preparation)),
-        stages=tuple(map(reading, recipe.stages)),
-        initial={read.stage: "initialize", **recipe.initial},
-        check_ready=check_ready,
-    )
-
-
-def check_judge(method: Method, chat: Chat) -> None:
-    """Raise BadInput where the judge of a method cannot write a score, or a rubric leaves no room for anything."""
-    role = method.role(JUDGE)
-    for family in method.judged:
-        assert family.reward is not None and family.reward.judge is not None
-        system = f"{family.reward.judge}\n\n{_FORM[family.reward.mode]}".replace("{", "(")
-        check_room(
-            chat, PromptConfig(system=system, first="Task:"), (), what="the judge's rubric",
-            where=f"family {family.name}, reward.judge", role=JUDGE, context=role.context,
-            new=max(len(chat.answer(score)) for score in SCORES),
-        )  # fmt: skip
-    for score in SCORES if not role.engine.REMOTE else ():
-        written = chat.decode(chat.answer(score))
-        if parse_scores(written, 1, thinking=chat.opens_thought) != (OK, [int(score) / TOP]):
-            raise BadInput(
-                f"the tokenizer of the judge cannot write the score {score}: it becomes {written!r}",
-                expected="a tokenizer with digits",
-                where=f"method.roles.{method.owner(JUDGE)}.model",
-                next_step="use another model",
-            )
