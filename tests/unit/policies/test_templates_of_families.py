@@ -254,7 +254,7 @@ def test_settings_reach_the_template_and_others_are_refused() -> None:
     on, off = ChatFormat(tokenizer, "m"), ChatFormat(tokenizer, "m", template_kwargs={"enable_thinking": False})
     assert tokenizer.decode(off.opening([USER])).endswith("<think>\n\n</think>\n\n")
     assert len(off.reply("Go on.", ended=True)) > len(on.reply("Go on.", ended=True))
-    for name in ("reasoning_effort", "tools", "messages", "add_generation_prompt", "eos_token"):
+    for name in ("reasoning_effort", "system", "message", "tools", "messages", "add_generation_prompt", "eos_token"):
         with pytest.raises(BadInput, match=f"chat_template_kwargs.{name}"):
             ChatFormat(tokenizer, "m", template_kwargs={name: "high"})
 
@@ -266,3 +266,5 @@ def test_a_template_of_ones_own_takes_the_place_of_the_models() -> None:
     assert chat.template == "roles.<name>.chat_template" and chat.written == own
     assert chat.opening([SYSTEM, USER]) == ids_of(tokenizer, [SYSTEM, USER], own)
     assert chat.call(chat.answer(json.dumps(CALL), call=True), [SEARCH])
+    with pytest.raises(BadInput, match="does not show"):
+        ChatFormat(tokenizer, "m", template="")
