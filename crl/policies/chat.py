@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property, partial
@@ -412,9 +413,9 @@ class ChatFormat:
         """Raise BadInput for a template argument that has no effect."""
         own = {"messages", *inspect.signature(self._tokenizer.apply_chat_template).parameters}
         own |= self._tokenizer.special_tokens_map.keys()
-        read_by_it = _variables(template) if self._template_kwargs else set()
+        code = re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)
         for name in self._template_kwargs:
-            if name in own or name not in read_by_it:
+            if name in own or not re.search(rf"\b{re.escape(name)}\b", code):
                 read = "is set here" if name in own else "is not read by it"
                 raise BadInput(
                     f"The chat template of {self._name!r} is given chat_template_kwargs.{name}, which {read}.",
@@ -475,16 +476,6 @@ class ChatFormat:
             where="the `model` of a role",
             next_step=next_step or "Use another model.",
         )
-
-
-def _variables(template: str) -> Set[str]:
-    """Names that a template reads and does not set by itself; none where it is no template, which rendering says."""
-    import jinja2.meta
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    with suppress(jinja2.TemplateError):
-        return jinja2.meta.find_undeclared_variables(_compile_jinja_template(template).environment.parse(template))
-    return set()
 
 
 def _settle(tokenizer: PreTrainedTokenizerFast) -> None:

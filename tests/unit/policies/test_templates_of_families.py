@@ -254,7 +254,7 @@ def test_settings_reach_the_template_and_others_are_refused() -> None:
     on, off = ChatFormat(tokenizer, "m"), ChatFormat(tokenizer, "m", template_kwargs={"enable_thinking": False})
     assert tokenizer.decode(off.opening([USER])).endswith("<think>\n\n</think>\n\n")
     assert len(off.reply("Go on.", ended=True)) > len(on.reply("Go on.", ended=True))
-    for name in ("reasoning_effort", "system", "message", "tools", "messages", "add_generation_prompt", "eos_token"):
+    for name in ("reasoning_effort", "tools", "messages", "add_generation_prompt", "eos_token"):
         with pytest.raises(BadInput, match=f"chat_template_kwargs.{name}"):
             ChatFormat(tokenizer, "m", template_kwargs={name: "high"})
 
