@@ -109,7 +109,7 @@ class ChatFormat:
             raise self._refuse("its tokenizer has no tokenizer.json", "Convert the tokenizer to the fast format.")
         _settle(tokenizer)
         try:
-            text = template or tokenizer.get_chat_template()
+            text = tokenizer.get_chat_template() if template is None else template
         except ValueError as error:
             raise self._refuse(f"it has several chat templates: {error}", f"Name a file with one: {FILE}.") from error
         self._template, self._template_kwargs = _NO_CLOCK + text, dict(template_kwargs or {})

@@ -404,6 +404,7 @@ def _check_directory(path: Path, name: str, *, weights: bool = True) -> None:
             where=str(path),
             next_step="Write it with save_pretrained of the model and of the tokenizer.",
         )
+    _check_readable(path, name)
     _check_quantization(path / "config.json", name)
     if (index := path / "model.safetensors.index.json").is_file() and weights:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -414,6 +415,26 @@ def _check_directory(path: Path, name: str, *, weights: bool = True) -> None:
                 where=str(path),
                 next_step="Copy or download the model once more.",
             )
+
+
+def _check_readable(path: Path, name: str) -> None:
+    """Raise BadInput for a file of a model that was cut short or damaged. Of weights only their headers are read."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in (*path.glob("*.json"), *path.glob("*.safetensors")):
+        try:
+            if file.suffix == ".json":
+                json.loads(file.read_text(encoding="utf-8"))
+            else:
+                with safe_open(file, "numpy"):
+                    pass
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
+            raise BadInput(
+                f"{name!r} cannot be used as a model: {file.name} cannot be read ({error}).",
+                expected="whole files: a copy or a download may have been cut short",
+                where=str(file),
+                next_step="Copy or download the model once more.",
+            ) from error
 
 
 def _check_quantization(config: Path, name: str) -> None:

@@ -84,6 +84,13 @@ def test_an_incomplete_directory_is_refused(copied, missing):
         sources.check_model(str(copied))
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_was_cut_short_is_named(copied, name):
+    (copied / name).write_bytes((copied / name).read_bytes()[:-2])
+    with pytest.raises(BadInput, match=f"{name} cannot be read"):
+        sources.check_model(str(copied))
+
+
 @pytest.mark.parametrize("name", ["smollm3", "", "a/b/c", "/no/such/place", "./nowhere"])
 def test_unknown_names_are_refused(name):
     with pytest.raises(BadInput):
