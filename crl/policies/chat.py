@@ -282,6 +282,11 @@ class ChatFormat:
                 tools=[schema_of(tool) for tool in tools] or None,
                 **self._template_kwargs,
             )
+        except jinja2.TemplateSyntaxError as error:
+            raise self._refuse(
+                f"its chat template is no jinja, line {error.lineno}: {error.message}",
+                f"Correct the template, or name a file with another one: {FILE}.",
+            ) from error
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             roles = [message["role"] for message in messages]
             raise self._refuse(
