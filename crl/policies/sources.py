@@ -24,11 +24,13 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput, HubUnreachable
 from crl.paths import models_directory, possible_path, quoted
+from crl.run.files import sha256_file
 
 BUILT_IN = ("tiny", "smollm2-135m-instruct")
 """Models that can be prepared without network."""
@@ -362,7 +364,7 @@ def directory_digest(path: Path) -> str:
         stat = file.stat()
         stamp: list[int | str] = [stat.st_size, stat.st_mtime_ns]
         old = known.get(name)
-        current[name] = old if old and old[:2] == stamp else [*stamp, _sha256(file)]
+        current[name] = old if old and old[:2] == stamp else [*stamp, sha256_file(file)]
     if current != known:
         _write_sidecar(sidecar, current)
     text = json.dumps([[name, current[name][2]] for name, _ in files])
@@ -418,23 +420,33 @@ def _check_directory(path: Path, name: str, *, weights: bool = True) -> None:
 
 
 def _check_readable(path: Path, name: str) -> None:
-    """Raise BadInput for a file of a model that was cut short or damaged. Of weights only their headers are read."""
-    from safetensors import SafetensorError, safe_open
-
+    """Raise BadInput for a file of a model that was cut short or damaged."""
     for file in (*path.glob("*.json"), *path.glob("*.safetensors")):
-        try:
-            if file.suffix == ".json":
-                json.loads(file.read_text(encoding="utf-8"))
-            else:
-                with safe_open(file, "numpy"):
-                    pass
-        except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        stat = file.stat() if file.exists() else file.lstat()  # a link may lead nowhere
+        if (problem := _damage(file, stat.st_size, stat.st_mtime_ns)) is not None:
             raise BadInput(
-                f"{name!r} cannot be used as a model: {file.name} cannot be read ({error}).",
+                f"{name!r} cannot be used as a model: {file.name} cannot be read ({problem}).",
                 expected="whole files: a copy or a download may have been cut short",
                 where=str(file),
                 next_step="Copy or download the model once more.",
-            ) from error
+            )
+
+
+@lru_cache(maxsize=1024)
+def _damage(file: Path, size: int, changed: int) -> str | None:
+    """Why a file cannot be read; None: it can. Of weights only the header is. A file of the same size and time is not
+    read again: a model is resolved many times, and some tokenizers have 30 MB."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if file.suffix == ".json":
+            json.loads(file.read_text(encoding="utf-8"))
+        else:
+            with safe_open(file, "numpy"):
+                pass
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        return str(error)
+    return None
 
 
 def _check_quantization(config: Path, name: str) -> None:
@@ -621,11 +633,6 @@ def snapshot(
         where=where,
         next_step=next_step,
     ) from cause
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _read_sidecar(sidecar: Path) -> dict[str, list[int | str]]:

@@ -65,7 +65,7 @@ def test_a_changed_weight_changes_the_digest_and_a_note_does_not(tiny, copied):
 
 def test_weights_are_hashed_once(copied, monkeypatch):
     first = sources.directory_digest(copied)
-    monkeypatch.setattr(sources, "_sha256", lambda file: pytest.fail(f"{file} was hashed again"))
+    monkeypatch.setattr(sources, "sha256_file", lambda file: pytest.fail(f"{file} was hashed again"))
     assert sources.directory_digest(copied) == first
 
 
