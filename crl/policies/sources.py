@@ -18,9 +18,11 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -369,6 +371,25 @@ def directory_digest(path: Path) -> str:
         _write_sidecar(sidecar, current)
     text = json.dumps([[name, current[name][2]] for name, _ in files])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def numbers_by_type(directory: Path) -> Counter[str]:
+    """How many numbers of each type (`BF16`) a directory's files of weights hold, by their headers. Raises BadInput
+    where one cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    counts: Counter[str] = Counter()
+    for file in directory.glob("*.safetensors"):
+        try:
+            with safe_open(file, "numpy") as weights:
+                for name in weights.keys():  # noqa: SIM118
+                    part = weights.get_slice(name)
+                    counts[part.get_dtype()] += math.prod(part.get_shape())
+        except (OSError, SafetensorError) as error:
+            raise BadInput(
+                f"its file {file.name} cannot be read: {error}", expected="a whole file of weights"
+            ) from None
+    return counts
 
 
 def is_path(name: str) -> bool:
