@@ -15,8 +15,8 @@ from pathlib import Path
 from crl.config import LoraConfig
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
+from crl.policies.hub import HUB_ID
 from crl.policies.sources import (
-    HUB_ID,
     TrainedWeights,
     is_path,
     is_whole,
