@@ -163,7 +163,7 @@ def without_defaults(row_type: type[Row], table: pa.Table) -> pa.Table:
 def _defaults(row_type: type[Row], name: str, count: int) -> pa.Array:
     field = row_type.__dataclass_fields__[name]  # type: ignore[attr-defined]
     value = field.default_factory() if field.default is dataclasses.MISSING else field.default
-    return pa.repeat(pa.scalar(value, schema_of(row_type).field(name).type), count)
+    return pa.array([value] * count, schema_of(row_type).field(name).type)
 
 
 def rows_of(row_type: type[R], table: pa.Table) -> list[R]:
