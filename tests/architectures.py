@@ -133,10 +133,7 @@ def write_small(kind: str, folder: Path, tokenizer: Path, vocabulary: int, **mor
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float()
-    model.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=0)
-    model.save_pretrained(folder)
-    for file in _files_of_tokenizer(tokenizer):
-        shutil.copy(file, folder / file.name)
+    _save(model, folder, tokenizer)
     return type(model).__name__
 
 
@@ -151,6 +148,10 @@ def write_seeing(kind: str, folder: Path, tokenizer: Path, vocabulary: int) -> N
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)](config).float()
+    _save(model, folder, tokenizer)
+
+
+def _save(model: Any, folder: Path, tokenizer: Path) -> None:
     model.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=0)
     model.save_pretrained(folder)
     for file in _files_of_tokenizer(tokenizer):

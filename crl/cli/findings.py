@@ -96,7 +96,8 @@ def _model(model: str, name: str) -> Finding | None:
 
 def looked_at(model: str, *, prepare: bool) -> bool:
     """Whether config and tokenizer of a model are here or on the Hub, or may be prepared."""
-    from crl.policies.sources import HUB_ID, check_model, takes_preparing, trained_weights
+    from crl.policies.hub import HUB_ID
+    from crl.policies.sources import check_model, takes_preparing, trained_weights
     from crl.preflight.shapes import config_file
 
     if takes_preparing(model):

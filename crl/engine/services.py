@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import functools
 import gc
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -379,19 +378,9 @@ class EngineServices:
 @functools.cache
 def parameters(model: Path) -> int:
     """Numbers in a model's files of weights, by their headers. Raises BadInput where one cannot be read."""
-    from safetensors import SafetensorError, safe_open
+    from crl.policies.sources import numbers_by_type
 
-    count = 0
-    for file in model.glob("*.safetensors"):
-        try:
-            with safe_open(file, "numpy") as weights:
-                names = weights.keys()
-                count += sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
-        except (OSError, SafetensorError) as error:
-            raise BadInput(
-                f"its file {file.name} cannot be read: {error}", expected="a whole file of weights"
-            ) from None
-    return count
+    return numbers_by_type(model).total()
 
 
 @contextmanager

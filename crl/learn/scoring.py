@@ -28,11 +28,12 @@ from crl.config.ways import (
     check_nats,
     check_same_positions,
     check_sees_all,
+    first_exact,
     longest_row,
     plain_logprobs,
     rows_to_try,
 )
-from crl.errors import BadInput, CrlError, RecordDamaged, StageFailed
+from crl.errors import BadInput, RecordDamaged, StageFailed
 from crl.learn.adapters import with_adapter
 from crl.learn.batches import MicroBatch, collate
 from crl.learn.frozen import compute_wide, restore, wide_in, widen
@@ -148,10 +149,10 @@ class ScoredModel(nn.Module):
 @torch.no_grad()
 def _exact_update(scored: ScoredModel, context: int) -> Update:
     """The fastest way in which a model that keeps its own attention gives the log-probabilities of transformers."""
-    model, problems, nearest = scored.model, list[str](), dict[float, Update]()
-    own = model.config.get_text_config()._attn_implementation
+    model, own = scored.model, scored.model.config.get_text_config()._attn_implementation
     rows, _ = rows_to_try(model.config, context, [] if scored.absent is None else scored.absent.tolist())
-    for way in get_args(Update):
+
+    def gap_of(way: Update) -> float:
         try:
             if way == "packed":
                 check_sees_all(model, context)
@@ -160,23 +161,17 @@ def _exact_update(scored: ScoredModel, context: int) -> Update:
             plain = [each.tolist() for each in plain_logprobs(model, rows, scored.absent)]
             scored.read_by(way)
             found = [each.tolist() for each in logprobs_of(scored, rows)]
-            gap = check_nats("log-probabilities differ from transformers'", found, plain, MOST_NATS)
-            nearest.setdefault(gap, way)
-            if gap <= NEAR_NATS:
-                break
-            problems.append(f"{way}: {gap:.1e} nats")
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # of whatever code the model has
-            said = error.found if isinstance(error, CrlError) else f"{type(error).__name__}: {error}"
-            problems.append(f"{way}: {next(iter(said.splitlines()), '')[:200]}")
         finally:
             model.set_attn_implementation(own)
-    scored.instead = "; ".join(problems) or None
-    if nearest:
-        return nearest[min(nearest)]
+        return check_nats("log-probabilities differ from transformers'", found, plain, MOST_NATS)
+
+    ways: tuple[Update, ...] = get_args(Update)
+    way, problems = first_exact(ways, gap_of, NEAR_NATS)
+    scored.instead = "; ".join(problems.values()) or None
+    if way is not None:
+        return way
     raise BadInput(
-        f"no way of updating computes what transformers computes ({'; '.join(problems)})",
+        f"no way of updating computes what transformers computes ({scored.instead})",
         expected="a causal language model whose log-probabilities are those of its own forward pass",
         where="the `model` of a role",
         next_step="name another model for this role",

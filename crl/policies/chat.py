@@ -109,7 +109,7 @@ class ChatFormat:
             raise self._refuse("its tokenizer has no tokenizer.json", "Convert the tokenizer to the fast format.")
         _settle(tokenizer)
         try:
-            text = template or tokenizer.get_chat_template()
+            text = tokenizer.get_chat_template() if template is None else template
         except ValueError as error:
             raise self._refuse(f"it has several chat templates: {error}", f"Name a file with one: {FILE}.") from error
         self._template, self._template_kwargs = _NO_CLOCK + text, dict(template_kwargs or {})
@@ -282,6 +282,11 @@ class ChatFormat:
                 tools=[schema_of(tool) for tool in tools] or None,
                 **self._template_kwargs,
             )
+        except jinja2.TemplateSyntaxError as error:
+            raise self._refuse(
+                f"its chat template is no jinja, line {error.lineno}: {error.message}",
+                f"Correct the template, or name a file with another one: {FILE}.",
+            ) from error
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             roles = [message["role"] for message in messages]
             raise self._refuse(

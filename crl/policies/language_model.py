@@ -1,7 +1,7 @@
 """A language model that samples: weights, chat format and context of a role (protocol `Policy`).
 
 `load_policy` reads a base model and, where given, a checkpoint of the role: full weights, or a LoRA adapter that is
-merged into the base. It never downloads; `crl/policies/sources.py` does.
+merged into the base. It never downloads; `crl/policies/hub.py` does.
 """
 
 from __future__ import annotations

@@ -10,17 +10,17 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 from crl.config import LoraConfig
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
+from crl.policies.hub import HUB_ID
 from crl.policies.sources import (
-    HUB_ID,
     TrainedWeights,
     is_path,
     is_whole,
+    numbers_by_type,
     takes_preparing,
     trained_weights,
     warm_checkpoint,
@@ -163,17 +163,12 @@ def shape_of(model: str) -> ModelShape | None:
 
 def _in_files(directory: Path) -> tuple[int, int]:
     """Parameters of a checkpoint, by the headers of its files, and bytes of one; 0 and 0 where it is not all here."""
-    from safetensors import safe_open
-
     if not is_whole(directory):
         return 0, 0
     counts: Counter[int] = Counter()
-    for path in directory.glob("*.safetensors"):
-        with safe_open(path, "numpy") as file:
-            for name in file.keys():  # noqa: SIM118
-                part = file.get_slice(name)
-                size = _BYTES.get(part.get_dtype(), 0)
-                counts[size] += prod(part.get_shape()) * (1 if size else 2)
+    for kind, count in numbers_by_type(directory).items():
+        size = _BYTES.get(kind, 0)
+        counts[size] += count * (1 if size else 2)
     plain = {size: count for size, count in counts.items() if size > 1}
     # Numbers in fp8 have float32 scales: without rounding they are float32.
     return counts.total(), 4 if counts[1] else max(plain, key=plain.__getitem__, default=2)

@@ -287,3 +287,7 @@ def test_a_template_of_ones_own_takes_the_place_of_the_models() -> None:
     assert chat.template == "roles.<name>.chat_template" and chat.written == own
     assert chat.opening([SYSTEM, USER]) == ids_of(tokenizer, [SYSTEM, USER], own)
     assert chat.calls(chat.answer(json.dumps(CALL), call=True), [SEARCH])
+    with pytest.raises(BadInput, match="does not show"):
+        ChatFormat(tokenizer, "m", template="")
+    with pytest.raises(BadInput, match=r"is no jinja, line 2: .*(?s:.)*Correct the template"):
+        ChatFormat(tokenizer, "m", template="{{ messages[0].content }}\n{{ } }}")

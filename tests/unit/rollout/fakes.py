@@ -10,7 +10,8 @@ import numpy as np
 from crl.config import Exchange, FamilyConfig, Method, PromptConfig, RoleConfig, RolloutConfig, SamplingConfig
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.protocols import Sampled, Start, Step, StopReason, Tool, WholeTurns
-from crl.records import Task
+from crl.records import FREE, Task
+from crl.rollout.play import EpisodeSlot
 from crl.text.calls import json_calls
 
 END, USER, ASSISTANT = 2, 3, 4
@@ -185,3 +186,16 @@ def task(member: int, seed: int, group: int = 0, family: str = "walk") -> Task:
         first_observation=f"{seed} to go {{x}}",
         query="q",
     )
+
+
+def slots_of(starts: Sequence[Start]) -> list[EpisodeSlot]:
+    """Slots of free episodes that begin so, two in each group."""
+    return [
+        EpisodeSlot(
+            Task(
+                episode_id=f"e{at}", round=1, family="walk", group=at // 2, member=at % 2, environment_seed=at,
+                stream=FREE, goal=start.goal, first_observation=start.observation, query="",
+            )
+        )
+        for at, start in enumerate(starts)
+    ]  # fmt: skip
