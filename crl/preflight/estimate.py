@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crl.config import Experiment, Method
+from crl.config.method import JUDGE
 from crl.policies.embedders import EMBEDDERS
 from crl.policies.machine import all_stay, computed, gpu_count
 from crl.policies.sources import takes_preparing
@@ -38,6 +39,8 @@ from crl.run.files import require_free, same_disk
 
 _TOKEN_ROW = 18
 """Bytes per token on disk: id, mask and log-probability, once as a generation and once as a sample."""
+_LETTERS = 4
+"""Bytes per token of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ def estimate(experiment: Experiment) -> Estimate:
     embedder, reading = method.recipe.embedder(), 0
     outputs = method.recipe.outputs(method)
     round_bytes = _TOKEN_ROW * sum(method.role(name).context * count for name, count in outputs.items())
+    if method.judged:
+        round_bytes += _LETTERS * method.role(JUDGE).context * max(outputs.values())
     shapes = {name: shape_of(method.role(name).model) for name in method.uses()}
     unknown = {method.role(name).model for name, shape in shapes.items() if shape is None}
     if embedder is not None and embedder.name not in EMBEDDERS:

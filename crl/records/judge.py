@@ -8,7 +8,10 @@ from typing import ClassVar
 
 from crl.records.base import Row, Rules
 
-FLAWS = ("truncated", "unfinished_thought", "no_score", "wrong_count", "out_of_range", "no_answer", "prompt_too_long")
+FLAWS = (
+    "truncated", "unfinished_thought", "no_score", "wrong_count", "out_of_range", "no_answer", "refused",
+    "prompt_too_long",
+)  # fmt: skip
 """Reason codes of an answer that gives no scores."""
 
 
@@ -25,7 +28,7 @@ class Verdict(Row):
     reading: A[int, "0: it pays; 1: the same again in reverse order, for the judge's agreement with itself"]
     attempt: A[int, "0, and one more each time that it was asked again because an answer gave no scores"]
     prompt: A[str, "what the judge read"]
-    output: A[str, "what it answered"]
+    output: A[str, "what it answered; without an answer, what kept it away"]
     scores: A[list[float], "score of each episode, 0 to 1, in that order; empty where the answer gives none"]
     reason_code: A[str, "ok, or why there are no scores: see crl/rounds/judge.py"]
     weights_digest: A[str, "digest of the judge's weights (table weights)"]

@@ -31,7 +31,7 @@ from crl.rollout.actions import named_actions
 from crl.rollout.environments import Readable, step_or_error
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import BANK, MemoryWriter, Reader, StageContext
-from crl.rounds.judge import write_verdicts
+from crl.rounds.judge import is_unscored, write_verdicts
 from crl.rounds.provenance import Game, naming
 from crl.rounds.stage import PUBLISHES, Read, Recipe, Stage, when
 from crl.rounds.tasks import tasks_at, waves_over
@@ -144,7 +144,9 @@ def evaluate_part(ctx: StageContext, part: int, guides: Guides | None = None) ->
     for each in played:
         if each.episode.error is not None:  # it counts as lost; the manifest says that it was not played to an end
             ctx.provenance[f"error {each.episode.episode_id}"] = each.episode.error
-    ctx.write(Evaluation, [_row(ctx, wave.condition, each, with_bank.tokens) for each in played])
+    # What a judge gave no score is neither lost nor won: it is in `verdicts`, and counted as broken.
+    scored = [each for each in played if not is_unscored(each.episode)]
+    ctx.write(Evaluation, [_row(ctx, wave.condition, each, with_bank.tokens) for each in scored])
     write_verdicts(ctx, played)
 
 

@@ -8,7 +8,8 @@ The judge reads goal, first observation, turns and end of an episode. It sees ne
 would come to pay the experience for being read), nor a thought, a question or what was answered to one, nor a number
 of a member. It answers with whole numbers from 0 to 10, whose tenths are the rewards. A judge that is sampled here can
 answer with nothing else; what an endpoint answers is parsed, and asked again. An episode that stays without a score
-ends with the error `judge_<reason>`: it is in no baseline, no success rate and no prompt of an extractor.
+ends with the error `judge_<reason>`: it is in no baseline, no evaluation and no prompt of an extractor, and counted
+where games that broke are shown.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
 from textwrap import indent
@@ -27,10 +29,10 @@ import numpy as np
 
 from crl.config.environments import FamilyReward
 from crl.config.method import JUDGE, JUDGED_AT_ONCE
-from crl.errors import EngineDied, StageFailed
+from crl.errors import EngineDied, RequestRefused, StageFailed
 from crl.extractor.trajectory import render_trajectory
 from crl.protocols import Chat, Policy, Session, StopReason
-from crl.records import QUESTION, Turn, Verdict, Weights
+from crl.records import QUESTION, Episode, Turn, Verdict, Weights
 from crl.records.play import UNSCORED
 from crl.rollout.actions import AnswerTrees
 from crl.rollout.play import PlayedEpisode
@@ -47,8 +49,9 @@ SCORES = tuple(str(score) for score in range(TOP + 1))
 ATTEMPTS = 3
 """How often an endpoint is asked until its answer gives scores."""
 MOST_IN_VAIN = 8
-"""So many verdicts of a wave, and none with a score: then the judge is out of order, not what it reads."""
-OK = "ok"
+"""So many verdicts were asked for in a wave, and none has a score: then the judge is out of order, not what it reads.
+What is too long for it was not asked for."""
+OK, TOO_LONG, NO_ANSWER, REFUSED = "ok", "prompt_too_long", "no_answer", "refused"
 FORM = {
     "absolute": f"Score the answer from 0 (worst) to {TOP} (best) by what stands above. Reply with one whole number "
     "and nothing else.",
@@ -87,21 +90,32 @@ def judged(
     asker = _Asker(ctx, ctx.services.policy(JUDGE, weights), weights)
     with ctx.timed("judge", len(readings)):
         verdicts = asker.verdicts(readings)
-    last = {reading.key: verdicts[reading.key][-1] for reading in readings}
-    paying = [last[reading.key] for reading in readings if reading.number == 0]
-    if len(paying) >= MOST_IN_VAIN and all(verdict.reason_code != OK for verdict in paying):
+    last = [verdicts[reading.key][-1] for reading in readings if reading.number == 0]
+    if in_vain(last):
+        asker.forget()
         flaws = Counter(verdict.reason_code for listed in verdicts.values() for verdict in listed)
         raise StageFailed(
-            f"the judge gave none of {len(paying)} verdicts: "
+            f"the judge gave no score, {len(last)} times: "
             + ", ".join(f"{reason} {count}" for reason, count in flaws.most_common())
-            + f"; its last answer: {paying[-1].output!r:.200}{asker.trouble}",
+            + f"; at last: {last[-1].output!r:.300}",
             expected=f"whole numbers from 0 to {TOP}",
             where=f"role {JUDGE} ({weights.source}), round {ctx.round}, stage {ctx.stage.name}",
-            next_step="read what it answers, then change its model, the rubric, roles.judge.context or "
-            "runtime.servers.judge.answer_seconds, and try again: what is complete is kept",
+            next_step="mend what it answers with (runtime.servers.judge has its address and time limit), and resume: "
+            "what is complete is kept. Another model or rubric is another experiment",
         )
     unrewarded = {family.name for family in ctx.method.judged if family.environment.rewards_nothing}
     return _rewarded(played, readings, verdicts, conventions, unrewarded)
+
+
+def in_vain(last: Sequence[Verdict]) -> bool:
+    """Whether verdicts say that the judge is out of order."""
+    asked = [verdict for verdict in last if verdict.reason_code != TOO_LONG]
+    return len(asked) >= MOST_IN_VAIN and all(verdict.reason_code != OK for verdict in asked)
+
+
+def is_unscored(episode: Episode) -> bool:
+    """Whether its judge gave it no score."""
+    return episode.error is not None and episode.error.startswith(UNSCORED)
 
 
 def _rewarded(
@@ -262,6 +276,7 @@ class _Said:
     """What the judge answered to a reading."""
 
     output: str
+    """The answer; without one, what kept it away."""
     tokens_read: int
     tokens_sampled: int
     flaw: str | None = None
@@ -278,8 +293,7 @@ class _Asker:
         self._sampling = self._role.sampling.model_copy(update={"stop_strings": [], "constrain": "none"})
         self._context = min(policy.context, self._role.context)
         self._file, self._kept = self._opened()
-        self.trouble = ""
-        """The last thing that kept an answer away, for people."""
+        self._asked_for: list[str] = []
 
     def _opened(self) -> tuple[JsonLines | None, dict[str, _Said]]:
         if self._ctx.unfinished is None:
@@ -288,18 +302,25 @@ class _Asker:
         file, kept = JsonLines(self._ctx.unfinished / "verdicts.jsonl"), {}
         for line in file.read():
             try:
-                asked = str(line.pop("asked"))
-                kept[asked] = _Said(**line)
-            except (KeyError, TypeError):  # a line of another version: it is asked again
+                for each in line.pop("forgotten", ()):
+                    kept.pop(each, None)
+                if (asked := line.pop("asked", None)) is not None:
+                    kept[asked] = _Said(**line)
+            except TypeError:  # a line of another version: it is asked again
                 continue
         return file, kept
+
+    def forget(self) -> None:
+        """What was answered here is asked again, once the judge is mended."""
+        if self._file is not None:
+            self._file.append({"forgotten": self._asked_for})
 
     def verdicts(self, readings: Sequence[_Reading]) -> dict[str, list[Verdict]]:
         """Every answer to each reading, by its key: the last one has scores, or is the last that is asked for."""
         found: dict[str, list[Verdict]] = {reading.key: [] for reading in readings}
         waiting = list(readings)
         for attempt in range(ATTEMPTS):
-            said = self._said(waiting, attempt)
+            said = self._said(waiting, attempt) if waiting else {}
             for reading in waiting:
                 found[reading.key].append(self._verdict(reading, attempt, said[reading.key]))
             waiting = [reading for reading in waiting if found[reading.key][-1].reason_code in _AGAIN]
@@ -332,22 +353,27 @@ class _Asker:
     def _said(self, readings: Sequence[_Reading], attempt: int) -> dict[str, _Said]:
         """What is answered to each reading; kept ones are not asked again."""
         asked = {reading.key: self._asked(reading, attempt) for reading in readings}
+        self._asked_for += asked.values()
         found = {key: self._kept[name] for key, name in asked.items() if name in self._kept}
         prompts = {reading.key: list(self._policy.chat.opening(reading.messages)) for reading in readings}
         fitting = []
         for reading in readings:
             if self._needs(reading, prompts[reading.key]) > self._context:
-                found[reading.key] = _Said("", 0, 0, "prompt_too_long")
+                found[reading.key] = _Said("", 0, 0, TOO_LONG)
             else:
                 fitting.append(reading)
 
         def keep(reading: _Reading, said: _Said) -> None:
             found[reading.key] = said
-            if self._file is not None and asked[reading.key] not in self._kept:
+            answered = said.flaw not in (NO_ANSWER, REFUSED)
+            if answered and self._file is not None and asked[reading.key] not in self._kept:
                 self._file.append({"asked": asked[reading.key], **dataclasses.asdict(said)})
 
         if self._remote:
-            self._ask_endpoint([each for each in fitting if each.key not in found], prompts, attempt, keep)
+            wanted = [each for each in fitting if each.key not in found]
+            self._ask_endpoint(wanted, prompts, attempt, keep)
+            given_up = _Said("nobody was answered before", 0, 0, NO_ANSWER)
+            found = {**{each.key: given_up for each in wanted}, **found}
         else:
             # Rows that are sampled side by side stay side by side: a batch is kept whole, or asked for whole.
             for at in range(0, len(fitting), JUDGED_AT_ONCE):
@@ -376,27 +402,37 @@ class _Asker:
         attempt: int,
         keep: Callable[[_Reading, _Said], None],
     ) -> None:
-        """A row of its own for each: what one of them waits for in vain costs itself alone."""
+        """A row of its own for each: what one of them waits for in vain costs itself alone. An answer is kept as soon as
+        it is there. Where nobody is answered, the last ones are not waited for."""
         rows: list[tuple[_Reading, Session]] = []
         for reading in readings:
             session = self._policy.open([prompts[reading.key]], [reading.drawn(attempt)])
             session.begin([0], self._sampling)
             rows.append((reading, session))
-        try:
-            for reading, session in rows:
-                read = len(prompts[reading.key])
-                try:
-                    sampled = session.advance()[0]
-                except EngineDied as error:
-                    self.trouble = f"; {error.found}"
-                    keep(reading, _Said("", read, 0, "no_answer"))
-                    continue
-                text = valid_text(self._policy.chat.decode(sampled.token_ids))
-                flaw = "truncated" if sampled.stop_reason is StopReason.length else None
-                keep(reading, _Said(text, read, len(sampled.token_ids), flaw))
-        finally:
-            for _, session in rows:
-                session.close()
+
+        def answered(reading: _Reading, session: Session) -> bool:
+            read = len(prompts[reading.key])
+            try:
+                sampled = session.advance()[0]
+            except (EngineDied, RequestRefused) as error:
+                keep(reading, _Said(error.found, read, 0, NO_ANSWER if isinstance(error, EngineDied) else REFUSED))
+                return False
+            text = valid_text(self._policy.chat.decode(sampled.token_ids))
+            flaw = "truncated" if sampled.stop_reason is StopReason.length else None
+            keep(reading, _Said(text, read, len(sampled.token_ids), flaw))
+            return True
+
+        with ThreadPoolExecutor(max(len(rows), 1), thread_name_prefix="judge") as pool:
+            try:
+                waiting = [pool.submit(answered, *row) for row in rows]
+                ended: list[bool] = []
+                for each in as_completed(waiting):
+                    ended.append(each.result())
+                    if len(ended) >= MOST_IN_VAIN and not any(ended):
+                        break
+            finally:
+                for _, session in rows:
+                    session.close()
 
     def _sample(
         self,

@@ -31,6 +31,7 @@ _TOLD = {
     "wrong_count": "hold another number of scores than answers were shown",
     "out_of_range": f"have scores out of range (0 to {TOP})",
     "no_answer": "did not come: the judge hangs or is gone (runtime.servers.judge)",
+    "refused": "are a refusal of its endpoint (verdicts.output has its words)",
     "prompt_too_long": "could not be asked for, because what is read does not fit: raise roles.judge.context",
 }
 

@@ -72,9 +72,10 @@ def play(
             advisor=advisor,
             progress=progress or (lambda metrics: ctx.progress(**metrics)),
         )
+    played = judged(ctx, played, seed_of=seed_of, thinking=policy.chat.opens_thought, groups=groups)
     if not predicted:
         ctx.add_games(games_of(played))
-    return judged(ctx, played, seed_of=seed_of, thinking=policy.chat.opens_thought, groups=groups)
+    return played
 
 
 def kept_environment(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_digest: str) -> Environment:
