@@ -34,7 +34,7 @@ _EXPECTED = 'Great Expectations\' JSON: {"expectations": [{"type": "expect_…",
 
 
 _RUBRICS = (".md", ".txt")
-"""How the name of a file with a rubric ends; anything else is the rubric itself."""
+"""How the name of a file with a rubric ends; a text of several words is the rubric itself."""
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -157,17 +157,22 @@ def _with_rubrics(data: dict[str, Any], base: Path) -> dict[str, Any]:
         reward = family.get("reward") if isinstance(family, dict) else None
         if not isinstance(reward, dict):
             return family
-        name = reward.get("judge")
-        if not isinstance(name, str) or "\n" in name or not name.endswith(_RUBRICS):
+        name, where = reward.get("judge"), f"method.families.{index}.reward.judge"
+        if not isinstance(name, str) or "\n" in name or not (name.endswith(_RUBRICS) or len(name.split()) == 1):
             return family
-        where, path = f"method.families.{index}.reward.judge", possible_path(base / name, "the rubric")
+        path, advice = possible_path(base / name, "the rubric"), "write what a good answer is into that file"
         try:
-            text = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
+            if not name.endswith(_RUBRICS):
+                raise ValueError(f"its name does not end with {' or '.join(_RUBRICS)}")
+            if not (text := path.read_text(encoding="utf-8").strip()):
+                raise ValueError("it is empty")
+        except (OSError, ValueError) as error:
             raise BadInput(
-                f"the rubric {path} cannot be read: {error}", expected="a text file in UTF-8", where=where,
-                next_step="write what a good answer is into that file, or name another one",
-            ) from None  # fmt: skip
+                f"the rubric {path} cannot be read: {getattr(error, 'strerror', None) or error}",
+                expected=f"a text file in UTF-8, {' or '.join(_RUBRICS)}",
+                where=where,
+                next_step=f"{advice}, or name another one",
+            ) from None
         return {**family, "reward": {**reward, "judge": text}}
 
     families = [read(index, family) for index, family in enumerate(method["families"])]

@@ -32,7 +32,7 @@ from crl.rollout.environments import Readable, step_or_error
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import BANK, MemoryWriter, Reader, StageContext
 from crl.rounds.judge import is_unscored, write_verdicts
-from crl.rounds.provenance import Game, naming
+from crl.rounds.provenance import Game, naming, unscored_games
 from crl.rounds.stage import PUBLISHES, Read, Recipe, Stage, when
 from crl.rounds.tasks import tasks_at, waves_over
 from crl.rounds.waves import environment_of, play, sampling_of
@@ -300,6 +300,8 @@ class Evaluated:
     rows: list[Evaluation]
     inputs: dict[str, str]
     """Digests of the stages that were read, by `0007/update_actor`."""
+    unscored: int = 0
+    """Episodes that are left out because their judge gave no score."""
 
 
 def chosen_method(method: Method, choice: Choice) -> Method:
@@ -369,7 +371,7 @@ def evaluate_again(
         for row in writer.rows(Evaluation)
         if row.family in chosen and (conditions is None or row.condition in conditions)
     ]
-    return Evaluated(round_number, rows, context.digests())
+    return Evaluated(round_number, rows, context.digests(), unscored_games(context.provenance))
 
 
 def _check_conditions(conditions: Sequence[str] | None) -> None:

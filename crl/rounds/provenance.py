@@ -130,6 +130,12 @@ def require_games(provenance: Mapping[str, Any], limit: float, where: str) -> No
             )
 
 
+def unscored_games(provenance: Mapping[str, Any]) -> int:
+    """How many games a judge gave no score."""
+    kinds = (kind for each in provenance.get(BROKEN, {}).values() for kind in each["kinds"])
+    return sum(kind["games"] for kind in kinds if kind["error"].startswith(UNSCORED))
+
+
 def has_broken(provenance: Mapping[str, Any]) -> bool:
     """Whether any game broke."""
     return any(each["broken"] for each in provenance.get(BROKEN, {}).values())

@@ -22,7 +22,7 @@ from crl.records import QUESTION, Distillation, Episode, Evaluation, Metric, Raw
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.judge import MOST_IN_VAIN, in_vain, parse_scores, shown_text
 from crl.rounds.judge_health import judge_metrics
-from tests.unit.recipes.played import ROOT, Played
+from tests.unit.recipes.played import ROOT, Played, experiment
 from tests.unit.rounds.judging import RUBRIC, WON, JudgedServices, answers_in, judged_experiment, says, truth
 
 ENDPOINT = {"model": "endpoint:somebody/model", "engine": {"kind": "openai"}}
@@ -298,7 +298,9 @@ def refused(**changes: Any) -> str:
 
 def test_settings_that_cannot_be_are_refused_before_work() -> None:
     assert "which are trained" in refused(judge={"model": "smollm2-135m-instruct", "context": 2048, "weights": "actor"})
-    assert "needs a role 'judge'" in refused(method__roles__judge=None) or True
+    assert "greater than 0" in refused(reward={"success_at": 0}) and "equal to 1" in refused(reward={"success_at": 1.1})
+    with pytest.raises(BadInput, match="a family's reward needs a role 'judge'; found actor, extractor"):
+        experiment(method__families__0__reward={"judge": RUBRIC})
     assert "mode is about a judge" in refused(method__families__0__reward={"mode": "group"})
     assert "endpoint:" in refused(judge={"model": "endpoint:x"})
 
@@ -310,8 +312,16 @@ def test_a_rubric_is_read_from_its_file_and_is_part_of_the_method(tmp_path: Path
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "tiny.yaml").write_bytes((ROOT / "conf/prompts/tiny.yaml").read_bytes())
     (tmp_path / "judged.yaml").write_text(yaml.safe_dump(data))
-    with pytest.raises(BadInput, match=r"the rubric .*rubric.md cannot be read"):
+    with pytest.raises(BadInput, match=r"the rubric .*rubric.md cannot be read: No such file"):
         load_experiment(tmp_path / "judged.yaml")
+    (tmp_path / "rubric.md").write_text(" \n")
+    with pytest.raises(BadInput, match=r"the rubric .*rubric.md cannot be read: it is empty"):
+        load_experiment(tmp_path / "judged.yaml")
+    (tmp_path / "rubric.md").write_bytes(b"\xff")
+    with pytest.raises(BadInput, match=r"the rubric .*rubric.md cannot be read: 'utf-8'"):
+        load_experiment(tmp_path / "judged.yaml")
+    with pytest.raises(BadInput, match=r"rubric\.rst cannot be read: its name does not end with \.md or \.txt"):
+        load_experiment(tmp_path / "judged.yaml", {"method.families.0.reward.judge": "rubric.rst"})
     found = []
     for text in ("Be {kind}.\n", "Be brief.\n"):
         (tmp_path / "rubric.md").write_text(text)
