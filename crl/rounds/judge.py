@@ -402,8 +402,8 @@ class _Asker:
         attempt: int,
         keep: Callable[[_Reading, _Said], None],
     ) -> None:
-        """A row of its own for each: what one of them waits for in vain costs itself alone. An answer is kept as soon as
-        it is there. Where nobody is answered, the last ones are not waited for."""
+        """A row of its own for each: what one of them waits for in vain costs itself alone. An answer is kept at once.
+        Where nobody is answered, the last ones are not waited for."""
         rows: list[tuple[_Reading, Session]] = []
         for reading in readings:
             session = self._policy.open([prompts[reading.key]], [reading.drawn(attempt)])

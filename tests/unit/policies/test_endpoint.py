@@ -258,7 +258,7 @@ def test_an_endpoint_that_nobody_is_behind_is_refused_before_work_starts(fake: F
     with socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))
         gone = ServerConfig(address=f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
-        with pytest.raises(BadInput, match="of role judge cannot be reached: .*refused"):
+        with pytest.raises(BadInput, match=r"of role judge cannot be reached: .*refused"):
             check_endpoint("judge", gone)
 
 
