@@ -51,6 +51,9 @@ ATTEMPTS = 3
 MOST_IN_VAIN = 8
 """So many verdicts were asked for in a wave, and none has a score: then the judge is out of order, not what it reads.
 What is too long for it was not asked for."""
+AT_A_TIME = 64
+"""Requests that an endpoint is sent at a time (`runtime.servers`). Where it answers none of so many, nobody is there:
+the next ones are not waited for."""
 OK, TOO_LONG, NO_ANSWER, REFUSED = "ok", "prompt_too_long", "no_answer", "refused"
 FORM = {
     "absolute": f"Score the answer from 0 (worst) to {TOP} (best) by what stands above. Reply with one whole number "
@@ -299,7 +302,7 @@ class _Asker:
         if self._ctx.unfinished is None:
             return None, {}
         self._ctx.unfinished.mkdir(parents=True, exist_ok=True)
-        file, kept = JsonLines(self._ctx.unfinished / "verdicts.jsonl"), {}
+        file, kept = JsonLines(self._ctx.unfinished / "verdicts.jsonl"), dict[str, _Said]()
         for line in file.read():
             try:
                 for each in line.pop("forgotten", ()):
@@ -372,8 +375,8 @@ class _Asker:
         if self._remote:
             wanted = [each for each in fitting if each.key not in found]
             self._ask_endpoint(wanted, prompts, attempt, keep)
-            given_up = _Said("nobody was answered before", 0, 0, NO_ANSWER)
-            found = {**{each.key: given_up for each in wanted}, **found}
+            for each in wanted:
+                found.setdefault(each.key, _Said("nobody was answered before", 0, 0, NO_ANSWER))
         else:
             # Rows that are sampled side by side stay side by side: a batch is kept whole, or asked for whole.
             for at in range(0, len(fitting), JUDGED_AT_ONCE):
@@ -402,21 +405,21 @@ class _Asker:
         attempt: int,
         keep: Callable[[_Reading, _Said], None],
     ) -> None:
-        """A row of its own for each: what one of them waits for in vain costs itself alone. An answer is kept at once.
-        Where nobody is answered, the last ones are not waited for."""
+        """A row of its own for each: what one of them waits for in vain costs itself alone. An answer is kept at once."""
         rows: list[tuple[_Reading, Session]] = []
         for reading in readings:
             session = self._policy.open([prompts[reading.key]], [reading.drawn(attempt)])
             session.begin([0], self._sampling)
             rows.append((reading, session))
 
-        def answered(reading: _Reading, session: Session) -> bool:
+        def anybody_there(reading: _Reading, session: Session) -> bool:
             read = len(prompts[reading.key])
             try:
                 sampled = session.advance()[0]
             except (EngineDied, RequestRefused) as error:
-                keep(reading, _Said(error.found, read, 0, NO_ANSWER if isinstance(error, EngineDied) else REFUSED))
-                return False
+                refused = isinstance(error, RequestRefused)
+                keep(reading, _Said(error.found, read, 0, REFUSED if refused else NO_ANSWER))
+                return refused
             text = valid_text(self._policy.chat.decode(sampled.token_ids))
             flaw = "truncated" if sampled.stop_reason is StopReason.length else None
             keep(reading, _Said(text, read, len(sampled.token_ids), flaw))
@@ -424,11 +427,11 @@ class _Asker:
 
         with ThreadPoolExecutor(max(len(rows), 1), thread_name_prefix="judge") as pool:
             try:
-                waiting = [pool.submit(answered, *row) for row in rows]
+                waiting = [pool.submit(anybody_there, *row) for row in rows]
                 ended: list[bool] = []
                 for each in as_completed(waiting):
                     ended.append(each.result())
-                    if len(ended) >= MOST_IN_VAIN and not any(ended):
+                    if len(ended) == AT_A_TIME and not any(ended):
                         break
             finally:
                 for _, session in rows:
