@@ -340,8 +340,8 @@ class FamilyConfig(Model):
     def _rewarded(self) -> FamilyConfig:
         if self.environment.rewards_nothing and not self.judged:
             raise ValueError(
-                "nothing says what an episode is worth: set environment.reward, a function, or reward.judge, the file of "
-                "a rubric"
+                "nothing says what an episode is worth: set environment.reward, a function, or reward.judge, the "
+                "file of a rubric"
             )
         return self
 

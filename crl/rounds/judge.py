@@ -405,7 +405,7 @@ class _Asker:
         attempt: int,
         keep: Callable[[_Reading, _Said], None],
     ) -> None:
-        """A row of its own for each: what one of them waits for in vain costs itself alone. An answer is kept at once."""
+        """A row of its own for each: what one waits for in vain costs itself alone. An answer is kept at once."""
         rows: list[tuple[_Reading, Session]] = []
         for reading in readings:
             session = self._policy.open([prompts[reading.key]], [reading.drawn(attempt)])
