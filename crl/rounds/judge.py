@@ -63,7 +63,12 @@ FORM = {
     "commas between them.",
 }
 _ABOVE = "(the task, as above)"
-_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+_NUMBER = r"[-+]?\d+(?:\.\d+)?"
+_SCORE = rf"{_NUMBER}(?:\s*/\s*{TOP}\b)?"
+_LINE = re.compile(
+    rf"[^\w+-]*(?:(?:scores?|ratings?)\b[^\w+-]*)?({_SCORE}(?:(?:\s*[,;|]\s*|\s+){_SCORE})*)[^\w+-]*", re.IGNORECASE
+)
+"""Scores and nothing else: a number in a sentence, or of an answer, is none."""
 _STREAM = 0x6A756467
 """Sets the streams of a judge apart from what an episode draws itself."""
 SeedOf = Callable[[str], np.random.SeedSequence]
@@ -479,15 +484,16 @@ def _next(chat: Chat, number: int, by: int | None = None) -> list[int]:
 def parse_scores(text: str, count: int, *, thinking: bool = False) -> tuple[str, list[float]]:
     """What a judge's answer is taken for: `ok` and as many scores from 0 to 1, or a reason code and none.
 
-    What counts is the last line behind its thoughts that says anything. It has `count` numbers, and every one is whole.
+    What counts is the last line behind its thoughts that says anything. It has `count` numbers, and no other words than
+    `Score`; `7/10` is 7.
     """
     answer = after_thoughts(text, begun=thinking)
     if answer is None:
         return "unfinished_thought", []
     line = next((line for line in reversed(answer.split("\n")) if line.strip()), "")
-    numbers = [float(each) for each in _NUMBER.findall(line)]
-    if not numbers:
+    if (written := _LINE.fullmatch(line)) is None:
         return "no_score", []
+    numbers = [float(re.split(r"\s*/", each)[0]) for each in re.findall(_SCORE, written.group(1))]
     if len(numbers) != count:
         return "wrong_count", []
     if not all(0 <= each <= TOP for each in numbers):

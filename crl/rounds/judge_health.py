@@ -27,7 +27,7 @@ _SUMS = ("judge_agreement_sum", "judge_agreement_count", "judge_first_sum", "jud
 _TOLD = {
     "truncated": "are cut by the length limit: raise roles.judge.sampling.max_new_tokens",
     "unfinished_thought": "never end their thought: raise roles.judge.sampling.max_new_tokens",
-    "no_score": "hold no number",
+    "no_score": "are no scores but something else",
     "wrong_count": "hold another number of scores than answers were shown",
     "out_of_range": f"have scores out of range (0 to {TOP})",
     "no_answer": "did not come: the judge hangs or is gone (runtime.servers.judge)",
