@@ -38,7 +38,8 @@ def played(
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """Whole groups at once, all of them twice, by a judge that tells the truth."""
-    return played(tmp_path_factory.mktemp("groups"), truth, reward={"twice": 1.0, "failure": -1.0}, rounds=2)
+    reward = {"twice": 1.0, "failure": -1.0}
+    return played(tmp_path_factory.mktemp("groups"), truth, reward=reward, rounds=2, method__evaluation__every=2)
 
 
 @pytest.mark.parametrize(
