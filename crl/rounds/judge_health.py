@@ -12,18 +12,23 @@ from crl.records import Verdict
 from crl.rounds.context import StageContext
 from crl.rounds.judge import OK, TOP
 
-KEPT = 0.8
+KEPT = 0.9
 """What an earlier round counts in the next one."""
 LEAST_AGREEMENT = 0.7
-"""Below this agreement with itself a judge contradicts itself; random scores agree to two thirds."""
+"""A judge whose agreement with itself is below this by a standard error contradicts itself; random scores agree to two
+thirds."""
 FEWEST = 8
-"""Episodes that were read twice, from which on their agreement says anything."""
+"""Episodes that were read twice, from which on their agreement says anything. Of so few, a judge that is right in nine
+of ten cases has an alarm in one of twenty rounds."""
 MOST_FLAWED = 0.05
 """Above this share of answers with a flaw there is an alarm."""
 PREFERS = 3.5
 """Standard errors, as of guidance (`alarms.py`)."""
 AGREEMENT, FIRST = "judge_agreement", "judge_first"
-_SUMS = ("judge_agreement_sum", "judge_agreement_count", "judge_first_sum", "judge_first_variance")
+_SUMS = (
+    "judge_agreement_sum", "judge_agreement_count", "judge_first_sum", "judge_first_variance",
+    "judge_agreement_squares",
+)  # fmt: skip
 _TOLD = {
     "truncated": "are cut by the length limit: raise roles.judge.sampling.max_new_tokens",
     "unfinished_thought": "never end their thought: raise roles.judge.sampling.max_new_tokens",
@@ -68,11 +73,14 @@ def judge_metrics(
             sums[_SUMS[2]] += (best[0] == 0) - chance
             sums[_SUMS[3]] += chance * (1 - chance)
     pairs = [scores for scores in both.values() if len(scores) == 2]
-    sums[_SUMS[0]] += sum(1 - abs(scores[0] - scores[1]) for scores in pairs)
-    sums[_SUMS[1]] += len(pairs)
-    if sums[_SUMS[1]]:
-        agreement = metrics[AGREEMENT] = sums[_SUMS[0]] / sums[_SUMS[1]]
-        if agreement < LEAST_AGREEMENT and sums[_SUMS[1]] >= FEWEST:
+    agreed = [1 - abs(scores[0] - scores[1]) for scores in pairs]
+    sums[_SUMS[0]] += sum(agreed)
+    sums[_SUMS[1]] += len(agreed)
+    sums[_SUMS[4]] += sum(each**2 for each in agreed)
+    if count := sums[_SUMS[1]]:
+        agreement = metrics[AGREEMENT] = sums[_SUMS[0]] / count
+        error = (max(sums[_SUMS[4]] / count - agreement**2, 0.0) / count) ** 0.5
+        if agreement + error < LEAST_AGREEMENT and count >= FEWEST:
             alarms[AGREEMENT] = (
                 f"the judge contradicts itself: two readings of the same episodes agree by {agreement:.0%} (bound "
                 f"{LEAST_AGREEMENT:.0%}), where random scores would by 67%"

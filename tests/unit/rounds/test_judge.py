@@ -297,7 +297,19 @@ def test_a_judge_that_contradicts_itself_is_named() -> None:
     random = np.random.default_rng(1)
     noisy = rows_by(lambda group, reading: [float(random.random() < 0.1) for _ in range(4)], groups=40)
     assert judge_metrics(noisy, {})[1] == {}, "one that is right in nine of ten cases agrees with itself often enough"
-    assert judge_metrics([], {"judge_agreement_sum": 1.0})[0] == {"judge_agreement_sum": 0.8}
+    assert judge_metrics([], {"judge_agreement_sum": 1.0})[0] == {"judge_agreement_sum": 0.9}
+
+
+def test_few_pairs_of_an_honest_judge_are_seldom_an_alarm_and_random_scores_are_one() -> None:
+    random = np.random.default_rng(2)
+    told = {"honest": 0, "random": 0}
+    for _ in range(300):
+        honest = rows_by(lambda group, reading: [float(random.random() < 0.1) for _ in range(4)], groups=2)
+        told["honest"] += "judge_agreement" in judge_metrics(honest, {})[1]
+    for _ in range(20):
+        either = rows_by(lambda group, reading: [*random.choice([0.0, 1.0], 4)], groups=20)
+        told["random"] += "judge_agreement" in judge_metrics(either, {})[1]
+    assert told["honest"] < 30 and told["random"] == 20
 
 
 def refused(**changes: Any) -> str:
