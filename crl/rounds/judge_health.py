@@ -77,10 +77,10 @@ def judge_metrics(
     sums[_SUMS[0]] += sum(agreed)
     sums[_SUMS[1]] += len(agreed)
     sums[_SUMS[4]] += sum(each**2 for each in agreed)
-    if count := sums[_SUMS[1]]:
-        agreement = metrics[AGREEMENT] = sums[_SUMS[0]] / count
-        error = (max(sums[_SUMS[4]] / count - agreement**2, 0.0) / count) ** 0.5
-        if agreement + error < LEAST_AGREEMENT and count >= FEWEST:
+    if twice := sums[_SUMS[1]]:
+        agreement = metrics[AGREEMENT] = sums[_SUMS[0]] / twice
+        error = (max(sums[_SUMS[4]] / twice - agreement**2, 0.0) / twice) ** 0.5
+        if agreement + error < LEAST_AGREEMENT and twice >= FEWEST:
             alarms[AGREEMENT] = (
                 f"the judge contradicts itself: two readings of the same episodes agree by {agreement:.0%} (bound "
                 f"{LEAST_AGREEMENT:.0%}), where random scores would by 67%"
