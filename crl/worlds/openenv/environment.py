@@ -8,7 +8,6 @@ with one seed have to show the same.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -150,8 +149,11 @@ class OpenEnvEnvironment(Slots[_Slot]):
         self._sessions: dict[int, Session] = {}
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        """Start `len(seeds)` episodes, slot i with seeds[i]. Raises BadInput where the server cannot be started, or does
-        not follow its seeds, and EnvironmentBroken where it cannot be reached."""
+        """Start `len(seeds)` episodes, slot i with seeds[i].
+
+        Raises BadInput where the server cannot be started, or does not follow its seeds, and EnvironmentBroken where it
+        cannot be reached.
+        """
         if self._servers is None:
             self._servers = borrowed(self.config.launch())
         self._servers.one()
@@ -220,10 +222,11 @@ class OpenEnvEnvironment(Slots[_Slot]):
         self._sessions[index], answer = await self._servers.session(request)
         return answer
 
-    def _see(self, slot: _Slot, observation: Mapping[str, Any]) -> None:
+    def _see(self, slot: _Slot, observation: Mapping[str, Any], *, over: bool = False) -> None:
         legal = self.config.legal_actions
         slot.observation = shown(observation, self.config.observation, () if legal is None else (legal,))
-        slot.actions = self._form.actions if legal is None else self._form.listed(observation[legal])
+        if not over:
+            slot.actions = self._form.actions if legal is None else self._form.listed(observation[legal])
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
@@ -263,8 +266,7 @@ class OpenEnvEnvironment(Slots[_Slot]):
         earned = float(answer.get("reward") or 0.0)
         slot.reward = slot.reward + earned if self.config.reward == "sum" else earned
         over = bool(answer.get("done"))
-        with suppress(KeyError, ValueError) if over else suppress():  # the last view may have fewer fields
-            self._see(slot, answer["observation"])
+        self._see(slot, answer["observation"], over=over)
         reason = None
         if over:
             solved = slot.reward >= self.config.success_at - _SOLVED

@@ -14,7 +14,9 @@ from typing import Any
 
 from crl.protocols import Actions, FreeText, Tool, ToolCalls
 
-_NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d+)?(?!\d)")
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+_LONGEST_NUMBER = 18
+"""Characters."""
 _MOST_NAMES = 64
 """A number with more values is written, not chosen."""
 _DEEPEST = 20
@@ -69,8 +71,9 @@ class Form:
         if self.number is None:
             return text
         numbers = _NUMBER.findall(text)
-        if len(numbers) == 1 and (self.number is float or "." not in numbers[0]):
-            return self.number(numbers[0])
+        fits = [each for each in numbers if len(each) <= _LONGEST_NUMBER and (self.number is float or "." not in each)]
+        if len(numbers) == len(fits) == 1:
+            return self.number(fits[0])
         raise Unreadable(f"That is not one {'whole ' if self.number is int else ''}number: {text[:80]!r}.")
 
 
@@ -107,7 +110,7 @@ def form_of_tools(tools: Sequence[Mapping[str, Any]]) -> Form:
 
 def calls_tools(schema: Mapping[str, Any]) -> bool:
     """Whether an action names a tool of the server's."""
-    return {"tool_name", "arguments"} <= schema.get("properties", {}).keys()
+    return {"tool_name", "arguments"} <= set(schema.get("properties", ()))
 
 
 def _of_field(name: str, inner: Mapping[str, Any], constants: Mapping[str, Any], described: str | None) -> Form | None:

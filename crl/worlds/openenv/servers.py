@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from crl.errors import BadInput, CrlError, EnvironmentBroken
 from crl.run.guardian import guard
@@ -351,7 +351,8 @@ class Session:
         """The data of an observation. Raises Rejected for an action of wrong types, ServerFault for all else."""
         try:
             async with asyncio.timeout(self.answer_seconds):
-                await self.connection.send(json.dumps(request))
+                with suppress(ConnectionClosed):  # a server that is full says so and closes
+                    await self.connection.send(json.dumps(request))
                 answer = json.loads(await self.connection.recv())
             kind, data = answer["type"], answer["data"]
         except TimeoutError:

@@ -12,7 +12,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
@@ -26,7 +26,7 @@ class Guess:
     """A number from 0 to 9 is looked for; the answer says whether it is higher. 0.1 for each hint, 1 at the end."""
 
     about = "Find the number from 0 to 9."
-    action: dict[str, Any] = {
+    action: ClassVar[dict[str, Any]] = {
         "title": "GuessAction", "type": "object", "required": ["guess"],
         "properties": {"metadata": {"type": "object"}, "guess": INTEGER},
     }  # fmt: skip
@@ -65,7 +65,7 @@ class Moves(Guess):
     """Named actions: walk to the end of a corridor."""
 
     about = "Walk to the east end."
-    action: dict[str, Any] = {
+    action: ClassVar[dict[str, Any]] = {
         "title": "MoveAction", "type": "object", "required": ["direction"],
         "properties": {"direction": {"$ref": "#/$defs/Direction"}, "kind": {"const": "move", "default": "move"}},
         "$defs": {"Direction": {"enum": ["west", "east"], "type": "string"}},
@@ -84,7 +84,7 @@ class Moves(Guess):
 class Listed(Moves):
     """The observation lists what is legal now."""
 
-    action: dict[str, Any] = {"title": "M", "properties": {"direction": {"type": "string"}}, "type": "object"}
+    action: ClassVar[dict[str, Any]] = {"title": "M", "properties": {"direction": {"type": "string"}}, "type": "object"}
 
     def reset(self, seed: int | None = None, **options: Any) -> dict[str, Any]:
         return {**super().reset(seed), "legal": ["east"]}
@@ -97,7 +97,7 @@ class Listed(Moves):
 class Several(Guess):
     """An action of two fields: a tool call."""
 
-    action: dict[str, Any] = {
+    action: ClassVar[dict[str, Any]] = {
         "title": "GuessAction", "type": "object", "required": ["guess"],
         "properties": {"guess": INTEGER, "why": {"type": "string", "default": ""}},
     }  # fmt: skip
@@ -109,9 +109,11 @@ class Several(Guess):
 class Tools(Guess):
     """Its actions call tools of its own."""
 
-    action: dict[str, Any] = {
+    action: ClassVar[dict[str, Any]] = {
         "title": "CallToolAction", "type": "object", "required": ["tool_name"],
-        "properties": {"type": {"const": "call_tool"}, "tool_name": {"type": "string"}, "arguments": {"type": "object"}},
+        "properties": {
+            "type": {"const": "call_tool"}, "tool_name": {"type": "string"}, "arguments": {"type": "object"},
+        },
     }  # fmt: skip
 
     def step(self, **action: Any) -> tuple[dict[str, Any], float | None, bool]:
