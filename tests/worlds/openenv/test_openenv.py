@@ -196,7 +196,7 @@ def test_sixteen_slots_wait_side_by_side(addresses: dict[str, str]) -> None:
         environment._servers = borrowed(environment.config.launch())
         environment._servers.seeded = True  # the trial plays one slot, which would wait for fifteen more
         environment.reset_many(seeds)
-        steps = environment.step_many({slot: "99" for slot in seeds})
+        steps = environment.step_many(dict.fromkeys(seeds, "99"))
         assert all(step.observation == "It is lower." for step in steps.values())
 
 
@@ -263,7 +263,7 @@ def test_waves_of_one_process_share_a_server_and_threads_may_step_apart(addresse
     environment = make_environment(FamilyConfig.model_validate(family))
     with closing(environment):
         assert not any(start.error for start in environment.reset_many([1, 2, 3]))
-        steps = environment.step_many({slot: "99" for slot in range(3)})
+        steps = environment.step_many(dict.fromkeys(range(3), "99"))
         assert all(step.observation == "It is lower." for step in steps.values())
     with made(addresses["guess"]) as first, made(addresses["guess"]) as second:
         first.reset_many([1])
