@@ -16,10 +16,11 @@ import yaml
 
 from crl.cli import main
 from crl.config import ENVIRONMENTS, FamilyConfig, WarmStartConfig
-from crl.config.load import parse_experiment
+from crl.config.load import load_experiment, parse_experiment
 from crl.envs.check import conduct
 from crl.envs.check.walks import walked
 from crl.recipes.complementary.ready import check_demonstrations
+from crl.run.directory import RunDirectory
 from crl.worlds.alfworld.files import DOWNLOAD
 
 ROOT = Path(__file__).parents[2]
@@ -64,15 +65,18 @@ def test_every_command_runs_and_what_was_played_is_learned_from(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert [command.split()[:3] for command in COMMANDS] == [
-        ["crl", "env", "check"], ["crl", "env", "check"], ["crl", "env", "play"],
+        ["crl", "env", "check"], ["crl", "env", "check"], ["crl", "env", "play"], ["crl", "sql", "quickstart"],
     ]  # fmt: skip
+    monkeypatch.setenv("CRL_RUNS", str(folder / "runs"))
+    RunDirectory.create_or_open(load_experiment(ROOT / "conf/quickstart.yaml"), folder / "runs")
+    assert run(COMMANDS[-1]) == 0 and "location" in capsys.readouterr().out
     environment = ENVIRONMENTS.validate("lights:Lights").make()
     environment.reset_many([3])
     moves: list[str] = []
     while (move := environment.oracle(0)) is not None:
         moves.append(move)
         environment.step_many({0: move})
-    for command in COMMANDS:
+    for command in COMMANDS[:-1]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{move}\n" for move in moves)))
         assert run(command) == 0, capsys.readouterr()
         shown = capsys.readouterr().out
