@@ -21,7 +21,7 @@ from crl.errors import BadInput
 from crl.faults import Fault, broke
 from crl.protocols import Actions, Start, Step, StopReason
 from crl.worlds.openenv.forms import Form, Unreadable, calls_tools, form_of, form_of_tools, shown
-from crl.worlds.openenv.servers import WHERE, Launch, Rejected, Servers, Session, borrowed, returned
+from crl.worlds.openenv.servers import WHERE, Launch, Rejected, ServerFault, Servers, Session, borrowed, returned
 
 _GOAL = "Do what the environment asks for."
 _TRIED = 6
@@ -214,10 +214,16 @@ class OpenEnvEnvironment(Slots[_Slot]):
 
     async def _begun(self, index: int, request: Mapping[str, Any]) -> dict[str, Any]:
         """What the server answers to a reset, in the slot's session or in a new one."""
-        if (session := self._sessions.get(index)) is not None and session.server.runs:
-            return await session.ask(request)
-        if session is not None:
-            await session.close()
+        if (session := self._sessions.pop(index, None)) is not None:
+            try:
+                answer = await session.ask(request)
+            except ServerFault as fault:
+                await session.close()
+                if fault.code != "environment_died":  # one that was closed meanwhile, or whose server ended
+                    raise
+            else:
+                self._sessions[index] = session
+                return answer
         assert self._servers is not None
         self._sessions[index], answer = await self._servers.session(request)
         return answer

@@ -110,6 +110,13 @@ class Server:
         """False where it was started here and has ended."""
         return self.process is None or self.process.poll() is None
 
+    def ends(self) -> bool:
+        """Whether what was started here ends within a moment."""
+        if self.process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_WAITS[-1])
+        return not self.runs
+
     def get(self, path: str, seconds: float = 5.0) -> Any:
         """What it answers to GET. Raises httpx.HTTPError and ValueError."""
         answer = httpx.get(self.address + path, timeout=seconds, trust_env=not self.near)
@@ -299,7 +306,12 @@ class Servers:
         for server in list(self._servers):
             if server.capacity is not None and server.sessions >= server.capacity:
                 continue
-            session = await Session.opened(server, self.launch.answer_seconds)
+            try:
+                session = await Session.opened(server, self.launch.answer_seconds)
+            except ServerFault:
+                if await asyncio.to_thread(server.ends):
+                    return None  # the next look starts another one
+                raise
             try:
                 return session, await session.ask(request)
             except _NoRoom as full:

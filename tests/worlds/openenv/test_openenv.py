@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from crl.config import FamilyConfig
 from crl.envs import check_environment, make_environment
+from crl.envs.asynchronous import run
 from crl.errors import BadInput, EnvironmentBroken
 from crl.protocols import FreeText, Step, StopReason, ToolCalls
 from crl.worlds.openenv import OpenEnvConfig
@@ -187,6 +188,10 @@ def test_what_breaks_costs_its_own_episode() -> None:
         assert died[1].error == "environment_died" and "the server gives up" in str(died[1].details)
         assert one(environment, "99", slot=2).error == "environment_died"
         assert not any(start.error for start in environment.reset_many([1, 2])), "another one is started"
+        run(environment._sessions[0].connection.close())
+        assert not any(start.error for start in environment.reset_many([1, 2])), (
+            "a session that was closed is opened anew"
+        )
         assert one(environment, "99").observation == "It is lower."
 
 
