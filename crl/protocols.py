@@ -327,22 +327,33 @@ class Chat(Protocol):
     """Turns messages into ids that are only ever appended to."""
 
     template: str
-    """Which chat template writes the prompts, in words."""
+    """Which chat template writes the prompts, and what becomes of earlier turns, in words."""
     opens_thought: bool
     """Whether a prompt ends inside a thought (`<think>`) that the model is to end: thinking models' templates do so."""
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model's own template shows tools; else the prompt has to describe them."""
+        """Whether the model's own template shows tools, so that they are called in its own form; else the prompt has to
+        describe them."""
 
     def opening(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of a whole first prompt, ready for the assistant to answer. `tools` only where the chat takes them."""
 
-    def reply(self, text: str, *, ended: bool) -> list[int]:
-        """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening."""
+    def reply(self, text: str, *, ended: bool, by: int | None = None, call: str | None = None) -> list[int]:
+        """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening.
 
-    def answer(self, text: str) -> list[int]:
-        """Ids a model would have sampled to say `text` and end its turn (demonstrations only)."""
+        `by`: the id that ended it. `call`: the tool that it called, whose result the text is; only where the chat takes
+        tools.
+        """
+
+    def answer(self, text: str, *, call: bool = False) -> list[int]:
+        """Ids a model would have sampled to say `text` and end its turn (demonstrations only).
+
+        `call`: the text may be a tool call in JSON, written in the model's own form; only where the chat takes tools.
+        """
+
+    def calls(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[str]:
+        """The tool calls of a sampled turn, in their order, as JSON; only where the chat takes tools."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids, without special tokens."""

@@ -45,7 +45,7 @@ def list_environments(json: JsonOption = False) -> None:
 
 
 @app.command("check")
-def checkenvironment_of(
+def check_environment(
     name: NameArgument,
     family: FamilyOption = None,
     set: SetOption = None,
@@ -81,7 +81,7 @@ def checkenvironment_of(
 
 
 @app.command("play")
-def playenvironment_of(
+def play_environment(
     name: NameArgument,
     family: FamilyOption = None,
     set: SetOption = None,

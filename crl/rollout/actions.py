@@ -1,9 +1,8 @@
 """From the actor's text to what its environment is given, a question, or neither: never an error, whatever it holds.
 
 An environment takes one of some actions by name, free text, or a tool call (`crl.protocols.Actions`). Of a tool call
-only the JSON counts, whatever is around it: models write `<tool_call>{"name": …, "arguments": {…}}</tool_call>`,
-fenced JSON, a list of calls, or `parameters` for `arguments`. The last call counts, as the last tag does, unless the
-environment takes several per turn.
+only the JSON counts, whatever is around it (`crl/text/calls.py`). The last call counts, as the last tag does,
+unless the environment takes several per turn.
 
 Only what follows the end of a thought counts: an action or a question that the actor only thinks of is none. With
 `sampling.constrain: actions` an actor cannot write anything else: its answers are then a tree (:class:`AnswerTrees`).
@@ -13,13 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from crl.errors import BadInput
 from crl.protocols import Actions, Answers, Chat, FreeText, ToolCalls
 from crl.text.answers import after_thoughts
+from crl.text.calls import json_calls
 from crl.text.unicode import valid_text
 
 ActionFormat = Literal["tag", "word"]
@@ -66,10 +66,7 @@ def parse_action(text: str, actions: Actions, action_format: ActionFormat, *, th
     if answer is None:
         return None
     if isinstance(actions, ToolCalls):
-        calls = list(_tool_calls(answer, {tool.name for tool in actions.tools}))
-        if not calls:
-            return None
-        return f"[{', '.join(calls)}]" if actions.several else calls[-1]
+        return from_calls(json_calls(answer, {tool.name for tool in actions.tools}), actions)
     if isinstance(actions, FreeText):
         bodies = _TAG.findall(answer) if action_format == "tag" else [answer]
         return valid_text(bodies[-1].strip()) or None if bodies else None
@@ -79,6 +76,13 @@ def parse_action(text: str, actions: Actions, action_format: ActionFormat, *, th
 def named_actions(actions: Actions) -> tuple[str, ...]:
     """The actions that can be listed; none where the environment parses text or takes tool calls."""
     return actions if isinstance(actions, tuple) else ()
+
+
+def from_calls(calls: Sequence[str], actions: ToolCalls) -> str | None:
+    """What an environment is given of some calls: the last, or all as a JSON list where it takes several."""
+    if not calls:
+        return None
+    return f"[{', '.join(calls)}]" if actions.several else calls[-1]
 
 
 def actions_text(actions: Actions, *, takes_tools: bool = False) -> str:
@@ -96,45 +100,6 @@ def actions_text(actions: Actions, *, takes_tools: bool = False) -> str:
     ]
     more = ", once per call" if actions.several else ""
     return "\n".join([f'answer with JSON: {{"name": <tool>, "arguments": {{…}}}}{more}. The tools:', *shown])
-
-
-def _tool_calls(answer: str, tools: Set[str]) -> Iterator[str]:
-    """The calls in an answer, in their order, as JSON with sorted keys.
-
-    An object that is no call may hold some, such as `{"tool_calls": [{…}]}`; inside one, only what names a tool is one.
-    """
-    at, inside = answer.find("{"), 0
-    while at >= 0:
-        try:
-            value, end = _JSON.raw_decode(answer, at)
-            call = _as_call(value)
-            if call is not None and (at >= inside or value["name"] in tools):
-                yield call
-            else:
-                inside, end = max(inside, end), at + 1
-        except (ValueError, RecursionError):
-            end = at + 1
-        at = answer.find("{", end)
-
-
-def _as_call(value: dict[str, Any]) -> str | None:
-    arguments = value.get("arguments", value.get("parameters"))
-    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        arguments = {}
-    if isinstance(arguments, str):  # some models write the arguments as a JSON text
-        arguments = _JSON.decode(arguments)
-    if not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
-        return None
-    call = {"name": value["name"], "arguments": arguments}
-    return valid_text(json.dumps(call, ensure_ascii=False, sort_keys=True, allow_nan=False))
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
-# Not strict: models write shell commands with the line breaks that JSON wants escaped.
-_JSON = json.JSONDecoder(parse_constant=_no_number, strict=False)
 
 
 def _action_in(answer: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:

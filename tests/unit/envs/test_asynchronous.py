@@ -18,9 +18,8 @@ from crl.envs.game import Game, Move
 from crl.errors import BadInput
 from crl.faults import Fault
 from crl.protocols import Actions, FreeText
-from crl.records import FREE, Task
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
-from tests.unit.rollout.fakes import ScriptedPolicy, method
+from crl.rollout.play import PlayedEpisode, play_wave
+from tests.unit.rollout.fakes import ScriptedPolicy, method, slots_of
 
 EPISODES = 16
 ARRIVED = {"count": 0}
@@ -59,18 +58,9 @@ class Meeting(Game):
 def played(texts: list[str], lag: int = 0) -> list[PlayedEpisode]:
     environment = Meeting().make()
     starts = environment.reset_many(range(len(texts)))
-    slots = [
-        EpisodeSlot(
-            Task(
-                episode_id=f"e{at}", round=1, family="walk", group=at // 2, member=at % 2, environment_seed=at,
-                stream=FREE, goal=start.goal, first_observation=start.observation, query="",
-            )
-        )
-        for at, start in enumerate(starts)
-    ]  # fmt: skip
     ARRIVED["count"] = 0
     return play_wave(
-        ScriptedPolicy(lambda at, turn: (texts[at], True)), environment, slots,
+        ScriptedPolicy(lambda at, turn: (texts[at], True)), environment, slots_of(starts),
         method=method(environment_lag=lag), weights_digest="w", stage="collect",
         seed_of=lambda name: np.random.SeedSequence(list(name.encode())), sampling=SamplingConfig(max_new_tokens=64),
     )  # fmt: skip

@@ -20,12 +20,11 @@ from crl.envs import check_environment, make_environment
 from crl.errors import BadInput
 from crl.preflight import check_files, check_held_out
 from crl.protocols import FreeText, Written
-from crl.records import FREE, Task
-from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
+from crl.rollout.play import PlayedEpisode, play_wave
 from crl.rollout.prompts import actor_messages, check_prompts
 from crl.worlds.dataset import DatasetConfig
 from crl.worlds.dataset.environment import DatasetEnvironment
-from tests.unit.rollout.fakes import ScriptedPolicy, method
+from tests.unit.rollout.fakes import ScriptedPolicy, method, slots_of
 from tests.worlds.dataset import rewarded
 
 HERE = "tests.worlds.dataset.rewarded"
@@ -300,17 +299,8 @@ def test_what_is_no_reward_costs_its_own_episode(data: Path, reward: str, code: 
 
 def played(environment: Any, rows: list[str]) -> list[PlayedEpisode]:
     starts = environment.reset_many(range(len(rows)))
-    slots = [
-        EpisodeSlot(
-            Task(
-                episode_id=f"e{at}", round=1, family="walk", group=at // 2, member=at % 2, environment_seed=at,
-                stream=FREE, goal=start.goal, first_observation=start.observation, query="",
-            )
-        )
-        for at, start in enumerate(starts)
-    ]  # fmt: skip
     return play_wave(
-        ScriptedPolicy(lambda at, turn: (rows[at], True)), environment, slots, method=method(),
+        ScriptedPolicy(lambda at, turn: (rows[at], True)), environment, slots_of(starts), method=method(),
         seed_of=lambda name: np.random.SeedSequence(list(name.encode())), sampling=SamplingConfig(max_new_tokens=64),
         weights_digest="w", stage="collect",
     )  # fmt: skip
