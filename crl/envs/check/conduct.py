@@ -45,6 +45,8 @@ def starting(config: EnvironmentConfig, seeds: Sequence[int]) -> list[Finding]:
     for seed, start in zip(seeds, starts, strict=True):
         if not isinstance(start, Start) or not isinstance(start.goal, str) or not isinstance(start.observation, str):
             return [Finding("start", "failed", f"seed {seed} starts with {start!r:.100}")]
+        if start.error is not None:
+            return [Finding("start", "failed", located(f"seed {seed}: {start.error}: {start.details}", start.details))]
         if wrong := wrong_actions(start.actions):
             return [Finding("start", "failed", f"seed {seed}: {wrong}")]
         if not start.goal.strip():
