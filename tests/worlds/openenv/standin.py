@@ -1,4 +1,4 @@
-"""A server that speaks OpenEnv's protocol, without openenv: `python standin.py KIND PORT`.
+"""A server that speaks OpenEnv's protocol, without openenv: `python standin.py KIND PORT [CAPACITY]`, or `served`.
 
 GET /schema, /metadata and /health; at /ws a session per connection, each an environment of its own, until the server is
 full. What its environments do is one class per KIND.
@@ -11,14 +11,14 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-CAPACITY = int(os.environ.get("STANDIN_CAPACITY", "64"))
 INTEGER = {"type": "integer", "title": "Guess"}
 
 
@@ -125,8 +125,34 @@ class Tools(Guess):
         return super().step(action["arguments"].get("guess", -1))
 
 
+class Shared(Guess):
+    """It draws from one stream of all sessions, which every reset seeds."""
+
+    stream: ClassVar[random.Random] = random.Random()
+
+    def reset(self, seed: int | None = None, **options: Any) -> dict[str, Any]:
+        self.stream.seed(seed)
+        return {"text": "A number was drawn."}
+
+    def step(self, guess: int) -> tuple[dict[str, Any], float | None, bool]:
+        return {"text": f"{self.stream.randrange(2**60)} too low."}, None, False
+
+
+ODD: dict[int, Any] = {
+    18: {"reward": float("nan")},
+    19: {"reward": "much"},
+    20: {"observation": {"text": "You see a room.", "picture": "iVBORw0KGgo" + "A" * 400}},
+    21: {"observation": {"text": "x" * 300_000}},
+    22: b"\xff\xfe{",
+    23: {"observation": "no fields"},
+    24: {"observation": {"other": "field"}},
+    25: {"observation": {"text": "x" * (65 * 2**20)}},
+}
+"""Answers to guesses of :class:`Odd`, with what is wrong in them."""
+
+
 class Odd(Guess):
-    """13 raises, 14 hangs, 15 ends the server, 16 is answered with nonsense, 17 closes the connection."""
+    """13 raises, 14 hangs, 15 ends the server, 16 is nonsense, 17 closes the connection; others: `ODD`."""
 
     def step(self, guess: int) -> tuple[dict[str, Any], float | None, bool]:
         if guess == 13:
@@ -144,7 +170,7 @@ class Slow(Guess):
 
 
 KINDS: dict[str, type[Guess]] = {
-    each.__name__.lower(): each for each in (Guess, Unseeded, Hidden, Moves, Listed, Several, Tools, Odd, Slow)
+    each.__name__.lower(): each for each in (Guess, Unseeded, Hidden, Shared, Moves, Listed, Several, Tools, Odd, Slow)
 }
 
 
@@ -175,10 +201,14 @@ async def answer(environment: Guess, message: dict[str, Any], connection: Server
         while Slow.waiting < 16:
             await asyncio.sleep(0.001)
     if isinstance(environment, Odd) and data["guess"] in (14, 16, 17):
-        await (asyncio.sleep(600) if data["guess"] == 14 else asyncio.sleep(0))
+        if data["guess"] == 14:
+            await connection.wait_closed()
         if data["guess"] == 17:
             await connection.close()
         return "nonsense"
+    if isinstance(environment, Odd) and data["guess"] in ODD:
+        fault = ODD[data["guess"]]
+        return fault if isinstance(fault, bytes) else {"observation": {"text": "Odd."}, "done": False} | fault
     try:
         shown, reward, done = environment.step(**data)
     except Exception as error:
@@ -186,21 +216,24 @@ async def answer(environment: Guess, message: dict[str, Any], connection: Server
     return {"observation": {**shown, "metadata": {}}, "reward": reward, "done": done}
 
 
-async def main(kind: type[Guess], port: int) -> None:
-    sessions = 0
+@asynccontextmanager
+async def served(name: str, port: int = 0, capacity: int = 64) -> AsyncIterator[str]:
+    """A server that runs in this event loop: its address."""
+    kind, sessions = KINDS[name], 0
 
     async def session(connection: ServerConnection) -> None:
         nonlocal sessions
-        if sessions >= CAPACITY:
-            full = {"code": "CAPACITY_REACHED", "message": "full", "max_sessions": CAPACITY}
+        if sessions >= capacity:
+            full = {"code": "CAPACITY_REACHED", "message": "full", "max_sessions": capacity}
             await connection.send(json.dumps({"type": "error", "data": full}))
             return
         sessions, environment = sessions + 1, kind()
         try:
             async for text in connection:
                 data = await answer(environment, json.loads(text), connection)
-                kind_of = "observation" if "observation" in data else "error"
-                await connection.send("?" if data == "nonsense" else json.dumps({"type": kind_of, "data": data}))
+                if isinstance(data, dict):
+                    data = json.dumps({"type": "observation" if "observation" in data else "error", "data": data})
+                await connection.send(data)
         finally:
             sessions -= 1
 
@@ -208,17 +241,20 @@ async def main(kind: type[Guess], port: int) -> None:
         pages: dict[str, Callable[[], Any]] = {
             "/schema": lambda: {"action": kind.action, "observation": {}},
             "/metadata": lambda: {"name": kind.__name__, "description": kind.about},
-            "/health": lambda: {"status": "healthy"},
         }
         if request.path not in pages:
             return None
         body = json.dumps(pages[request.path]()).encode()
         return Response(200, "OK", Headers({"Content-Length": str(len(body)), "Connection": "close"}), body)
 
-    async with serve(session, "127.0.0.1", port, process_request=get) as server:
-        print(server.sockets[0].getsockname()[1], flush=True)
+    async with serve(session, "127.0.0.1", port, process_request=get, close_timeout=0.1) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def main(name: str, port: str, capacity: str = "64") -> None:
+    async with served(name, int(port), int(capacity)):
         await asyncio.get_running_loop().create_future()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(KINDS[sys.argv[1]], int(sys.argv[2])))
+    asyncio.run(main(*sys.argv[1:]))

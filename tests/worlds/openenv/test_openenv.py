@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
-import subprocess
+import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,35 @@ from pydantic import ValidationError
 
 from crl.config import FamilyConfig
 from crl.envs import check_environment, make_environment
-from crl.envs.asynchronous import run
+from crl.envs.asynchronous import hold, run
 from crl.errors import BadInput, EnvironmentBroken
 from crl.protocols import FreeText, Step, StopReason, ToolCalls
 from crl.worlds.openenv import OpenEnvConfig
-from crl.worlds.openenv.forms import Unreadable, form_of, shown
-from crl.worlds.openenv.servers import borrowed
+from crl.worlds.openenv.forms import Refused, ServerFault, form_of, shown
 from tests.worlds.openenv import standin
 
-HERE = Path(__file__).parent
-PROGRAM = HERE / "standin.py"
+PROGRAM = Path(__file__).parent / "standin.py"
 
 
-def command(kind: str) -> str:
-    return f"{sys.executable} {PROGRAM} {kind} {{port}}"
+def command(kind: str, capacity: int = 64) -> str:
+    return f"{sys.executable} {PROGRAM} {kind} {{port}} {capacity}"
+
+
+@contextmanager
+def server(kind: str, port: int = 0, capacity: int = 64) -> Iterator[str]:
+    """A server that runs in this process, while the block does: its address."""
+    address, end = hold(standin.served(kind, port, capacity))
+    try:
+        yield address
+    finally:
+        end()
 
 
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[dict[str, str]]:
     """Servers that run, by their kinds."""
-    kinds = ("guess", "moves", "listed", "several", "tools", "slow")
-    processes = {
-        kind: subprocess.Popen([sys.executable, PROGRAM, kind, "0"], stdout=subprocess.PIPE, text=True)
-        for kind in kinds
-    }
-    try:
-        yield {
-            kind: f"http://127.0.0.1:{int(process.stdout.readline())}"  # type: ignore[union-attr]
-            for kind, process in processes.items()
-        }
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
+    with ExitStack() as stack:
+        yield {kind: stack.enter_context(server(kind)) for kind in standin.KINDS}
 
 
 def made(address: str, **settings: Any) -> Any:
@@ -121,6 +115,7 @@ def test_actions_have_the_form_of_their_type(addresses: dict[str, str]) -> None:
         assert one(environment, '{"arguments": {"guess": 99}, "name": "guess"}').observation == "It is lower."
     with made(addresses["guess"]) as environment:
         environment.reset_many([4])
+        assert "whole number" in one(environment, "two").feedback
         for words, legal in (("I guess 99.", True), ("1 or 2", False), ("1.5", False), ("", False), ("9" * 99, False)):
             assert one(environment, words).legal is legal, words
 
@@ -138,10 +133,10 @@ def test_actions_have_the_form_of_their_type(addresses: dict[str, str]) -> None:
     ],
 )
 def test_one_field_is_written_alone(inner: dict[str, Any], actions: Any) -> None:
-    form = form_of({"title": "A", "properties": {"x": inner, "metadata": {}}}, None)
+    form = form_of({"title": "A", "properties": {"x": inner, "metadata": {}}})
     assert form.actions == actions
     if isinstance(actions, tuple):
-        assert [form.action(each)["x"] for each in actions] == standin_values(inner)
+        assert [form.sent(each)["x"] for each in actions] == standin_values(inner)
 
 
 def standin_values(inner: dict[str, Any]) -> list[Any]:
@@ -150,64 +145,147 @@ def standin_values(inner: dict[str, Any]) -> list[Any]:
 
 def test_other_types_are_tool_calls_and_what_refers_to_itself_ends() -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
-    form = form_of({"title": "A b", "properties": {"node": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": node}}, None)
+    form = form_of({"title": "A b", "properties": {"node": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": node}})
     assert isinstance(form.actions, ToolCalls) and form.actions.tools[0].name == "A_b"
-    assert isinstance(form_of({"properties": {"x": {"enum": ["a", "A"]}}}, None).actions, ToolCalls)
-    assert form_of({"title": "Wait", "properties": {}}, None).actions == ("Wait",)
-    with pytest.raises(Unreadable):
-        form.action('{"arguments": {}, "name": "other"}')
-    assert shown({"a": "x", "b": [1], "metadata": {}, "c": None}, None) == "a: x\nb: [1]"
+    assert "$ref" not in str(form.actions.tools[0].parameters)
+    assert isinstance(form_of({"properties": {"x": {"enum": ["a", "A"]}}}).actions, ToolCalls)
+    assert form_of({"title": "Wait", "properties": {}}).actions == ("Wait",)
+    number = form_of({"properties": {"x": {"type": "integer"}, "kind": {"const": "move"}}})
+    assert number.sent("I say 7!") == {"kind": "move", "x": 7}
+    with pytest.raises(Refused, match="whole number"):
+        number.sent("7 or 8")
+
+
+def test_an_observation_is_its_only_text_or_a_line_per_field_and_never_an_image() -> None:
+    assert shown({"a": "x", "b": [1], "metadata": {}, "c": None}, None, None) == "a: x\nb: [1]"
+    assert shown({"a": "x", "metadata": {}}, None, None) == "x" and shown({"a": "", "done": False}, None, None) == ""
+    assert shown({"a": "x", "b": "y", "legal": ["z"]}, None, "legal") == "a: x\nb: y"
+    for image in ("iVBORw0KGgo" + "A" * 60, "data:image/png;base64,AAAA", {"type": "image", "data": "AAAA"}):
+        with pytest.raises(ServerFault, match="the field picture is an image; a model reads text only"):
+            shown({"text": "x", "picture": image}, None, None)
+        assert shown({"text": "x", "picture": image}, ["text"], None) == "x"
+    assert shown({"a": "/9j/ is where I am", "b": "data: none"}, None, None)
 
 
 def running() -> set[int]:
-    """Stand-ins that run."""
+    """Stand-ins that run in processes of their own."""
     return {each.pid for each in psutil.Process().children(recursive=True) if str(PROGRAM) in each.cmdline()}
 
 
-def test_a_server_that_ignores_its_seed_is_refused() -> None:
+@pytest.mark.parametrize(("kind", "where"), [("unseeded", "starts"), ("hidden", "turn 1"), ("shared", "turn 1")])
+def test_a_server_that_ignores_its_seed_is_refused(addresses: dict[str, str], kind: str, where: str) -> None:
+    with pytest.raises(BadInput, match=f"ignores its seed.*{where}") as refused:
+        check_environment(OpenEnvConfig(address=addresses[kind]))
+    assert refused.value.where == "environment openenv"
+
+
+def test_one_that_follows_its_seed_is_not(addresses: dict[str, str]) -> None:
+    for kind in ("guess", "moves", "several", "tools"):
+        check_environment(OpenEnvConfig(address=addresses[kind]))
+
+
+@pytest.mark.parametrize(
+    ("guess", "error", "details"),
+    [
+        (13, "environment_server_error", "unlucky"),
+        (14, "environment_time_limit", "within 0.3 s"),
+        (16, "environment_server_error", "none of OpenEnv's"),
+        (17, "environment_died", "ConnectionClosed"),
+        (18, "environment_reward", "the reward is nan"),
+        (19, "environment_reward", "the reward is 'much'"),
+        (20, "environment_no_text", "the field picture is an image"),
+        (22, "environment_server_error", "UnicodeDecodeError"),
+        (23, "environment_server_error", "no fields"),
+        (24, "environment_KeyError", "text"),
+        pytest.param(25, "environment_died", "too big", marks=pytest.mark.slow),
+    ],
+)
+def test_what_breaks_costs_its_own_episode(addresses: dict[str, str], guess: int, error: str, details: str) -> None:
+    seconds = 0.3 if guess == 14 else 30
+    with made(addresses["odd"], answer_seconds=seconds, observation=["text"] if guess == 24 else None) as environment:
+        for _ in range(2):  # what broke is whole again in the next wave
+            environment.reset_many([1, 2])
+            steps = environment.step_many({0: str(guess), 1: "99"})
+            assert steps[0].error == error and details in str(steps[0].details) and steps[0].done
+            assert steps[1].observation == "It is lower." and one(environment, "99", slot=1).legal
+
+
+def test_a_long_observation_is_shown_as_it_is(addresses: dict[str, str]) -> None:
+    """The rollout bounds it (`environment_observation_limit`)."""
+    with made(addresses["odd"]) as environment:
+        environment.reset_many([1])
+        assert len(one(environment, "21").observation) == 300_000
+
+
+def test_a_server_that_ends_is_started_again() -> None:
     before = running()
-    for kind, where in (("unseeded", "at the start"), ("hidden", "turn 1")):
-        with pytest.raises(BadInput, match=f"ignores its seed.*{where}"):
-            check_environment(OpenEnvConfig(command=command(kind)))
-    check_environment(OpenEnvConfig(command=command("guess")))
-    assert running() == before, "what was started has ended"
-
-
-def test_what_breaks_costs_its_own_episode() -> None:
-    with closing(OpenEnvConfig(command=command("odd"), answer_seconds=1.0).make()) as environment:
-        environment.reset_many(list(range(5)))
-        steps = environment.step_many(dict(enumerate(["13", "14", "16", "17", "99"])))
-        assert [step.error for step in steps.values()] == [
-            "environment_server_error", "environment_time_limit", "environment_server_error", "environment_died", None,
-        ]  # fmt: skip
-        assert "unlucky" in str(steps[0].details) and "within 1 s" in str(steps[1].details)
-        assert one(environment, "99", slot=4).observation == "It is lower."
-        starts = environment.reset_many(list(range(5)))
-        assert not any(start.error for start in starts)
+    with closing(OpenEnvConfig(command=command("odd")).make()) as environment:
+        environment.reset_many([1, 2, 3])
         died = environment.step_many({0: "99", 1: "15"})
         assert died[1].error == "environment_died" and "the server gives up" in str(died[1].details)
         assert one(environment, "99", slot=2).error == "environment_died"
         assert not any(start.error for start in environment.reset_many([1, 2])), "another one is started"
-        run(environment._sessions[0].connection.close())
-        assert not any(start.error for start in environment.reset_many([1, 2])), (
-            "a session that was closed is opened anew"
-        )
         assert one(environment, "99").observation == "It is lower."
+    assert running() == before, "what was started has ended"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_that_is_killed_or_hangs_costs_the_episodes_that_it_has(number: signal.Signals) -> None:
+    """One that hangs is ended where it takes no connection; another one takes its place."""
+    before = running()
+    with closing(OpenEnvConfig(command=command("guess"), answer_seconds=5).make()) as environment:
+        environment.reset_many([1, 2])
+        (process,) = running() - before
+        os.kill(process, number)
+        broken = "environment_died" if number == signal.SIGKILL else "environment_time_limit"
+        assert all(step.error == broken for step in environment.step_many({0: "99", 1: "99"}).values())
+        wave = environment.reset_many([1, 2])
+        assert not any(start.error for start in (wave if number == signal.SIGKILL else environment.reset_many([1, 2])))
+        assert one(environment, "99").observation == "It is lower."
+    assert running() == before
+
+
+def test_one_at_an_address_is_waited_for() -> None:
+    with server("guess") as address:
+        environment = OpenEnvConfig(address=address, answer_seconds=30).make()
+        environment.reset_many([1, 2])
+    assert one(environment, "99").error == "environment_died"
+    begun: list[Any] = []
+    waiting = threading.Thread(target=lambda: begun.extend(environment.reset_many([1, 2])))
+    waiting.start()
+    with server("guess", port=int(address.rpartition(":")[2])):
+        waiting.join(60)
+        assert len(begun) == 2 and not any(start.error for start in begun)
+        assert one(environment, "99").observation == "It is lower."
+        run(environment._slots[0].state.session.close())
+        assert not any(start.error for start in environment.reset_many([1, 2])), "a closed session is opened anew"
+    environment.close()
+    with made(address, answer_seconds=0.2) as environment, pytest.raises(EnvironmentBroken, match="does not answer"):
+        environment.reset_many([1])
+
+
+def test_one_that_does_not_come_back_costs_its_episodes() -> None:
+    with server("guess") as address:
+        environment = OpenEnvConfig(address=address, answer_seconds=0.1).make()
+        environment.reset_many([1, 2])
+    with closing(environment):
+        for _ in range(2):
+            starts = environment.reset_many([1, 2])
+            assert [start.error for start in starts] == ["environment_died"] * 2
+            assert "ConnectionRefusedError" in str(starts[0].details)
 
 
 def test_sixteen_slots_wait_side_by_side(addresses: dict[str, str]) -> None:
-    with made(addresses["slow"], answer_seconds=60) as environment:
-        seeds = list(range(16))
-        environment._servers = borrowed(environment.config.launch())
-        environment._servers.seeded = True  # the trial plays one slot, which would wait for fifteen more
-        environment.reset_many(seeds)
-        steps = environment.step_many(dict.fromkeys(seeds, "99"))
+    with made(addresses["slow"]) as environment:
+        environment.reset_many(list(range(16)))
+        steps = environment.step_many(dict.fromkeys(range(16), "99"))
         assert all(step.observation == "It is lower." for step in steps.values())
 
 
-def test_a_server_for_few_episodes_gets_others_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STANDIN_CAPACITY", "2")
-    with closing(OpenEnvConfig(command=command("guess"), servers=2).make()) as environment:
+@pytest.mark.slow
+def test_a_server_for_few_episodes_gets_others_beside_it() -> None:
+    with closing(OpenEnvConfig(command=command("guess", 2), servers=2).make()) as environment:
         starts = environment.reset_many(list(range(5)))
         assert [start.error for start in starts].count("environment_server_full") == 1
         assert "max_concurrent_envs" in str(next(start.details for start in starts if start.error))
@@ -215,41 +293,26 @@ def test_a_server_for_few_episodes_gets_others_beside_it(monkeypatch: pytest.Mon
         assert not any(start.error for start in environment.reset_many(list(range(4))))
 
 
-def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadInput, match="pip install openenv"):
+def test_no_server(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"exit code 127\n.*nowhere/python") as refused:
         check_environment(OpenEnvConfig(command="nowhere/python server.py {port}"))
-    lacking = tmp_path / "server.py"
-    lacking.write_text("import openenv_that_there_is_not")
-    with pytest.raises(BadInput, match=r"(?s)exit code 1.*openenv_that.*pip install openenv"):
-        check_environment(OpenEnvConfig(command=f"{sys.executable} {lacking} {{port}}"))
-    with pytest.raises(EnvironmentBroken, match="does not answer"):
+    assert "python3 -m venv .venv-openenv && .venv-openenv/bin/pip install openenv==" in str(refused.value.next_step)
+    with pytest.raises(BadInput, match="exit code 3\nno such option"):
+        check_environment(OpenEnvConfig(command="echo no such option {port}; exit 3"))
+    with pytest.raises(EnvironmentBroken, match=r"does not answer within 0\.2 s"):
         check_environment(OpenEnvConfig(address="http://127.0.0.1:9", answer_seconds=0.2))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BadInput, match="no program that runs containers"):
-        check_environment(OpenEnvConfig(image="ours/line:1"))
-
-
-def test_a_container_is_started_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`docker run … -p 127.0.0.1:PORT:8000 IMAGE`; what ran is removed by its name."""
-    docker = tmp_path / "docker"
-    docker.write_text(
-        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ "$1" = run ] || exit 0\n'
-        f'port=$(echo "$6" | cut -d: -f2)\nexec {sys.executable} {PROGRAM} "$7" "$port"\n'
-    )
-    docker.chmod(docker.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    check_environment(OpenEnvConfig(image="guess", port=8123))
-    run, removed = (tmp_path / "asked").read_text().splitlines()
-    assert run.startswith("run --rm --name crl-openenv-") and run.endswith(":8123 guess") and " -p 127.0.0.1:" in run
-    assert removed == f"rm -f {run.split()[3]}"
+    (tmp_path / "schema").write_text("Hello.")
+    web = f"cd {tmp_path}; exec {sys.executable} -m http.server --bind 127.0.0.1 {{port}}"
+    with pytest.raises(BadInput, match=r"does not say what its actions are \(GET http://\S+/schema: status 200"):
+        check_environment(OpenEnvConfig(command=web))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "found none"),
-        ({"address": "http://a", "image": "b"}, "found image, address"),
-        ({"command": "server"}, r"hold \{port\}"),
+        ({}, "either command or address; found neither"),
+        ({"address": "http://a", "command": "b {port}"}, "found both"),
+        ({"command": "server"}, r"pattern"),
         ({"address": "http://a", "held_out_from": 5}, "held_out_from has to be null"),
         ({"address": "http://a", "reset": {"seed": 1}}, "may not hold seed"),
         ({"address": "ftp://a"}, "pattern"),
