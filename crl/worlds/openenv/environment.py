@@ -8,20 +8,65 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import InstanceOf
+from pydantic import ConfigDict, Field, InstanceOf, model_validator
 
 from crl.envs.asynchronous import hold
 from crl.envs.game import Game, Games, Move
 from crl.envs.slots import ENDINGS
 from crl.protocols import Actions, Start, StopReason
 from crl.worlds.openenv.forms import Refused, ServerFault, shown
-from crl.worlds.openenv.servers import Servers, Session, lent
-from crl.worlds.openenv.settings import OpenEnvConfig
+from crl.worlds.openenv.servers import ServerConfig, Servers, Session, lent
 
 _SOLVED = 1e-9
 """What a sum of rewards may lack of `success_at` by rounding."""
+_Argument = str | Annotated[int, Field(ge=-(2**63), lt=2**63)] | Annotated[float, Field(ge=-1e300, le=1e300)] | bool
+
+
+class OpenEnvConfig(ServerConfig):
+    """An environment of OpenEnv, played by its server, which is started here or at an address."""
+
+    model_config = ConfigDict(title="OpenEnv")
+
+    kind: Literal["openenv"] = "openenv"
+    reset: dict[str, _Argument] = Field({}, description="What `reset` is given beside the seed: {difficulty: easy}")
+    goal: str | None = Field(
+        None, min_length=1, description="What the actor is to do, in words; null: as the server describes itself."
+    )
+    observation: list[str] | None = Field(
+        None, min_length=1, description="Fields of an observation that the actor reads; null: all but metadata."
+    )
+    legal_actions: str | None = Field(None, description="Field of an observation that lists the legal actions.")
+    reward: Literal["sum", "last"] = Field(
+        "sum", description="What an episode is worth: the sum of the rewards of its steps, or that of its last one."
+    )
+    success_at: float = Field(
+        1.0, ge=-1e6, le=1e6, description="An episode that the server ends is solved if it is worth at least this."
+    )
+    max_turns: int = Field(30, ge=1, le=10_000, description="Turns before an episode counts as failed.")
+
+    @model_validator(mode="after")
+    def _seeds(self) -> OpenEnvConfig:
+        if self.held_out_from is not None:
+            raise ValueError("held_out_from has to be null: an OpenEnv server does not say which level an episode is")
+        if "seed" in self.reset:
+            raise ValueError("reset may not hold seed: each episode has its own")
+        return self
+
+    @property
+    def keeps_steps(self) -> bool:
+        """A server may take long, and another one answers after a resume."""
+        return True
+
+    @property
+    def checked_turns(self) -> int:
+        """A server that ignores its seed may show it after some turns."""
+        return 6
+
+    def make(self) -> OpenEnvEnvironment:
+        """A wave of sessions. Its first reset starts a server, or meets it."""
+        return OpenEnvEnvironment(self)
 
 
 @dataclass

@@ -20,16 +20,18 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Annotated, Any, Self
 
 import httpx
+from pydantic import Field, model_validator
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
+from crl.config.base import LONGEST_SECONDS
+from crl.config.environments import EnvironmentConfig
 from crl.errors import BadInput, EnvironmentBroken
 from crl.run.guardian import guard
 from crl.worlds.openenv.forms import Form, Refused, ServerFault, form_of, form_of_tools
-from crl.worlds.openenv.settings import OpenEnvConfig
 
 WHERE = "method.families[].environment"
 SETUP = "python3 -m venv .venv-openenv && .venv-openenv/bin/pip install openenv==0.10.0"
@@ -42,6 +44,32 @@ _MOMENT_SECONDS = 1.0
 """A full server whose sessions have just been closed has room again by then."""
 _TAIL = 1500
 """Characters of what a server printed that an error shows."""
+
+
+_Seconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS)]
+
+
+class ServerConfig(EnvironmentConfig):
+    """Where servers come from."""
+
+    command: str | None = Field(
+        None,
+        pattern=r"\{port\}",
+        description="Starts a server that listens on loopback at {port}: .venv-openenv/bin/python server.py {port}",
+    )
+    address: str | None = Field(None, pattern="^https?://", description="A server that runs: http://127.0.0.1:8000")
+    answer_seconds: _Seconds = Field(60.0, description="Longest wait for an answer; past it the episode breaks.")
+    start_seconds: _Seconds = Field(120.0, description="Longest wait for a server that is started.")
+    servers: int = Field(
+        16, ge=1, le=1024, description="Most servers of `command` side by side, where one takes too few episodes."
+    )
+
+    @model_validator(mode="after")
+    def _one_server(self) -> Self:
+        if (self.command is None) == (self.address is None):
+            found = "neither" if self.command is None else "both"
+            raise ValueError(f"openenv needs either command or address; found {found}")
+        return self
 
 
 @dataclass(eq=False)
@@ -84,7 +112,7 @@ def _started(command: str) -> Server:
 class Servers:
     """The servers of some settings in this process."""
 
-    def __init__(self, config: OpenEnvConfig) -> None:
+    def __init__(self, config: ServerConfig) -> None:
         self.config, self.users = config, 0
         self.action: Mapping[str, Any] = {}
         """JSON schema of the actions, once a server has answered."""
@@ -246,7 +274,7 @@ _USED: dict[tuple[int, str], Servers] = {}
 
 
 @asynccontextmanager
-async def lent(config: OpenEnvConfig) -> AsyncIterator[Servers]:
+async def lent(config: ServerConfig) -> AsyncIterator[Servers]:
     """The servers of some settings, for one more user; there is one. Without users they end. Raises as `begin`."""
     key = (os.getpid(), config.model_dump_json())
     servers = _USED.setdefault(key, Servers(config))
