@@ -1,7 +1,4 @@
-"""A wave of sessions with OpenEnv servers, played as a game is: turns, limits and refusals are those of `Games`.
-
-Rewards are the server's, step by step. A session is used again by the next episode unless it broke.
-"""
+"""A wave of sessions with OpenEnv servers, played as a game is (`Games`). A session is used again unless it broke."""
 
 from __future__ import annotations
 
@@ -42,12 +39,19 @@ class OpenEnvConfig(ServerConfig):
         "sum", description="What an episode is worth: the sum of the rewards of its steps, or that of its last one."
     )
     success_at: float = Field(
-        1.0, ge=-1e6, le=1e6, description="An episode that the server ends is solved if it is worth at least this."
+        1.0,
+        ge=-1_000_000,
+        le=1_000_000,
+        description="What an episode that the server ends has to be worth to be solved.",
     )
     max_turns: int = Field(30, ge=1, le=10_000, description="Turns before an episode counts as failed.")
 
     @model_validator(mode="after")
-    def _seeds(self) -> OpenEnvConfig:
+    def _together(self) -> OpenEnvConfig:
+        if (self.command is None) == (self.address is None):
+            raise ValueError(f"openenv needs command or address; found {'none' if self.command is None else 'both'}")
+        if "{port}" not in (self.command or "{port}"):
+            raise ValueError(f"command has to hold {{port}}, at which its server has to listen; found {self.command}")
         if self.held_out_from is not None:
             raise ValueError("held_out_from has to be null: an OpenEnv server does not say which level an episode is")
         if "seed" in self.reset:
@@ -109,11 +113,10 @@ class _Play(Game):
         return Move(over=over, success=success, reward=state.reward, turn_reward=float(earned) if add else None)
 
     def see(self, state: _State, answer: Mapping[str, Any], *, over: bool) -> None:
-        legal, observation = self.config.legal_actions, answer["observation"]
+        legal, observation, form = self.config.legal_actions, answer["observation"], state.servers.form
         state.seen = shown(observation, self.config.observation, legal)
         if not over:
-            listed = None if legal is None else tuple(str(each) for each in observation[legal])
-            state.actions = state.servers.form.actions if listed is None else listed
+            state.actions = form.actions if legal is None else form.listed(observation.get(legal))
 
 
 class OpenEnvEnvironment(Games):

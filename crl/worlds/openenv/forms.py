@@ -46,6 +46,12 @@ class Form:
     actions: Actions
     sent: Callable[[str], dict[str, Any]]
 
+    def listed(self, values: Any) -> tuple[str, ...]:
+        """Those of a list that an observation has. Raises ServerFault where it is none of the only field's values."""
+        if not isinstance(values, list) or not values or isinstance(self.actions, ToolCalls):
+            raise ServerFault(f"legal_actions lists no values of an action's only field: {values!r:.100}")
+        return tuple(str(each) for each in values)
+
 
 def form_of(schema: Mapping[str, Any]) -> Form:
     """The form of the actions of a schema."""
@@ -125,8 +131,9 @@ def _resolved(value: Any, whole: Any, depth: int = 0) -> Any:
 
 
 def shown(observation: Mapping[str, Any], fields: Sequence[str] | None, without: str | None) -> str:
-    """An observation as an actor reads it: its only text, else a line per field. Raises KeyError for a field that it
-    does not have, and ServerFault for an image."""
+    """An observation as an actor reads it: its only text, else a line per field. Raises ServerFault."""
+    if lacking := set(fields or ()) - set(observation):
+        raise ServerFault(f"the observation has no {', '.join(lacking)}; it has {', '.join(observation)}")
     values = {name: observation[name] for name in fields or observation if name not in (*_APART, without)}
     texts = {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

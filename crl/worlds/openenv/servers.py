@@ -20,10 +20,10 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, Annotated, Any, Self
+from typing import IO, Annotated, Any
 
 import httpx
-from pydantic import Field, model_validator
+from pydantic import Field
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
@@ -38,8 +38,7 @@ SETUP = "python3 -m venv .venv-openenv && .venv-openenv/bin/pip install openenv=
 """Sets up an interpreter for servers: openenv does not install beside this project's pins."""
 DIED, _FULL = "environment_died", "environment_server_full"
 _LIMITS: Any = {"max_size": 64 * 2**20, "ping_interval": None, "close_timeout": 1}
-_END_SECONDS = 10.0
-_TICK_SECONDS = 0.05
+_END_SECONDS, _TICK_SECONDS = 10.0, 0.05
 _MOMENT_SECONDS = 1.0
 """A full server whose sessions have just been closed has room again by then."""
 _TAIL = 1500
@@ -54,7 +53,6 @@ class ServerConfig(EnvironmentConfig):
 
     command: str | None = Field(
         None,
-        pattern=r"\{port\}",
         description="Starts a server that listens on loopback at {port}: .venv-openenv/bin/python server.py {port}",
     )
     address: str | None = Field(None, pattern="^https?://", description="A server that runs: http://127.0.0.1:8000")
@@ -63,13 +61,6 @@ class ServerConfig(EnvironmentConfig):
     servers: int = Field(
         16, ge=1, le=1024, description="Most servers of `command` side by side, where one takes too few episodes."
     )
-
-    @model_validator(mode="after")
-    def _one_server(self) -> Self:
-        if (self.command is None) == (self.address is None):
-            found = "neither" if self.command is None else "both"
-            raise ValueError(f"openenv needs either command or address; found {found}")
-        return self
 
 
 @dataclass(eq=False)
@@ -80,8 +71,8 @@ class Server:
     process: subprocess.Popen[bytes] | None = None
     log: IO[bytes] | None = None
 
-    def runs(self) -> bool:
-        return self.process is None or self.process.poll() is None
+    def ended(self) -> int | None:
+        return None if self.process is None else self.process.poll()
 
     def printed(self) -> str:
         size = 0 if self.log is None else os.fstat(self.log.fileno()).st_size
@@ -126,7 +117,7 @@ class Servers:
         """Have more servers that run than `there`. Raises BadInput or EnvironmentBroken where none can be started or
         reached, ServerFault where there may be no more."""
         async with self._starting:
-            for server in [each for each in self._servers if not each.runs()]:
+            for server in [each for each in self._servers if each.ended() is not None]:
                 await self._end(server)
             if len(self._servers) > there:
                 return
@@ -150,13 +141,13 @@ class Servers:
             await asyncio.to_thread(server.end)
 
     async def _meet(self, server: Server) -> None:
-        """Wait until a server says what its actions are. Raises as :meth:`begin`."""
+        """Have a server say what its actions are, and wait for one that starts. Raises as :meth:`begin`."""
         here, next_step = server.process is not None, "start it, or correct the address"
         seconds = self.config.start_seconds if here else self.config.answer_seconds
-        found, wrong = f"does not answer within {seconds:g} s", here and not self.action
+        found, wrong = f"does not answer{f' within {seconds:g} s' * here}", here and not self.action
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds), httpx.AsyncClient(base_url=server.address, timeout=seconds) as client:
-                while server.runs():
+                while server.ended() is None:
                     with suppress(httpx.TransportError):
                         answer = await client.get("/schema")
                         with suppress(ValueError, KeyError, TypeError):
@@ -167,9 +158,11 @@ class Servers:
                         found = f"does not say what its actions are (GET {answer.url}: status {answer.status_code})"
                         wrong = not answer.is_server_error
                         break
+                    if not here:
+                        break
                     await asyncio.sleep(_TICK_SECONDS)
-        if server.process is not None:
-            found = found if server.runs() else f"ended with exit code {server.process.poll()}"
+        if here:
+            found = found if (code := server.ended()) is None else f"ended with exit code {code}"
             next_step = f"run its command by hand; an interpreter with openenv: {SETUP}"
         raise (BadInput if wrong else EnvironmentBroken)(
             f"the server at {server.address} {found}\n{server.printed()}".strip(),
