@@ -10,9 +10,11 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 from websockets.asyncio.server import ServerConnection, serve
@@ -79,6 +81,19 @@ class Moves(Guess):
         assert kind == "move"
         self.at = max(0, self.at + (1 if direction == "east" else -1))
         return {"at": self.at, "of": 4, "remark": None}, -0.25, self.at >= 4
+
+
+class Dies(Moves):
+    """It kills its server in the 60th step that it takes, once: a file that STANDIN_DIED names says that it did."""
+
+    steps = 0
+
+    def step(self, direction: str, kind: str) -> tuple[dict[str, Any], float | None, bool]:
+        Dies.steps += 1
+        if Dies.steps == 60 and not Path(died := os.environ["STANDIN_DIED"]).exists():
+            Path(died).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(direction, kind)
 
 
 class Listed(Moves):
@@ -170,7 +185,8 @@ class Slow(Guess):
 
 
 KINDS: dict[str, type[Guess]] = {
-    each.__name__.lower(): each for each in (Guess, Unseeded, Hidden, Shared, Moves, Listed, Several, Tools, Odd, Slow)
+    each.__name__.lower(): each
+    for each in (Guess, Unseeded, Hidden, Shared, Moves, Dies, Listed, Several, Tools, Odd, Slow)
 }
 
 
@@ -252,7 +268,8 @@ async def served(name: str, port: int = 0, capacity: int = 64) -> AsyncIterator[
 
 
 async def main(name: str, port: str, capacity: str = "64") -> None:
-    async with served(name, int(port), int(capacity)):
+    async with served(name, int(port), int(capacity)) as address:
+        print(address, flush=True)
         await asyncio.get_running_loop().create_future()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -12,8 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from crl.records import Episode, rows_of
+from crl.run.directory import RunDirectory
+from tests.processes import reap
 from tests.tiny_run import ROOT
-from tests.worlds.openenv.test_openenv import command
+from tests.worlds.openenv.test_openenv import PROGRAM, command
 from tests.worlds.whole import Folder
 
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
@@ -70,6 +74,56 @@ def test_a_server_that_speaks_the_protocol_is_trained_on(tmp_path: Path) -> None
     (tmp_path / "spoiled.yaml").write_text(yaml.safe_dump({**spoiled, "name": "spoiled"}))
     for words in ("train spoiled.yaml --rounds 1 --no-prefect", "doctor spoiled.yaml"):
         assert "ignores its seed" in folder.crl(words, code=2)
+
+
+TRAIN = "--rounds 2 --no-prefect --set runtime.validate_every=0 --set runtime.retry_delay_seconds=0.1"
+
+
+def errors(run: Path) -> set[str | None]:
+    """Reason codes of all episodes of a run, with None for those that did not break."""
+    opened = RunDirectory.open(run)
+    stages = [(0, "evaluate"), *((number, name) for number in (1, 2) for name in ("collect", "evaluate"))]
+    return {row.error for number, name in stages for row in rows_of(Episode, opened.read(number, name, Episode))}
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_in_a_wave_costs_the_episodes_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its command starts it again; what it had broken off is in the record."""
+    died = tmp_path / "died"
+    monkeypatch.setenv("STANDIN_DIED", str(died))
+    folder = Folder(tmp_path)
+    folder.crl(f"init dies --model tiny --environment openenv --set 'command={command('dies')}'")
+    died.unlink(missing_ok=True)
+    folder.crl(f"train dies.yaml {TRAIN}")
+    assert died.exists() and errors(tmp_path / "runs" / "dies") == {None, "environment_died"}
+    folder.crl("verify runs/dies")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_when_its_server_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    died = tmp_path / "died"
+    monkeypatch.setenv("STANDIN_DIED", str(died))
+    died.touch()
+    with subprocess.Popen([sys.executable, PROGRAM, "dies", "0"], stdout=subprocess.PIPE, text=True) as server:
+        address = server.stdout.readline().strip()  # type: ignore[union-attr]
+        folder = Folder(tmp_path)
+        folder.crl(f"init away --model tiny --environment openenv --set address={address} --set answer_seconds=2")
+        died.unlink()
+        told = folder.crl(f"train away.yaml {TRAIN}", code=1)
+        assert server.wait() == -signal.SIGKILL
+    assert "environment_died" in told or "does not answer" in told, told
+    port = address.rpartition(":")[2]
+    again = subprocess.Popen([sys.executable, PROGRAM, "dies", port], stdout=subprocess.PIPE, text=True)
+    try:
+        assert again.stdout.readline()  # type: ignore[union-attr]
+        folder.crl("resume runs/away")
+        folder.crl("verify runs/away")
+        assert errors(tmp_path / "runs" / "away") == {None}
+    finally:
+        reap(again)
+        again.stdout.close()  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
