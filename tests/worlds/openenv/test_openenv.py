@@ -11,17 +11,21 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from pydantic import ValidationError
 
-from crl.config import FamilyConfig
+from crl.config import FamilyConfig, SamplingConfig
 from crl.envs import check_environment, make_environment
 from crl.envs.asynchronous import hold, run
+from crl.envs.check.conduct import starting
 from crl.errors import BadInput, EnvironmentBroken
 from crl.protocols import FreeText, Step, StopReason, ToolCalls
+from crl.rollout.play import play_wave
 from crl.worlds.openenv import OpenEnvConfig
 from crl.worlds.openenv.forms import Refused, ServerFault, form_of, shown
+from tests.unit.rollout.fakes import ScriptedPolicy, method, slots_of
 from tests.worlds.openenv import standin
 
 PROGRAM = Path(__file__).parent / "standin.py"
@@ -204,10 +208,11 @@ def test_one_that_follows_its_seed_is_not(addresses: dict[str, str]) -> None:
     ],
 )
 def test_what_breaks_costs_its_own_episode(addresses: dict[str, str], guess: int, error: str, details: str) -> None:
-    seconds = 0.3 if guess == 14 else 30
-    with made(addresses["odd"], answer_seconds=seconds, observation=["text"] if guess == 24 else None) as environment:
+    with made(addresses["odd"], observation=["text"] if guess == 24 else None) as environment:
         for _ in range(2):  # what broke is whole again in the next wave
             environment.reset_many([1, 2])
+            if guess == 14:
+                environment._slots[0].state.session.answer_seconds = 0.3
             steps = environment.step_many({0: str(guess), 1: "99"})
             assert steps[0].error == error and details in str(steps[0].details) and steps[0].done
             assert steps[1].observation == "It is lower." and one(environment, "99", slot=1).legal
@@ -270,20 +275,40 @@ def test_one_at_an_address_is_waited_for() -> None:
 
 def test_one_that_does_not_come_back_costs_its_episodes() -> None:
     with server("guess") as address:
-        environment = OpenEnvConfig(address=address, answer_seconds=0.1).make()
+        environment = OpenEnvConfig(address=address).make()
         environment.reset_many([1, 2])
     with closing(environment):
+        environment._servers.config = environment._servers.config.model_copy(update={"answer_seconds": 0.1})
         for _ in range(2):
             starts = environment.reset_many([1, 2])
             assert [start.error for start in starts] == ["environment_died"] * 2
             assert "ConnectionRefusedError" in str(starts[0].details)
 
 
-def test_sixteen_slots_wait_side_by_side(addresses: dict[str, str]) -> None:
-    with made(addresses["slow"]) as environment:
-        environment.reset_many(list(range(16)))
-        steps = environment.step_many(dict.fromkeys(range(16), "99"))
-        assert all(step.observation == "It is lower." for step in steps.values())
+@pytest.mark.parametrize("lag", [0, 1])
+def test_sixteen_slots_wait_side_by_side_also_while_others_sample(addresses: dict[str, str], lag: int) -> None:
+    """A step is answered once sixteen of them wait."""
+    standin.Slow.waiting = 0
+    with made(addresses["slow"], max_turns=1) as environment:
+        played = play_wave(
+            ScriptedPolicy(lambda at, turn: ("99", True)), environment, slots_of(environment.reset_many(range(16))),
+            method=method(environment_lag=lag), weights_digest="w", stage="collect",
+            seed_of=lambda name: np.random.SeedSequence(list(name.encode())),
+            sampling=SamplingConfig(max_new_tokens=64),
+        )  # fmt: skip
+    assert [turn.turn_reward for each in played for turn in each.turns] == [0.1] * 16
+
+
+def test_a_check_names_why_no_episode_starts(addresses: dict[str, str]) -> None:
+    config = OpenEnvConfig(address=addresses["guess"], observation=["board"])
+    (finding,) = starting(config, [1, 2])
+    assert finding.outcome == "failed" and "seed 1: environment_server_error: the observation has no board" in str(
+        finding
+    )
+    with pytest.raises(
+        BadInput, match="no episode can be started: environment_server_error\nthe observation has no board"
+    ):
+        check_environment(config)
 
 
 @pytest.mark.slow
