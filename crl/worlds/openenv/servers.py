@@ -43,8 +43,6 @@ _MOMENT_SECONDS = 1.0
 """A full server whose sessions have just been closed has room again by then."""
 _TAIL = 1500
 """Characters of what a server printed that an error shows."""
-
-
 _Seconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS)]
 
 
