@@ -127,10 +127,12 @@ def test_a_run_goes_on_when_its_server_is_back(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_tools_over_mcp_are_trained_on(tmp_path: Path) -> None:
+def test_tools_over_mcp_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install, init, check, train = COMMANDS["mcp"]
     assert install == "pip install -c constraints.txt -e '.[mcp]'"
     python = installed(tmp_path / "venv", "-c", str(ROOT / "constraints.txt"), "mcp")
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), str(site)])  # the record names shop:Shop
     folder = Folder(tmp_path, python)
     for name in ("shop.py", "shop_server.py"):
         (tmp_path / name).write_text(FILES[name])
