@@ -84,13 +84,17 @@ class Moves(Guess):
 
 
 class Dies(Moves):
-    """It kills its server in the 60th step that it takes, once: a file that STANDIN_DIED names says that it did."""
+    """It kills its server in the 100th step of training, once: a file that STANDIN_DIED names says that it did."""
 
     steps = 0
 
+    def reset(self, seed: int | None = None, **options: Any) -> dict[str, Any]:
+        self.trains = seed is not None and 1 < seed < 1_000_000
+        return super().reset(seed)
+
     def step(self, direction: str, kind: str) -> tuple[dict[str, Any], float | None, bool]:
-        Dies.steps += 1
-        if Dies.steps == 60 and not Path(died := os.environ["STANDIN_DIED"]).exists():
+        Dies.steps += self.trains
+        if Dies.steps == 100 and not Path(died := os.environ["STANDIN_DIED"]).exists():
             Path(died).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(direction, kind)
