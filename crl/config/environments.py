@@ -170,6 +170,12 @@ class EnvironmentConfig(Model):
         return False
 
     @property
+    def checked_turns(self) -> int:
+        """Turns of episodes of one seed that are compared before work starts: for one whose code is anybody's, and
+        whose steps may be taken for nothing."""
+        return 0
+
+    @property
     def held_out_levels(self) -> int | None:
         """How many consecutive seeds from `held_out_from` on draw levels that differ; None: as many as anybody asks.
 
