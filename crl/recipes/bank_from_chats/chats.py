@@ -168,11 +168,9 @@ def _message(message: Any) -> Message:
     if not isinstance(role, str) or role.lower() not in _ROLES:
         raise _Flaw("unknown_role", f"a message has the role {shown(role)}, expected one of {', '.join(_ROLES)}")
     content = _text(message.get("content", message.get("value")))
-    calls = [*(message.get("tool_calls") or []), *([call] if (call := message.get("function_call")) else [])]
-    return {
-        "role": _ROLES[role.lower()],
-        "content": "\n".join(part for part in (content, *(_call(call) for call in calls)) if part),
-    }
+    calls = message.get("tool_calls") or message.get("function_call") or []
+    texts = [content, *(_call(call) for call in (calls if isinstance(calls, list) else [calls]))]
+    return {"role": _ROLES[role.lower()], "content": "\n".join(text for text in texts if text)}
 
 
 def _text(content: Any) -> str:
@@ -208,9 +206,12 @@ def _call(call: Any) -> str:
 def _reward(value: Any) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise _Flaw("bad_reward", f"its reward is {shown(value)}, expected a finite number")
-    return float(value)
+    try:
+        if isinstance(value, int | float) and math.isfinite(reward := float(value)):
+            return reward
+    except OverflowError:
+        pass
+    raise _Flaw("bad_reward", f"its reward is {shown(value)}, expected a finite number")
 
 
 def _success(value: Any) -> bool | None:
