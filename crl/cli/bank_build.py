@@ -27,9 +27,7 @@ _LEFT_OUT = 10
 def build_bank(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model that writes, as `crl doctor` takes it.")],
     source: Annotated[Path, typer.Option("--from", metavar="FILE", help="Chats: .jsonl, .json, .parquet, .csv.")],
-    to: Annotated[
-        Path | None, typer.Option("--to", metavar="FOLDER", help="The bank; default runs/FILE-bank.")
-    ] = None,
+    to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="The bank; default runs/FILE-bank.")] = None,
     family: Annotated[
         str | None, typer.Option(metavar="NAME", help="Task family of what is learned; default FILE's name.")
     ] = None,
@@ -45,8 +43,8 @@ def build_bank(
 
     Typed again, it goes on where it was killed. Every other `crl bank` command takes the folder.
     """
-    from crl.cli.train import driver_here, interruptible_run
     from crl.cli.progress import LiveProgress
+    from crl.cli.train import driver_here, interruptible_run
     from crl.config.load import runs_root
     from crl.preflight import check_ready
     from crl.run.directory import RunDirectory, stage_seconds
@@ -91,7 +89,7 @@ def _experiment(
                 {
                     "name": family,
                     "environment": {
-                        "kind": "crl.recipes.bank_from_chats.config:ChatsConfig", "data": str(source),
+                        "kind": "crl.recipes.bank_from_chats.chats:ChatsConfig", "data": str(source),
                     },
                 }
             ],
@@ -157,13 +155,10 @@ def _closing_words(directory: RunDirectory) -> None:
             next_step=f'look at its outputs (crl sql {where} "SELECT output FROM generations"), then use a larger '
             "model, or --set method.recipe.distill.format=json, with another --to",
         )
+    family = directory.method.families[0].name
     say("next:")
     for step, purpose in (
         (f"crl bank show {where}", "read it"),
-        (f"crl bank import conf/NAME.yaml {where} --family {_families(directory)}=YOURS", "begin an experiment with it"),
+        (f"crl bank import conf/NAME.yaml {where} --family {family}=YOURS", "begin an experiment with it"),
     ):
         say(f"  # {purpose}\n  {step}")
-
-
-def _families(directory: RunDirectory) -> str:
-    return directory.method.families[0].name

@@ -20,9 +20,7 @@ KINDS = (*_LINES, ".json", ".csv", ".parquet", _ARROW)
 """Endings of the files that can be read."""
 
 
-def records(
-    path: Path, refuse: Refuse, *, split: str | None = None, broken: bool = False
-) -> Iterator[tuple[str, Any]]:
+def records(path: Path, refuse: Refuse, *, split: str | None = None, broken: bool = False) -> Iterator[tuple[str, Any]]:
     """Each record of a file or folder, and where it is. Raises what `refuse` makes; with `broken` a line that is no
     JSON is that error in place of its record."""
     for file in [path] if path.is_file() else _files(path, refuse, split):

@@ -12,13 +12,20 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated as A
 from typing import Any, ClassVar
 
+from pydantic import Field
+
+from crl.config.base import unset
+from crl.config.environments import EnvironmentConfig
 from crl.errors import BadInput
-from crl.records import Row, Rules
-from crl.recipes.bank_from_chats.config import ChatsConfig
+from crl.paths import possible_path, short
+from crl.protocols import FreeText, Start
+from crl.records import OutsideRows, Row, Rules, table_of
 from crl.text.unicode import valid_text
 from crl.worlds.json_files import shown
 from crl.worlds.records import records
@@ -28,6 +35,7 @@ REASONS = (
     OK, "not_json", "no_messages", "bad_message", "unknown_role", "no_text", "no_answer", "bad_reward", "bad_success",
     "secret", "duplicate",
 )  # fmt: skip
+_CORRECT = "correct the file, or name its columns: --set method.families.0.environment.messages=COLUMN"
 _COLUMNS = ("messages", "conversations", "conversation")
 _ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -36,8 +44,8 @@ _ROLES = {
     **dict.fromkeys(("tool", "function", "observation", "ipython", "environment"), "tool"),
 }
 _SECRET = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----|\b(?:sk-(?:[a-z]+-)*[A-Za-z0-9_-]{20,}|hf_[A-Za-z0-9]{30,}|gh[opsu]_[A-Za-z0-9]{36}"
-    r"|github_pat_\w{30,}|AKIA[0-9A-Z]{16}|AIza[\w-]{35}|xox[abprs]-[\w-]{10,}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,})"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----|\b(?:sk-(?:[a-z]+-)*[A-Za-z0-9_-]{20,}|hf_[A-Za-z0-9]{30,}"
+    r"|gh[opsu]_[A-Za-z0-9]{36}|github_pat_\w{30,}|AKIA[0-9A-Z]{16}|AIza[\w-]{35}|xox[abprs]-[\w-]{10,}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,})"
 )
 """How keys of today's services are written: an experience would carry one on to whoever reads the bank."""
 
@@ -74,6 +82,74 @@ class Chat(Row):
             "count(*) FILTER (reason_code = 'ok') OVER (PARTITION BY digest) = 1",
         },
     )
+
+
+class ChatsConfig(EnvironmentConfig):
+    """A file of chats. They were held already: nothing is played in this environment."""
+
+    kind: str = "crl.recipes.bank_from_chats.chats:ChatsConfig"
+    data: str = Field(min_length=1, description="A file (.jsonl, .json, .csv, .parquet, .arrow), or a folder of such.")
+    split: str | None = Field(None, exclude_if=unset, description="Which split of a folder that has several.")
+    messages: str | None = Field(
+        None, exclude_if=unset, description="Column of the messages; null: messages, conversations, or prompt with "
+        "completion.",
+    )  # fmt: skip
+    reward: str = Field("reward", min_length=1, description="Column of the rewards; it may be missing.")
+    success: str = Field("success", min_length=1, description="Column that says whether a chat succeeded.")
+    success_at: float = Field(
+        1.0, ge=-1_000_000, le=1_000_000, description="Without such a column, the least reward of a success."
+    )
+
+    @property
+    def path(self) -> Path:
+        """Where the chats are. Raises BadInput where nothing is."""
+        path = possible_path(self.data, "the file of chats", where="--from", home=True)
+        if not path.exists():
+            raise BadInput(
+                f"there is no file {short(path)} in {Path.cwd()}",
+                expected="a file or a folder of chats",
+                where="--from",
+                next_step="correct the path: it begins in the folder that crl is started in",
+            )
+        return path
+
+    def data_files(self) -> Mapping[str, Path]:
+        """The chats, as they are named."""
+        return {self.data: self.path}
+
+    def outside_rows(self) -> Iterator[OutsideRows]:
+        """Every chat, those that are left out too. Raises BadInput where none can be used."""
+        found = read(self)
+        if not any(chat.reason_code == OK for chat in found):
+            first = found[0] if found else None
+            why = "it is empty" if first is None else f"{first.location}: {first.reason_code}: {first.detail}"
+            raise BadInput(
+                f"{short(self.data)} has no chat that can be used: {why}",
+                expected="records with messages, one of which is the assistant's",
+                where="--from",
+                next_step=_CORRECT,
+            )
+        yield OutsideRows(Chat, table_of(Chat, found), self.data, _CORRECT)
+
+    def make(self) -> Any:
+        """An environment for the checks before work starts."""
+        return _Unplayed()
+
+
+class _Unplayed:
+    """Starts, and goes no further."""
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        return [Start("Learn from chats.", "", FreeText("nothing")) for _ in seeds]
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Any]:
+        raise BadInput("chats are read, not played", next_step="begin an experiment with their bank: crl bank import")
+
+    def oracle(self, slot: int) -> None:
+        """Nothing is known."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class _Flaw(Exception):
@@ -196,21 +272,17 @@ def _call(call: Any) -> str:
         raise _Flaw("bad_message", f"a tool call is {shown(call)}, expected name and arguments")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
+        with suppress(ValueError, RecursionError):  # else as it is
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            pass  # as it is
     return valid_text(json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False, default=str))
 
 
 def _reward(value: Any) -> float | None:
     if value is None:
         return None
-    try:
+    with suppress(OverflowError):
         if isinstance(value, int | float) and math.isfinite(reward := float(value)):
             return reward
-    except OverflowError:
-        pass
     raise _Flaw("bad_reward", f"its reward is {shown(value)}, expected a finite number")
 
 

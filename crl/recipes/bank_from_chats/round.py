@@ -13,8 +13,8 @@ from crl.config import Method
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.outputs import Distilled
 from crl.extractor.prompts import check_prompts, check_room
-from crl.recipes.bank_from_chats.chats import OK, Chat, read
-from crl.recipes.bank_from_chats.config import EXTRACTOR, BankFromChatsConfig, ChatsConfig
+from crl.recipes.bank_from_chats.chats import OK, Chat, ChatsConfig, read
+from crl.recipes.bank_from_chats.config import EXTRACTOR, BankFromChatsConfig
 from crl.records import Distillation, Episode, Generation, Operation, Turn
 from crl.rounds.context import StageContext
 from crl.rounds.proposal import with_cuts

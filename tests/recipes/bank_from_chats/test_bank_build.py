@@ -48,7 +48,7 @@ def records(count: int = 20) -> list[dict[str, Any]]:
 def experiment(folder: Path, lines: list[dict[str, Any]], **changes: Any) -> Experiment:
     path = folder / "chats.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    environment = {"kind": "crl.recipes.bank_from_chats.config:ChatsConfig", "data": str(path)}
+    environment = {"kind": "crl.recipes.bank_from_chats.chats:ChatsConfig", "data": str(path)}
     data = {
         "name": "built",
         "method": {

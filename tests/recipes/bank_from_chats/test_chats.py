@@ -12,8 +12,7 @@ import pytest
 
 from crl.checks.outside import require_sound
 from crl.errors import BadInput
-from crl.recipes.bank_from_chats.chats import OK, Chat, read
-from crl.recipes.bank_from_chats.config import ChatsConfig
+from crl.recipes.bank_from_chats.chats import OK, Chat, ChatsConfig, read
 from crl.recipes.bank_from_chats.round import item_of
 
 ASKED, ANSWERED = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
