@@ -40,7 +40,9 @@ def train(
     experiment: Annotated[
         Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file, such as conf/quickstart.yaml.")
     ],
-    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="More rounds to run.")] = _ROUNDS,
+    rounds: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="More rounds to run; 0 prepares and trains nothing.")
+    ] = _ROUNDS,
     runs: RunsOption = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
