@@ -15,6 +15,7 @@ import typer
 
 from crl.cli.shared import command, parse_overrides, say, shown
 from crl.errors import BadInput
+from crl.paths import quoted
 
 if TYPE_CHECKING:
     from crl.config import Experiment
@@ -159,6 +160,6 @@ def _closing_words(directory: RunDirectory) -> None:
     say("next:")
     for step, purpose in (
         (f"crl bank show {where}", "read it"),
-        (f"crl bank import conf/NAME.yaml {where} --family {family}=YOURS", "begin an experiment with it"),
+        (f"crl bank import conf/NAME.yaml {where} --family {quoted(family)}=YOURS", "begin an experiment with it"),
     ):
         say(f"  # {purpose}\n  {step}")

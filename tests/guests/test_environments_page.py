@@ -103,10 +103,6 @@ def test_the_page_begins_with_the_question_and_every_answer_has_at_most_ten_line
     for heading, answer in ANSWERS.items():
         shown = sum(body.count("\n") for body in re.findall(r"^```.*?\n(.*?)^```", answer, re.MULTILINE | re.DOTALL))
         assert 1 <= shown <= 10, heading
-    anchors = {re.sub(r"[^a-z -]", "", heading.lower()).replace(" ", "-") for heading in ANSWERS}
-    headings = set(re.findall(r"^#+ (.+)$", REST, re.MULTILINE))
-    anchors |= {re.sub(r"[^a-z -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]+)\)", ASKED)) <= anchors
 
 
 @pytest.mark.parametrize("name", ["doors", "echo"])
@@ -114,7 +110,7 @@ def test_a_class_of_an_answer_is_checked_and_makes_an_experiment(folder: Path, n
     (command,) = [line for line in commands(ASKED) if line.startswith(f"crl init {name} ")]
     assert run(command) == 0
     (family,) = load_experiment(folder / f"{name}.yaml").method.families
-    for check in (conduct.starting(family.environment, [0, 1]), conduct.illegal_actions(family.environment, [0], 5)):
+    for check in (conduct.starting(family.environment, [0, 1]), conduct.illegal_actions(family.environment, [0], 200)):
         assert {finding.outcome for finding in check} == {"ok"}, check
 
 

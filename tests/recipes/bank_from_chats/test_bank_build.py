@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +23,7 @@ from crl.config.load import parse_experiment
 from crl.engine.execute import Attempt, execute_stage
 from crl.errors import BadInput
 from crl.recipes.bank_from_chats.chats import Chat
-from crl.records import BankEvent, Distillation, Episode, Generation, ImportedEntry, rows_of
+from crl.records import BankEvent, Distillation, Episode, Evaluation, Generation, ImportedEntry, rows_of
 from crl.report.bank import entries_after
 from crl.report.views import connect
 from crl.report.why import why
@@ -28,6 +34,8 @@ from crl.run.lease import Lease
 from crl.transfer.folder import read_folder, write_folder
 from crl.transfer.gather import gather
 from crl.transfer.take import take
+from tests.processes import wait_until
+from tests.tiny_run import CONFIG, NAME, ROOT, ROUNDS, command, crl, environment
 from tests.unit.recipes import played
 from tests.unit.recipes.played import Answer, Played, Policy, Services
 
@@ -110,16 +118,6 @@ def test_chats_become_a_bank_that_every_reader_reads(built: Played) -> None:
         assert connection.execute("SELECT count(*) FROM chats WHERE reason_code = 'no_messages'").fetchone() == (1,)
 
 
-def test_the_same_file_and_seed_give_the_same_bank(built: Played, tmp_path: Path) -> None:
-    again = build(tmp_path, experiment(tmp_path, [*records(), {"messages": "?"}]))
-    own, other = built.digests(), again.digests()
-    # Where the file is stands in the method, which every stage vouches for; the rows are equal.
-    assert own.keys() == other.keys()
-    for row_type, stage in ((Chat, "read_chats"), (Distillation, "distill"), (Generation, "distill")):
-        assert built.rows(row_type, stage, 1) == again.rows(row_type, stage, 1)
-    assert entries_after(built.run.path) == entries_after(again.run.path)
-
-
 def test_a_build_that_was_killed_asks_nothing_twice(tmp_path: Path, built: Played) -> None:
     asked: list[str] = []
 
@@ -139,12 +137,13 @@ def test_a_build_that_was_killed_asks_nothing_twice(tmp_path: Path, built: Playe
             execute_stage(run, recipe, 1, stage, attempt=Attempt(token=lease.token), services=services)
     # The first batch of eight is kept; those of the second that came before the end are asked again.
     assert len(asked) == 12 + 12
-    assert rows_of(Generation, run.read(1, "distill", Generation)) == built.rows(Generation, "distill", 1)
+    for row_type, stage in ((Chat, "read_chats"), (Generation, "distill"), (BankEvent, "consolidate")):
+        assert rows_of(row_type, run.read(1, stage, row_type)) == built.rows(row_type, stage, 1), "by the seed alone"
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_it_and_is_guided_by_it(built: Played, tmp_path: Path) -> None:
-    write_folder(gather(built.run.path, None), tmp_path / "bank", "parquet")
-    source = read_folder(tmp_path / "bank")
+    source = gather(built.run.path, None)
     (family,) = built.method.families
     assert source.provenance["data"] == {"lake": family.data_digests}
     assert list(source.provenance["data"]["lake"].values()) == [digest_of(family.environment.path)]
@@ -164,6 +163,15 @@ def test_a_run_begins_with_it_and_is_guided_by_it(built: Played, tmp_path: Path)
     assert recorded["data"] == source.provenance["data"], "whose chats, after the way over two runs"
     story = why(run.path, imported[0].entry_id)
     assert story.versions[0].imported is not None and "built" in str(story.versions[0].remark)
+
+
+@pytest.mark.slow
+def test_an_export_keeps_where_it_comes_from(built: Played, tmp_path: Path) -> None:
+    write_folder(gather(built.run.path, None), tmp_path / "bank", "jsonl")
+    read = read_folder(tmp_path / "bank").provenance
+    assert {name: read[name] for name in ("data", "models")} == {
+        name: value for name, value in gather(built.run.path, None).provenance.items() if name in ("data", "models")
+    }
 
 
 def test_a_file_that_changes_is_not_read_again(tmp_path: Path) -> None:
@@ -221,3 +229,58 @@ def test_the_command_refuses_before_it_begins(
         main(["bank", "build", "tiny", *words.format(folder=tmp_path).split()])
     assert ended.value.code == 2 and told in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+BLOCKS = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_pages_run_and_a_killed_build_goes_on(finished: Path, tmp_path: Path) -> None:
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("environments.md", "bank_from_chats.md")]
+    answer = pages[0].partition("### Chats, and no environment")[2].partition("## What there is")[0]
+    made, imported, prepared = BLOCKS.findall(answer)[0].splitlines()
+    used = BLOCKS.findall(pages[1])[1].splitlines()
+    assert used[1] == prepared and used[0].split()[:4] == imported.split()[:4]
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    shutil.copytree(finished, runs / NAME)
+    made = f"{made} --prompts tiny --embedder lexical --set method.recipe.distill.batch=4"
+    experiment(tmp_path, records(24))
+    places = {
+        "Qwen/Qwen3-4B": f"run:{NAME}@{ROUNDS}/extractor", "--from chats.jsonl": f"--from {tmp_path / 'chats.jsonl'}",
+        "runs/chats-bank": str(runs / "chats-bank"),
+    }  # fmt: skip
+
+    def words(line: str) -> list[str]:
+        for name, place in places.items():
+            line = line.replace(name, place)
+        return shlex.split(line)[1:]
+
+    process = subprocess.Popen(command(*words(made)), cwd=ROOT, env=environment(runs), stdout=subprocess.DEVNULL,
+                               start_new_session=True)  # fmt: skip
+    parts = runs / "chats-bank" / "rounds" / "0001"
+    try:
+        wait_until(lambda: any(parts.glob(".parts*/*")), "a batch is written", seconds=300)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    said = crl(runs, *words(made)).stdout
+    assert "24 chats of" in said and "experiences from 24 chats" in said
+    assert entries_after(runs / "chats-bank")
+    assert verify(runs / "chats-bank") == []
+    assert crl(runs, *words(made)).stdout.splitlines()[-1] == said.splitlines()[-1], "typed again, it is there"
+    changes = ["--set", "name=begun", "--set", "method.recipe.warm_start=null"]
+    target = [str(CONFIG), *changes]
+    crl(runs, *words(imported.replace("conf/NAME.yaml", str(CONFIG))), *changes)
+    shown = crl(runs, "train", *target, "--rounds", "0", "--no-prefect").stdout
+    assert "begun" in shown
+    run = RunDirectory.open(runs / "begun")
+    assert run.rounds() == [0]
+    rows = rows_of(Evaluation, run.read(0, "evaluate", Evaluation))
+    assert any(row.guided for row in rows if row.condition == "with_bank")
+    evaluated = crl(runs, "evaluate", "begun", "--round", "0", "--episodes", "2").stdout
+    assert "with bank" in evaluated
+    crl(runs, "train", *target, "--rounds", "1", "--no-prefect")
+    guided = [row for row in rows_of(Episode, run.read(1, "collect", Episode)) if row.guided]
+    assert guided and all(entry.startswith("chats-bank-r0001-x-d-chats-") for row in guided for entry in row.entry_ids)
+    assert verify(run.path) == []
