@@ -170,12 +170,12 @@ def read(config: ChatsConfig, family: str = "chats", round: int = 1) -> list[Cha
         reward, success, reason, detail = None, None, OK, None
         try:
             messages = _messages(record, config)
+            if any(_SECRET.search(each["content"]) for each in messages):
+                raise _Flaw("secret", "it holds what looks like a key of a service: take it out")
             if isinstance(record, Mapping):
                 reward, success = _reward(record.get(config.reward)), _success(record.get(config.success))
             if not any(each["role"] == "assistant" and each["content"].strip() for each in messages):
                 raise _Flaw("no_answer", "no message is the assistant's")
-            if any(_SECRET.search(each["content"]) for each in messages):
-                raise _Flaw("secret", "it holds what looks like a key of a service: take it out")
         except _Flaw as flaw:
             reason, detail = flaw.args
         if success is None and reward is not None:

@@ -107,6 +107,7 @@ KEY = {"role": "user", "content": f"my key is sk-proj-{'a1' * 20}"}
         ({"messages": GOOD, "success": "yes"}, "bad_success"),
         ({"messages": GOOD, "success": [True]}, "bad_success"),
         ({"messages": [KEY, ANSWERED]}, "secret"),
+        ({"messages": [KEY], "reward": "high"}, "secret"),
         ({"messages": GOOD}, "duplicate"),
     ],
 )  # fmt: skip
