@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,10 +145,8 @@ def _closing_words(directory: RunDirectory) -> None:
     entries, where = entries_after(directory.path), shown(directory.path)
     write_catalog(directory.path)
     say(f"{where}: {len(entries)} experiences from {len(outputs)} chats")
-    for reason, count in sorted(Counter(reason for reason in outputs if reason != "ok").items()):
-        say(f"  {count} outputs are malformed: {reason}")
-    for reason, count in sorted(Counter(row["reason"] for row in events if row["kind"] == "rejected").items()):
-        say(f"  {count} experiences were not taken: {reason}")
+    _say_counts("malformed outputs", (reason for reason in outputs if reason != "ok"))
+    _say_counts("experiences not taken", (row["reason"] for row in events if row["kind"] == "rejected"))
     if not entries:
         raise BadInput(
             "the model wrote no experience: the bank is empty",
@@ -163,3 +162,8 @@ def _closing_words(directory: RunDirectory) -> None:
         (f"crl bank import conf/NAME.yaml {where} --family {quoted(family)}=YOURS", "begin an experiment with it"),
     ):
         say(f"  # {purpose}\n  {step}")
+
+
+def _say_counts(what: str, reasons: Iterable[str]) -> None:
+    if counts := sorted(Counter(reasons).items()):
+        say(f"  {what}: {', '.join(f'{reason} {count}' for reason, count in counts)}")
