@@ -129,7 +129,7 @@ def test_the_commands_of_an_answer_run_and_a_round_is_trained(
     (made,) = [line for line in shown if line.startswith("crl init ")]
     name = made.split()[2]
     steps = [line for line in shown if not line.startswith("crl train ")]
-    for command in (*steps, f"crl doctor {name}.yaml", f"crl env check {name}.yaml --episodes 4"):
+    for command in (*steps, f"crl doctor {name}.yaml", f"crl env check {name}.yaml --episodes 20"):
         assert run(command) == 0, capsys.readouterr()
     train = next((line for line in shown if line.startswith("crl train ")), f"crl train {name}.yaml --rounds 1")
     assert run(f"{train} --no-prefect --set runtime.validate_every=0") == 0, capsys.readouterr()
