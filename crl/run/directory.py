@@ -55,6 +55,13 @@ class RunDirectory:
         RunDirectoryUnusable if it cannot be written.
         """
         path = possible_path(Path(root) / experiment.name, "the run directory")
+        if "\\" in str(path.absolute()):
+            raise RunDirectoryUnusable(
+                "the path of the run has a backslash, which DuckDB takes for a slash",
+                expected="a path without one",
+                where=str(path.absolute()),
+                next_step="choose another place with CRL_RUNS or --runs",
+            )
         with _usable(path), files_.making(path):
             files_.temporary(path / "writable", 0).touch()
             files_.temporary(path / "writable", 0).unlink()
