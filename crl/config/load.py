@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from crl.config.yaml_text import DEEPEST, read_value
 from crl.errors import BadInput
 from crl.paths import possible_path, quoted, short
 from crl.records import ROW_TYPE_BY_TABLE
+from crl.text.json_text import read_json
 
 _REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
 _MOST_BYTES = 8 * 2**20
@@ -307,7 +307,7 @@ def _read(path: Path) -> dict[str, Any]:
             next_step="rename the file; `crl checks list` names the row types",
         )
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path.name} is not readable JSON: {error}", expected=_EXPECTED, where=str(path)) from None
     listed = data.get("expectations") if isinstance(data, dict) else None

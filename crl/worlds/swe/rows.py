@@ -9,7 +9,7 @@
 | `patch`, `test_patch` | the reference fix, and what it changes in tests, as unified diffs |
 | `FAIL_TO_PASS`, `PASS_TO_PASS` | names of tests: a list, or the text of a JSON list as in the official data set |
 
-A file has one row per line (`.jsonl`, `.ndjson`), is a JSON list of rows (`.json`), or parquet (`.parquet`). A folder
+A file is JSON (`.json`, `.jsonl`, `.ndjson`: a list of rows, or one row per line) or parquet (`.parquet`). A folder
 is what `datasets.save_to_disk` wrote (arrow files; of a folder with splits, one is chosen by `/split` behind the path),
 or holds files of the other three kinds. Other columns (`version`, `hints_text`, …) are kept in `model_extra`.
 
@@ -31,10 +31,11 @@ from crl.errors import BadInput
 from crl.paths import possible_path, short
 from crl.records import OutsideRows, Rules, table_of
 from crl.records import Row as RecordRow
+from crl.worlds.json_files import check_spelling, records
 
 WHERE = "method.families[].environment.rows"
-_LINES, _ARROW = (".jsonl", ".ndjson"), ".arrow"
-_KINDS = (*_LINES, ".json", ".parquet", _ARROW)
+_ARROW = ".arrow"
+_KINDS = (".jsonl", ".ndjson", ".json", ".parquet", _ARROW)
 _SHOWN = 60
 
 
@@ -158,6 +159,7 @@ def row_of(record: Any, where: str) -> Row:
     """A record as a row. Raises BadInput that names the file, the line and the column."""
     if not isinstance(record, Mapping):
         raise bad_row(f"it is {_shown(record)}", "an object with the columns of SWE-Bench", where)
+    check_spelling(record, _COLUMNS, bad_row, where)
     try:
         return Row.model_validate(dict(record))
     except ValidationError as error:
@@ -167,6 +169,10 @@ def row_of(record: Any, where: str) -> Row:
         raise bad_row(f"column {column}: {found}", _EXPECTED.get(column, "a text"), where) from None
 
 
+_COLUMNS = (
+    *("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch", "split"),
+    *("FAIL_TO_PASS", "fail_to_pass", "PASS_TO_PASS", "pass_to_pass"),
+)
 _EXPECTED = {
     "FAIL_TO_PASS": "at least one name of a test, as a list or as the text of a JSON list",
     "PASS_TO_PASS": "names of tests, as a list or as the text of a JSON list",
@@ -207,10 +213,8 @@ def _records_of(file: Path) -> Iterator[tuple[str, Any]]:
     kind = file.suffix.lower()
     if kind in (".parquet", _ARROW):
         yield from _table(file)
-    elif kind == ".json":
-        yield from _json_list(file)
-    elif kind in _LINES:
-        yield from _json_lines(file)
+    elif kind in _KINDS:
+        yield from ((place, record) for _, place, record in records(file, bad_row, of="rows"))
     else:
         raise bad_row(f"{short(file.name)} is of no known kind", f"a name that ends in {', '.join(_KINDS)}", str(file))
 
@@ -245,28 +249,6 @@ def _arrow_names(state: Path) -> list[str]:
         return [str(each["filename"]) for each in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise bad_row(_reason(error), "the list `_data_files` of datasets.save_to_disk", str(state)) from None
-
-
-def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            place = f"{file}, line {number}"
-            try:
-                yield place, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise bad_row(f"it is no JSON: {error}", "one JSON object per line", place) from None
-
-
-def _json_list(file: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise bad_row(f"it is no JSON: {error}", "a JSON list of rows", str(file)) from None
-    if not isinstance(value, list):
-        raise bad_row(f"it is {_shown(value)}", "a JSON list of rows", str(file))
-    yield from ((f"{file}, row {number}", record) for number, record in enumerate(value))
 
 
 def _table(file: Path) -> Iterator[tuple[str, Any]]:

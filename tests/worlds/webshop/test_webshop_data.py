@@ -102,8 +102,9 @@ def test_a_malformed_record_is_named_with_its_file(tmp_path, changes, told):
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("items_shuffle_1000.json", "", "it begins with ''"),
-        ("items_shuffle_1000.json", '{"a": 1}', "it begins with"),
+        ("items_shuffle_1000.json", "", "it holds no product"),
+        ("items_shuffle_1000.json", '{"a": 1}', "it has no asin"),
+        ("items_shuffle_1000.json", "7", "'7' is no record"),
         ("items_shuffle_1000.json", '[{"asin": "B1", "name": "x"}, {"asin"', "items_shuffle_1000.json, record 1"),
         ("items_shuffle_1000.json", '[{"asin": "B1", "name": "x"}', "items_shuffle_1000.json, record 0"),
         ("items_shuffle_1000.json", '[{"asin": "B1", "name": "x"},]', "items_shuffle_1000.json, record 1"),
