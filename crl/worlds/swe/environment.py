@@ -63,6 +63,12 @@ class SweConfig(SweSettings):
         return SweEnvironment(self)
 
 
+class ImpossibleTask(Exception):
+    """Nobody can win a task: an episode of it is no failure of the actor, and counts as broken."""
+
+    code = "environment_impossible_task"
+
+
 @dataclass
 class _Slot:
     row: Row
@@ -103,6 +109,7 @@ class SweEnvironment(Slots[_Slot]):
             self.repositories, self._sandbox, config.test_limits,
             (config.interpreter or "python") if interpreter is None else interpreter.path,
             config.interpreter is not None if config.plugins is None else config.plugins, self._workplace.folder,
+            "" if interpreter is None else interpreter.state,
         )  # fmt: skip
         self._as_text = config.calls == "text"
         self._actions = FORM if self._as_text else TOOLS
@@ -137,6 +144,9 @@ class SweEnvironment(Slots[_Slot]):
         if call.name == EDITOR:
             return self._edit(slot, call)
         verdict = self._grader.of(slot.row, self._place(slot).tree)
+        if verdict.impossible:
+            self._over(slot)
+            raise ImpossibleTask(f"{slot.row.instance_id}: {verdict.impossible}")
         reason = StopReason.success if verdict.solved else StopReason.failure
         return self._answer(slot, f"Submitted. {verdict.in_words(slot.row)}", reason=reason)
 
@@ -212,6 +222,17 @@ class SweEnvironment(Slots[_Slot]):
         """What the task of a slot is about: its repository, and what is wrong."""
         row = self._slots[slot].row
         return f"{row.repo}: {row.problem_statement}"
+
+    def proofs(self) -> Iterator[tuple[str, str]]:
+        """Each task, and why its reference fix does not pass; empty where it does."""
+        for row in (*self.tasks.training, *self.tasks.evaluation):
+            try:
+                graded = self._grader.reference(row)
+                fault = graded.fault(row)
+            except BadInput as error:
+                yield row.instance_id, str(error)
+                continue
+            yield row.instance_id, f"{fault}; pytest says:\n{graded.output.strip()}" if fault else ""
 
     def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
         """What an episode teaches, for demonstrations."""

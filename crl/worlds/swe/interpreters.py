@@ -35,6 +35,12 @@ class Interpreter:
     """Folders that it needs, no one in another."""
     version: tuple[int, int]
 
+    @property
+    def state(self) -> str:
+        """Changes when packages are installed or removed."""
+        sites = (site for root in self.roots for site in Path(root).glob("lib/python3*/*-packages"))
+        return " ".join(f"{site}:{site.stat().st_mtime_ns}" for site in sorted(sites))
+
 
 @lru_cache(maxsize=64)
 def interpreter_of(name: str | None) -> Interpreter:
