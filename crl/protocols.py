@@ -6,7 +6,7 @@ Shapes: B rows of a batch, D dimensions of an embedding, T tokens. Token ids are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -191,6 +191,15 @@ class Graded(Protocol):
 
     def difficulty(self, slot: int) -> float:
         """How hard the level of a slot is, from 0 to 1, as it began. Asked after a reset."""
+
+
+@runtime_checkable
+class Proves(Protocol):
+    """What an environment may also be: one that tries the reference solution of each of its tasks."""
+
+    def proofs(self) -> Iterator[tuple[str, str]]:
+        """The tasks by name, each with why nobody can win it; empty where its reference solution does. Each is tried
+        when it is asked for, which may take minutes; what came of it is kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class SweEnvironment(Slots[_Slot]):
             self.repositories, self._sandbox, config.test_limits,
             (config.interpreter or "python") if interpreter is None else interpreter.path,
             config.interpreter is not None if config.plugins is None else config.plugins, self._workplace.folder,
-            "" if interpreter is None else interpreter.state,
+            () if interpreter is None else interpreter.sources, "" if interpreter is None else interpreter.state,
         )  # fmt: skip
         self._as_text = config.calls == "text"
         self._actions = FORM if self._as_text else TOOLS

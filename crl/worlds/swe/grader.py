@@ -25,7 +25,7 @@ from crl.run.files import write_atomically
 from crl.worlds.swe.graded import files_of, make_graded, steering_fix
 from crl.worlds.swe.repository import Repositories, remove
 from crl.worlds.swe.rows import Row
-from crl.worlds.swe.sandbox import Sandbox
+from crl.worlds.swe.sandbox import Sandbox, searched
 from crl.worlds.swe.settings import Limits
 from crl.worlds.swe.supervised import LONGEST_REPORT, cut
 from crl.worlds.swe.usage import too_deep
@@ -116,6 +116,8 @@ class Grader:
     """Whether plugins that the interpreter has installed are loaded."""
     folder: Path
     """Where copies are made."""
+    sources: tuple[str, ...] = ()
+    """Folders of the tree that packages may be in, beside its own and `src`."""
     state: str = ""
     """What else a verdict depends on: the packages that the interpreter has."""
 
@@ -182,7 +184,7 @@ class Grader:
         root = self.sandbox.seen(target)
         told = {
             "secret": secret.hex(), "report": 1 if report is None else report[1], "names": row.tests, "files": files,
-            "root": root, "paths": [root, f"{root}/src"], "plugins": self.plugins,
+            "root": root, "paths": searched(root, self.sources), "plugins": self.plugins,
         }  # fmt: skip
         # Not -I: that ignores PYTHONHASHSEED too, and equal trees would be graded by different orders of sets.
         command = ["/usr/bin/env", "-u", "PYTHONPATH", self.interpreter, "-s", "-B", self.sandbox.seen(program)]

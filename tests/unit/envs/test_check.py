@@ -175,6 +175,40 @@ class Leaking(Count):
         return environment
 
 
+class Losing(Count):
+    """Nobody wins, though it ends."""
+
+    def act(self, state: Any, action: str) -> Move:
+        return Move(over=super().act(state, action).over or state["left"] == 0)
+
+
+class Impossible(Count):
+    """One of its tasks cannot be won."""
+
+    def make(self) -> Any:
+        environment = super().make()
+        environment.proofs = lambda: iter([("a", ""), ("b", "no test is collected"), ("c", "")])  # type: ignore[attr-defined]
+        return environment
+
+
+class Alike(Count):
+    """What random play does not tell apart."""
+
+    kind: str = "tests.unit.envs.test_check:Alike"
+
+    def look(self, state: Any) -> str:
+        return "count"
+
+    def act(self, state: Any, action: str) -> Move:
+        return Move(over=False)
+
+
+@pytest.mark.slow
+def test_seeds_that_random_play_cannot_tell_apart_are_a_note() -> None:
+    findings = check(plan(Alike()))
+    assert found(findings, "seeding").outcome == "note" and "1 different" in found(findings, "seeding").message
+
+
 @pytest.mark.parametrize(
     ("check_of", "game", "name", "said"),
     [
@@ -183,6 +217,8 @@ class Leaking(Count):
         (lambda game: conduct.illegal_actions(game, SEEDS, 50), Punishing(), "illegal actions", "what follows differs"),
         (lambda game: conduct.illegal_actions(game, SEEDS, 50), Patient(), "turns are spent", "after 50 answers"),
         (lambda game: conduct.oracle(game, SEEDS, 50), Cheating(), "oracle", "'cheat' is illegal"),
+        (lambda game: conduct.oracle(game, SEEDS, 50), Losing(), "oracle", "solves 0 of 4"),
+        (lambda game: conduct.tasks(Impossible(), 60), Impossible(), "tasks", "1 of 3 tasks cannot be won"),
         (lambda game: conduct.held_out(game, SEEDS, [10**6]), Leaking(), "held out", "1 shared"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Game) else "",

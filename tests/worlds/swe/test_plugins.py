@@ -144,7 +144,7 @@ def _of(tmp_path, files, **settings):
     return config_of(tmp_path, [make_row(tmp_path, base=base)], sandbox="none", **settings).make()
 
 
-@pytest.mark.parametrize("how", sampled(HONEST, 5))
+@pytest.mark.parametrize("how", sampled(HONEST, 7))
 def test_an_honest_repository_may_change_pytest(tmp_path, how):
     with closing(_of(tmp_path, HONEST[how])) as environment:
         step = _repaired(environment)
@@ -162,7 +162,8 @@ def test_what_an_honest_repository_changes_opens_no_way(tmp_path, how, bend):
         assert over.reward == 0 and "changed pytest itself" in over.observation
 
 
-@pytest.mark.parametrize("how", sampled(["named in settings", "named in a list"], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["named in settings", "named in a list"])
 def test_a_plugin_of_the_tree_keeps_its_hooks(tmp_path, how):
     with closing(_of(tmp_path, HONEST[how])) as environment:
         player = Player(environment)
