@@ -75,13 +75,13 @@ def head_only_at(model: Any, chosen: Any) -> Iterator[None]:
         handle.remove()
 
 
-def logits_at(model: Any, places_N: Any, **inputs: Any) -> tuple[Any, Any]:
+def logits_at(model: Any, positions_N: Any, **inputs: Any) -> tuple[Any, Any]:
     """Logits [N, V] of a pass of a causal language model at indices among its B times T positions, and its output."""
-    with nullcontext() if model.get_output_embeddings() is None else head_only_at(model, places_N):
+    with nullcontext() if model.get_output_embeddings() is None else head_only_at(model, positions_N):
         output = model(**inputs)
     logits_NV = output.logits.flatten(0, 1)
-    if len(logits_NV) == inputs["input_ids"].numel() != len(places_N):  # its head is none that a hook can be put on
-        logits_NV = logits_NV[places_N]
+    if len(logits_NV) == inputs["input_ids"].numel() != len(positions_N):  # its head is none that a hook can be put on
+        logits_NV = logits_NV[positions_N]
     return logits_NV, output
 
 

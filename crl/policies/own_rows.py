@@ -202,14 +202,14 @@ class _Group:
         """The rows that were not dropped."""
         return [row for row in self.rows if row is not None]
 
-    def chosen(self, places: Sequence[int]) -> _Group:
+    def chosen(self, indexes: Sequence[int]) -> _Group:
         """A group of copies of some of the rows."""
-        lengths = [self.lengths[place] for place in places]
+        lengths = [self.lengths[index] for index in indexes]
         unseen, cache = max(self.lengths) - max(lengths), _copied(self.cache)
         for holder, name, axis in _kept(cache):
-            kept = holder[name].index_select(0, torch.tensor(places, device=holder[name].device))
+            kept = holder[name].index_select(0, torch.tensor(indexes, device=holder[name].device))
             holder[name] = kept if axis is None else kept.narrow(axis, unseen, kept.shape[axis] - unseen).contiguous()
-        return _Group([self.rows[place] for place in places], lengths, cache)
+        return _Group([self.rows[index] for index in indexes], lengths, cache)
 
     def shift(self, slots: int, ends: Sequence[int]) -> None:
         """Have each row, which ends before slot `ends` of so many, end behind the last of as many as are needed."""
