@@ -197,9 +197,10 @@ class Graded(Protocol):
 class Proves(Protocol):
     """What an environment may also be: one that tries the reference solution of each of its tasks."""
 
-    def proofs(self) -> Iterator[tuple[str, str]]:
+    def proofs(self, *, kept: bool = False) -> Iterator[tuple[str, str | None]]:
         """The tasks by name, each with why nobody can win it; empty where its reference solution does. Each is tried
-        when it is asked for, which may take minutes; what came of it is kept."""
+        when it is asked for, which may take minutes; what came of it is kept. `kept`: none is tried, and None stands
+        for one that never was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
             findings.append(_checked(f"{name}, computed", check, partial(compared.said, name)))
     said = replaced(method)
     findings += [] if said is None else [Finding("bfloat16", said)]
-    findings += [*_learning_rates(method), *_shards(experiment)]
+    findings += [*_learning_rates(method), *_shards(experiment), *_tasks(method)]
     needed = estimate(experiment)
     if needed.memory_bytes is None:
         said = f"unknown: {', '.join(needed.unknown)} is not on this machine"
@@ -165,6 +165,22 @@ def _learning_rates(method: Method) -> Iterator[Finding]:
                 "set it; 1e-5 to 1e-4 is usual for an adapter, more for a small model",
                 required=False,
             )
+
+
+def _tasks(method: Method) -> Iterator[Finding]:
+    """A line for each family whose tasks have reference solutions: how many of them are known to win."""
+    for family in method.families:
+        if not family.environment.proves:
+            continue
+        try:
+            with contextlib.closing(family.environment.make()) as environment:
+                faults = dict(environment.proofs(kept=True))
+        except CrlError:
+            continue  # the check of the environment says so
+        wrong, untried = sum(bool(fault) for fault in faults.values()), sum(fault is None for fault in faults.values())
+        said = f"{wrong} of {len(faults)} cannot be won; {untried} were never tried"
+        mend = f"crl env check FILE --family {family.name}: tries the reference solutions, and names those that fail"
+        yield Finding(f"tasks of family {family.name}", said, not wrong and not untried, mend, required=False)
 
 
 def _shards(experiment: Experiment) -> Iterator[Finding]:

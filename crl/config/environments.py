@@ -132,6 +132,11 @@ class EnvironmentConfig(Model):
         return False
 
     @property
+    def proves(self) -> bool:
+        """Whether the environment can try a reference solution of each task (`crl.protocols.Proves`)."""
+        return False
+
+    @property
     def held_out_levels(self) -> int | None:
         """How many consecutive seeds from `held_out_from` on draw levels that differ; None: as many as anybody asks.
 

@@ -43,6 +43,11 @@ class SweConfig(SweSettings):
         return True
 
     @property
+    def proves(self) -> bool:
+        """True: each row has a reference fix."""
+        return True
+
+    @property
     def held_out_levels(self) -> int | None:
         """How many tasks are held out; None where their file cannot be read."""
         if self.held_out_from is None:
@@ -223,16 +228,16 @@ class SweEnvironment(Slots[_Slot]):
         row = self._slots[slot].row
         return f"{row.repo}: {row.problem_statement}"
 
-    def proofs(self) -> Iterator[tuple[str, str]]:
+    def proofs(self, *, kept: bool = False) -> Iterator[tuple[str, str | None]]:
         """Each task, and why its reference fix does not pass; empty where it does."""
         for row in (*self.tasks.training, *self.tasks.evaluation):
             try:
-                graded = self._grader.reference(row)
-                fault = graded.fault(row)
+                graded = self._grader.kept(row) if kept else self._grader.reference(row)
             except BadInput as error:
                 yield row.instance_id, str(error)
                 continue
-            yield row.instance_id, f"{fault}; pytest says:\n{graded.output.strip()}" if fault else ""
+            fault = None if graded is None else graded.fault(row)
+            yield row.instance_id, f"{fault}; pytest says:\n{graded.output.strip()}" if graded and fault else fault
 
     def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
         """What an episode teaches, for demonstrations."""

@@ -15,7 +15,6 @@ import secrets
 import shutil
 import tempfile
 from collections import defaultdict
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -144,22 +143,25 @@ class Grader:
         failed = frozenset(row.tests) - passed
         return Verdict(passed, failed, why, graded.output, impossible if failed else "")
 
-    def reference(self, row: Row, *, again: bool = False) -> Graded:
-        """What the reference fix of a row comes to. It is kept beside its trees, unless it ended early.
+    def reference(self, row: Row) -> Graded:
+        """What the reference fix of a row comes to. It is kept beside its trees, unless it ended early."""
+        if (graded := self.kept(row)) is None:
+            graded = self._graded(row, self.repositories.fixed(row))
+            if not graded.why:
+                write_atomically(self._place(row), json.dumps(graded.data()).encode())
+        return graded
 
-        `again`: it is run in any case.
-        """
-        fixed = self.repositories.fixed(row)
+    def kept(self, row: Row) -> Graded | None:
+        """What the reference fix came to when it was graded, with the same packages; None where it never was."""
+        try:
+            return Graded.read(json.loads(self._place(row).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def _place(self, row: Row) -> Path:
         told = [row.tests, row.test_patch, row.image, self.interpreter, self.state, self.plugins]
         key = sha256(repr([told, type(self.sandbox).__name__, _PROGRAM.read_bytes()]).encode("utf-8", "replace"))
-        path = fixed.parent / f"reference-{key.hexdigest()[:24]}.json"
-        if not again:
-            with suppress(OSError, ValueError, TypeError):
-                return Graded.read(json.loads(path.read_text(encoding="utf-8")))
-        graded = self._graded(row, fixed)
-        if not graded.why:
-            write_atomically(path, json.dumps(graded.data()).encode())
-        return graded
+        return self.repositories.fixed(row).parent / f"reference-{key.hexdigest()[:24]}.json"
 
     def _graded(self, row: Row, left: Path) -> Graded:
         tested, fixed = self._trees(row)

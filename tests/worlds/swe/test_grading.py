@@ -11,10 +11,24 @@ from contextlib import closing
 
 import pytest
 
+from crl.cli.doctor import experiment_findings
+from crl.config.load import load_experiment
+from crl.rollout.environments import step_or_error
 from crl.worlds.swe.environment import ImpossibleTask
 from crl.worlds.swe.grader import _messages
 from tests.marks import sampled
-from tests.worlds.swe.world import FIXED, MEAN, NEW_TEST, OLD_TEST, Player, config_of, made, make_row, needs_bwrap
+from tests.worlds.swe.world import (
+    FIXED,
+    MEAN,
+    NEW_TEST,
+    OLD_TEST,
+    Player,
+    call,
+    config_of,
+    made,
+    make_row,
+    needs_bwrap,
+)
 
 pytestmark = needs_bwrap
 ALL_PASS = "def test_total(): pass\ndef test_mean(): pass\ndef test_none(): pass\n"
@@ -346,9 +360,31 @@ def test_a_task_that_nobody_can_win_is_named_with_what_pytest_says(tmp_path, cha
         (one, fault), (other, none) = environment.proofs()
         assert (one, other, none) == ("tally-1", "tally-2", "") and said in fault and "pytest says" in fault
         if "collected" in said:  # no failure of the actor
-            with pytest.raises(ImpossibleTask, match="not collected"):
-                _graded(environment, {"tally.py": FIXED})
-            assert not list(environment._workplace.folder.glob("tree-*"))
+            player = Player(environment)
+            player.run("true")
+            step = step_or_error(environment, {0: call("submit")})[0]
+            assert (step.done, step.reward, step.error) == (True, 0, "environment_impossible_task")
+            assert "not collected" in step.details and not list(environment._workplace.folder.glob("tree-*"))
+
+
+@pytest.mark.slow
+def test_doctor_says_how_many_tasks_can_be_won(tmp_path):
+    records = [make_row(tmp_path, FAIL_TO_PASS=["tests/test_tally.py::test_gone"]), make_row(tmp_path, "tally-2")]
+    config = config_of(tmp_path, [*records, make_row(tmp_path, "tally-3")], sandbox="none")
+    seeds = {"train_seeds": {"start": 0, "count": 3}, "evaluation_seeds": {"start": 10, "count": 2}}
+    family = {"name": "repairs", "environment": config.model_dump(mode="json"), "groups": 1, **seeds}
+    tiny = load_experiment("conf/tiny.yaml", {"method.families": [family], "method.prompts": "swe"})
+
+    def said():
+        return {each.name: each for each in experiment_findings(tiny, 1)}["tasks of family repairs"]
+
+    assert (said().ok, said().result) == (False, "0 of 3 cannot be won; 3 were never tried")
+    with closing(config.make()) as environment:
+        proofs = environment.proofs()
+        next(proofs)
+        assert said().result == "1 of 3 cannot be won; 2 were never tried"
+        assert [fault == "" for _, fault in proofs] == [True, True]
+    assert said().result == "1 of 3 cannot be won; 0 were never tried"
 
 
 @pytest.mark.slow
