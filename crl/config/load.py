@@ -14,13 +14,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from crl.config import ENGINES, ENVIRONMENTS, RECIPES, Experiment
+from crl.config.json_text import read_json
 from crl.config.other_names import answer, models_in
 from crl.config.recorded import with_recorded
 from crl.config.yaml_text import DEEPEST, read_value
 from crl.errors import BadInput
 from crl.paths import possible_path, quoted, short
 from crl.records import ROW_TYPE_BY_TABLE
-from crl.text.json_text import read_json
 
 _REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
 _MOST_BYTES = 8 * 2**20

@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from crl.config.json_text import RepeatedKey, read_json, unrepeated
 from crl.errors import BadInput
 from crl.paths import possible_path
-from crl.text.json_text import RepeatedKey, read_json, unrepeated
 
 Refuse = Callable[[str, str, str], BadInput]
 _PIECE = 1 << 22
