@@ -183,7 +183,7 @@ def _sorted(words: Sequence[str]) -> list[str]:
         joined = False
         for word in sentence:
             if word in ("and", "or"):
-                joined = bool(kept) and "," not in sentence
+                joined = bool(kept)
             elif _is_word(word) and word not in _IGNORED | _CONNECTING:
                 kept.append(word)
                 if joined:
