@@ -51,6 +51,10 @@ def _stepped(family: FamilyConfig) -> Environment:
     return SideBySide(lambda: Isolated(server, time_limit_seconds=limit), workers=family.workers, closing=server.close)
 
 
+_LACKING = ("environment_ModuleNotFoundError", "environment_ImportError")
+"""Errors of a start that no other seed would mend."""
+
+
 def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> None:
     """Raise BadInput where an environment cannot be played here: one instance is made, reset twice on a seed of
     training and a held-out one, and closed. Two different starts of one seed are refused too. With `isolate` all of it
@@ -70,6 +74,16 @@ def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> No
             next_step="correct its settings, or install what the message names",
         ) from tried.error
     first, second = tried
+    broken = [start for start in first if start.error is not None]
+    if lacking := [start for start in broken if start.error in _LACKING] or (broken if len(broken) > 1 else []):
+        words = (lacking[0].details or "").strip().splitlines()[-1:] or [lacking[0].error]
+        raise BadInput(
+            f"no episode of the environment can be started: {words[0]}"
+            if len(broken) == len(first)
+            else f"an episode of the environment cannot be started: {words[0]}",
+            where=where,
+            next_step="correct its settings, or install what the message names",
+        )
     for start in first:
         if start.error is None and (flaw := flaw_of_actions(start.actions)) is not None:
             raise BadInput(

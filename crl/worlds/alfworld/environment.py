@@ -124,8 +124,9 @@ class AlfworldEnvironment(Slots[_Slot]):
 
     def _step(self, slot: _Slot, action: str | None) -> Step:
         state = slot.state
-        command = action if action in state.operators else None
-        text, legal = state.do(command or ""), command is not None
+        command = (action or "").strip()  # as the package alfworld does
+        legal = command in state.operators
+        text = state.do(command if legal else "")
         reason = None
         if state.won:
             reason = StopReason.success

@@ -29,7 +29,7 @@ from crl.worlds.hotpotqa.search import Search, Way
 from crl.worlds.hotpotqa.sides import Sides, own_sides, sides_of
 
 FORM = FreeText("search[query] or answer[text]")
-_ACTION = re.compile(r"\s*(search|answer)\[(.+)\]", re.IGNORECASE)
+_ACTION = re.compile(r"\s*(search|answer)\[(.+)\]", re.IGNORECASE | re.DOTALL)
 _REFUSAL = (
     "That is no action. Possible: search[query], which shows paragraphs, or answer[text], which ends the episode."
 )

@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 import pytest
 
 from crl.config import SeedRange
+from crl.envs import check_environment
 from crl.envs.check import conduct
 from crl.envs.check.conduct import Finding
 from crl.envs.check.run import Plan, check, require_passed
 from crl.envs.check.walks import draw_action, walked
 from crl.envs.game import Game, Move
 from crl.errors import BadInput
-from crl.protocols import Actions, FreeText, StopReason, Tool, ToolCalls
+from crl.faults import Fault
+from crl.protocols import Actions, FreeText, Start, StopReason, Tool, ToolCalls
 
 SEEDS = [0, 1, 2, 3]
 TRAINING, HELD_OUT = SeedRange(start=0, count=50), SeedRange(start=1_000_000, count=20)
@@ -308,3 +310,35 @@ class Sleeping(Count):
     def begin(self, random: Random) -> Any:
         while True:
             time.sleep(60)
+
+
+class Lacking(Count):
+    """A package is missing that it needs when it begins."""
+
+    kind: str = "tests.unit.envs.test_check:Lacking"
+    every: bool = True
+    error: type[Exception] = ModuleNotFoundError
+
+    def make(self) -> Any:
+        environment = super().make()
+        whole = environment.reset_many
+
+        def begun(seeds: Any) -> list[Start]:
+            fault = Fault(self.error("No module named 'chess'"))
+            return [
+                Start.failed(fault.code, fault.details) if self.every or seed == 0 else whole([seed])[0]
+                for seed in seeds
+            ]
+
+        environment.reset_many = begun
+        return environment
+
+
+@pytest.mark.parametrize(("every", "error"), [(True, ModuleNotFoundError), (False, ImportError), (True, OSError)])
+def test_what_is_missing_at_a_start_is_refused_before_work_starts(every: bool, error: type[Exception]) -> None:
+    with pytest.raises(BadInput, match="No module named 'chess'"):
+        check_environment(Lacking(every=every, error=error))
+
+
+def test_one_bad_level_is_not_refused() -> None:
+    check_environment(Lacking(every=False, error=OSError))
