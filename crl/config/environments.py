@@ -8,7 +8,7 @@ the same have the same digest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -192,6 +192,14 @@ class FamilyConfig(Model):
     )
     groups: int = Field(4, ge=1, le=4096, description="Groups per round.")
     train_seeds: SeedRange = Field(SeedRange(start=0, count=100_000), description="Seeds training may draw from.")
+    train_tasks: list[Annotated[int, Field(ge=0, le=LAST_SEED)]] | None = Field(
+        None,
+        min_length=1,
+        max_length=100_000,
+        exclude_if=unset,
+        description="The train seeds that are drawn; none: all. In a file, the name of one beside it that "
+        "`crl env solvable` wrote.",
+    )
     evaluation_seeds: Annotated[SeedRange, AfterValidator(_few_enough)] = Field(
         SeedRange(start=1_000_000, count=16), description="Held-out seeds, played at every evaluation."
     )
@@ -244,6 +252,21 @@ class FamilyConfig(Model):
         exclude_if=off,
         description="Settings of the environment that change from some round on, in order of rounds; none: it stays.",
     )
+
+    @property
+    def drawn(self) -> Sequence[int]:
+        """The seeds that training draws from."""
+        first = self.train_seeds.start
+        return range(first, first + self.train_seeds.count) if self.train_tasks is None else self.train_tasks
+
+    @model_validator(mode="after")
+    def _tasks_of_training(self) -> FamilyConfig:
+        listed, seeds = self.train_tasks or [], self.train_seeds
+        other = [seed for seed in listed if not seeds.start <= seed < seeds.start + seeds.count]
+        if other or len(set(listed)) < len(listed):
+            wrong = f"names {other[0]}, which is no train seed" if other else "names a seed twice"
+            raise ValueError(f"family {self.name}: train_tasks {wrong}")
+        return self
 
     def in_round(self, number: int) -> FamilyConfig:
         """The family as it is in a round: with the environment that its changes up to there leave."""

@@ -57,7 +57,8 @@ def parse_experiment(
     data = _with_prompts(data, base, where)
     for dotted, value in overrides.items():
         _set(data, dotted, _value(dotted, value))
-    data = with_recorded(_with_expectations(_with_prompts(_with_families(data, where), base, where), base), base)
+    data = _with_tasks(_with_families(data, where), base)
+    data = with_recorded(_with_expectations(_with_prompts(data, base, where), base), base)
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
@@ -165,6 +166,20 @@ def _with_families(data: dict[str, Any], where: str) -> dict[str, Any]:
                 f"method.families: repeat is {count!r}", expected="a whole number from 1 to 1000", where=where
             )
         families += [_indexed(rest, index) for index in range(count)]
+    return {**data, "method": {**method, "families": families}}
+
+
+def _with_tasks(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The data with the lists of tasks that families name read in, looked for from `base`."""
+    method = data.get("method")
+    if not isinstance(method, dict) or not isinstance(method.get("families"), list):
+        return data
+    families = [
+        {**family, "train_tasks": read_yaml(base / family["train_tasks"]).get("train_tasks")}
+        if isinstance(family, dict) and isinstance(family.get("train_tasks"), str)
+        else family
+        for family in method["families"]
+    ]
     return {**data, "method": {**method, "families": families}}
 
 

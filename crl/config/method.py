@@ -73,6 +73,8 @@ class RecipeConfig(Model):
     """`module:name` of what it adds to the report of its runs (`crl.report.sections.Section`); None: nothing."""
     TABLES: ClassVar[Mapping[str, Any]] = {}
     """Settings with which `conf/<kind>.yaml` writes every table that it brings, for `docs/schema.md`."""
+    DRAWS_LISTED: ClassVar[bool] = True
+    """Whether it draws its training tasks from `train_tasks` of a family; False: from ranges of its own."""
     OVERLAPS: ClassVar[bool] = False
     """Whether it builds rounds of two tracks where `method.overlap` asks for it."""
 
@@ -179,6 +181,13 @@ class Method(Model):
         names = [family.name for family in self.families]
         if len(set(names)) != len(names):
             raise ValueError(f"families must have different names, found {names}")
+        return self
+
+    @model_validator(mode="after")
+    def _draws_listed(self) -> Method:
+        listed = [family.name for family in self.families if family.train_tasks is not None]
+        if listed and not self.recipe.DRAWS_LISTED:
+            raise ValueError(f"family {listed[0]} has train_tasks, and recipe {self.recipe.kind} draws from ranges")
         return self
 
     @model_validator(mode="after")

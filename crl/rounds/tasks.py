@@ -70,8 +70,9 @@ def _family_tasks(
 
     generator = np.random.default_rng(ctx.seed(family.name))
     # Distinct tasks where the range allows it, so that a round is not the same task over and over.
-    drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)
-    environment_seeds = [seeds.start + int(value) for value in drawn]
+    listed = family.drawn if seeds == family.train_seeds else range(seeds.start, seeds.start + seeds.count)
+    drawn = generator.choice(len(listed), size=family.groups, replace=family.groups > len(listed))
+    environment_seeds = [listed[int(value)] for value in drawn]
     longest = ctx.method.rollout.max_observation_characters
     with naming(family.name):
         starts = Readable(ctx.environment(family.name), longest).reset_many(environment_seeds)

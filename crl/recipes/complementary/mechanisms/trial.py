@@ -204,14 +204,14 @@ class _Bin:
         """Seeds and starts of the layouts of a family: training seeds, others than those of the round if there are."""
         ctx, config = self._ctx, self._ctx.method.family(family)
         assert config is not None
-        seeds = config.train_seeds
+        seeds = config.drawn
         played = {row.environment_seed for row in self._collected if row.family == family}
         wanted, generator = self._config.layouts, np.random.default_rng(ctx.seed(family))
-        if seeds.count < wanted + len(played):
+        if len(seeds) < wanted + len(played):
             played = set()
         # As many more as the round played: so many of what is drawn may be taken.
-        drawn = generator.choice(seeds.count, size=wanted + len(played), replace=wanted > seeds.count)
-        chosen = [seed for seed in (seeds.start + int(value) for value in drawn) if seed not in played][:wanted]
+        drawn = generator.choice(len(seeds), size=wanted + len(played), replace=wanted > len(seeds))
+        chosen = [seed for seed in (seeds[int(value)] for value in drawn) if seed not in played][:wanted]
         return list(zip(chosen, starts_of(ctx, [(family, seed) for seed in chosen], played_here=True), strict=True))
 
     def _slots(self, experiences: dict[str, list[Asked]], first: int, last: int) -> Iterator[EpisodeSlot]:
