@@ -180,7 +180,7 @@ def _tasks(method: Method) -> Iterator[Finding]:
             continue  # the check of the environment says so
         wrong, untried = sum(bool(fault) for fault in faults.values()), sum(fault is None for fault in faults.values())
         said = f"{wrong} of {len(faults)} cannot be won; {untried} were never tried"
-        mend = f"crl env check FILE --family {quoted(family.name)}: tries the reference solutions, and names those that fail"
+        mend = f"crl env check FILE --family {quoted(family.name)}: tries the reference solutions"
         yield Finding(f"tasks of family {family.name}", said, not wrong and not untried, mend, required=False)
 
 

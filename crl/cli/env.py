@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,6 +103,7 @@ def solvable(
     import yaml
 
     from crl.cli.shared import load, say
+    from crl.engine.services import prepare_environment
     from crl.engine.solvable import try_tasks
     from crl.preflight import checks_here
     from crl.run.files import require_writable, write_once
@@ -117,6 +119,7 @@ def solvable(
     if above >= below:
         raise BadInput(f"--above {above:g} is not below --below {below:g}", expected="0 <= above < below <= 1")
     require_writable(to.absolute().parent, f"--to {to}")  # before minutes of play
+    os.environ.update(prepare_environment(loaded.method.threads))  # before a check imports torch
     for _, check in checks_here(loaded, trains=False):
         check()
     with console(stderr=True).status("starting") as status:

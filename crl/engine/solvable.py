@@ -64,6 +64,9 @@ def try_tasks(
         named = experiment.model_copy(update={"name": "solvable"})
         run = RunDirectory.create_or_open(named, Path(folder))
         with services_here(run) as services:
+            from transformers.utils import logging
+
+            logging.disable_progress_bar()
             context = StageContext(
                 method=run.method,
                 recipe=recipe_in(run),
