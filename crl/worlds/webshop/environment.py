@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from crl.config.base import unset
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.slots import Slots, stepped, with_ending
 from crl.protocols import FreeText, Lesson, Start, Step, StopReason
@@ -18,7 +19,7 @@ from crl.worlds.webshop.lessons import KIND, NOT_MET, PRICE, lesson_of
 from crl.worlds.webshop.oracle import Plan, next_action, plan_for
 from crl.worlds.webshop.pages import page_text
 from crl.worlds.webshop.products import outside_rows
-from crl.worlds.webshop.reward import rapidfuzz
+from crl.worlds.webshop.reward import nouns, rapidfuzz, tagged_nouns
 from crl.worlds.webshop.site import Site, Visit
 
 _SHORT_FORM = FreeText("search[words] or click[x], where x stands in brackets on the page")
@@ -63,6 +64,13 @@ class WebShopConfig(EnvironmentConfig):
     )
     show_missing: bool = Field(
         False, description="Whether the last page says what a purchase lacked; the original shows its score only."
+    )
+    spacy_model: str | None = Field(
+        None,
+        min_length=1,
+        exclude_if=unset,
+        description="spaCy model that finds the nouns of titles, for the very rewards of the original site: "
+        "en_core_web_sm. None: our own word lists (docs/environments.md says how often they differ).",
     )
     max_turns: int = Field(15, ge=1, le=1000, description="Turns before an episode counts as failed.")
     held_out_split: Literal["test", "development"] = Field(
@@ -122,7 +130,8 @@ class WebShopEnvironment(Slots[_Slot]):
         rapidfuzz()
         super().__init__()
         self.config = config
-        self.site = Site(config.sold(), attributes_page=config.attributes_page)
+        nouns_of = nouns if config.spacy_model is None else tagged_nouns(config.spacy_model)
+        self.site = Site(config.sold(), attributes_page=config.attributes_page, nouns_of=nouns_of)
 
     def goal_of(self, seed: int) -> Goal:
         """The goal of a seed. Raises BadInput where the catalog has none on its side."""
