@@ -76,7 +76,7 @@ def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> No
     first, second = tried
     broken = [start for start in first if start.error is not None]
     if lacking := [start for start in broken if start.error in _LACKING] or (broken if len(broken) > 1 else []):
-        words = (lacking[0].details or "").strip().splitlines()[-1:] or [lacking[0].error]
+        words = (lacking[0].details or "").strip().splitlines()[-1:] or [str(lacking[0].error)]
         raise BadInput(
             f"no episode of the environment can be started: {words[0]}"
             if len(broken) == len(first)

@@ -260,7 +260,7 @@ def _without_rows(schema: pa.Schema) -> bytes:
     """A Parquet file of no rows."""
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 Source = Pinned | Patterns

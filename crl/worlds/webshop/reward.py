@@ -8,8 +8,8 @@ text that holds a color only the color counts. The kind is 1 for a product of th
 of category, or whose title has more than 0.2 of the nouns asked for; 0.5 else; 0.1 below 0.1 of the nouns, 0 with none.
 
 The original site asks a language model for the nouns of a title: the words that spaCy's en_core_web_sm tags as noun or
-proper noun. With a spaCy model the reward is the site's (:func:`tagged_nouns`). It is a download of its own, and it goes by
-the capital letters of titles more than by their grammar. Without one, every word of a title is a noun but function
+proper noun. With a spaCy model the reward is the site's (:func:`tagged_nouns`). It is a download of its own, and goes
+by the capital letters of titles more than by their grammar. Without one, every word of a title is a noun but function
 words, common adjectives, participles and adverbs, and bare numbers. Where the two differ, a title's score differs by a
 word of some ten; the reward changes only where that crosses 0, 0.1 or 0.2, for a product of another kind than was asked
 for. The very product has the whole reward either way.
@@ -97,7 +97,7 @@ def nouns(title: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def tagged_nouns(model: str) -> Nouns:
-    """As :func:`nouns`, by a spaCy model: its name as `spacy.load` takes it. Raises BadInput where it cannot be loaded."""
+    """As :func:`nouns`, by a spaCy model: its name as `spacy.load` takes it. Raises BadInput where there is none."""
     try:
         import spacy
 
