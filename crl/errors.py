@@ -69,6 +69,10 @@ class PromptTooLong(BadInput):
     """A prompt does not fit the model's context."""
 
 
+class HubUnreachable(BadInput):
+    """A model is not on this machine, and the Hugging Face Hub cannot be asked for it."""
+
+
 class NoServer(BadInput):
     """A Prefect server is needed, but none answers."""
 

@@ -20,7 +20,7 @@ from types import CodeType, FrameType
 from typing import Any, NoReturn, TypeVar
 
 from crl.errors import CrlError
-from crl.protocols import FreeText, ToolCalls
+from crl.protocols import FreeText, Step, StopReason, ToolCalls
 from crl.text.unicode import valid_text
 
 T = TypeVar("T")
@@ -51,6 +51,11 @@ class Fault:
         """Its traceback; of an environment in another process, the one from there."""
         told = getattr(self.error, "details", None)
         return told if isinstance(told, str) else details_of(self.error)
+
+
+def broke(code: str, details: str | None = None) -> Step:
+    """The last step of a slot whose environment broke, with its reason code and what is known about it."""
+    return Step("", (), False, "", True, False, 0.0, StopReason.error, code, details)
 
 
 def attempt(work: Callable[[], T]) -> T | Fault:

@@ -38,6 +38,20 @@ class FreeText:
 
     form: str
     """What may be written, in words or by example, as a prompt's `{actions}` shows it."""
+    whole: bool = False
+    """Whether the environment is given all that was written, thoughts and blanks too, as a :class:`Written`."""
+
+
+class Written(str):
+    """A text as the actor wrote it, with the ids that were sampled."""
+
+    token_ids: tuple[int, ...]
+
+    def __new__(cls, text: str, token_ids: Sequence[int] = ()) -> Written:
+        """`token_ids`: none where nobody sampled it."""
+        made = super().__new__(cls, text)
+        made.token_ids = tuple(token_ids)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,8 @@ class ToolCalls:
     """The actor calls one tool per turn. The environment is given the call as JSON: `{"arguments": {…}, "name": …}`."""
 
     tools: tuple[Tool, ...]
+    several: bool = False
+    """Whether a turn may hold several calls: the environment is given a JSON list of them, in their order."""
 
 
 Actions = tuple[str, ...] | FreeText | ToolCalls
@@ -72,6 +88,9 @@ class Start:
     """Reason code where the episode could not start in this slot. Its first turn ends it; the slot is never stepped."""
     details: str | None = field(default=None, compare=False)
     """Beside `error`, for people: the traceback, or what was wrong. Neither a model nor a row sees it."""
+    messages: tuple[tuple[str, str], ...] = ()
+    """Role and text of messages of its own before the first user message. A first one of the role `system` stands for
+    the system text of the prompt file; the others follow its examples."""
 
     @classmethod
     def failed(cls, error: str, details: str | None = None) -> Start:
@@ -103,6 +122,10 @@ class Step:
     error: str | None = None
     """Reason code where the environment broke in this slot; the episode is then done without success."""
     details: str | None = field(default=None, compare=False)  # as of a start
+    turn_reward: float | None = None
+    """What this turn earned, where the environment pays turn by turn. It is recorded; `reward` is their sum so far."""
+    reward_parts: Mapping[str, float] | None = None
+    """Named parts of `reward`, before they are weighted. Those of the last step are recorded with the episode."""
 
 
 class Environment(Protocol):
@@ -314,22 +337,33 @@ class Chat(Protocol):
     """Turns messages into ids that are only ever appended to."""
 
     template: str
-    """Which chat template writes the prompts, in words."""
+    """Which chat template writes the prompts, and what becomes of earlier turns, in words."""
     opens_thought: bool
     """Whether a prompt ends inside a thought (`<think>`) that the model is to end: thinking models' templates do so."""
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model's own template shows tools; else the prompt has to describe them."""
+        """Whether the model's own template shows tools, so that they are called in its own form; else the prompt has to
+        describe them."""
 
     def opening(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of a whole first prompt, ready for the assistant to answer. `tools` only where the chat takes them."""
 
-    def reply(self, text: str, *, ended: bool) -> list[int]:
-        """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening."""
+    def reply(self, text: str, *, ended: bool, by: int | None = None, call: str | None = None) -> list[int]:
+        """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening.
 
-    def answer(self, text: str) -> list[int]:
-        """Ids a model would have sampled to say `text` and end its turn (demonstrations only)."""
+        `by`: the id that ended it. `call`: the tool that it called, whose result the text is; only where the chat takes
+        tools.
+        """
+
+    def answer(self, text: str, *, call: bool = False) -> list[int]:
+        """Ids a model would have sampled to say `text` and end its turn (demonstrations only).
+
+        `call`: the text may be a tool call in JSON, written in the model's own form; only where the chat takes tools.
+        """
+
+    def calls(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[str]:
+        """The tool calls of a sampled turn, in their order, as JSON; only where the chat takes tools."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids, without special tokens."""

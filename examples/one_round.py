@@ -77,7 +77,7 @@ class Learner:
     def __init__(self, method: Method, role: str, scratch: Path) -> None:
         self.config, self.seed, self.checkpoint = method.role(role), method.seed, scratch / role
         self.path = resolve_model(self.config.model).path
-        self.policy = load_policy(self.config, self.path, None, threads=1, multi_turn=role == "actor")
+        self.policy = load_policy(self.config, self.path, None, threads=1)
         self.trainer = self._trainer(self.config, None)
 
     def update(

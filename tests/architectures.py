@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache, GenerationConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 
 SMALL = {
     "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embedding_size": 64, "word_embed_proj_dim": 64,
@@ -36,6 +40,10 @@ SMALL = {
     "rotary_dim": 8, "initializer_range": 0.08, "init_std": 0.08,
 }  # fmt: skip
 """Sizes by the names that configs have for them."""
+_SMALL_EYES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14, "depth": 1, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
+}  # fmt: skip
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 ODD: dict[str, dict[str, Any]] = {
@@ -125,11 +133,29 @@ def write_small(kind: str, folder: Path, tokenizer: Path, vocabulary: int, **mor
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float()
+    _save(model, folder, tokenizer)
+    return type(model).__name__
+
+
+def write_seeing(kind: str, folder: Path, tokenizer: Path, vocabulary: int) -> None:
+    """Write a random model that also sees, and holds a text model."""
+    whole = CONFIG_MAPPING[kind]()
+    eyes = type(whole.vision_config)
+    known = _settings(eyes)
+    vision = eyes(**{name: value for name, value in _SMALL_EYES.items() if name in known})
+    text = small_config(whole.get_text_config().model_type, vocabulary)
+    config = CONFIG_MAPPING[kind](text_config=text.to_dict(), vision_config=vision.to_dict())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)](config).float()
+    _save(model, folder, tokenizer)
+
+
+def _save(model: Any, folder: Path, tokenizer: Path) -> None:
     model.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=0)
     model.save_pretrained(folder)
     for file in _files_of_tokenizer(tokenizer):
         shutil.copy(file, folder / file.name)
-    return type(model).__name__
 
 
 def _files_of_tokenizer(folder: Path) -> Iterator[Path]:

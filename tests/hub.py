@@ -1,6 +1,7 @@
 """A small stand-in of the Hugging Face Hub's API on loopback: models with commits and branches, gates, what was asked.
 
-Set HF_ENDPOINT to its address in a process of its own: huggingface_hub reads it when it is imported.
+huggingface_hub reads its settings when it is imported: :func:`asked_here` sets them in this process. In another one
+HF_ENDPOINT is the address.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ class Hub:
     asked: list[str] = field(default_factory=list)
     """Files that were downloaded, in order."""
     address: str = ""
+
+    @property
+    def asked_weights(self) -> list[str]:
+        """Files of weights that were downloaded."""
+        return [name for name in self.asked if name.endswith(".safetensors")]
 
     def push(self, model: str, directory: Path, branch: str = "main") -> str:
         """Let a directory be the newest commit of a branch; returns the commit."""
@@ -68,6 +74,22 @@ def _etag(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
 
 
+def asked_here(hub: Hub, home: Path, patched: Any) -> None:
+    """Let this process ask this hub, and keep what it downloads in a folder; `patched` is pytest's monkeypatch."""
+    from huggingface_hub import constants
+
+    files = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    for name, value in (
+        ("ENDPOINT", hub.address),
+        ("HUGGINGFACE_CO_URL_TEMPLATE", files),
+        ("HF_HUB_OFFLINE", False),
+        ("HF_HUB_CACHE", str(home)),
+    ):
+        patched.setattr(constants, name, value)
+    patched.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    patched.delenv("HF_TOKEN", raising=False)
+
+
 @contextmanager
 def served() -> Iterator[Hub]:
     """A hub that answers while the block runs."""
@@ -95,7 +117,7 @@ def served() -> Iterator[Hub]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     hub.address = f"http://127.0.0.1:{server.server_port}"
     try:
         yield hub

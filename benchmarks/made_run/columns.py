@@ -14,8 +14,12 @@ def columns(row_type: type[Row], count: int, /, **values: Any) -> pa.Table:
     """A table of `count` rows; a value that is no column is in every row, as does a field's own default."""
     schema = schema_of(row_type)
     for field in dataclasses.fields(row_type):  # type: ignore[arg-type]
-        if field.default_factory is not dataclasses.MISSING and field.name not in values:
+        if field.name in values:
+            continue
+        if field.default_factory is not dataclasses.MISSING:
             values[field.name] = pa.array([field.default_factory()] * count, schema.field(field.name).type)
+        elif field.default is not dataclasses.MISSING:
+            values[field.name] = pa.array([field.default] * count, schema.field(field.name).type)
     if sorted(values) != sorted(schema.names):
         raise ValueError(f"{row_type.table}: {sorted(set(values) ^ set(schema.names))}")
     arrays = []

@@ -151,13 +151,13 @@ def remake(run: RunDirectory, recipe: Recipe, round_number: int, name: str, serv
     )
     stored = cast(Services, _WithStoredVectors(run.path, services))
     made = make(run, recipe, round_number, name, stored, refused=no_tables)
-    tables = {f"{row_type.table}.parquet": table for row_type, table in made.tables.items()}
-    contents = {name: parquet_bytes(table) for name, table in sorted(tables.items())}
+    tables = {f"{row_type.table}.parquet": (row_type, table) for row_type, table in made.tables.items()}
+    contents = {name: parquet_bytes(*each) for name, each in sorted(tables.items())}
     digested = Digested(
         stage=name,
         round=round_number,
         files={
-            name: FileDigest(sha256=sha256_bytes(content), bytes=len(content), rows=tables[name].num_rows)
+            name: FileDigest(sha256=sha256_bytes(content), bytes=len(content), rows=tables[name][1].num_rows)
             for name, content in contents.items()
         },
         shared={relative: sha256_bytes(content) for relative, content in sorted(made.shared.items())},

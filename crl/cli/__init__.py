@@ -20,7 +20,7 @@ from typing import Any, cast
 import typer
 from typer.main import get_command
 
-from crl.cli import approve, bank, checks, compare, doctor, env, evaluate, fork, sql, stage, status, train
+from crl.cli import approve, bank, checks, compare, doctor, env, evaluate, fork, init, sql, stage, status, train
 from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import short
@@ -34,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("init")(init.init)
 app.command("train")(train.train)
 app.command("warm-start")(train.warm_start)
 app.command("resume")(train.resume)

@@ -9,15 +9,16 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.shared import console
+from crl.cli.findings import Finding, checked, computed_findings, described_findings, looked_at
+from crl.cli.shared import RunsOption, console, load, say
 from crl.errors import BadInput, CrlError
 from crl.paths import quoted
 
@@ -28,25 +29,8 @@ PACKAGES = (
     "torch", "transformers", "trl", "deepspeed", "peft", "prefect", "great-expectations", "duckdb", "pyarrow", "pandas",
     "numpy", "sentence-transformers", "gguf", "pydantic", "typer",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line: what was looked at, what was found, what to do where it is missing."""
-
-    name: str
-    result: str
-    ok: bool = True
-    mend: str = ""
-    required: bool = True
-    """Whether training cannot do without it."""
-    fits: bool = True
-    """False where this machine is too small by an estimate, which is made for the longest sequences."""
-
-    @property
-    def mark(self) -> str:
-        """The first word of its line."""
-        return "ok" if self.ok else "too big" if not self.fits else "missing" if self.required else "–"
+_LONGEST_NAME = 20
+_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def doctor(
@@ -54,34 +38,49 @@ def doctor(
         Path | None, typer.Argument(metavar="EXPERIMENT", help="A YAML file: also check and estimate it.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to estimate the disk for.")] = 3,
+    runs: RunsOption = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
+    ] = None,
 ) -> None:
     """Say what is installed and ready. With an experiment, what it would need; exit code 2 if something is missing.
 
-    Anything too big for this machine by the estimate is reported but is not an error: the experiment may be meant for
-    another machine."""
-    from crl.config.load import load_experiment
-
-    loaded = None if experiment is None else load_experiment(experiment)
+    Of each model: how it is sampled from and updated here, its chat template, and its memory. No weights are
+    downloaded; config and tokenizer of a model on the Hub are. Anything too big for this machine by the estimate is
+    reported but is not an error: the experiment may be meant for another machine."""
+    if experiment is None and (set or runs is not None):
+        raise BadInput("--set and --runs change an experiment", next_step="name its file: crl doctor EXPERIMENT --set")
+    loaded = None if experiment is None else load(experiment, set or [], runs)
     findings = list(installation())
     if loaded is not None:
         findings += experiment_findings(loaded, rounds)
-    width = max(len(finding.name) for finding in findings)
-    out = console()
-    for finding in findings:
-        out.print(f"{finding.mark:<7}  {finding.name:<{width}}  {finding.result}")
-        if not finding.ok and finding.mend:
-            out.print(f"{'':{width + 11}}{finding.mend}")
-    settings = {} if loaded is None else dict(first_settings(loaded))
-    width = max(map(len, settings), default=0)
-    for key, value in settings.items():
-        out.print(f"{key:<{width}}  {value}", soft_wrap=True)
+    _print(findings, {} if loaded is None else dict(first_settings(loaded)))
     missing = [finding.name for finding in findings if finding.mark == "missing"]
     if missing:
-        raise BadInput(f"not ready: {', '.join(missing)}", next_step="follow the lines marked `missing` above")
+        raise BadInput(f"not ready: {'; '.join(missing)}", next_step="follow the lines marked `missing` above")
     if large := [finding.name for finding in findings if not finding.fits]:
-        out.print(f"ready, but by the estimate too big for this machine: {', '.join(large)}")
+        say(f"ready, but by the estimate too big for this machine: {'; '.join(large)}")
         return
-    out.print("ready" + ("" if experiment else "; `crl doctor conf/quickstart.yaml` also checks an experiment"))
+    say("ready" + ("" if experiment else "; `crl doctor conf/quickstart.yaml` also checks an experiment"))
+
+
+def _print(findings: Sequence[Finding], settings: Mapping[str, str]) -> None:
+    """A line for each, longer ones below their beginning; a name that is too long for its column has its own line."""
+    width = console().width
+    column = min(_LONGEST_NAME, max(len(finding.name) for finding in findings))
+    indent = " " * (len(f"{'missing':<7}  ") + column + 2)
+    for finding in findings:
+        name = f"{finding.mark:<7}  {finding.name:<{column}}  "
+        texts = [finding.result, *([finding.mend] if not finding.ok and finding.mend else [])]
+        if len(finding.name) > column:
+            say(name.rstrip())
+            name = indent
+        for text in texts:
+            say(textwrap.fill(text, width, initial_indent=name, subsequent_indent=indent, **_WHOLE_WORDS))
+            name = indent
+    column = max(map(len, settings), default=0)
+    for key, value in settings.items():
+        say(f"{key:<{column}}  {value}")
 
 
 def installation() -> Iterator[Finding]:
@@ -89,9 +88,10 @@ def installation() -> Iterator[Finding]:
     version = ".".join(str(part) for part in sys.version_info[:3])
     supported = (3, 11) <= sys.version_info[:2] < (3, 13)
     yield Finding("python", f"{version}, {platform.machine()}", supported, "install Python 3.11 or 3.12")
-    for name in PACKAGES:
-        found = _version(name)
-        yield Finding(name, found or "not installed", found is not None, "make setup")
+    versions = {name: _version(name) for name in PACKAGES}
+    yield Finding("packages", ", ".join(f"{name} {version}" for name, version in versions.items() if version))
+    for name in (name for name, version in versions.items() if version is None):
+        yield Finding(name, "not installed", False, "make setup")
     yield _faiss()
     compilers = (shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
     compiler = next((path for path in compilers if path), None)
@@ -102,52 +102,49 @@ def installation() -> Iterator[Finding]:
 
 def experiment_findings(experiment: Experiment, rounds: int) -> list[Finding]:
     """Whether an experiment can run here, and what it would need."""
-    from crl.cli.needs import needs
     from crl.config.load import runs_root
+    from crl.run.find import beside
+
+    run_path = runs_root(experiment) / experiment.name
+    with beside(run_path):
+        return list(_experiment_findings(experiment, rounds, run_path))
+
+
+def _experiment_findings(experiment: Experiment, rounds: int, run_path: Path) -> Iterator[Finding]:
+    from crl.cli.needs import needs
     from crl.policies.machine import replaced
-    from crl.preflight import EMBEDDER, checks_here
+    from crl.preflight import checks_here
     from crl.preflight.estimate import check_disk, estimate
     from crl.preflight.probe import Comparison
-    from crl.preflight.shapes import readiness
     from crl.rounds.recipe import recipe_of
 
-    run_path, method = runs_root(experiment) / experiment.name, experiment.method
-    findings = [Finding("experiment", f"{experiment.name}, method {method.digest()[:12]}")]
-    models = {f"method.roles.{owner}.model": method.role(owner).model for owner in method.owners()}
-    if (embedder := method.recipe.embedder()) is not None:
-        models[EMBEDDER] = embedder.name
+    method = experiment.method
+    yield Finding("experiment", f"{experiment.name}, method {method.digest()[:12]}")
     with Comparison(method) as compared:
-        for name, check in checks_here(experiment):
-            findings.append(_checked(name, check, readiness(models[name]) if name in models else "ready"))
-        if all(finding.ok for finding in findings) and all(readiness(model) == "ready" for model in models.values()):
+        done = [checked(name, check) for name, check in checks_here(experiment)]
+        failed = [finding for finding in done if not finding.ok]
+        described = list(described_findings(method, prepare=not failed))
+        yield Finding("checks", f"{len(done) - len(failed)} of {len(done)} passed: settings, worlds, files")
+        yield from failed
+        yield from described
+        models = [method.role(owner).model for owner in method.owners()]
+        if all(each.ok for each in [*done, *described]) and all(looked_at(each, prepare=True) for each in models):
             prompts = partial(recipe_of(method).check_ready, method, run_path)
-            findings.append(_checked("prompts and tokenizers", prompts, "the first prompts fit, and are read whole"))
-            findings += _templates(method) if findings[-1].ok else []
-        for name, check in compared.checks(prepare=False):
-            findings.append(_checked(f"{name}, computed", check, partial(compared.said, name)))
+            yield checked("prompts", prompts, "the first ones fit, and the tokenizers read them whole")
+        needed = estimate(experiment)
+        yield from computed_findings(experiment, needed, compared)
     said = replaced(method)
-    findings += [] if said is None else [Finding("bfloat16", said)]
-    findings += [*_learning_rates(method), *_shards(experiment), *_tasks(method)]
-    needed = estimate(experiment)
+    yield from [] if said is None else [Finding("bfloat16", said)]
+    yield from _learning_rates(method)
+    yield from _shards(experiment)
+    yield from _tasks(method)
     if needed.memory_bytes is None:
-        said = f"unknown: {', '.join(needed.unknown)} is not on this machine"
-        return [*findings, Finding("memory", said, False, required=False)]
-    found = [
-        Finding(need.name, need.message, need.fits, need.mend, fits=need.fits)
-        for need in needs(experiment, needed, rounds, run_path)
-    ]
-    enough = _checked("free disk", lambda: check_disk(experiment, run_path, rounds), "enough for it")
-    return [*findings, *found, enough]
-
-
-def _templates(method: Method) -> Iterator[Finding]:
-    """A line for each role whose prompts are not written by its model's own chat template."""
-    from crl.policies.chat import TRAINING
-    from crl.rounds.ready import chat_of
-
-    for role, use in method.recipe.roles().items():
-        if use.multi_turn and chat_of(method, role).template == TRAINING:
-            yield Finding(f"chat template, {role}", f"{TRAINING}: the model's own rewrites earlier turns")
+        said = f"unknown: nothing on this machine says how large {', '.join(needed.unknown)} is"
+        yield Finding("memory", said, False, required=False)
+        return
+    for need in needs(experiment, needed, rounds, run_path):
+        yield Finding(need.name, need.message, need.fits, need.mend, fits=need.fits)
+    yield checked("free disk", lambda: check_disk(experiment, run_path, rounds), "enough for it")
 
 
 def _learning_rates(method: Method) -> Iterator[Finding]:
@@ -207,13 +204,16 @@ def first_settings(experiment: Experiment) -> Iterator[tuple[str, str]]:
 
 
 def _shared(method: Method, key: str) -> str | None:
-    """Whose weights a role has, where the key is a setting of theirs and the role shares another's; else None."""
+    """Whose a setting of weights or of their frozen base is, where a role shares another's; else None."""
     from crl.config import RoleConfig
 
     match key.split("."):
-        case ["method", "roles", role, field, *_] if field in RoleConfig.OF_WEIGHTS and role in method.roles:
-            owner = method.owner(role)
-            return None if owner == role else f"weights of {owner}"
+        case ["method", "roles", role, field, *_] if role in method.roles:
+            owner, base = method.owner(role), method.roles[role].base
+            if field in RoleConfig.OF_WEIGHTS and owner != role:
+                return f"weights of {owner}"
+            if field in RoleConfig.OF_BASE and base is not None:
+                return f"base of {base}"
     return None
 
 
@@ -225,18 +225,10 @@ def _in_words(value: Any) -> str:
     return str(value)
 
 
-def _checked(name: str, check: Callable[[], None], found: str | Callable[[], str] = "ready") -> Finding:
-    try:
-        check()
-        return Finding(name, found if isinstance(found, str) else found())
-    except CrlError as error:
-        return Finding(name, error.found, False, error.next_step or "")
-
-
 def _faiss() -> Finding:
     from crl.bank.index import check_faiss, searcher
 
-    return _checked("faiss", check_faiss, lambda: str(searcher()))
+    return checked("faiss", check_faiss, lambda: str(searcher()))
 
 
 def _machine() -> Iterator[Finding]:
@@ -277,10 +269,10 @@ def _models() -> Iterator[Finding]:
     prepared = sorted(path.parent.name for path in models_directory().glob("*/config.json"))
     for name in BUILT_IN:
         ready = any(directory.startswith(f"{name}-v") for directory in prepared)
-        found = "prepared" if ready else "will be prepared on first use"
-        yield _checked(f"model {name}", partial(check_model, name), found)
+        found = f"{name}, {'prepared' if ready else 'will be prepared on first use'}"
+        yield checked("built-in model", partial(check_model, name), found)
     for name in EMBEDDERS:
-        yield _checked(f"embedder {name}", partial(check_embedder, name))
+        yield checked("embedder", partial(check_embedder, name), f"{name}, ready")
 
 
 def _version(name: str) -> str | None:

@@ -186,19 +186,19 @@ def family_of(name: str, family: str | None, pairs: list[str]) -> FamilyConfig:
         if chosen is None:
             names = ", ".join(each.name for each in families)
             raise BadInput(f"{name} has no task family {family!r}", expected=f"one of {names}", where="--family")
-        environment = _environment({**chosen.environment.model_dump(mode="json"), **values})
+        environment = environment_of({**chosen.environment.model_dump(mode="json"), **values})
         return FamilyConfig.model_validate({**chosen.model_dump(mode="json"), "environment": environment})
     if family is not None:
         raise BadInput("--family is for the YAML file of an experiment", where="--family", next_step="leave it out")
-    _require_importable(name)
-    data: dict[str, Any] = {"name": "env", "environment": _environment({"kind": name, **values})}
+    data: dict[str, Any] = {"name": "env", "environment": environment_of({"kind": name, **values})}
     if (first := data["environment"].held_out_from) is not None:
         data["train_seeds"] = {"start": 0, "count": min(100_000, first)}
         data["evaluation_seeds"] = {"start": first, "count": 100}
     return FamilyConfig.model_validate(data)
 
 
-def _environment(data: dict[str, Any]) -> EnvironmentConfig:
+def environment_of(data: dict[str, Any]) -> EnvironmentConfig:
+    """The settings of an environment. Raises BadInput for what cannot be imported, and for settings that are none."""
     from functools import partial
 
     from pydantic import ValidationError
@@ -216,22 +216,3 @@ def _environment(data: dict[str, Any]) -> EnvironmentConfig:
             next_step="docs/config.md describes the settings of every environment",
         ) from None
     return made
-
-
-def _require_importable(name: str) -> None:
-    """Raise BadInput, with what to type, where the class of an environment cannot be imported."""
-    from crl.config import ENVIRONMENTS
-
-    try:
-        ENVIRONMENTS.load(name)
-    except BadInput as error:
-        module = name.partition(":")[0].partition(".")[0]
-        beside = Path(f"{module}.py").is_file() or Path(module).is_dir()
-        if ":" in name and beside and "cannot be imported" in error.found:
-            raise BadInput(
-                error.found,
-                expected=error.expected,
-                where=f"{module} is in this folder, which may not be on the path that Python imports from",
-                next_step=f"PYTHONPATH=. crl env … {quoted(name)}",
-            ) from None
-        raise

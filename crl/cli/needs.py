@@ -26,24 +26,11 @@ class Need:
 
 def needs(experiment: Experiment, needed: Estimate, rounds: int, run_path: Path) -> Iterator[Need]:
     """Every need of an experiment whose models are known."""
-    yield from _parts(experiment, needed)
+    for name, parts in needed.servers.items():
+        yield Need(f"vLLM server, {name}", sizes(parts))
     yield from _memory(experiment, needed)
     yield _disk(needed, rounds, run_path)
     yield _time(run_path)
-
-
-def _parts(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
-    from crl.preflight.memory import parts_of
-
-    method = experiment.method
-    for name, sampling in needed.sampling.items():
-        yield Need(f"sampling, {name}", _sum(parts_of(sampling)))
-    for owner, update in needed.updates.items():
-        ranks = method.role(owner).deepspeed.ranks
-        each = "" if ranks == 1 else f" on each of {ranks} ranks"
-        yield Need(f"update, {owner}", _sum(parts_of(update)) + each)
-    for name, parts in needed.servers.items():
-        yield Need(f"vLLM server, {name}", _sum(parts))
 
 
 def _memory(experiment: Experiment, needed: Estimate) -> Iterator[Need]:
@@ -108,7 +95,8 @@ def _time(run_path: Path) -> Need:
     )
 
 
-def _sum(parts: Mapping[str, int]) -> str:
+def sizes(parts: Mapping[str, int]) -> str:
+    """Parts of memory that are not 0, in words."""
     from crl.preflight.estimate import gigabytes
 
     return ", ".join(f"{name} {gigabytes(count)}" for name, count in parts.items() if count)

@@ -161,7 +161,13 @@ def _show_start(start: Start, prompt: PromptConfig | None) -> None:
         say(f"{start.goal}\n\n{start.observation}\n\n({actions_text(start.actions)})")
         return
     messages = actor_messages(
-        prompt, goal=start.goal, observation=start.observation, actions=start.actions, experience=None, placement="user"
+        prompt,
+        goal=start.goal,
+        observation=start.observation,
+        actions=start.actions,
+        experience=None,
+        placement="user",
+        own=start.messages,
     )
     for message in messages:
         say(f"[{message['role']}]\n{message['content']}\n")

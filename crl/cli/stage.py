@@ -172,7 +172,7 @@ def _lines(run: RunDirectory, number: int, made: Made, files: Path, own: list[st
 def _write(made: Made, into: Path) -> None:
     from crl.run.writer import parquet_bytes
 
-    contents = {f"{row_type.table}.parquet": parquet_bytes(table) for row_type, table in made.tables.items()}
+    contents = {f"{row_type.table}.parquet": parquet_bytes(row_type, table) for row_type, table in made.tables.items()}
     for relative, content in {**contents, **made.shared}.items():
         place = into / relative
         place.parent.mkdir(parents=True, exist_ok=True)

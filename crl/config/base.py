@@ -113,7 +113,7 @@ class Exchange(Model):
 class PromptConfig(Model):
     """One prompt. Placeholders in braces are filled by name; others are refused."""
 
-    system: str = Field(min_length=1, description="System text.")
+    system: str = Field(description="System text; empty: the model is shown none.")
     examples: list[Exchange] = Field([], description="Few-shot exchanges before the first real one.")
     first: str = Field(min_length=1, description="First real user message.")
     following: str = Field("{feedback}{observation}", description="Later user messages (actor).")

@@ -8,7 +8,8 @@ the same have the same digest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -144,6 +145,11 @@ class EnvironmentConfig(Model):
         """
         return None
 
+    def data_files(self) -> Mapping[str, Path]:
+        """Files and folders of a person's that it plays with, by their names in its settings; a file that is not there
+        may be among them. A run keeps a digest of each, and goes on with the same content only."""
+        return {}
+
     def outside_rows(self) -> Iterable[OutsideRows]:
         """The rows of a person's files that it plays with: Great Expectations looks at them before work starts. None of
         what ships with the project. Raises BadInput as :meth:`make`."""
@@ -247,6 +253,12 @@ class FamilyConfig(Model):
         None, exclude_if=unset, description="Reward convention; none: the environment's rewards as they are."
     )
     bank: FamilyBank | None = Field(None, exclude_if=unset, description="Its place in the bank; none: as the others.")
+    data_digests: dict[str, str] | None = Field(
+        None,
+        exclude_if=unset,
+        description="SHA-256 of the files and folders of data that its environment names: filled in when a run is "
+        "made, which goes on with the same content only.",
+    )
     changes: list[FamilyChange] = Field(
         [],
         exclude_if=off,

@@ -37,11 +37,11 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """Read an experiment file. `overrides` are dotted keys (`method.seed`) with YAML values.
 
     `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
-    its content becomes part of the method. So do the `prompts` of a family, and the games of the files that
-    `method.recipe.warm_start.recorded` names. The files of `expectations/`, found likewise, become
-    `runtime.expectations`. A family with `repeat: 8` is eight families; `{index}` in its texts is their number, and a
-    value that is `{index}` alone is that number. Raises BadInput naming file, key, what was found and what was
-    expected.
+    its content becomes part of the method. So do the `prompts` of a family, the text of a role's `chat_template`, and
+    the games of the files that `method.recipe.warm_start.recorded` names. The files of `expectations/`, found likewise,
+    become `runtime.expectations`. A family with `repeat: 8` is eight families; `{index}` in its texts is their
+    number, and a value that is `{index}` alone is that number. Raises BadInput naming file, key, what was found and
+    what was expected.
     """
     path = Path(path)
     return parse_experiment(read_yaml(path), overrides, base=path.parent, where=str(path))
@@ -58,7 +58,8 @@ def parse_experiment(
     for dotted, value in overrides.items():
         _set(data, dotted, _value(dotted, value))
     data = _with_tasks(_with_families(data, where), base)
-    data = with_recorded(_with_expectations(_with_prompts(data, base, where), base), base)
+    data = _with_templates(_with_prompts(data, base, where), base, where)
+    data = with_recorded(_with_expectations(data, base), base)
     try:
         return Experiment.model_validate(data)
     except ValidationError as error:
@@ -139,6 +140,44 @@ def _prompts_read(holder: dict[str, Any], key: str, base: Path, where: str) -> d
     if not isinstance(name, str) or ("{index}" in name and "repeat" in holder):  # its families are not written out yet
         return holder
     return {**holder, "prompts": read_yaml(find_prompts(name, base, where, key))}
+
+
+def _with_templates(data: dict[str, Any], base: Path, where: str) -> dict[str, Any]:
+    """The data with the text of each file that a role's `chat_template` names."""
+    method = data.get("method")
+    if not isinstance(method, dict) or not isinstance(roles := method.get("roles"), dict):
+        return data
+    read = {
+        name: {**role, "chat_template": _template_read(role["chat_template"], name, base, where)}
+        for name, role in roles.items()
+        if isinstance(role, dict) and isinstance(role.get("chat_template"), str)
+    }
+    return {**data, "method": {**method, "roles": {**roles, **read}}} if read else data
+
+
+def _template_read(template: str, role: str, base: Path, where: str) -> str:
+    """The text of the file; what is a template already (a frozen experiment's) is its own text."""
+    if "{{" in template or "{%" in template:
+        return template
+    key = f"method.roles.{role}.chat_template"
+    file = possible_path(base / template, "the chat template", where=f"{where}, {key}")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(
+            f"{key}: {template!r} cannot be read: {error}",
+            expected="a file with a jinja chat template",
+            where=where,
+            next_step=f"write {file}, or name a file that is there",
+        ) from None
+    if "{{" in text or "{%" in text:
+        return text
+    raise BadInput(
+        f"{key}: {file} holds no chat template",
+        expected="jinja, with {{ … }} or {% … %}",
+        where=where,
+        next_step="name the file of a chat template",
+    )
 
 
 def _with_expectations(data: dict[str, Any], base: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class RoleUse:
     trained: bool = True
     """Whether its weights are updated."""
     multi_turn: bool = False
-    """Whether it answers over many turns of one conversation, so that its chat template must keep all of them."""
+    """Whether it answers over many turns of one conversation."""
     batch: int | None = None
     """Outputs sampled side by side, at most; None: as many as there are rows in a wave of episodes."""
 
@@ -193,6 +193,8 @@ class Method(Model):
     @model_validator(mode="after")
     def _roles_fit(self) -> Method:
         for name, role in self.roles.items():
+            if role.base is not None:
+                self._check_base(name, role.base)
             if role.weights is None:
                 continue
             owner = self.roles.get(role.weights)
@@ -205,6 +207,17 @@ class Method(Model):
         if missing:
             raise ValueError(f"recipe {self.recipe.kind} needs a role {missing[0]!r}; found {', '.join(self.roles)}")
         return self
+
+    def _check_base(self, name: str, base: str) -> None:
+        """Raise ValueError or BadInput where a role cannot stand on the base of another."""
+        owner = self.roles.get(base)
+        if base == name or owner is None or owner.weights is not None or owner.base is not None:
+            others = (each for each, role in self.roles.items() if each != name and role.weights is role.base is None)
+            raise ValueError(
+                f"roles.{name}.base is {base!r}, expected a role with a model of its own: {', '.join(others)}"
+            )
+        for each in (base, name):
+            self.roles[each].check_shared_base(each)
 
     @model_validator(mode="after")
     def _prompts_fit(self) -> Method:
@@ -270,12 +283,15 @@ class Method(Model):
                 )
 
     def role(self, name: str) -> RoleConfig:
-        """The config of a role; what belongs to the weights is the owner's where they are shared."""
+        """The config of a role; what belongs to the weights, or to the base, is the owner's where they are shared."""
         role = self.roles[name]
-        if role.weights is None:
+        if role.weights is not None:
+            owner, fields = self.role(role.weights), RoleConfig.OF_WEIGHTS
+        elif role.base is not None:
+            owner, fields = self.roles[role.base], RoleConfig.OF_BASE
+        else:
             return role
-        owner = self.roles[role.weights]
-        return role.model_copy(update={field: getattr(owner, field) for field in RoleConfig.OF_WEIGHTS})
+        return role.model_copy(update={field: getattr(owner, field) for field in fields})
 
     def family(self, name: str) -> FamilyConfig | None:
         """The config of a task family; None where there is none of this name (a practice game, for instance)."""
@@ -307,6 +323,16 @@ class Method(Model):
     def owner(self, name: str) -> str:
         """The role whose weights a role has: its own name, unless it shares another's."""
         return self.roles[name].weights or name
+
+    def base(self, name: str) -> str | None:
+        """The role whose model is the frozen base of this one's weights and of others that the recipe works with; None
+        where no other stands on it."""
+        bases = [self._base(owner) for owner in self.owners()]
+        base = self._base(self.owner(name))
+        return base if bases.count(base) > 1 else None
+
+    def _base(self, owner: str) -> str:
+        return self.roles[owner].base or owner
 
     def owners(self) -> tuple[str, ...]:
         """Sets of weights that the recipe works with, by the role that owns each, in the order of its roles."""

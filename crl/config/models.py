@@ -36,6 +36,8 @@ class Ways:
 
     sampling: Sampling = "packed"
     update: Update = "packed"
+    adapter: Mapping[str, Any] | None = None
+    """What an adapter adapts, for people (`crl.learn.adapters.Adapted`); None: full weights are trained, or none."""
 
 
 def check_context(model_config: Any, name: str, context: int, role: str | None = None) -> None:
@@ -166,6 +168,8 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
         if "trust_remote_code" not in str(error):
             raise
         raise _own_code(path, name, "transformers has no such class") from error
+    if kind is transformers.AutoModelForCausalLM and getattr(options["config"], "quantization_config", None):
+        _make_plain(found[0] if isinstance(found, tuple) else found, options.get("dtype"))
     if kind is transformers.AutoConfig:
         own = "AutoModelForCausalLM" in (getattr(found, "auto_map", None) or {})
         if own and type(found) not in transformers.AutoModelForCausalLM._model_mapping:
@@ -176,6 +180,21 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
     return found
 
 
+def check_language_model(config: Any, path: Path, name: str) -> None:
+    """Raise BadInput where transformers has no causal language model of a config's type: of one that also sees it has
+    one where its text model is, or holds, the whole model."""
+    if type(config) in sys.modules["transformers"].AutoModelForCausalLM._model_mapping:
+        return
+    text = config.get_text_config()
+    inside = "" if text is config else f"; its text model is of type {text.model_type}"
+    raise BadInput(
+        f"the model {name} is of type {config.model_type}, which transformers has no causal language model of{inside}",
+        expected="a model that AutoModelForCausalLM opens",
+        where=str(path),
+        next_step="name a text model: the one that this was made from, or its text part saved by itself",
+    )
+
+
 def _dequantize(config: Any) -> None:
     """Have transformers make plain numbers of fp8 or mxfp4 weights, also where a GPU could compute with them as they
     are: what samples and what learns would not agree."""
@@ -184,6 +203,16 @@ def _dequantize(config: Any) -> None:
         packed["dequantize"] = True
     elif packed is not None:
         packed.dequantize = True
+
+
+def _make_plain(model: Any, dtype: Any) -> None:
+    """Give a dequantized model one type, where transformers leaves what was packed, and what was not, as each is. It is
+    saved as it is, not packed again."""
+    torch = sys.modules["torch"]
+    wanted = dtype if isinstance(dtype, torch.dtype) else model.config.get_text_config().dtype
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(wanted or torch.float32)
+    model._weight_conversions = None
 
 
 def _own_code(path: Path, name: str | None, why: str) -> BadInput:

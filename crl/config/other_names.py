@@ -62,7 +62,7 @@ OTHER_NAMES: dict[str, Here] = {
     "reward_weights": Here((), "an environment gives one reward"),
     "mask_truncated_completions": Here((), "an episode that was cut is trained with the reward it has"),
     "sync_ref_model": Here((), "the reference is the base model"),
-    "chat_template_kwargs": Here(),
+    "chat_template_kwargs": Here(("method.roles.<role>.chat_template_kwargs",)),
     # transformers' TrainingArguments, and its ways to sample
     "per_device_train_batch_size": Here(
         ("method.roles.<role>.deepspeed.micro_batch", "method.families.0.groups"),

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -156,6 +157,16 @@ def _points(group: str, path: tuple[str, ...]) -> EntryPoints:
 
 
 def load_object(target: str) -> Any:
-    """What `module:name` names. Raises what importing it raises."""
+    """What `module:name` names; a module that is not installed may lie in the folder that was started in. Raises what
+    importing it raises."""
     module, _, name = target.partition(":")
+    top, here = module.partition(".")[0], Path.cwd()
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != top or not ((here / f"{top}.py").is_file() or (here / top).is_dir()):
+            raise
+    # Behind everything else, so that it hides nothing; and for good: the module may import what is beside it.
+    sys.path.append(str(here))
+    importlib.invalidate_caches()
     return getattr(importlib.import_module(module), name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.models import Sampling
@@ -15,6 +15,12 @@ from crl.config.registry import Registry, load_object
 from crl.errors import BadInput
 
 StopString = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+_MOST = 1_000_000_000
+TemplateArgument = (
+    StrictBool | Annotated[int, Field(ge=-_MOST, le=_MOST)] | Annotated[float, Field(ge=-_MOST, le=_MOST)] | str | None
+)
 
 
 class SamplingConfig(Model):
@@ -51,7 +57,9 @@ class LoraConfig(Model):
     lora_alpha: float = Field(
         32, gt=0, le=1_000_000, description="Scale numerator: the update is multiplied by lora_alpha / r."
     )
-    target_modules: list[str] | Literal["all-linear"] = Field("all-linear", description="Modules that get an adapter.")
+    target_modules: list[str] | Literal["all-linear"] = Field(
+        "all-linear", description="Modules that get an adapter; all-linear: every linear layer and expert."
+    )
 
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
@@ -142,17 +150,14 @@ class EngineConfig(Model):
         """
         return iter(())
 
-    def load(
-        self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int, multi_turn: bool
-    ) -> Any:
+    def load(self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int) -> Any:
         """A policy ready to sample (`crl.protocols.LoadedPolicy`).
 
         Args:
-            role: the role that samples: precision, context.
+            role: the role that samples: precision, context, chat template.
             model_path: directory of the base model; tokenizer and chat template come from here.
             checkpoint: directory of the role's weights or LoRA adapter; None: those of the base model.
             threads: CPU threads of this process.
-            multi_turn: False for a role that writes one turn: its chat template may rewrite history.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how it loads a model")
 
@@ -170,12 +175,12 @@ class TransformersEngine(EngineConfig):
         checkpoint: Path | None,
         *,
         threads: int,
-        multi_turn: bool,
         way: Sampling | None = None,
+        base: Callable[[Any], Any] | None = None,
     ) -> Any:
         """See :func:`crl.policies.language_model.load_policy`."""
         load_policy = load_object("crl.policies.language_model:load_policy")
-        return load_policy(role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, way=way)
+        return load_policy(role, model_path, checkpoint, threads=threads, way=way, base=base)
 
 
 ENGINES = Registry(
@@ -201,8 +206,16 @@ class RoleConfig(Model):
 
     OF_WEIGHTS: ClassVar[tuple[str, ...]] = ("model", "dtype", "engine", "lora", "optimizer", "deepspeed")
     """Fields that belong to a set of weights: a role that shares another's has none of its own."""
+    OF_BASE: ClassVar[tuple[str, ...]] = ("model", "dtype", "engine")
+    """Those of them that belong to a frozen base: a role that stands on another's has none of its own."""
 
     weights: str | None = Field(None, description="Role whose weights this one shares; none: weights of its own.")
+    base: str | None = Field(
+        None,
+        exclude_if=unset,
+        description="Role on whose frozen base this one stands: one model in memory, and an adapter of each. Both have "
+        "`lora`; model, dtype and engine are the other's. None: a model of its own.",
+    )
     model: str = Field(
         "smollm2-135m-instruct",
         description="tiny, smollm2-135m-instruct, warm:<name>/<role>, run:<name>@<round> (weights of the role of that "
@@ -211,6 +224,19 @@ class RoleConfig(Model):
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Precision of the sampling model; float32 on a CPU without bfloat16 kernels."
+    )
+    chat_template: str | None = Field(
+        None,
+        max_length=200_000,
+        exclude_if=unset,
+        description="A chat template in place of the model's own: the name of a file (jinja), found from the folder of "
+        "the experiment. Its text becomes part of the method.",
+    )
+    chat_template_kwargs: dict[str, TemplateArgument] = Field(
+        {},
+        exclude_if=off,
+        description="What the chat template is given beside the messages, such as enable_thinking: false or "
+        "reasoning_effort: low. A name that the template does not read is an error.",
     )
     context: int = Field(2048, ge=32, le=1_048_576, description="Longest sequence in tokens.")
     sampling: SamplingConfig = Field(SamplingConfig(), description="How it samples.")
@@ -225,7 +251,30 @@ class RoleConfig(Model):
         own = [name for name in self.OF_WEIGHTS if getattr(self, name) != fields[name].get_default()]
         if self.weights is not None and own:
             raise ValueError(f"the weights are those of {self.weights}, so {', '.join(own)} is set there")
+        if self.base is None:
+            return self
+        if self.weights is not None:
+            raise ValueError(f"weights is {self.weights} and base is {self.base}: set one of them")
+        if of_base := [name for name in own if name in self.OF_BASE]:
+            raise ValueError(f"the base is that of {self.base}, so {', '.join(of_base)} is set there")
         return self
+
+    def check_shared_base(self, name: str) -> None:
+        """Raise BadInput where a role of this name cannot have its base together with another."""
+        if self.lora is None:
+            raise BadInput(
+                f"role {name} shares its base with another role, and it trains full weights",
+                expected="an adapter: the base of several roles stays as it is",
+                where=f"method.roles.{name}.lora",
+                next_step="set lora ({} has the defaults), or give each role a model of its own",
+            )
+        if self.deepspeed.zero_stage == 3:
+            raise BadInput(
+                f"role {name} shares its base with another role, and ZeRO-3 divides a base among ranks",
+                expected="zero_stage 0, 1 or 2: they leave the base whole",
+                where=f"method.roles.{name}.deepspeed.zero_stage",
+                next_step="lower zero_stage, or give each role a model of its own",
+            )
 
     def engine_problems(self, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
         """What a role of this name asks for and its engine cannot do; `temperatures` as in `EngineConfig.problems`."""
@@ -237,4 +286,13 @@ class RoleConfig(Model):
                 where=where,
                 next_step="leave it out, or use the engine transformers",
             )
+        for field in ("chat_template", "chat_template_kwargs") if self.engine.REMOTE else ():
+            if getattr(self, field):
+                where = f"method.roles.{name}.{field}"
+                yield BadInput(
+                    f"{where} is set, and the model is behind an endpoint",
+                    expected="none: the endpoint renders chats itself",
+                    where=where,
+                    next_step="leave it out",
+                )
         yield from self.engine.problems(self, name, temperatures)

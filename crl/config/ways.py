@@ -13,12 +13,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from crl.config.vocabulary import rows_of_model
-from crl.errors import StageFailed
+from crl.errors import CrlError, StageFailed
 
 MOST_NATS = 0.002
 """Most that a log-probability may differ in float32. Of small random models the worst of what is right differs by 3e-5,
@@ -35,6 +35,8 @@ _ALIKE, _APART, _TOLD = 18, (2, 7), (2, 5)
 _LONGEST = 2**16
 """Positions of a row where a config has no bound for them."""
 
+Way = TypeVar("Way", bound=str)
+"""Of sampling, or of updating (`crl.config.models`)."""
 Logprobs = list[list[float]]
 """Of two rows, of each token but the first; NaN is not compared."""
 
@@ -82,6 +84,27 @@ def check_nats(problem: str, one: Logprobs, other: Logprobs, most: float) -> flo
             expected=f"at most {most} nats",
         )
     return worst
+
+
+def first_exact(ways: Sequence[Way], gap_of: Callable[[Way], float], near: float) -> tuple[Way | None, dict[Way, str]]:
+    """The first way whose log-probabilities are `near` those of transformers, else the nearest; None: none is right.
+
+    `gap_of` tries a way, and raises where it is wrong. Also what is wrong with each that was tried and is not near.
+    """
+    torch = sys.modules["torch"]
+    gaps, problems = dict[Way, float](), dict[Way, str]()
+    for way in ways:
+        try:
+            gaps[way] = gap_of(way)
+            if gaps[way] <= near:
+                break
+            problems[way] = f"{way}: {gaps[way]:.1e} nats"
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of whatever code the model has
+            said = error.found if isinstance(error, CrlError) else f"{type(error).__name__}: {error}"
+            problems[way] = f"{way}: {next(iter(said.splitlines()), '')[:200]}"
+    return min(gaps, key=gaps.__getitem__, default=None), problems
 
 
 def check_sees_all(model: Any, context: int) -> None:

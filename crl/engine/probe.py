@@ -19,7 +19,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,15 +28,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 import psutil
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from crl.config import LoraConfig
-from crl.config.models import Sampling, Update, check_context, pretrained
+from crl.config.models import Sampling, Update, check_context, check_language_model, pretrained
 from crl.config.vocabulary import absent_of
 from crl.config.ways import MOST_NATS, MOST_NATS_BFLOAT16, Logprobs, check_nats, plain_logprobs, rows_to_try
 from crl.engine.services import parameters
 from crl.errors import CrlError, StageFailed
+from crl.learn.adapters import adapted_by
 from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import ScoredModel, load_trainable, logprobs_of
 from crl.policies.exact import Tried, exact_sampling
@@ -84,6 +86,8 @@ class Verdict:
     """Largest differences of log-probabilities, by what was compared."""
     cosine: float | None = None
     """Of the gradients of an update and of plain transformers."""
+    adapter: dict[str, Any] | None = None
+    """What an adapter adapts (`crl.learn.adapters.Adapted`)."""
     skipped: str | None = None
     """Why nothing was measured."""
     sure: bool = True
@@ -114,6 +118,7 @@ class _Probe:
 
     def run(self) -> None:
         config = pretrained(AutoConfig, self._path)
+        check_language_model(config, self._path, self._path.name)
         check_context(config, self._path.name, self._question.context)
         if not self._find_room():
             self.verdict = Verdict(skipped="not measured: memory is not enough for its weights", sure=False)
@@ -204,7 +209,16 @@ class _Probe:
             self.doing = "transformers' own backward pass"
             model.set_attn_implementation(own)
             sum(each.sum() for each in plain_logprobs(model, rows, self._absent)).backward()
-            theirs = [_taken(parameter) for parameter in model.parameters()]
+            named = dict(model.named_parameters())
+            theirs = [_taken(parameter) for parameter in named.values()]
+            if lora is not None:
+                without = [
+                    name
+                    for (name, each), got in zip(named.items(), theirs, strict=True)
+                    if each.requires_grad and got is None
+                ]
+                adapted = adapted_by(model, without)
+                self.verdict = replace(self.verdict, adapter=asdict(adapted))
             self.doing = "the backward pass of an update"
             ways: tuple[Update, ...] = get_args(Update)
             for way in ways[ways.index(scored.way) :]:
@@ -238,6 +252,7 @@ class _Probe:
                 self.doing = "writing an adapter"
                 learned = {name: each for name, each in model.named_parameters() if each.requires_grad}
                 save_weights(model, {name: each.detach().cpu() for name, each in learned.items()}, folder)
+                _read_back(model, learned, folder)
             return again
 
     def _logprobs(self, model: Any, rows: Sequence[Sequence[int]]) -> Logprobs:
@@ -264,6 +279,23 @@ def _move(model: Any, lora: LoraConfig) -> None:
             if parameter.requires_grad:
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.add_(noise.to(parameter.device), alpha=by)
+
+
+def _read_back(model: Any, learned: Mapping[str, torch.nn.Parameter], folder: Path) -> None:
+    """Raise StageFailed where peft does not find all of a written adapter: what it misses begins anew, silently."""
+    from peft import set_peft_model_state_dict
+
+    written = load_file(folder / "adapter_model.safetensors")
+    with torch.no_grad():
+        kept = {name: each.clone() for name, each in learned.items()}
+        for each in learned.values():
+            each.zero_()
+    set_peft_model_state_dict(model, written)
+    if lost := sorted(name for name, each in learned.items() if not torch.equal(each, kept[name])):
+        raise StageFailed(
+            f"peft reads {len(lost)} of {len(learned)} tensors of an adapter back as others: {lost[0]}",
+            expected="the numbers that were written; lora.target_modules may name other modules",
+        )
 
 
 def _taken(parameter: torch.nn.Parameter) -> torch.Tensor | None:

@@ -3,8 +3,9 @@
 At most one set of weights per role is held: those of the next round replace those of the last. A trainer's optimizer
 state is several times its model, so at most one is held, no sampling copy of its role beside it, and none on a GPU when
 a server starts there; of small models (`policies.machine.all_stay`) both trainers stay, and new weights are read into
-the living copy. A trainer that a stage asked for counts as dirty until the stage says which update it has reached
-(`trained`); a stage that failed in between never hands on half an update.
+the living copy. The frozen base of several roles (`frozen_base`) stays, unless such a server starts. A trainer that a
+stage asked for counts as dirty until the stage says which update it has reached (`trained`); a stage that failed in
+between never hands on half an update.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import contextlib
 import ctypes
 import functools
 import gc
-import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,12 @@ from crl.errors import BadInput, RecordDamaged
 from crl.faults import close
 from crl.protocols import Embedder, Environment, LoadedPolicy, Policy, Served
 from crl.records import Weights, rows_of
+from crl.run.find import beside
 from crl.run.seeds import seed_for
 
 if TYPE_CHECKING:
     from crl.config.models import Ways
+    from crl.engine.frozen_base import FrozenBase
     from crl.learn.trainer import Trainer
     from crl.policies.sources import ModelSource
     from crl.run.directory import RunDirectory
@@ -50,6 +52,8 @@ class EngineServices:
         self._used: dict[str, dict[str, str]] = {}
         self._embedder: Embedder | None = None
         self._sources: dict[str, ModelSource] = {}
+        self._frozen: dict[str, FrozenBase] = {}
+        """Bases that several roles stand on, by the role whose model they are."""
         self._trainers: dict[str, tuple[str, Trainer]] = {}
         """(weights digest, trainer) by role; an empty digest while a stage trains it."""
         self._stage_seed = 0
@@ -107,17 +111,15 @@ class EngineServices:
             if config.engine.SERVED and not config.engine.REMOTE and (server is None or server.address is None):
                 self._make_room_for_server()
             with self._seeded("weights", role):
-                # Of a role that writes one turn the template may drop thoughts from what came before.
-                multi_turn = self._method.recipe.roles()[role].multi_turn
                 policy = load_policy(
                     config,
                     model_path,
                     checkpoint,
                     threads=self._method.threads,
-                    multi_turn=multi_turn,
                     server=server,
                     weights=weights.weights_digest,
                     way=None if (ways := self._ways_of(role)) is None else ways.sampling,
+                    base=self._shared_base(role, model_path),
                 )
         self._policies[role] = (weights.weights_digest, policy)
         return policy
@@ -136,6 +138,8 @@ class EngineServices:
 
         if gpu_count() and not self._all_small():
             self._drop_trainers([role for role, (digest, _) in self._trainers.items() if digest])
+            self._frozen.clear()  # no role of theirs is sampled from here: the engine is the base's
+            _collect()
 
     def _server(self, role: str) -> ServerConfig | None:
         return last_runtime(self._run.path).servers.get(self._method.owner(role))
@@ -231,6 +235,7 @@ class EngineServices:
             self._embedder = None
             load_embedder.cache_clear()  # it keeps one per process
         self._drop_trainers(list(self._trainers))
+        self._frozen.clear()
         _collect()
 
     def close(self) -> None:
@@ -250,21 +255,35 @@ class EngineServices:
         from crl.policies.machine import computed
 
         config = computed(self._method.role(role))
+        model_path = self._base(role, config, weights)
         with self._seeded("weights", role):
             return Trainer(
                 config,
-                model_path=self._base(role, config, weights),
+                model_path=model_path,
                 checkpoint=self._checkpoint(weights),
                 threads=self._method.threads,
                 seed=_torch_seed(self._method.seed, "weights", role),
                 way=None if (ways := self._ways_of(role)) is None else ways.update,
+                base=self._shared_base(role, model_path),
             )
+
+    def _shared_base(self, role: str, path: Path) -> Callable[[Any], Any] | None:
+        """What makes the base of a role in a type; None: no other role stands on it."""
+        owner = self._method.base(role)
+        if owner is None:
+            return None
+        from crl.engine.frozen_base import FrozenBase
+
+        if owner not in self._frozen:
+            self._frozen[owner] = FrozenBase(path)
+        return self._frozen[owner].model
 
     def _source(self, name: str) -> ModelSource:
         if name not in self._sources:
             from crl.policies.sources import resolve_model
 
-            self._sources[name] = resolve_model(name)
+            with beside(self._run.path):
+                self._sources[name] = resolve_model(name)
         return self._sources[name]
 
     def _embedder_use(self) -> EmbedderUse:
@@ -359,19 +378,9 @@ class EngineServices:
 @functools.cache
 def parameters(model: Path) -> int:
     """Numbers in a model's files of weights, by their headers. Raises BadInput where one cannot be read."""
-    from safetensors import SafetensorError, safe_open
+    from crl.policies.sources import numbers_by_type
 
-    count = 0
-    for file in model.glob("*.safetensors"):
-        try:
-            with safe_open(file, "numpy") as weights:
-                names = weights.keys()
-                count += sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
-        except (OSError, SafetensorError) as error:
-            raise BadInput(
-                f"its file {file.name} cannot be read: {error}", expected="a whole file of weights"
-            ) from None
-    return count
+    return numbers_by_type(model).total()
 
 
 @contextmanager

@@ -78,11 +78,17 @@ def fork_run(
     `fork`, and RecordDamaged for a parent that is not intact.
     """
     from crl.audit.verify import require_intact
+    from crl.engine.ways import inherit
     from crl.rounds.fork import fork
     from crl.rounds.recipe import recipe_in
 
     require_intact(parent.path, from_rows=partial(recipe_in(parent).from_rows, parent.method))
-    also = partial(begin_after, round_number=round_number, runtime=runtime or last_runtime(parent.path))
+    known = runtime or last_runtime(parent.path)
+
+    def also(directory: Path) -> None:
+        begin_after(directory, round_number, known)
+        inherit(directory, parent, experiment.method)
+
     return fork(parent, round_number, experiment, root, keep_rollouts=keep_rollouts, also=also)
 
 

@@ -53,7 +53,6 @@ class VllmPolicy:
         checkpoint: Path | None,
         *,
         threads: int,
-        multi_turn: bool,
         server: ServerConfig,
         weights: str,
     ) -> None:
@@ -63,7 +62,7 @@ class VllmPolicy:
         config = pretrained(AutoConfig, model_path, role.model)
         rows = rows_of_model(config)
         check_context(config, role.model, role.context)
-        self.chat = ChatFormat(tokenizer, role.model, multi_turn=multi_turn, rows=rows)
+        self.chat = ChatFormat.of(role, tokenizer, role.model, rows=rows)
         self.context = role.context
         self._absent = absent_ids(tokenizer, rows)
         self._probe = _probe(rows)

@@ -16,13 +16,16 @@ from crl.config import EnvironmentConfig, FamilyConfig
 from crl.errors import BadInput
 from crl.faults import EXPECTED_ACTIONS, Fault, attempt, flaw_of_actions
 from crl.protocols import Environment, Start
+from crl.run.data_files import check_data
 
 
 def make_environment(family: FamilyConfig) -> Environment:
     """The environment of a task family, ended at its turn limit where it has none of its own.
 
-    Raises BadInput where it is not registered or a package that it needs is missing.
+    Raises BadInput where it is not registered, a package that it needs is missing, or its data has changed since the
+    run was made.
     """
+    check_data(family)
     environment = _stepped(family)
     if family.max_turns is None:
         return environment

@@ -8,18 +8,22 @@ is, levels that are held out by it (`crl/envs/levels.py`). docs/environments.md 
 from __future__ import annotations
 
 import copy
+import inspect
+import json
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from pydantic import Field
 
 from crl.config.environments import EnvironmentConfig
+from crl.envs.asynchronous import run_all
 from crl.envs.levels import Drawn, Levels
 from crl.envs.slots import NO_ACTION, Slots, refusal, stepped
-from crl.protocols import Actions, Environment, Start, Step, StopReason
+from crl.faults import Fault, broke
+from crl.protocols import Actions, Environment, Start, Step, StopReason, ToolCalls
 
 _DRAWS = 10_000
 
@@ -39,6 +43,10 @@ class Move:
     reward: float | None = None
     """What the episode is worth if it ends here; None: 1 if it is solved, else 0; of an illegal action, what it was
     worth before."""
+    turn_reward: float | None = None
+    """What this turn earns, where a game pays turn by turn: an episode is worth their sum, and `reward` is not read."""
+    reward_parts: Mapping[str, float] | None = None
+    """Named parts of what the episode is worth, for the record."""
 
 
 class Game(EnvironmentConfig):
@@ -62,8 +70,13 @@ class Game(EnvironmentConfig):
         """What may be done next: names, `FreeText` or `ToolCalls`."""
         raise NotImplementedError(f"{type(self).__name__} has to say what may be done")
 
-    def act(self, state: Any, action: str) -> Move:
-        """Do an action, in place. Where actions are listed it is one of them; else whatever was written."""
+    def messages(self, state: Any) -> Sequence[tuple[str, str]]:
+        """Role and text of messages of its own before the first view, such as a system text (`Start.messages`)."""
+        return ()
+
+    def act(self, state: Any, action: str) -> Move | Coroutine[Any, Any, Move]:
+        """Do an action, in place. Where actions are listed it is one of them; of `ToolCalls` it is a call of one of the
+        tools as JSON; else whatever was written. It may be `async`: then the slots of a wave wait side by side."""
         raise NotImplementedError(f"{type(self).__name__} has to do something")
 
     def solve(self, state: Any) -> str | None:
@@ -93,6 +106,7 @@ class Games(Slots[_Slot]):
     def __init__(self, game: Game) -> None:
         super().__init__()
         self.game = game
+        self.steps_together = self.steps_apart = inspect.iscoroutinefunction(game.act)
 
     def _begin(self, seed: int) -> Any:
         return self.game.begin(random.Random(f"{seed}"))
@@ -101,26 +115,68 @@ class Games(Slots[_Slot]):
         """Start `len(seeds)` episodes, slot i with seeds[i]."""
         game = self.game
         self._slots = [_Slot(self._begin(seed)) for seed in seeds]
-        return [Start(game.goal(slot.state), game.look(slot.state), game.actions(slot.state)) for slot in self._slots]
+        return [
+            Start(game.goal(state), game.look(state), game.actions(state), messages=tuple(game.messages(state)))
+            for state in (slot.state for slot in self._slots)
+        ]
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        """Apply one action in each slot given; where acting is async, all of them at once, and what raises ends its own
+        slot. Stepping a slot that is done raises RuntimeError."""
+        if not self.steps_together:
+            return super().step_many(actions)
+        slots = self._turns_of(actions)
+        moves: dict[int, Any] = {index: self._refused(slot, actions[index]) for index, slot in slots.items()}
+        waiting = {
+            index: cast("Coroutine[Any, Any, Move]", self.game.act(slot.state, cast(str, actions[index])))
+            for index, slot in slots.items()
+            if moves[index] is None
+        }
+        moves.update(run_all(waiting))
+        return {index: self._answered(slots[index], move) for index, move in moves.items()}
+
+    def _answered(self, slot: _Slot, move: Move | Fault) -> Step:
+        if isinstance(move, Fault):
+            slot.done = True
+            return broke(move.code, move.details)
+        return self._moved(slot, move)
 
     def _step(self, slot: _Slot, action: str | None) -> Step:
+        move = self._refused(slot, action) or self.game.act(slot.state, cast(str, action))
+        return self._moved(slot, cast(Move, move))
+
+    def _refused(self, slot: _Slot, action: str | None) -> Move | None:
+        """What comes of an answer that names nothing possible; None of one that does."""
+        possible = self.game.actions(slot.state)
+        if isinstance(possible, tuple):
+            return None if action in possible else Move(refusal(possible), legal=False)
+        if action is None:
+            return Move(NO_ACTION, legal=False)
+        if isinstance(possible, ToolCalls):
+            names = [tool.name for tool in possible.tools]
+            called = json.loads(action)
+            for call in called if isinstance(called, list) else [called]:
+                if call["name"] not in names:
+                    told = f"There is no tool {call['name']}. Possible: {', '.join(names)}."
+                    return Move(told, legal=False)
+        return None
+
+    def _moved(self, slot: _Slot, move: Move) -> Step:
         game, state = self.game, slot.state
-        possible = game.actions(state)
-        if action is None or (isinstance(possible, tuple) and action not in possible):
-            move = Move(refusal(possible) if isinstance(possible, tuple) else NO_ACTION, legal=False)
-        else:
-            move = game.act(state, action)
         reason = None
         if move.over or move.success:
             reason = StopReason.success if move.success else StopReason.failure
         elif slot.turns >= game.max_turns:
             reason = StopReason.turn_limit
-        if move.reward is not None:
+        if move.turn_reward is not None:
+            slot.reward += move.turn_reward
+        elif move.reward is not None:
             slot.reward = move.reward
         elif move.legal:
             slot.reward = float(move.success)
         actions = game.actions(state) if reason is None else ()
-        return stepped(slot, reason, game.look(state), actions, move.feedback, legal=move.legal, reward=slot.reward)
+        step = stepped(slot, reason, game.look(state), actions, move.feedback, legal=move.legal, reward=slot.reward)
+        return replace(step, turn_reward=move.turn_reward, reward_parts=move.reward_parts)
 
     def oracle(self, slot: int) -> str | None:
         """The action that the game would take; None when the episode is done."""

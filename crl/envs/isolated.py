@@ -22,6 +22,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -48,8 +49,8 @@ class EnvironmentLost(Exception):
 class ForkServer:
     """The process that the instances of one config are forked from."""
 
-    def __init__(self, config: EnvironmentConfig, *, hash_seed: int | None = None) -> None:
-        """`hash_seed`: what Python hashes texts with there (`PYTHONHASHSEED`); None: as this process was started.
+    def __init__(self, config: EnvironmentConfig, *, environ: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`environ`: variables that it has beside those of this process.
 
         Raises BadInput for a config whose class cannot be imported by its name.
         """
@@ -68,7 +69,7 @@ class ForkServer:
             "config": config.model_dump(mode="json"),
             "also": [ability.name for ability in ABILITIES if ability.crosses],
         }
-        self._environ = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
+        self._environ = dict(environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 

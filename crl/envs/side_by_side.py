@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 from crl.errors import CrlError
-from crl.faults import Fault, close
-from crl.protocols import Environment, Start, Step, StopReason, hand_on
+from crl.faults import Fault, broke, close
+from crl.protocols import Environment, Start, Step, hand_on
 
 
 class SideBySide:
@@ -93,7 +93,7 @@ class SideBySide:
             elif isinstance(result, BaseException):
                 if isinstance(result, _Late):
                     self._abandoned.add(slot)
-                yield slot, Step("", (), False, "", True, False, 0.0, StopReason.error, *_told(result))
+                yield slot, broke(*_told(result))
             else:
                 yield slot, result[0]
         if raised is not None:

@@ -40,14 +40,16 @@ class Slots(Generic[S]):
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given. Stepping a slot that is done raises RuntimeError."""
+        return {index: self._step(slot, actions[index]) for index, slot in self._turns_of(actions).items()}
+
+    def _turns_of(self, actions: Mapping[int, str | None]) -> dict[int, S]:
+        """The slots that are stepped, each a turn further. Raises RuntimeError for one that is done."""
         for index in actions:
             if self._slots[index].done:
                 raise ended(index)
-        steps = {}
-        for index, action in actions.items():
+        for index in actions:
             self._slots[index].turns += 1
-            steps[index] = self._step(self._slots[index], action)
-        return steps
+        return {index: self._slots[index] for index in actions}
 
     def _step(self, slot: S, action: str | None) -> Step:
         raise NotImplementedError(f"{type(self).__name__} has to say what a turn does")

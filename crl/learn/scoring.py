@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,13 +28,16 @@ from crl.config.ways import (
     check_nats,
     check_same_positions,
     check_sees_all,
+    first_exact,
     longest_row,
     plain_logprobs,
     rows_to_try,
 )
-from crl.errors import BadInput, CrlError, RecordDamaged, StageFailed
+from crl.errors import BadInput, RecordDamaged, StageFailed
+from crl.learn.adapters import with_adapter
 from crl.learn.batches import MicroBatch, collate
-from crl.learn.frozen import compute_wide, widen
+from crl.learn.frozen import compute_wide, restore, wide_in, widen
+from crl.learn.process_group import import_deepspeed
 from crl.learn.tree_attention import KEYWORD, Paths, use_tree_attention
 from crl.records import Sample
 
@@ -80,7 +82,10 @@ class ScoredModel(nn.Module):
         self.instead: str | None = None
         """Why a faster way is not exact."""
         self.way: Update = "rows"
-        self.read_by(_exact_update(self, context or longest_row(model.config)) if way is None else way)
+        if way is None:
+            with whole(model):
+                way = _exact_update(self, context or longest_row(model.config))
+        self.read_by(way)
         self.autocast = autocast
 
     def read_by(self, way: Update) -> None:
@@ -144,10 +149,10 @@ class ScoredModel(nn.Module):
 @torch.no_grad()
 def _exact_update(scored: ScoredModel, context: int) -> Update:
     """The fastest way in which a model that keeps its own attention gives the log-probabilities of transformers."""
-    model, problems, nearest = scored.model, list[str](), dict[float, Update]()
-    own = model.config.get_text_config()._attn_implementation
+    model, own = scored.model, scored.model.config.get_text_config()._attn_implementation
     rows, _ = rows_to_try(model.config, context, [] if scored.absent is None else scored.absent.tolist())
-    for way in get_args(Update):
+
+    def gap_of(way: Update) -> float:
         try:
             if way == "packed":
                 check_sees_all(model, context)
@@ -156,23 +161,17 @@ def _exact_update(scored: ScoredModel, context: int) -> Update:
             plain = [each.tolist() for each in plain_logprobs(model, rows, scored.absent)]
             scored.read_by(way)
             found = [each.tolist() for each in logprobs_of(scored, rows)]
-            gap = check_nats("log-probabilities differ from transformers'", found, plain, MOST_NATS)
-            nearest.setdefault(gap, way)
-            if gap <= NEAR_NATS:
-                break
-            problems.append(f"{way}: {gap:.1e} nats")
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # of whatever code the model has
-            said = error.found if isinstance(error, CrlError) else f"{type(error).__name__}: {error}"
-            problems.append(f"{way}: {next(iter(said.splitlines()), '')[:200]}")
         finally:
             model.set_attn_implementation(own)
-    scored.instead = "; ".join(problems) or None
-    if nearest:
-        return nearest[min(nearest)]
+        return check_nats("log-probabilities differ from transformers'", found, plain, MOST_NATS)
+
+    ways: tuple[Update, ...] = get_args(Update)
+    way, problems = first_exact(ways, gap_of, NEAR_NATS)
+    scored.instead = "; ".join(problems.values()) or None
+    if way is not None:
+        return way
     raise BadInput(
-        f"no way of updating computes what transformers computes ({'; '.join(problems)})",
+        f"no way of updating computes what transformers computes ({scored.instead})",
         expected="a causal language model whose log-probabilities are those of its own forward pass",
         where="the `model` of a role",
         next_step="name another model for this role",
@@ -284,17 +283,20 @@ def load_trainable(
     seed: int,
     gradient_checkpointing: bool = False,
     narrow: bool = True,
+    divided: Mapping[str, Any] | None = None,
+    base: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A float32 transformers model ready to train, as it is in `checkpoint` (the base model when None).
 
     With `lora` the base stays frozen and only the adapter trains: the one of the checkpoint, or a fresh one whose
     random part comes from `seed` (it changes nothing until it is trained). A frozen base is kept as narrow as its file,
-    unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`). Its `absent` are the ids that are no tokens
-    (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of the
-    model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not such
-    a model, RecordDamaged where weights are missing.
+    unless `narrow` is off, and computes the same (:mod:`crl.learn.frozen`); `base` makes it, of a type, where it is in
+    memory for several roles (`crl.engine.frozen_base`). With `divided`, the config of a DeepSpeed engine of stage 3,
+    every rank keeps its share of each weight, from the moment it is read (:func:`whole` gathers them). Its `absent` are
+    the ids that are no tokens (:mod:`crl.config.vocabulary`; None: there are none). `source` is the configured name of
+    the model; it is written into adapters instead of a path of this machine. Raises BadInput for files that are not
+    such a model, RecordDamaged where weights are missing.
     """
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -303,13 +305,17 @@ def load_trainable(
         torch.manual_seed(seed)
         try:
             model: Any
-            dtype: Any = "auto" if narrow and lora is not None else torch.float32
-            model, report = pretrained(AutoModelForCausalLM, full, dtype=dtype, output_loading_info=True)
+            read = base or functools.partial(_read, full)
+            wide = wide_in(full) if narrow and lora is not None else None
+            with _divided(divided):
+                model = read(torch.float32 if wide is None else "auto")
+            if wide is not None and not restore(model, wide):
+                model = read(torch.float32)
             # That of a checkpoint has a role's sampling.
             model.generation_config = generation_config(model_path, model.config)
             if lora is not None:
                 widen(model)
-                model = _with_adapter(model, checkpoint, lora, source)
+                model = with_adapter(model, checkpoint, lora, source)
                 compute_wide(model)
         except (OSError, ValueError) as error:
             raise BadInput(
@@ -319,13 +325,6 @@ def load_trainable(
                 where=str(checkpoint or model_path),
                 next_step="check the role's `model` and `lora`, then `crl doctor`",
             ) from error
-    if report["missing_keys"]:  # transformers would fill these with random numbers and only warn
-        raise RecordDamaged(
-            f"Weights are missing: {sorted(map(str, report['missing_keys']))}.",
-            expected="every weight of the model",
-            where=str(full),
-            next_step="`crl verify` names the damaged file and the command that mends it.",
-        )
     model.eval()
     absent = absent_of(model_path, model.config)
     model.absent = torch.tensor(absent) if absent else None
@@ -335,6 +334,47 @@ def load_trainable(
             model.enable_input_require_grads()
         _checkpoint_layers(model)
     return model
+
+
+def _read(directory: Path, dtype: torch.dtype | Literal["auto"]) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model, report = pretrained(AutoModelForCausalLM, directory, dtype=dtype, output_loading_info=True)
+    if report["missing_keys"]:  # transformers would fill these with random numbers and only warn
+        raise RecordDamaged(
+            f"Weights are missing: {sorted(map(str, report['missing_keys']))}.",
+            expected="every weight of the model",
+            where=str(directory),
+            next_step="`crl verify` names the damaged file and the command that mends it.",
+        )
+    return model
+
+
+@contextmanager
+def _divided(config: Mapping[str, Any] | None) -> Iterator[None]:
+    """Inside, models that transformers loads are divided over the ranks, as this config of an engine says; None: not.
+
+    transformers asks a config that it keeps no hold of: it ends with this block.
+    """
+    if config is None:
+        yield
+        return
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    kept = HfDeepSpeedConfig(dict(config))
+    try:
+        yield
+    finally:
+        del kept
+        unset_hf_deepspeed_config()
+
+
+def whole(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Inside, every rank has all of a model that is divided over them. Nothing happens to one that is not."""
+    parameters = [each for each in model.parameters() if hasattr(each, "ds_id")]
+    if not parameters:
+        return contextlib.nullcontext()
+    return import_deepspeed().zero.GatheredParameters(parameters)  # type: ignore[no-any-return]
 
 
 def _checkpoint_layers(model: Any) -> None:
@@ -361,45 +401,6 @@ def _kept_quiet(layer: Any, checkpoint: Callable[..., Any], forward: Callable[..
             layer.training = True
 
     return checkpoint(computed, *inputs)
-
-
-def _with_adapter(model: Any, checkpoint: Path | None, lora: LoraConfig, source: str) -> Any:
-    import peft
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers.modeling_utils")  # peft's calls
-    if checkpoint is not None:
-        adapted: Any = peft.PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
-    else:
-        alpha: Any = lora.lora_alpha
-        config = peft.LoraConfig(
-            task_type="CAUSAL_LM",
-            r=lora.r,
-            lora_alpha=alpha,
-            lora_dropout=0.0,
-            target_modules=lora.target_modules,
-            bias="none",
-        )
-        if lora.target_modules == "all-linear":
-            config.exclude_modules = _not_adapted(model, config)
-        adapted = peft.get_peft_model(model, config)
-    adapted.peft_config["default"].base_model_name_or_path = source
-    return adapted
-
-
-def _not_adapted(model: Any, config: Any) -> list[str] | None:
-    """Modules of a state-space model that take no adapter: those that peft refuses, and `dt_proj`, of which only the
-    weight is read. None: there are none."""
-    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
-
-    found = []
-    for name in sorted({name.rpartition(".")[2] for name, _ in model.named_modules()}):
-        try:
-            _check_lora_target_modules_mamba(config, model, name)
-        except ValueError:
-            found.append(name)
-        else:
-            found += [name] if name == "dt_proj" else []
-    return found or None
 
 
 class Reference:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 
 from crl.config import RoleConfig
 from crl.config.models import Update, check_context
@@ -49,6 +50,8 @@ class Trainer:
         threads: CPU threads of this process.
         seed: of a fresh adapter's random part.
         way: how samples are read (`ScoredModel`).
+        base: makes the frozen base of a type where it is in memory for several roles (`crl.engine.frozen_base`). Where
+            these sample in float32, updates take it so, too: widening changes no number and takes time.
 
     Raises:
         BadInput: the model cannot be loaded, has no positions for the context, or is computed exactly in no way, or the
@@ -66,6 +69,7 @@ class Trainer:
         threads: int,
         seed: int = 0,
         way: Update | None = None,
+        base: Callable[[Any], Any] | None = None,
     ) -> None:
         torch.set_num_threads(threads)
         self.role = role
@@ -85,7 +89,9 @@ class Trainer:
             seed=seed,
             gradient_checkpointing=settings.gradient_checkpointing,
             # ZeRO-3 takes weights away between passes, and a narrow product holds on to its own.
-            narrow=settings.zero_stage < 3,
+            narrow=settings.zero_stage < 3 and (base is None or role.engine.SERVED or role.dtype != "float32"),
+            divided=_engine_config(role) if loads_divided(role, checkpoint or model_path) else None,
+            base=base,
         )
         check_context(model.config, role.model, role.context)
         scored = ScoredModel(model, autocast=settings.autocast, way=way, context=role.context)
@@ -96,7 +102,7 @@ class Trainer:
             model=scored,
             optimizer=self._optimizer,
             model_parameters=trainable,
-            config=_engine_config(role),
+            config=_engine_config(role, sum(getattr(each, "ds_numel", each.numel()) for each in trainable)),
             dist_init_required=False,
         )
         self._engine = require_deepspeed(engine)
@@ -378,12 +384,28 @@ def require_deepspeed(engine: Any) -> Any:
     return engine
 
 
-def _engine_config(role: RoleConfig) -> dict[str, Any]:
+def loads_divided(role: RoleConfig, weights: Path) -> bool:
+    """Whether each rank keeps its share only, from the moment that weights are read from a directory.
+
+    Ranks map float32 files and share what is mapped, which takes less memory than shares of their own and what they are
+    gathered in. Of narrow files each rank would have a float32 copy. Packed ones (fp8) are not divided while they are
+    unpacked. A frozen base is loaded whole: peft wraps what is there.
+    """
     settings = role.deepspeed
+    if settings.zero_stage < 3 or settings.ranks == 1 or role.lora is not None:
+        return False
+    with safe_open(min(weights.glob("*.safetensors")), "pt") as file:
+        types = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return bool(types & {"BF16", "F16"}) and types <= {"BF16", "F16", "F32"}
+
+
+def _engine_config(role: RoleConfig, trained: int = _BUCKET_ELEMENTS) -> dict[str, Any]:
+    """Settings of an engine that trains so many parameters."""
+    settings, bucket = role.deepspeed, min(trained, _BUCKET_ELEMENTS)
     zero: dict[str, Any] = {"stage": settings.zero_stage}
     if settings.zero_stage > 0:
-        zero |= {"overlap_comm": False, "contiguous_gradients": True, "reduce_bucket_size": _BUCKET_ELEMENTS}
-        zero["allgather_bucket_size"] = _BUCKET_ELEMENTS
+        zero |= {"overlap_comm": False, "contiguous_gradients": True, "reduce_bucket_size": bucket}
+        zero["allgather_bucket_size"] = bucket
     return {
         "train_micro_batch_size_per_gpu": settings.micro_batch,
         # Accumulation is driven by explicit boundaries; 1 keeps DeepSpeed from dividing by it.

@@ -11,6 +11,7 @@ D width of a key, an embedding or a layer, E of a value; K answers to choose amo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from crl.config.engines import ServerConfig
     from crl.protocols import Chat, LoadedPolicy
 
-__all__ = ["ModelSource", "check_model", "load_chat", "load_policy", "resolve_model"]
+__all__ = ["ModelSource", "check_computable", "check_model", "load_chat", "load_policy", "resolve_model"]
 
 
 def load_policy(
@@ -32,31 +33,28 @@ def load_policy(
     checkpoint: Path | None,
     *,
     threads: int,
-    multi_turn: bool = True,
     server: ServerConfig | None = None,
     weights: str = "",
     way: Sampling | None = None,
+    base: Callable[[Any], Any] | None = None,
 ) -> LoadedPolicy:
     """The model of a role, ready to sample on the engine that the role names: see `crl.config.EngineConfig.load`.
 
     `server` (None: the defaults) and `weights`, the digest of the weights, are for engines that sample by a server;
-    `way` (None: tried when it is loaded) for the one that samples here.
+    `way` (None: tried when it is loaded) and `base`, which makes a base model that several roles stand on, for the one
+    that samples here.
     """
     served: dict[str, Any] = {"server": server, "weights": weights} if role.engine.SERVED else {}
-    served |= {"way": way} if role.engine.kind == "transformers" else {}
-    policy: LoadedPolicy = role.engine.load(
-        role, model_path, checkpoint, threads=threads, multi_turn=multi_turn, **served
-    )
+    served |= {"way": way, "base": base} if role.engine.kind == "transformers" else {}
+    policy: LoadedPolicy = role.engine.load(role, model_path, checkpoint, threads=threads, **served)
     return policy
 
 
-def load_chat(
-    source: ModelSource, *, multi_turn: bool = True, context: int | None = None, role: str | None = None
-) -> Chat:
+def load_chat(source: ModelSource, config: RoleConfig | None = None, *, role: str | None = None) -> Chat:
     """A model's chat format, without its weights.
 
-    `multi_turn` False allows templates that rewrite history, for roles that write one turn. With the `context` of a
-    `role`, raises BadInput where the model has no positions for it.
+    With the `config` of a role (its name is for messages): with its chat template, and BadInput where the model has no
+    positions for its context.
     """
     if source.name.startswith(ENDPOINT):
         from crl.policies.endpoint import EndpointChat
@@ -69,8 +67,18 @@ def load_chat(
     from crl.config.vocabulary import load_tokenizer, rows_of_model
     from crl.policies.chat import ChatFormat
 
-    config = pretrained(AutoConfig, source.path, source.name)
-    if context is not None:
-        check_context(config, source.name, context, role)
+    of_model = pretrained(AutoConfig, source.path, source.name)
+    if config is not None:
+        check_context(of_model, source.name, config.context, role)
     tokenizer = load_tokenizer(source.path, source.name)
-    return ChatFormat(tokenizer, source.name, multi_turn=multi_turn, rows=rows_of_model(config))
+    return ChatFormat.of(config, tokenizer, source.name, rows=rows_of_model(of_model))
+
+
+def check_computable(source: ModelSource) -> None:
+    """Raise BadInput where a model's config says that it is none which this project computes. No weights are read."""
+    name_accelerator()
+    from transformers import AutoConfig
+
+    from crl.config.models import check_language_model, pretrained
+
+    check_language_model(pretrained(AutoConfig, source.path, source.name), source.path, source.name)

@@ -8,32 +8,43 @@ says so of each model, with a short chat and with one of many thousand tokens.
 Whoever saved a tokenizer after a call with truncation or padding has it in its `tokenizer.json`, and some have merges
 left out at random (dropout). All of that is switched off: a chat is encoded whole, and in one way.
 
-Where a template knows no system role, or moves the system text about, the system text is the beginning of the first
-user message, as the makers of such models (Gemma, Mistral) advise.
+Where a template shows no system text, that is the beginning of the first user message, as the makers of such models
+(Gemma) advise.
 
 Leading and trailing white space that a template would strip from a message is kept: ids must not depend on a rewrite.
 
-A chat of several turns is only ever appended to. Where a model's own template renders earlier turns anew once the chat
-goes on (it drops thoughts, say), TRL's training template of its family takes its place, if TRL has one that does not.
+A chat of several turns is only ever appended to: between two turns stands what the model's own template writes there in
+a short chat. Some templates render earlier turns anew once a chat goes on (they drop thoughts). Here nothing is
+rendered again: what was sampled stays in the history, and is what is trained. A checkpoint then gets TRL's training
+template of the family, where that keeps thoughts too.
+
+Tool calls are read in the model's own format, and answered in it: see `crl/policies/tool_turns.py`.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
 from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
+from crl.policies.tool_turns import PROBE, PROBE_CALL, THOUGHTS, ToolTurns, schema_of
 from crl.policies.turn import StopStrings
 from crl.protocols import Tool
-from crl.text.answers import THOUGHT_TAG, after_thoughts
+from crl.text.answers import THOUGHT_TAG, after_thoughts, marks_thought, thought_of, written_behind
+from crl.text.calls import call_of, json_calls
+from crl.text.channels import CHANNEL_TOKENS, MESSAGE, one_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from crl.config import RoleConfig
 
 _SCREEN = (
     "╔═══════════╗   Dlvl:1  $:0  HP:14(14)\n"
@@ -50,9 +61,10 @@ _CODE = (
     "$ ls -l | grep '*.py'\n"
     '{"name": "search", "arguments": {"query": "a\\nb", "k": 5}}\n'
 )
-_NO_THOUGHT = "\n</think>\n\n"
-OWN, TRAINING = "the model's own", "TRL's training template of its family"
-"""Which template writes prompts."""
+OWN, TRAINING, FILE = "the model's own", "TRL's training template of its family", "roles.<name>.chat_template"
+"""Templates, in words."""
+_THREE = ["user", "assistant", "user"]
+_STAY = "earlier turns stay as they were sampled, thoughts too"
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
 
@@ -61,73 +73,96 @@ class ChatFormat:
     """A model's chat format, built from its tokenizer's template (protocol `Chat`).
 
     Attributes:
-        template: which template is used, :data:`OWN` or :data:`TRAINING`.
-        written: its text.
-        end_ids: ids that end an assistant's turn in this template (one id; generation adds the model's own).
+        template: which template writes prompts, and what becomes of earlier turns, in words.
+        rewrites: whether that template would render earlier turns anew.
+        written: the template that a checkpoint gets. It renders a chat as it was trained with, if there is such a one.
+        end_ids: ids that end a turn in this template, a tool call's last (generation adds the model's own).
         opens_thought: whether the template ends a prompt with the beginning of a thought, as thinking models' do.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, name: str, *, multi_turn: bool = True, rows: int | None = None
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        name: str,
+        *,
+        template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        rows: int | None = None,
     ) -> None:
         """
         Args:
-            tokenizer: a fast tokenizer with a chat template; its truncation, padding and dropout are switched off.
+            tokenizer: a fast tokenizer; its truncation, padding and dropout are switched off.
             name: the model, for messages.
-            multi_turn: whether `reply` will be used. A template that rewrites history (drops earlier thoughts, say)
-                can serve one-turn chats only: unless this is False, TRL's training template is used, if there is one.
+            template: a chat template in place of the tokenizer's own.
+            template_kwargs: what the template is given beside the messages (`enable_thinking`).
             rows: of the model's embeddings; None: any id may be used.
 
         Raises:
-            BadInput: no template, no fast tokenizer, a template that rewrites history or moves texts about, or one that
-                does not end an assistant's turn with a special token; ids that the embeddings have no row for.
+            BadInput: no template, no fast tokenizer, a template that moves the texts of turns about, that does not read
+                one of `template_kwargs`, or that does not end an assistant's turn with a special token; ids that the
+                embeddings have no row for.
         """
         self._tokenizer, self._name = tokenizer, name
-        if not getattr(tokenizer, "chat_template", None):
-            raise self._refuse("it has no chat template", "Use an instruction-tuned model.")
+        if template is None and not getattr(tokenizer, "chat_template", None):
+            raise self._refuse("it has no chat template", f"Use an instruction-tuned model, or name a file: {FILE}.")
         if not getattr(tokenizer, "is_fast", False):
             raise self._refuse("its tokenizer has no tokenizer.json", "Convert the tokenizer to the fast format.")
         _settle(tokenizer)
-        self._multi_turn = multi_turn
-        self.template = OWN
-        self._use(tokenizer.get_chat_template())
-        if multi_turn and not self._keeps_history():
-            training = _training_template(tokenizer)
-            if training is None:
-                raise self._refuse_history("TRL has no other template for exactly this text")
-            self.template = TRAINING
-            self._use(training)
-            if not self._keeps_history():
-                raise self._refuse_history("so does TRL's training template of its family")
-        self._folds_system = not self._shows_system()
-        self._check_ids(rows)
-
-    def _use(self, template: str) -> None:
-        """Write prompts with this template from now on."""
-        self._template = _NO_CLOCK + template
-        self.written = self._template if "strftime_now" in template else template
         try:
-            self._ids = ChatIds(self._tokenizer, template)
+            text = tokenizer.get_chat_template() if template is None else template
+        except ValueError as error:
+            raise self._refuse(f"it has several chat templates: {error}", f"Name a file with one: {FILE}.") from error
+        self._template, self._template_kwargs = _NO_CLOCK + text, dict(template_kwargs or {})
+        self._check_kwargs(text)
+        try:
+            self._ids = ChatIds(tokenizer, text)
         except ForgeableToken as error:
             raise self._refuse(
                 f"its tokenizer turns the written text {str(error)!r} into the control token", "Use another model."
             ) from error
         # A thought's tags may be control tokens; what follows the end of a thought is found by them, so they are read.
-        self._hidden_ids = {index for text, index in self._ids.control_ids.items() if not THOUGHT_TAG.fullmatch(text)}
-        self._after, self._before, self._begin = self._between_turns()
-        self.end_ids = (self._after_end_id(),)
-        self.opens_thought = after_thoughts(self._before) is None
+        self._hidden_ids = {index for text, index in self._ids.control_ids.items() if not marks_thought(text)}
+        channels = self._ids.control_ids.keys() & CHANNEL_TOKENS
+        self._channel_ids = {self._ids.control_ids[each] for each in channels} if MESSAGE in channels else set()
+        self._special_ids = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._in_parts = self._takes_parts()
+        end = self._read_turns()
+        self._tools = ToolTurns(tokenizer, text, self._render, self._ids, end)
+        call_end = self._tools.end_id
+        self.end_ids = (end,) if call_end in (None, end) else (end, call_end)
+        self._folds_system = not self._shows_system()
+        self._check_ids(rows)
+        self.rewrites = not self._keeps_history(text)
+        training = self._training_template() if self.rewrites and template is None else None
+        self.written = training or text
+        if "strftime_now" in self.written:
+            self.written = _NO_CLOCK + self.written
+        self.template = OWN if template is None else FILE
+        if self.rewrites:
+            told = "which it would change" if training is None else f"a checkpoint gets {TRAINING}"
+            self.template += f"; {_STAY} ({told})"
+
+    @classmethod
+    def of(cls, role: RoleConfig | None, tokenizer: PreTrainedTokenizerFast, name: str, *, rows: int) -> ChatFormat:
+        """With the settings of a role; None: without any."""
+        if role is None:
+            return cls(tokenizer, name, rows=rows)
+        template, given = role.chat_template, role.chat_template_kwargs
+        return cls(tokenizer, name, template=template, template_kwargs=given, rows=rows)
+
+    @property
+    def response_template(self) -> Any:
+        """By which transformers parses its answers with tool calls; None: it takes no tools, or nobody has one."""
+        return self._tools.response_template if self.takes_tools else None
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether the template shows tools, and where it showed them first; many leave them out without a word."""
-        probe = Tool("crlProbeTool", "A probe.", {"type": "object", "properties": {}})
-        first = [] if self._folds_system else [{"role": "system", "content": "A rule."}]
+        """Whether the template shows tools (many leave them out without a word) and its calls can be read."""
         try:
-            rendered = self._render_slots([*(message["role"] for message in first), "user"], ready=True, tools=[probe])
-            return probe.name in rendered and (not self._multi_turn or self._keeps_history(first, tools=[probe]))
+            rendered = self._render_slots(["user"], ready=True, tools=[PROBE])
         except BadInput:
             return False
+        return PROBE.name in rendered and self._reads_calls()
 
     def opening(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Tool] = ()) -> list[int]:
         """Ids of a whole first prompt, ready for the assistant to answer.
@@ -147,43 +182,111 @@ class ChatFormat:
         rendered = self._render_slots([message["role"] for message in messages], ready=True, tools=tools)
         return self._ids.encode(rendered, [message["content"] for message in messages])
 
-    def reply(self, text: str, *, ended: bool) -> list[int]:
-        """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening."""
-        if not self._multi_turn:
-            raise AssertionError("a chat of one turn has no reply")
-        ids = self._ids.encode(self._after + SLOT.format(0) + self._before, [text])
-        return ids[1:] if ended else ids
+    def reply(self, text: str, *, ended: bool, by: int | None = None, call: str | None = None) -> list[int]:
+        """Ids after an assistant turn: its end (unless `ended`: it was sampled), the user's text, the next opening.
 
-    def answer(self, text: str) -> list[int]:
+        Args:
+            text: what is replied.
+            ended: whether the turn ended; else it was cut off.
+            by: the id that ended it; None: the one that these ids would begin with.
+            call: the name of the tool that it called, whose result the text is.
+        """
+        result = None if call is None else self._tools.result(call, text)
+        ids = self._ids.encode(*(result or (self._after + SLOT.format(0) + self._before, [text])))
+        # Where a template does not close a turn, its first id opens the next one (GLM): it stays behind another end.
+        there = ended and (by is None or by == ids[0] or ids[0] in self._closing)
+        return ids[1:] if there else ids
+
+    def answer(self, text: str, *, call: bool = False) -> list[int]:
         """Ids a model would have sampled to say `text` and end its turn (demonstrations only).
 
-        A thought that the prompt began is ended first.
+        Before it stands what the template writes there: a header, the end of the thought that the prompt began, an
+        empty thought; a thought of the text's own as the template writes thoughts. `call`: the text may be a tool call
+        in JSON, which is then written in the model's own form.
         """
-        begin = _NO_THOUGHT if self.opens_thought else self._begin
-        return [*self._ids.encode(begin + SLOT.format(0), [text], continues=True), self.end_ids[0]]
+        thought, said = thought_of(text)
+        calls = json_calls(said, frozenset()) if call else []
+        written = self._tools.written(**json.loads(calls[-1]), thought=thought) if calls else None
+        if written is not None:
+            return self._ids.encode(written, [], continues=True)
+        form, texts = self._begin + SLOT.format(1), ["", text]
+        if thought and self._thinking is not None:
+            form, texts = self._thinking, ["", said, thought]
+        elif thought:  # in the text; the prompt may have begun it
+            form = (after_thoughts(self._begin, begun=self.opens_thought) or "").lstrip() + SLOT.format(1)
+            tag = THOUGHT_TAG.search(text)
+            begun = self.opens_thought and tag is not None and not tag.group("end")
+            texts = ["", text[tag.end() :].lstrip() if begun and tag else text]
+        return [*self._ids.encode(form, texts, continues=True), self.end_ids[0]]
+
+    @cached_property
+    def _thinking(self) -> str | None:
+        """What a model writes to think (slot 2) and answer (slot 1); None where its template shows no thoughts."""
+        thinks = {**dict.fromkeys(THOUGHTS, SLOT.format(2)), "role": "assistant", "content": SLOT.format(1)}
+        user = {"role": "user", "content": SLOT.format(0)}
+        try:
+            opened, whole = self._render([user], ready=True), self._render([user, thinks], ready=False)
+        except BadInput:
+            return None
+        if sorted(map(int, SLOTS.findall(whole))) != [0, 1, 2] or (behind := written_behind(opened, whole)) is None:
+            return None
+        return behind[: behind.rindex(SLOT.format(1))] + SLOT.format(1)
+
+    def calls(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[str]:
+        """The tool calls of a sampled turn that can be read, in their order, as JSON with sorted keys."""
+        if self._channel_ids:
+            return self._calls_in(self.decode(token_ids), tools)
+        ended = bool(token_ids) and token_ids[-1] in self._special_ids
+        return self._calls_in(self._visible(token_ids[: len(token_ids) - ended], self._hidden_ids), tools)
+
+    def _calls_in(self, written: str, tools: Sequence[Tool]) -> list[str]:
+        answer = after_thoughts(written, begun=self.opens_thought)
+        if answer is None:
+            return []
+        return self._tools.read(answer, tools) or json_calls(answer, {tool.name for tool in tools})
 
     def stops(self, strings: Sequence[str]) -> StopStrings:
         """What finds the ids that complete one of some strings; a control token completes what is part of its name."""
         hidden = {text: index for text, index in self._ids.control_ids.items() if index in self._hidden_ids}
-        return StopStrings(strings, self.decode, hidden)
+        return StopStrings(strings, self._visible, hidden)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids. Control tokens between two texts are a blank: words on both sides must not run together
-        (`north<|im_start|>north`); elsewhere they are nothing. The tags of thoughts stay."""
-        pieces = [list(ids) for hidden, ids in groupby(token_ids, self._hidden_ids.__contains__) if not hidden]
+        (`north<|im_start|>north`); elsewhere they are nothing. The tags of thoughts stay; an answer of several messages
+        (harmony) is one text, its thoughts in tags."""
+        text = self._visible(token_ids, self._channel_ids)
+        return one_text(text) if self._channel_ids else text
+
+    def _visible(self, token_ids: Sequence[int], control: Collection[int] = ()) -> str:
+        """Text of ids, in which `control` and the tags of thoughts are the only control tokens."""
+        hidden = self._hidden_ids.difference(control)
+        pieces = [list(ids) for gone, ids in groupby(token_ids, hidden.__contains__) if not gone]
         return " ".join(str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in pieces)
 
-    def _render(self, messages: Sequence[Mapping[str, str]], *, ready: bool, tools: Sequence[Tool] = ()) -> str:
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        ready: bool,
+        tools: Sequence[Tool] = (),
+        template: str | None = None,
+    ) -> str:
         import jinja2
 
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                [self._as_written(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=ready,
-                chat_template=self._template,
-                tools=[{"type": "function", "function": asdict(tool)} for tool in tools] or None,
+                chat_template=template or self._template,
+                tools=[schema_of(tool) for tool in tools] or None,
+                **self._template_kwargs,
             )
+        except jinja2.TemplateSyntaxError as error:
+            raise self._refuse(
+                f"its chat template is no jinja, line {error.lineno}: {error.message}",
+                f"Correct the template, or name a file with another one: {FILE}.",
+            ) from error
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             roles = [message["role"] for message in messages]
             raise self._refuse(
@@ -192,30 +295,65 @@ class ChatFormat:
             ) from error
         return str(rendered)
 
+    def _as_written(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message as the template takes it: some of models that see take parts only."""
+        if not (self._in_parts and isinstance(message["content"], str)):
+            return dict(message)
+        return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
     def _render_slots(self, roles: Sequence[str], *, ready: bool, tools: Sequence[Tool] = ()) -> str:
         messages = [{"role": role, "content": SLOT.format(index)} for index, role in enumerate(roles)]
         rendered = self._render(messages, ready=ready, tools=tools)
-        if [int(index) for index in SLOTS.findall(rendered)] != list(range(len(roles))):
-            raise self._refuse(f"its chat template does not show each of {list(roles)} once, in order", "")
+        if sorted(map(int, SLOTS.findall(rendered))) != list(range(len(roles))):
+            raise self._refuse(f"its chat template does not show each of {list(roles)} once", "")
         return rendered
 
-    def _between_turns(self) -> tuple[str, str, str]:
-        """Control text from an assistant's text to the next user's, from there to the assistant's next, and the white
-        space that a template (Mistral's) leaves for the assistant to begin with."""
-        rendered = self._render_slots(["user", "assistant", "user"], ready=True)
-        _, first, after, before = SLOTS.split(rendered)[::2]  # without the numbers of the slots
-        begin = first.removeprefix(before) if first.startswith(before) else ""
-        # White space before the end is the template's; the model does not write it.
-        return after.lstrip(), before, begin if begin.isspace() else ""
+    def _takes_parts(self) -> bool:
+        """Probe: whether a message is a list of parts, as templates of models that also see take it, and no text."""
+        self._in_parts = False
+        for in_parts in (False, True):
+            with suppress(BadInput):
+                self._in_parts = in_parts
+                self._render_slots(_THREE, ready=True)
+                return in_parts
+        return False
 
-    def _after_end_id(self) -> int:
-        match = self._ids.control.match(self._after)
-        if match is None:
+    def _read_turns(self) -> int:
+        """Read off the template what stands between turns: `_after` an assistant's text, `_before` its next one, and
+        `_begin`, which it writes itself before its text; what closes a turn, if anything. Returns the id that ends one.
+        """
+        rendered = self._render_slots(_THREE, ready=True)
+        if [int(index) for index in SLOTS.findall(rendered)] != [0, 1, 2]:
+            raise self._refuse(f"its chat template does not show {_THREE} in order", f"Write one that does: {FILE}.")
+        _, first, after, before = SLOTS.split(rendered)[::2]  # without the numbers of the slots
+        # White space before the end is the template's; the model does not write it.
+        self._after, self._before = after.lstrip(), before
+        self.opens_thought = after_thoughts(before) is None
+        self._begin = first.removeprefix(before) if first.startswith(before) else ""
+        last = self._after
+        with suppress(BadInput):  # some templates want the last message to be the user's
+            opened, whole = self._render_slots(_THREE[:1], ready=True), self._render_slots(_THREE[:2], ready=False)
+            last = SLOTS.split(whole)[-1].lstrip()
+            self._begin = SLOTS.split(written_behind(opened, whole) or "")[0]
+        if self.opens_thought and after_thoughts(self._begin, begun=True) is None:
+            self._begin = written_behind(before, before[: list(THOUGHT_TAG.finditer(before))[-1].start()]) or ""
+        closes, goes_on = self._ids.control.match(last), self._ids.control.match(self._after)
+        end = closes or goes_on
+        if end is None:
             raise self._refuse(
                 "its chat template does not end an assistant's turn with a special token",
-                "Use a model whose template does (ChatML, Llama 3, Gemma, …).",
+                f"Use a model whose template does (ChatML, Llama 3, Gemma, …), or write one: {FILE}.",
             )
-        return self._ids.control_ids[match.group()]
+        self._closing = {self._ids.control_ids[goes_on.group()]} if closes and goes_on else set()
+        return self._ids.control_ids[end.group()]
+
+    def _reads_calls(self) -> bool:
+        """Probe: a call that the template writes is read again; whether so also where it writes none."""
+        called = self._tools.written(**PROBE_CALL)
+        if called is None:
+            return True
+        text = one_text(called) if self._channel_ids else called
+        return self._calls_in(text, [PROBE]) == [call_of(PROBE_CALL)]
 
     def _as_shown(self, messages: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
         """The messages, the system text before the first user's where the template cannot show it by itself."""
@@ -225,37 +363,71 @@ class ChatFormat:
         return [{"role": "user", "content": f"{system['content']}\n\n{user['content']}"}, *others]
 
     def _shows_system(self) -> bool:
-        """Probe: a system text is shown once, before everything else, and stays there once the chat goes on."""
+        """Probe: a system text is shown once, whatever follows."""
         try:
-            self._render_slots(["system", "user", "assistant", "user"], ready=True)
-            return not self._multi_turn or self._keeps_history([{"role": "system", "content": "A rule."}])
+            return all(self._render_slots(["system", *_THREE[:number]], ready=True) for number in (1, 3))
         except BadInput:
             return False
 
-    def _keeps_history(self, first: Sequence[Mapping[str, str]] = (), tools: Sequence[Tool] = ()) -> bool:
+    def _training_template(self) -> str | None:
+        """TRL's training template of the family whose template this tokenizer has, letter for letter, where it opens a
+        chat as that does and keeps earlier turns; None: there is none."""
+        import jinja2
+        from trl.chat_template_utils import get_training_chat_template
+
+        try:
+            found = get_training_chat_template(self._tokenizer)
+        except (jinja2.TemplateError, TypeError, ValueError):
+            return None
+        if found is None or not self._keeps_history(found):
+            return None
+        chat = [{"role": "user", "content": "A question."}]
+        same = self._render(chat, ready=True, template=_NO_CLOCK + found) == self._render(chat, ready=True)
+        return found if same else None
+
+    def _keeps_history(self, template: str) -> bool:
         """Probe: every rendering is a prefix of the renderings of longer chats, with and without thoughts; where the
         prompt begins a thought or holds one, with the kind of answer that this asks for."""
+        template = _NO_CLOCK + template
         thinks = None if after_thoughts(self._before) == self._before else self.opens_thought
         for thought in ("", "<think>\nA thought.\n</think>\n\n"):
             if thinks is not None and thinks != bool(thought):
                 continue
             answer = f"{thought}An answer."
             written = answer.removeprefix("<think>\n") if self.opens_thought else answer
-            chat = [*first, {"role": "user", "content": "A question."}]
-            shown = self._render(chat, ready=True, tools=tools)
+            chat = [{"role": "user", "content": "A question."}]
+            shown = self._render(chat, ready=True, template=template)
             for number in range(3):
                 chat.append({"role": "assistant", "content": answer})
-                longer = self._render(chat, ready=False, tools=tools)
+                try:
+                    longer = self._render(chat, ready=False, template=template)
+                except BadInput:  # it wants the last message to be the user's
+                    longer = shown + written
                 ended = longer.removesuffix(self._tokenizer.eos_token or "")
                 if ended.rstrip().endswith(str(self._tokenizer.convert_ids_to_tokens(self.end_ids[0]))):
                     longer = ended  # Phi-3's template closes the chat behind the end of the turn
                 if not longer.startswith(shown) or written not in longer[len(shown) :]:
                     return False
                 chat.append({"role": "user", "content": f"Question {number}."})
-                shown = self._render(chat, ready=True, tools=tools)
+                shown = self._render(chat, ready=True, template=template)
                 if not shown.startswith(longer):
                     return False
         return True
+
+    def _check_kwargs(self, template: str) -> None:
+        """Raise BadInput for a template argument that has no effect."""
+        own = {"messages", *inspect.signature(self._tokenizer.apply_chat_template).parameters}
+        own |= self._tokenizer.special_tokens_map.keys()
+        code = re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)
+        for name in self._template_kwargs:
+            if name in own or not re.search(rf"\b{re.escape(name)}\b", code):
+                read = "is set here" if name in own else "is not read by it"
+                raise BadInput(
+                    f"The chat template of {self._name!r} is given chat_template_kwargs.{name}, which {read}.",
+                    expected="variables that the template reads, such as enable_thinking",
+                    where="the `chat_template_kwargs` of a role",
+                    next_step="correct the name, or leave it out: it would change no prompt",
+                )
 
     def _check_ids(self, rows: int | None) -> None:
         """Probe: a chat gets the ids that the tokenizer gives to the template's own rendering, however long it is, and
@@ -302,17 +474,10 @@ class ChatFormat:
                 "model.resize_token_embeddings(len(tokenizer)), teach it the new tokens, and save both.",
             )
 
-    def _refuse_history(self, training: str) -> BadInput:
-        return self._refuse(
-            "its chat template rewrites history (earlier turns render differently once the chat goes on), and "
-            f"{training}",
-            "Use a model whose template only appends, such as the same family's non-thinking instruct model.",
-        )
-
     def _refuse(self, problem: str, next_step: str) -> BadInput:
         return BadInput(
             f"The model {self._name!r} cannot be used for chat: {problem}.",
-            expected="a chat template that only appends, and a tokenizer whose ids are the model's",
+            expected="a chat template that shows each turn once, and a tokenizer whose ids are the model's",
             where="the `model` of a role",
             next_step=next_step or "Use another model.",
         )
@@ -325,21 +490,6 @@ def _settle(tokenizer: PreTrainedTokenizerFast) -> None:
     backend.no_padding()
     if getattr(backend.model, "dropout", None):
         backend.model.dropout = None
-
-
-def _training_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """TRL's training template of the family whose template this tokenizer has, letter for letter; None: there is none.
-
-    It keeps what came before a tool's answer as it is. Whether it also does before a user's turn, the caller looks at.
-    """
-    import jinja2
-    from trl.chat_template_utils import get_training_chat_template
-
-    try:
-        found: str | None = get_training_chat_template(tokenizer)
-    except (jinja2.TemplateError, TypeError, ValueError):
-        return None
-    return found
 
 
 def _long_texts(number: int, without: Callable[[str], str]) -> list[str]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from crl.config.models import pretrained
-from crl.config.roles import SamplingConfig
+from crl.config.roles import RoleConfig
 from crl.config.vocabulary import generation_config, load_tokenizer, rows_of_model
 from crl.policies.chat import ChatFormat
 from crl.policies.sources import named_base
@@ -32,21 +32,19 @@ def name_base(checkpoint: Path, source: str, model_path: Path, digest: str) -> N
         file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def add_companions(
-    checkpoint: Path, model_path: Path, digest: str, sampling: SamplingConfig, *, multi_turn: bool, before: Path | None
-) -> None:
+def add_companions(checkpoint: Path, model_path: Path, digest: str, role: RoleConfig, *, before: Path | None) -> None:
     """Write what stands beside the weights.
 
     Args:
         checkpoint: the folder with the weights.
         model_path: the base model's folder, of this digest.
         digest: see `model_path`.
-        sampling: of the role that has these weights.
-        multi_turn: whether a role that has them writes several turns, which decides the template.
+        role: that has these weights: its sampling and its chat template.
         before: an earlier checkpoint of the run. Files that it has in the same form are linked, not written again: the
             tokenizer of SmolLM2 is larger than a small adapter.
     """
-    files, end_ids = _companions(model_path, digest, multi_turn)
+    given = json.dumps(role.chat_template_kwargs, sort_keys=True)
+    files, end_ids = _companions(model_path, digest, role.chat_template, given)
     for name, content in files.items():
         _linked(before / name if before else None, checkpoint / name, content)
     from transformers import AutoConfig
@@ -54,10 +52,10 @@ def add_companions(
     config = generation_config(model_path, pretrained(AutoConfig, model_path))
     config.update(
         do_sample=True,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        max_new_tokens=sampling.max_new_tokens,
+        temperature=role.sampling.temperature,
+        top_p=role.sampling.top_p,
+        top_k=role.sampling.top_k,
+        max_new_tokens=role.sampling.max_new_tokens,
         max_length=None,
         eos_token_id=list(end_ids),
     )
@@ -65,16 +63,21 @@ def add_companions(
 
 
 @lru_cache(maxsize=4)
-def _companions(model_path: Path, digest: str, multi_turn: bool) -> tuple[dict[str, bytes], tuple[int, ...]]:
-    """The files of a tokenizer with the template that prompts are written with, and the ids that end a turn."""
+def _companions(
+    model_path: Path, digest: str, template: str | None, template_kwargs: str
+) -> tuple[dict[str, bytes], tuple[int, ...]]:
+    """The files of a tokenizer with the template that renders what was trained on, and the ids that end a turn."""
     from transformers import AutoConfig
 
     from crl.policies.language_model import end_ids
 
     config = pretrained(AutoConfig, model_path)
     tokenizer = load_tokenizer(model_path)
-    chat = ChatFormat(tokenizer, model_path.name, multi_turn=multi_turn, rows=rows_of_model(config))
+    given = json.loads(template_kwargs)
+    chat = ChatFormat(tokenizer, model_path.name, template=template, template_kwargs=given, rows=rows_of_model(config))
     tokenizer.chat_template = chat.written
+    if chat.response_template is not None:  # TRL knows it by the model's own template, which this may not be
+        tokenizer.response_template = chat.response_template
     with tempfile.TemporaryDirectory(prefix="crl-tokenizer-") as folder:
         tokenizer.save_pretrained(folder)
         files = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir()) if file.is_file()}

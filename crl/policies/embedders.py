@@ -29,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crl.errors import BadInput
-from crl.policies.sources import HUB_ID, ModelSource, directory_digest, is_path, lacking, snapshot
+from crl.policies.hub import HUB_ID, snapshot
+from crl.policies.sources import ModelSource, directory_digest, is_path, lacking
 from crl.protocols import Embedder
 
 EMBEDDERS = ("minilm", "lexical")

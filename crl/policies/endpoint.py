@@ -134,13 +134,17 @@ class EndpointChat:
         written = [index for each in messages for index in (_ROLES[each["role"]], *map(ord, each["content"]))]
         return [*written, _ROLES["assistant"]]
 
-    def reply(self, text: str, *, ended: bool) -> list[int]:
+    def reply(self, text: str, *, ended: bool, by: int | None = None, call: str | None = None) -> list[int]:
         """The end of an answer (unless `ended`), the user's text, and the beginning of the next answer."""
         return [*([] if ended else [_END]), _ROLES["user"], *map(ord, text), _ROLES["assistant"]]
 
-    def answer(self, text: str) -> list[int]:
+    def answer(self, text: str, *, call: bool = False) -> list[int]:
         """What an answer of this text is."""
         return [*map(ord, text), _END]
+
+    def calls(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[str]:
+        """None: tools are described in the prompt."""
+        return []
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text, without what stands between messages."""

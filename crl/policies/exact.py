@@ -18,10 +18,11 @@ from crl.config.ways import (
     check_nats,
     check_same_positions,
     check_sees_all,
+    first_exact,
     plain_logprobs,
     rows_to_try,
 )
-from crl.errors import BadInput, CrlError, StageFailed
+from crl.errors import BadInput, StageFailed
 from crl.policies.cache import ATTENTION
 from crl.policies.session import BatchSession
 from crl.policies.turn import StopStrings
@@ -47,12 +48,13 @@ def exact_sampling(model: Any, context: int, absent: torch.Tensor | None = None)
     """
     most = MOST_NATS if model.dtype == torch.float32 else MOST_NATS_BFLOAT16
     near = NEAR_NATS if model.dtype == torch.float32 else most
-    problems: list[str] = []
-    nearest: tuple[float, Tried] | None = None
+    ways: tuple[Sampling, ...] = get_args(Sampling)
     hidden = [] if absent is None else absent.tolist()
-    for way in get_args(Sampling):
+    own = model.config.get_text_config()._attn_implementation
+    played: dict[Sampling, tuple[list[list[int]], Logprobs]] = {}
+
+    def gap_of(way: Sampling) -> float:
         rows, told = rows_to_try(model.config, context, hidden)
-        own = model.config.get_text_config()._attn_implementation
         try:
             if way == "packed":
                 check_sees_all(model, context)
@@ -60,27 +62,19 @@ def exact_sampling(model: Any, context: int, absent: torch.Tensor | None = None)
                 check_same_positions(model, context)
             attend_by(model, way)
             logprobs = _played(model, way, rows, told, absent)
-            if way == "packed":
-                model.set_attn_implementation(own)
-            plain = [each.tolist() for each in plain_logprobs(model, rows, absent)]
-            gap = check_nats("log-probabilities differ from transformers'", logprobs, plain, most)
-            if nearest is None or gap < nearest[0]:
-                nearest = gap, Tried(way, rows, logprobs, "; ".join(problems) or None)
-            if gap <= near:
-                break
-            problems.append(f"{way}: {gap:.1e} nats")
+        finally:
             model.set_attn_implementation(own)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # of whatever code the model has
-            said = error.found if isinstance(error, CrlError) else f"{type(error).__name__}: {error}"
-            problems.append(f"{way}: {next(iter(said.splitlines()), '')[:200]}")
-            model.set_attn_implementation(own)
-    if nearest is not None:
-        attend_by(model, nearest[1].way)
-        return nearest[1]
+        plain = [each.tolist() for each in plain_logprobs(model, rows, absent)]
+        played[way] = rows, logprobs
+        return check_nats("log-probabilities differ from transformers'", logprobs, plain, most)
+
+    way, problems = first_exact(ways, gap_of, near)
+    if way is not None:
+        attend_by(model, way)
+        before = [problems[each] for each in ways[: ways.index(way)]]
+        return Tried(way, *played[way], "; ".join(before) or None)
     raise BadInput(
-        f"no way of sampling computes what transformers computes ({'; '.join(problems)})",
+        f"no way of sampling computes what transformers computes ({'; '.join(problems.values())})",
         expected="a model whose log-probabilities are those of its own forward pass",
         next_step="Use another model.",
     )

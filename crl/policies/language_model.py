@@ -1,7 +1,7 @@
 """A language model that samples: weights, chat format and context of a role (protocol `Policy`).
 
 `load_policy` reads a base model and, where given, a checkpoint of the role: full weights, or a LoRA adapter that is
-merged into the base. It never downloads; `crl/policies/sources.py` does.
+merged into the base. It never downloads; `crl/policies/hub.py` does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -56,12 +56,13 @@ class LanguagePolicy:
         *,
         name: str,
         context: int,
-        multi_turn: bool = True,
+        role: RoleConfig | None = None,
         base: Path | None = None,
         way: Sampling | None = None,
     ) -> None:
         """
-        `base`: directory of the model that adapters are merged into (`take_weights`). `way`: how rows are read; None:
+        `role`: whose chat template it is. `base`: directory of the model that adapters are merged into
+        (`take_weights`). `way`: how rows are read; None:
         the fastest way that is exact, tried here.
 
         Raises:
@@ -73,7 +74,7 @@ class LanguagePolicy:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         rows = rows_of_model(model.config)
-        self.chat = ChatFormat(tokenizer, name, multi_turn=multi_turn, rows=rows)
+        self.chat = ChatFormat.of(role, tokenizer, name, rows=rows)
         absent = absent_ids(tokenizer, rows)
         self.absent = torch.tensor(absent) if absent else None
         self.way: Sampling = exact_sampling(model, context, self.absent).way if way is None else way
@@ -114,6 +115,30 @@ class LanguagePolicy:
         """Nothing but memory is held, which goes with the last reference."""
 
 
+class AdaptedPolicy(LanguagePolicy):
+    """One over a base that others stand on as well: its adapter stays apart, for merging would change their numbers."""
+
+    def __init__(self, model: Any, tokenizer: Any, adapter: Path | None, **more: Any) -> None:
+        """`model` is over the shared base and gets the `adapter` of a directory; `more` as `LanguagePolicy`."""
+        from peft import PeftModel
+
+        self._adapted = None if adapter is None else PeftModel.from_pretrained(model, adapter)
+        super().__init__(model, tokenizer, **more)
+
+    def take_weights(self, directory: Path) -> bool:
+        """As that of a `LanguagePolicy`, of adapters with the same tensors."""
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+        file = directory / "adapter_model.safetensors"
+        if self._adapted is None or not file.is_file():
+            return False
+        tensors, own = load_file(file), get_peft_model_state_dict(self._adapted, save_embedding_layers=False)
+        if {name: tensor.shape for name, tensor in tensors.items()} != {name: own[name].shape for name in own}:
+            return False
+        set_peft_model_state_dict(self._adapted, tensors)
+        return True
+
+
 def end_ids(generation: Any, tokenizer: Any, chat: ChatFormat) -> frozenset[int]:
     """Ids that end a turn: the model's own (`generation_config`), the tokenizer's, and the template's."""
     own = generation.eos_token_id if generation is not None else None
@@ -128,19 +153,19 @@ def load_policy(
     checkpoint: Path | None,
     *,
     threads: int,
-    multi_turn: bool = True,
     way: Sampling | None = None,
+    base: Callable[[Any], Any] | None = None,
 ) -> LanguagePolicy:
     """Load the model of a role for sampling, on CUDA where there is a device, else on the CPU.
 
     Args:
-        role: precision and context.
+        role: precision, context and chat template.
         model_path: directory of the base model (`resolve_model`); tokenizer and template come from here.
         checkpoint: None for the base model; else a directory with `adapter_config.json` (a peft LoRA adapter, merged in
             float32, then cast) or with full weights as `save_pretrained` writes them.
         threads: CPU threads of this process.
-        multi_turn: False allows chat templates that rewrite history (one-turn roles only).
         way: how rows are read (`LanguagePolicy`).
+        base: makes the base model of a type where it is in memory for several roles (`crl.engine.frozen_base`).
 
     Raises:
         BadInput: the model cannot be used by this role.
@@ -148,15 +173,17 @@ def load_policy(
     """
     torch.set_num_threads(threads)
     tokenizer = load_tokenizer(model_path, role.model)
-    model = load_model(model_path, checkpoint, dtype=getattr(torch, computed(role).dtype))
+    told: dict[str, Any] = {"name": role.model, "context": role.context, "role": role, "way": way}
+    dtype = getattr(torch, computed(role).dtype)
+    if base is not None:
+        return AdaptedPolicy(base(dtype), tokenizer, checkpoint, **told)
+    model = load_model(model_path, checkpoint, dtype=dtype)
     if torch.cuda.is_available():
         model = model.to("cuda")
-    return LanguagePolicy(
-        model, tokenizer, name=role.model, context=role.context, multi_turn=multi_turn, base=model_path, way=way
-    )
+    return LanguagePolicy(model, tokenizer, base=model_path, **told)
 
 
-def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype) -> Any:
+def load_model(model_path: Path, checkpoint: Path | None, *, dtype: torch.dtype | Literal["auto"]) -> Any:
     """The causal language model of a base directory with a checkpoint's weights, on the CPU, LoRA merged.
 
     Raises:
@@ -198,7 +225,7 @@ def untie(model: Any) -> None:
         model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
 
 
-def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
+def _load(weights: Path, config_from: Path, dtype: torch.dtype | Literal["auto"]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not any(weights.glob("*.safetensors")):
@@ -209,6 +236,8 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype) -> Any:
             next_step="`crl verify` names what is missing and the command that mends it.",
         )
     config = pretrained(AutoConfig, config_from)
+    if weights != config_from and hasattr(config, "quantization_config"):
+        del config.quantization_config  # trained weights are plain numbers
     model, report = pretrained(
         AutoModelForCausalLM,
         weights,

@@ -18,17 +18,22 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
 from crl.paths import models_directory, possible_path, quoted
+from crl.policies.hub import DESCRIPTION, HUB_ID, snapshot
+from crl.run.files import sha256_file
 
 BUILT_IN = ("tiny", "smollm2-135m-instruct")
 """Models that can be prepared without network."""
@@ -37,12 +42,6 @@ _FORMAT = 1
 """Raised when what is prepared under a name changes, so that a stale copy is never taken for the new one."""
 _WARM = re.compile(r"warm:([a-z0-9][a-z0-9_-]*)/([a-z][a-z0-9_]{0,30})")
 _RUN = re.compile(r"run:([^/@]+)@([0-9]{1,6})/([a-z][a-z0-9_]{0,30})")
-HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w][\w./-]*))?")
-"""Id of a model on the Hub, and its revision: a branch, a tag or a commit."""
-_DESCRIPTION = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
-"""Files that say what a model is: a few megabytes."""
-_TWICE = ["original/*", "consolidated*"]
-"""The same weights once more, in the form of their makers' own code."""
 _CHECKPOINT_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 _NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt"}
 _DEQUANTIZED = ("fp8", "mxfp4")
@@ -268,6 +267,10 @@ def described(name: str) -> Path:
     Raises:
         BadInput: as :func:`resolve_model`.
     """
+    if (trained := trained_weights(name)) is not None and trained.adapter:
+        base = described(trained.base)
+        if not is_whole(base):
+            return base  # what can be known before it is downloaded, and the adapter merged into it
     if is_path(name) or HUB_ID.fullmatch(name) is None:
         return resolve_model(name).path
     return _model_snapshot(name, weights=False)
@@ -278,7 +281,7 @@ def _model_snapshot(name: str, *, weights: bool = True) -> Path:
     try:
         return snapshot(name, _check_directory, offline, where, cached_only=True)
     except BadInput:
-        path = snapshot(name, _check_description, offline, where, patterns=_DESCRIPTION)
+        path = snapshot(name, _check_description, offline, where, patterns=DESCRIPTION)
     if weights:
         # Of the same commit, whatever the branch has become meanwhile.
         path = snapshot(pinned(name, path), _check_directory, offline, where)
@@ -358,11 +361,30 @@ def directory_digest(path: Path) -> str:
         stat = file.stat()
         stamp: list[int | str] = [stat.st_size, stat.st_mtime_ns]
         old = known.get(name)
-        current[name] = old if old and old[:2] == stamp else [*stamp, _sha256(file)]
+        current[name] = old if old and old[:2] == stamp else [*stamp, sha256_file(file)]
     if current != known:
         _write_sidecar(sidecar, current)
     text = json.dumps([[name, current[name][2]] for name, _ in files])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def numbers_by_type(directory: Path) -> Counter[str]:
+    """How many numbers of each type (`BF16`) a directory's files of weights hold, by their headers. Raises BadInput
+    where one cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    counts: Counter[str] = Counter()
+    for file in directory.glob("*.safetensors"):
+        try:
+            with safe_open(file, "numpy") as weights:
+                for name in weights.keys():  # noqa: SIM118
+                    part = weights.get_slice(name)
+                    counts[part.get_dtype()] += math.prod(part.get_shape())
+        except (OSError, SafetensorError) as error:
+            raise BadInput(
+                f"its file {file.name} cannot be read: {error}", expected="a whole file of weights"
+            ) from None
+    return counts
 
 
 def is_path(name: str) -> bool:
@@ -379,6 +401,15 @@ def lacking(path: Path, *patterns: str) -> str | None:
     return next((f"it has no {each.removeprefix('**/')}" for each in missing), None)
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a directory has all files of a model: a download may have been cut short."""
+    try:
+        _check_directory(path, path.name)
+    except BadInput:
+        return False
+    return True
+
+
 def _check_description(path: Path, name: str) -> None:
     _check_directory(path, name, weights=False)
 
@@ -391,6 +422,7 @@ def _check_directory(path: Path, name: str, *, weights: bool = True) -> None:
             where=str(path),
             next_step="Write it with save_pretrained of the model and of the tokenizer.",
         )
+    _check_readable(path, name)
     _check_quantization(path / "config.json", name)
     if (index := path / "model.safetensors.index.json").is_file() and weights:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -401,6 +433,36 @@ def _check_directory(path: Path, name: str, *, weights: bool = True) -> None:
                 where=str(path),
                 next_step="Copy or download the model once more.",
             )
+
+
+def _check_readable(path: Path, name: str) -> None:
+    """Raise BadInput for a file of a model that was cut short or damaged."""
+    for file in (*path.glob("*.json"), *path.glob("*.safetensors")):
+        stat = file.stat() if file.exists() else file.lstat()  # a link may lead nowhere
+        if (problem := _damage(file, stat.st_size, stat.st_mtime_ns)) is not None:
+            raise BadInput(
+                f"{name!r} cannot be used as a model: {file.name} cannot be read ({problem}).",
+                expected="whole files: a copy or a download may have been cut short",
+                where=str(file),
+                next_step="Copy or download the model once more.",
+            )
+
+
+@lru_cache(maxsize=1024)
+def _damage(file: Path, size: int, changed: int) -> str | None:
+    """Why a file cannot be read; None: it can. Of weights only the header is. A file of the same size and time is not
+    read again: a model is resolved many times, and some tokenizers have 30 MB."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if file.suffix == ".json":
+            json.loads(file.read_text(encoding="utf-8"))
+        else:
+            with safe_open(file, "numpy"):
+                pass
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        return str(error)
+    return None
 
 
 def _check_quantization(config: Path, name: str) -> None:
@@ -516,80 +578,6 @@ def _quiet() -> Iterator[None]:
     finally:
         if was_on:
             logging.enable_progress_bar()
-
-
-def snapshot(
-    name: str,
-    check: Callable[[Path, str], None],
-    offline: str,
-    where: str,
-    *,
-    patterns: Sequence[str] = ("*.safetensors", *_DESCRIPTION),
-    cached_only: bool = False,
-) -> Path:
-    """The cached snapshot of a Hugging Face id, else a download. The cache wins: a model must not change by itself.
-
-    `check` refuses a directory that is not whole; `offline` names what needs no network, `where` the setting.
-    """
-    import huggingface_hub
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    found = HUB_ID.fullmatch(name)
-    assert found is not None
-    repository, revision = found.groups()
-
-    def fetched(*, local: bool) -> Path:
-        path = Path(
-            huggingface_hub.snapshot_download(
-                repository,
-                revision=revision,
-                allow_patterns=list(patterns),
-                ignore_patterns=_TWICE,
-                local_files_only=local,
-            )
-        )
-        check(path, name)
-        return path
-
-    login = "log in with `hf auth login`, or set HF_TOKEN"
-    try:
-        return fetched(local=True)
-    except (LocalEntryNotFoundError, BadInput) as error:
-        problem = f"is not cached here and could not be downloaded: {type(error).__name__}"
-        next_step = "Check the id and the network, or name a model that works offline."
-        if cached_only:
-            raise BadInput(f"The model {name!r} {problem}.", where=where, next_step=next_step) from error
-    try:
-        return fetched(local=False)
-    except GatedRepoError as error:
-        cause: Exception = error
-        problem = "is gated: its owners let only those download it who have accepted their terms"
-        next_step = f"Accept the terms at {huggingface_hub.constants.ENDPOINT}/{repository}, then {login}."
-    except RevisionNotFoundError as error:
-        cause, problem = error, f"has no revision {revision!r}"
-        next_step = "Name a branch, a tag or a commit of it after the @, or leave the @ out."
-    except RepositoryNotFoundError as error:
-        cause, problem = error, "is not on the Hub, or it is private"
-        next_step = f"Check the id. For a private model {login}."
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        cause, problem = error, f"is not cached here and could not be downloaded: {type(error).__name__}"
-    raise BadInput(
-        f"The model {name!r} {problem}.",
-        expected=f"network, or what needs none: {offline}, or a directory",
-        where=where,
-        next_step=next_step,
-    ) from cause
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _read_sidecar(sidecar: Path) -> dict[str, list[int | str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +26,8 @@ from crl.run.files import write_atomically
 _LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy")
 _CODE = ("config/models.py", "config/vocabulary.py", "config/ways.py", "engine/probe.py", "learn", "policies")
 """Files and folders of this package that the numbers follow from."""
+_MOST_NAMED = 6
+"""Frozen weights that are named."""
 DRIVER = Path("/proc/driver/nvidia/version")
 
 Verdict = Mapping[str, Any]
@@ -62,34 +64,49 @@ class Asked:
 
 def asked_of(method: Method, owner: str, *, trains: bool) -> Asked:
     """What is asked about a set of weights; without `trains` none is updated."""
+    return Asked(resolve_model(method.role(owner).model), **use_of(method, owner, trains=trains))
+
+
+def use_of(method: Method, owner: str, *, trains: bool = True) -> dict[str, Any]:
+    """What is done with a set of weights."""
     from crl.policies.machine import computed
 
     role = method.role(owner)
-    source, sampled = resolve_model(role.model), not role.engine.SERVED
     sharing = {name: each for name, each in method.roles.items() if method.owner(name) == owner}
-    context = max([role.context, *(each.context for each in sharing.values())])
+    use: dict[str, Any] = {
+        "context": max([role.context, *(each.context for each in sharing.values())]),
+        "sampled": not role.engine.SERVED,
+    }
     if not (trains and owner in method.trained()):
-        return Asked(source, context, None, sampled, trained=False)
+        return use | {"lora": None, "trained": False}
     settings = computed(role).deepspeed
-    return Asked(
-        source,
-        context,
-        None if role.lora is None else role.lora.model_dump(mode="json"),
-        sampled,
-        trained=True,
-        autocast=settings.autocast,
-        gradient_checkpointing=settings.gradient_checkpointing,
-    )
+    return use | {
+        "lora": None if role.lora is None else role.lora.model_dump(mode="json"),
+        "trained": True,
+        "autocast": settings.autocast,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+    }
 
 
-def kept_ways(method: Method) -> dict[str, Ways]:
-    """The ways of each set of weights that is computed here and has a verdict, for a run that trains."""
+def kept_ways(method: Method, owners: Iterable[str]) -> dict[str, Ways]:
+    """The ways of each of these sets of weights that has a verdict, for a run that trains."""
     found = {}
-    for owner in computed_here(method):
+    for owner in owners:
         verdict = read(asked_of(method, owner, trains=True).key) or {}
         if verdict and not verdict.get("problem"):
-            found[owner] = Ways(verdict["sampling"], verdict["update"])
+            found[owner] = Ways(verdict["sampling"], verdict["update"], verdict.get("adapter"))
     return found
+
+
+def adapter_in_words(adapter: Mapping[str, Any]) -> str:
+    """What an adapter adapts (`crl.learn.adapters.Adapted`), for a person."""
+    of = adapter["of"]
+    shares = [f"{name.removesuffix('.weight')} {size / of:.0%}" for name, size in adapter["frozen"].items()]
+    large = [each for each, size in zip(shares, adapter["frozen"].values(), strict=True) if size >= of / 100]
+    told = [f"on {adapter['weights'] / of:.0%} of the weights"]
+    told += [f"frozen: {', '.join(large[:_MOST_NAMED])}{', …' * (len(large) > _MOST_NAMED)}"] if large else []
+    told += [f"no gradient reaches {', '.join(adapter['idle'][:_MOST_NAMED])}"] if adapter["idle"] else []
+    return "; ".join(told)
 
 
 def computed_here(method: Method, *, trains: bool = True) -> list[str]:

@@ -15,7 +15,9 @@ from crl.config.engines import ServerConfig
 from crl.config.environments import EnvironmentConfig
 from crl.errors import BadInput
 from crl.paths import possible_path
+from crl.run.data_files import check_data
 from crl.run.directory import RunDirectory
+from crl.run.find import beside
 from crl.run.lease import lease_state
 
 Check = Callable[[], None]
@@ -31,19 +33,24 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int, *, say: Say
     """
     possible_path(run_path, "the run directory", where="runtime.runs, --runs or CRL_RUNS")
     from crl.policies.embedders import resolve_embedder
+    from crl.policies.sources import resolve_model
     from crl.preflight.estimate import check_disk
     from crl.preflight.numbers import model_checks
     from crl.preflight.probe import Comparison
     from crl.rounds.recipe import recipe_of
 
-    with Comparison(experiment.method, say=say) as models:
+    with beside(run_path), Comparison(experiment.method, say=say) as models:
         _raise_first(checks_here(experiment))
+        recipe_of(experiment.method).check_ready(experiment.method, run_path)
+        _raise_first(model_checks(experiment))  # what their configs say, which the recipe's own check has just fetched
+        check_disk(experiment, run_path, rounds)
+        # From here on weights are downloaded.
         embedder = experiment.method.recipe.embedder()
         if embedder is not None:
             resolve_embedder(embedder.name)
-        recipe_of(experiment.method).check_ready(experiment.method, run_path)
-        _raise_first(model_checks(experiment))  # of models that the recipe's own check has just fetched
-        check_disk(experiment, run_path, rounds)
+        for role in map(experiment.method.role, experiment.method.owners()):
+            resolve_model(role.model)
+        _raise_first(model_checks(experiment))
         _raise_first(models.checks())
 
 
@@ -52,7 +59,7 @@ def check_run(run: RunDirectory, runtime: Runtime, *, say: Say | None = None) ->
     is missing on the disk is said when it is written."""
     from crl.preflight.probe import Comparison
 
-    with Comparison(run.method, say=say) as models:
+    with beside(run.path), Comparison(run.method, say=say) as models:
         _raise_first(checks_here(_experiment_of(run, runtime)))
         _raise_first(models.checks())
 
@@ -69,7 +76,7 @@ def check_evaluation(run: RunDirectory, runtime: Runtime, method: Method | None 
     experiment = _experiment_of(run, alone)
     if method is not None:
         experiment = experiment.model_copy(update={"method": method})
-    with Comparison(experiment.method, trains=False) as models:
+    with beside(run.path), Comparison(experiment.method, trains=False) as models:
         _raise_first(checks_here(experiment, trains=False))
         _raise_first(models.checks())
 
@@ -143,6 +150,8 @@ def checks(experiment: Experiment, *, warm: bool = True) -> list[tuple[str, Chec
     for family in method.families:
         for first, then in family.worlds.items():
             since = f" from round {first} on" if first else ""
+            if family.data_digests is not None:
+                found.append((f"the data of family {family.name}{since}", partial(check_data, then)))
             check = partial(check_environment, then.environment, isolate=family.isolate)
             found.append((f"environment of family {family.name}{since}", check))
             found.append((f"the files of family {family.name}{since}", partial(check_files, then.environment)))

@@ -8,27 +8,32 @@ that is read. The formulas are in `shapes` and `memory`; here they are put toget
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crl.config import Experiment, Method
 from crl.policies.embedders import EMBEDDERS
 from crl.policies.machine import all_stay, computed, gpu_count
+from crl.policies.sources import takes_preparing
 from crl.preflight.memory import (
+    FLOAT16,
     FLOAT32,
     PROCESS,
     SamplingMemory,
     UpdateMemory,
     checkpoint_bytes,
+    frozen_bytes,
     handed_over_bytes,
     sampling_memory,
+    trained_parameters,
     update_memory,
 )
 from crl.preflight.placement import EngineLoad, engines_by_gpu, served
-from crl.preflight.shapes import ModelShape, shape_of
+from crl.preflight.shapes import ModelShape, config_file, readiness, shape_of
 from crl.run.files import require_free, same_disk
 
 _TOKEN_ROW = 18
@@ -60,6 +65,8 @@ class Estimate:
     """By role."""
     updates: Mapping[str, UpdateMemory] = field(default_factory=dict)
     """Of one rank, by the role that owns the weights."""
+    bases: Mapping[str, int] = field(default_factory=dict)
+    """Frozen bases that several roles stand on, by the role whose model they are; held once by each engine."""
     servers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What the server that an engine starts for a role holds: on the GPU where there is one."""
     handed_over: Mapping[Path, int] = field(default_factory=dict)
@@ -100,6 +107,13 @@ def estimate(experiment: Experiment) -> Estimate:
         if owner in method.trained():
             made = update_memory(shape, role, _new_tokens(method, name), compares=compares)
             updates[owner] = max(made, updates.get(owner, made), key=lambda update: update.peak)
+    bases = _bases(method, known)
+    for name in sampling:
+        if method.base(name) is not None:
+            adapter = FLOAT32 * trained_parameters(known[name], method.role(name))
+            sampling[name] = replace(sampling[name], weights=adapter, loading=0)
+            if name in updates and method.role(name).deepspeed.ranks == 1:
+                updates[name] = replace(updates[name], weights=adapter)
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
     kept = max(experiment.runtime.save_total_limit, recipe.reach())
@@ -114,10 +128,10 @@ def estimate(experiment: Experiment) -> Estimate:
         name: replace(each, weights=each.weights + sum(servers.get(name, {}).values()))
         for name, each in sampling.items()
     }
-    largest = [PROCESS + reading + _engine(method, known, sampling, updates)]
+    largest = [PROCESS + reading + _engine(method, known, sampling, updates, bases)]
     largest += [sum(parts.values()) for parts in servers.values()]
-    engine = PROCESS + reading + _engine(method, known, held, updates)
-    player = PROCESS + reading + _playing(held)
+    engine = PROCESS + reading + _engine(method, known, held, updates, bases)
+    player = PROCESS + reading + _playing(held) + _once(method, bases, held)
     ranks = [method.role(owner).deepspeed.ranks * (PROCESS + made.peak) for owner, made in updates.items()]
     first = engine + (experiment.runtime.shards - 1) * player
     # Beside it a second track has engines of its own.
@@ -126,12 +140,13 @@ def estimate(experiment: Experiment) -> Estimate:
         memory_bytes=max(largest),
         checkpoint_bytes=(kept + 1) * sum(written.values()),
         round_bytes=round_bytes,
-        device_bytes=_on_gpu(experiment, known, held, updates, frozenset(servers) if on_gpu else frozenset()),
+        device_bytes=_on_gpu(experiment, known, held, updates, bases, frozenset(servers) if on_gpu else frozenset()),
         machine_bytes=max(first, *ranks) + others * first,
         written_bytes=sum(written.values()),
         kept_every_bytes=sum(written.values()) // every if every else 0,
         sampling=sampling,
         updates=updates,
+        bases=bases,
         servers=servers,
         handed_over=_by_folder(experiment, handed),
     )
@@ -146,6 +161,17 @@ def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
     reserve = int(experiment.runtime.min_free_gigabytes * 1e9)
     require_free(run_path, needed_bytes=wanted, reserve_bytes=reserve)
     written = [(run_path, wanted)]
+    if (size := _downloads(experiment.method)) > 0:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        written.append((Path(HF_HUB_CACHE), size))
+        require_free(
+            Path(HF_HUB_CACHE),
+            needed_bytes=sum(size for place, size in written if same_disk(place, Path(HF_HUB_CACHE))),
+            reserve_bytes=reserve,
+            what="the models that are downloaded",
+            next_step="free some space, or set HF_HOME to another folder",
+        )
     for folder, size in needed.handed_over.items():
         written.append((folder, size))
         require_free(
@@ -155,6 +181,28 @@ def check_disk(experiment: Experiment, run_path: Path, rounds: int) -> None:
             what="the folder for the weights of vLLM servers",
             next_step="free some space, or name another folder: runtime.servers.<role>.folder",
         )
+
+
+def download_bytes(model: str) -> int | None:
+    """Bytes of weights that the first use of a model downloads; None where that is unknown.
+
+    Before they are here its config says how many they are, or the list of its files.
+    """
+    if readiness(model) == "ready" or takes_preparing(model):
+        return 0
+    config, shape = config_file(model), shape_of(model)
+    index = None if config is None else config.parent / "model.safetensors.index.json"
+    if index is not None and index.is_file():
+        size = json.loads(index.read_text(encoding="utf-8")).get("metadata", {}).get("total_size")
+        if size:
+            return int(size)
+    return None if shape is None else shape.parameters * shape.size
+
+
+def _downloads(method: Method) -> int:
+    """Bytes of models that are not on this machine yet."""
+    models = {method.role(owner).model for owner in method.owners() if not method.role(owner).engine.REMOTE}
+    return sum(download_bytes(model) or 0 for model in models)
 
 
 def still_to_write(experiment: Experiment, run_path: Path, rounds: int) -> int | None:
@@ -186,7 +234,9 @@ def _bytes_in(directory: Path) -> int:
 
 def gigabytes(count: int) -> str:
     """Bytes as people read them."""
-    return f"{count / 1e9:.1f} GB" if count >= 5e7 else f"{count / 1e6:.1f} MB"
+    if count >= 5e7:
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.1f} MB" if count >= 5e4 else f"{count / 1e3:.1f} kB"
 
 
 def _servers(experiment: Experiment, handed: Mapping[str, int], *, on_gpu: bool) -> dict[str, dict[str, int]]:
@@ -219,6 +269,7 @@ def _on_gpu(
     shapes: Mapping[str, ModelShape],
     held: Mapping[str, SamplingMemory],
     updates: Mapping[str, UpdateMemory],
+    bases: Mapping[str, int],
     starting: Set[str],
 ) -> int:
     """What the engines that share the fullest GPU hold on it."""
@@ -226,7 +277,7 @@ def _on_gpu(
     def of(engine: EngineLoad) -> int:
         here = {name: replace(each, loading=0) for name, each in held.items() if name in engine.sampled}
         learned = {owner: update for owner, update in updates.items() if owner in engine.trained}
-        return _engine(experiment.method, shapes, here, learned, starting)
+        return _engine(experiment.method, shapes, here, learned, bases, starting)
 
     return max(sum(map(of, engines)) for engines in engines_by_gpu(experiment, gpu_count()))
 
@@ -242,6 +293,7 @@ def _engine(
     shapes: Mapping[str, ModelShape],
     sampling: Mapping[str, SamplingMemory],
     updates: Mapping[str, UpdateMemory],
+    bases: Mapping[str, int],
     starting: Set[str] = frozenset(),
 ) -> int:
     """Peak of the models of one engine.
@@ -251,13 +303,14 @@ def _engine(
     update over several ranks has an engine of its own. Small models all stay.
     """
     here = {owner: update for owner, update in updates.items() if method.role(owner).deepspeed.ranks == 1}
+    once = _once(method, bases, {*sampling, *here})
     playing = _playing(sampling)
     several = [update.peak for owner, update in updates.items() if owner not in here]
     models = {method.role(owner).model: shapes[_first(method, owner)].parameters for owner in method.owners()}
     if all_stay(method, FLOAT32 * sum(models.values()), on_gpu=gpu_count() > 0):
         copies, stay = (sum(each.weights for each in sampling.values()), sum(each.kept for each in here.values()))
         updating = [copies + stay + update.peak - update.kept for update in here.values()]
-        return max([playing + stay, *updating, *several])
+        return max([once + max([playing + stay, *updating]), *several])
     training = [
         update.peak + sum(each.weights for name, each in sampling.items() if method.owner(name) != owner)
         for owner, update in here.items()
@@ -267,7 +320,26 @@ def _engine(
         + _playing({name: sampling[name] for name in sampling if name not in starting or method.owner(name) != owner})
         for owner, update in here.items()
     ]
-    return max([playing, *kept, *training, *several])
+    return max([once + max([playing, *kept, *training]), *several])
+
+
+def _bases(method: Method, shapes: Mapping[str, ModelShape]) -> dict[str, int]:
+    """Frozen bases that several roles stand on, which an engine holds once for all samplers and trainers."""
+    found = {}
+    for name, shape in shapes.items():
+        role = computed(method.role(name))
+        if (base := method.base(name)) is None or role.engine.REMOTE:
+            continue
+        narrow, size = frozen_bytes(shape), FLOAT16 if role.dtype == "bfloat16" else FLOAT32
+        sampled = 0 if role.engine.SERVED else size * shape.parameters
+        # Updates read no rounded numbers: of a file in float32 they have a copy beside one in bfloat16.
+        found[base] = sampled + (0 if sampled and (size == FLOAT32 or shape.size == size) else narrow)
+    return found
+
+
+def _once(method: Method, bases: Mapping[str, int], names: Collection[str]) -> int:
+    """The shared bases of these roles and weights."""
+    return sum(bases.get(base, 0) for base in {method.base(name) for name in names} if base is not None)
 
 
 def _first(method: Method, owner: str) -> str:

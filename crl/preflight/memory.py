@@ -40,7 +40,8 @@ class SamplingMemory:
     working: int
     """One pass: masks of its tokens, its widest layer; then the draw of every row."""
     loading: int
-    """Above the weights while a LoRA checkpoint is merged, which is done in float32."""
+    """Above the weights while a LoRA checkpoint is merged: one matrix at a time, in float32. Where experts have
+    adapters, all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class UpdateMemory:
     """One rank of an update."""
 
     weights: int
-    """Float32; a share of them under ZeRO-3, and what it gathers."""
+    """Float32, a frozen base in the type of its file; a share of them under ZeRO-3, and what it gathers."""
     gradients: int
     optimizer: int
     """Moments, and ZeRO's float32 partition of the weights."""
@@ -89,7 +90,7 @@ def sampling_memory(
     slots = row_slots(role.context) if on_gpu else role.context
     layer = rows * slots * 2 * shape.key_value * size
     tokens = min(rows * role.context, PASS_TOKENS)
-    widest = tokens * (2 * shape.hidden + 3 * shape.intermediate) * size
+    widest = tokens * (2 * shape.hidden + 3 * shape.chosen * shape.intermediate) * size
     # Queries that share keys have a row of the mask each.
     masks = tokens * role.context * (shape.attention // max(1, shape.key_value)) * size
     drawn = (_DRAWN_NUCLEUS if nucleus else _DRAWN) * rows * shape.vocabulary
@@ -97,8 +98,15 @@ def sampling_memory(
         weights=shape.parameters * size,
         cache=layer * shape.layers,
         working=max((2 if on_gpu else 1) * (masks + widest), drawn),
-        loading=0 if role.lora is None else shape.parameters * (FLOAT32 - size),
+        loading=0 if role.lora is None else _merging(shape, size),
     )
+
+
+def _merging(shape: ModelShape, size: int) -> int:
+    if shape.experts > 1:
+        return shape.parameters * (FLOAT32 - size)
+    matrix = shape.hidden * max(shape.intermediate, shape.attention)
+    return min(2 * FLOAT32 * matrix, shape.parameters * FLOAT32)
 
 
 def update_memory(
@@ -107,14 +115,15 @@ def update_memory(
     """What one rank holds that trains a role; `trained_positions` of a sequence's tokens are trained, by an objective
     that `compares` with the base model: of adapters that is the model itself, of full weights a second one.
 
-    With P parameters, T of them trained, N ranks: weights 4 P, gradients 4 T, moments 8 T, ZeRO's partition of the
-    weights 4 T / N. Stage 1 divides the moments by N, stage 2 also the gradients, stage 3 also the weights
-    (Rajbhandari et al. 2020, arXiv 1910.02054, section 5; here everything is float32, so the constants are 4, 4, 8).
+    With P parameters, T of them trained, N ranks: weights 4 P (a frozen base: 4 or 2 P, as in its file), gradients 4 T,
+    moments 8 T, ZeRO's partition of the weights 4 T / N. Stage 1 divides the moments by N, stage 2 also the gradients,
+    stage 3 also the weights (Rajbhandari et al. 2020, arXiv 1910.02054, section 5; here everything is float32, so the
+    constants are 4, 4, 8).
     """
     settings, parameters, trained = role.deepspeed, shape.parameters, trained_parameters(shape, role)
     stage, ranks = settings.zero_stage, settings.ranks
     share = trained // (ranks if stage else 1)
-    weights = FLOAT32 * parameters
+    weights = FLOAT32 * parameters if role.lora is None or stage == 3 else frozen_bytes(shape) + FLOAT32 * trained
     if stage == 3:
         weights = weights // ranks + FLOAT32 * min(parameters, _GATHERED)
     return UpdateMemory(
@@ -132,6 +141,13 @@ def update_memory(
 def trained_parameters(shape: ModelShape, role: RoleConfig) -> int:
     """Parameters that an update changes."""
     return shape.parameters if role.lora is None else shape.adapter_parameters(role.lora)
+
+
+def frozen_bytes(shape: ModelShape) -> int:
+    """A frozen base: linear layers and embeddings in the type of its file, experts, which are no such layers, in
+    float32 (`crl/learn/frozen.py`)."""
+    experts = min(shape.expert_parameters, shape.parameters)
+    return shape.size * (shape.parameters - experts) + FLOAT32 * experts
 
 
 def checkpoint_bytes(shape: ModelShape, role: RoleConfig) -> int:
@@ -159,14 +175,17 @@ def activations(shape: ModelShape, role: RoleConfig) -> int:
     half, frozen = role.deepspeed.autocast == "bfloat16", role.lora is not None
     norms = {(False, False): 24, (False, True): 16, (True, False): 26, (True, True): 18}[half, frozen] * shape.hidden
     size = FLOAT16 if half else FLOAT32
-    layer = tokens * (norms + size * (3 * shape.attention + 2 * shape.key_value + 4 * shape.intermediate))
-    # Autocast makes bfloat16 copies of the matrices, which the graph (or, of trained weights, its cache) holds.
-    copies = FLOAT16 * shape.matrix_parameters if half else 0
-    if not role.deepspeed.gradient_checkpointing:
-        return shape.layers * layer + copies
-    if half and frozen:
+    intermediate = shape.chosen * shape.intermediate
+    layer = tokens * (norms + size * (3 * shape.attention + 2 * shape.key_value + 4 * intermediate))
+    kept = role.deepspeed.gradient_checkpointing
+    if frozen and shape.size == FLOAT16 and shape.experts == 1 and role.deepspeed.zero_stage < 3:
+        copies = 0 if half else FLOAT32 * shape.widest  # already bfloat16; else one is widened at a time
+    elif half and frozen and kept:
         copies = FLOAT16 * (shape.layer_parameters + shape.vocabulary * shape.hidden)
-    return shape.layers * tokens * shape.hidden * FLOAT32 + layer + copies
+    else:  # autocast makes bfloat16 copies, which the graph (or, of trained weights, its cache) holds
+        copies = FLOAT16 * shape.matrix_parameters if half else 0
+    layers = shape.layers * tokens * shape.hidden * FLOAT32 + layer if kept else shape.layers * layer
+    return layers + copies
 
 
 def head_memory(shape: ModelShape, role: RoleConfig, trained_positions: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from crl.config import Experiment, LoraConfig, NodesConfig
 from crl.errors import BadInput
+from crl.policies.sources import is_whole
 from crl.preflight.shapes import config_file, shape_of
 
 _THREADS_A_CORE = _SHARDS_A_CORE = 4
@@ -146,7 +147,7 @@ def _check_top_k(top_k: int, model: str, where: str) -> None:
 
 def _check_target_modules(lora: LoraConfig, model: str, where: str) -> None:
     config = config_file(model)
-    if config is None or isinstance(lora.target_modules, str):
+    if config is None or isinstance(lora.target_modules, str) or not is_whole(config.parent):
         return
     modules = _modules(config)
     # As peft looks for them: the whole name of a module, or its end.

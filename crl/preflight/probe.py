@@ -19,8 +19,8 @@ from pathlib import Path
 from crl.config import Method
 from crl.errors import BadInput, CrlError, StageFailed
 from crl.policies.sources import ModelSource, directory_digest
-from crl.policies.verdicts import DRIVER, Asked, Verdict, asked_of, computed_here, keep, read
-from crl.preflight.shapes import config_file
+from crl.policies.verdicts import DRIVER, Asked, Verdict, adapter_in_words, asked_of, computed_here, keep, read
+from crl.preflight.shapes import config_file, readiness
 from crl.run.guardian import PARENT
 
 _LOG = logging.getLogger(__name__)
@@ -80,19 +80,29 @@ class Comparison:
         self._found = found
         return [(f"method.roles.{owner}.model", partial(check, owner)) for owner in owners]
 
-    def said(self, name: str) -> str:
-        """In which ways the model of a check that has passed is computed, for a person; why not in the fastest."""
-        verdict = self._found()[name.split(".")[2]]
-        ways = {"sampled": verdict.get("sampling"), "updated": verdict.get("update")}
-        why = "; ".join(dict.fromkeys(verdict.get("instead", {}).values()))
-        return "as transformers computes it: " + (
-            ", ".join(f"{what} {_IN_WORDS[way]}" for what, way in ways.items() if way) + (f" ({why})" if why else "")
-        )
+    def ways(self, owner: str) -> dict[str, str]:
+        """How a model that has passed its check is sampled from and updated, for a person; why not in a faster way."""
+        verdict = self._found()[owner]
+        if (skipped := verdict.get("skipped")) is not None:
+            return {"sampling": str(skipped), "update": str(skipped)}
+        instead = verdict.get("instead", {})
+        adapter = {"adapter": adapter_in_words(verdict["adapter"])} if verdict.get("adapter") else {}
+        return adapter | {
+            what: _IN_WORDS[verdict[what]] + (f" (not {instead[what]})" if what in instead else "")
+            for what in ("sampling", "update")
+            if verdict.get(what)
+        }
 
     def _owners(self, *, here: bool) -> list[str]:
         """Sets of weights that this project computes; with `here`, those on this machine only."""
         owners = computed_here(self._method, trains=self._trains)
-        return [owner for owner in owners if not here or config_file(self._method.role(owner).model) is not None]
+        models = {owner: self._method.role(owner).model for owner in owners}
+        return [owner for owner, model in models.items() if not here or _is_here(model)]
+
+
+def _is_here(model: str) -> bool:
+    """Whether a model can be loaded without preparing or downloading it."""
+    return config_file(model) is not None and readiness(model) == "ready"
 
 
 def check_computed(path: Path, name: str, context: int) -> None:

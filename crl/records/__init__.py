@@ -28,6 +28,7 @@ from crl.records.base import (
     table_of,
     vectors_of,
     with_added,
+    without_defaults,
 )
 from crl.records.critique import Critique, SuccessRate
 from crl.records.learning import BufferItem, Credit, EntryScore, EntryUsefulness, Metric, Sample, UseReward, Weights
@@ -115,4 +116,5 @@ __all__ = [
     "table_of",
     "vectors_of",
     "with_added",
+    "without_defaults",
 ]  # fmt: skip

@@ -147,11 +147,23 @@ def table_of(row_type: type[R], rows: Iterable[R]) -> pa.Table:
 def with_added(row_type: type[Row], table: pa.Table) -> pa.Table:
     """A table as it was written, with the columns that its row type was given since, each at its default."""
     for name in (name for name in row_type.added if name not in table.column_names):
-        field = row_type.__dataclass_fields__[name]  # type: ignore[attr-defined]
-        value = field.default_factory() if field.default is dataclasses.MISSING else field.default
-        column = pa.array([value] * len(table), schema_of(row_type).field(name).type)
-        table = table.append_column(schema_of(row_type).field(name), column)
+        table = table.append_column(schema_of(row_type).field(name), _defaults(row_type, name, len(table)))
     return table.select(schema_of(row_type).names) if row_type.added else table
+
+
+def without_defaults(row_type: type[Row], table: pa.Table) -> pa.Table:
+    """A table as it is written: an added column that holds nothing but its default is left out (the inverse of
+    :func:`with_added`), so that what nobody uses changes no digest."""
+    unused = [
+        name for name in row_type.added if table[name].combine_chunks().equals(_defaults(row_type, name, len(table)))
+    ]
+    return table.drop_columns(unused) if unused else table
+
+
+def _defaults(row_type: type[Row], name: str, count: int) -> pa.Array:
+    field = row_type.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    value = field.default_factory() if field.default is dataclasses.MISSING else field.default
+    return pa.array([value] * count, schema_of(row_type).field(name).type)
 
 
 def rows_of(row_type: type[R], table: pa.Table) -> list[R]:

@@ -20,6 +20,14 @@ _QUESTION_REASONS = (
 )  # fmt: skip
 
 
+_REWARD_PARTS = {
+    "every part of a reward has its name, and is finite": (
+        "len(reward_names) = len(reward_values) AND len(list_distinct(reward_names)) = len(reward_names)"
+        " AND len(list_filter(reward_values, lambda each: NOT isfinite(each))) = 0"
+    ),
+}
+
+
 def shown_text(experiences: Sequence[str]) -> str | None:
     """What an actor reads of the experiences that guide it: one as it is, several with their numbers; None of none."""
     return numbered(experiences) if len(experiences) > 1 else next(iter(experiences), None)
@@ -162,7 +170,12 @@ class Episode(Row):
         "no_token: a server drew an id that is no token",
     ]
     generation_ids: A[list[str], "token records of its sequences, in the order in which they began"]
+    reward_names: A[list[str], "names of the parts of the environment's reward, where it says them"] = (
+        dataclasses.field(default_factory=list)
+    )
+    reward_values: A[list[float], "these parts, before they are weighted"] = dataclasses.field(default_factory=list)
 
+    added: ClassVar[tuple[str, ...]] = ("reward_names", "reward_values")
     rules: ClassVar[Rules] = Rules(
         key=("episode_id",),
         filled=("episode_id", "family"),
@@ -180,6 +193,7 @@ class Episode(Row):
             ),
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "the reward is finite": "isfinite(reward)",
+            **_REWARD_PARTS,
             "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
             "what the last action did is known unless the environment broke": (
                 "(stop_reason = 'error') = (last_observation IS NULL)"
@@ -265,7 +279,9 @@ class Turn(Row):
     first_token: A[int, "offset of the output's first token in the sequence's token_ids"]
     last_token: A[int, "offset one past the output's last token"]
     stop_reason: A[str, "end_of_turn, stop_string or length"]
+    turn_reward: A[float | None, "what the turn itself earned; null: the environment does not pay turn by turn"] = None
 
+    added: ClassVar[tuple[str, ...]] = ("turn_reward",)
     rules: ClassVar[Rules] = Rules(
         key=("episode_id", "turn"),
         filled=("episode_id", "generation_id"),
@@ -274,6 +290,7 @@ class Turn(Row):
         ranges={"first_token": (0, None)},
         rows={
             "a valid turn has an action": "NOT valid OR action IS NOT NULL",
+            "what a turn earned is finite": "turn_reward IS NULL OR isfinite(turn_reward)",
             "turns of an episode are numbered without a gap": (
                 "turn = row_number() OVER (PARTITION BY episode_id ORDER BY turn) - 1"
             ),
@@ -478,7 +495,10 @@ class Evaluation(Row):
     tokens_sampled: A[int, "tokens the actor wrote; 0 of a random policy"]
     stop_reason: A[str, "as in episodes"]
     actions: A[list[str], "actions taken; an invalid one is the empty string"]
+    reward_names: A[list[str], "as in episodes"] = dataclasses.field(default_factory=list)
+    reward_values: A[list[float], "as in episodes"] = dataclasses.field(default_factory=list)
 
+    added: ClassVar[tuple[str, ...]] = ("reward_names", "reward_values")
     rules: ClassVar[Rules] = Rules(
         key=("evaluation_id",),
         filled=("evaluation_id", "family"),
@@ -490,6 +510,7 @@ class Evaluation(Row):
             "without the bank nothing is guided": "condition = 'with_bank' OR NOT guided",
             "success is the stop reason of a success": "success = (stop_reason = 'success')",
             "the reward is finite": "isfinite(reward)",
+            **_REWARD_PARTS,
             "every turn has an action": "stop_reason = 'error' OR len(actions) = turns",
             "a turn has sampled tokens, but for the random policy's": (
                 "CASE condition WHEN 'random' THEN tokens_read = 0 AND tokens_sampled = 0 "

@@ -234,4 +234,5 @@ def environment() -> Environment:
 
 def _model(method: Method, name: str) -> str:
     role = method.role(name)
-    return f"{role.model}{', LoRA' if role.lora else ''}{f', weights of {role.weights}' if role.weights else ''}"
+    shared = f", weights of {role.weights}" if role.weights else f" (base of {role.base})" if role.base else ""
+    return f"{role.model}{', LoRA' if role.lora else ''}{shared}"

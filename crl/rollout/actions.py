@@ -1,8 +1,8 @@
 """From the actor's text to what its environment is given, a question, or neither: never an error, whatever it holds.
 
 An environment takes one of some actions by name, free text, or a tool call (`crl.protocols.Actions`). Of a tool call
-only the JSON counts, whatever is around it: models write `<tool_call>{"name": …, "arguments": {…}}</tool_call>`,
-fenced JSON, a list of calls, or `parameters` for `arguments`. The last call counts, as the last tag does.
+only the JSON counts, whatever is around it (`crl/text/calls.py`). The last call counts, as the last tag does,
+unless the environment takes several per turn.
 
 Only what follows the end of a thought counts: an action or a question that the actor only thinks of is none. With
 `sampling.constrain: actions` an actor cannot write anything else: its answers are then a tree (:class:`AnswerTrees`).
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from crl.errors import BadInput
 from crl.protocols import Actions, Answers, Chat, FreeText, ToolCalls
 from crl.text.answers import after_thoughts
+from crl.text.calls import json_calls
 from crl.text.unicode import valid_text
 
 ActionFormat = Literal["tag", "word"]
@@ -55,14 +56,17 @@ def parse_action(text: str, actions: Actions, action_format: ActionFormat, *, th
     Of some actions: the one it names, as it is written in `actions`. `tag`: the last `<action>…</action>` counts and
     must equal a legal action, case and outer blanks aside. `word`: the first legal action that stands as whole words
     counts, the longest where several begin at one place. Free text: the body of the last tag, or with `word` all of it,
-    outer blanks aside. A tool call: its JSON, with sorted keys, whatever the format. `thinking`: the prompt began a
+    outer blanks aside; the text as it is where the environment wants all of it (`whole`). A tool call: its JSON, with
+    sorted keys, whatever the format; where a turn may hold several, a list of them. `thinking`: the prompt began a
     thought.
     """
+    if isinstance(actions, FreeText) and actions.whole:
+        return text
     answer = after_thoughts(text, begun=thinking)
     if answer is None:
         return None
     if isinstance(actions, ToolCalls):
-        return _tool_call(answer, {tool.name for tool in actions.tools})
+        return from_calls(json_calls(answer, {tool.name for tool in actions.tools}), actions)
     if isinstance(actions, FreeText):
         bodies = _TAG.findall(answer) if action_format == "tag" else [answer]
         return valid_text(bodies[-1].strip()) or None if bodies else None
@@ -74,6 +78,13 @@ def named_actions(actions: Actions) -> tuple[str, ...]:
     return actions if isinstance(actions, tuple) else ()
 
 
+def from_calls(calls: Sequence[str], actions: ToolCalls) -> str | None:
+    """What an environment is given of some calls: the last, or all as a JSON list where it takes several."""
+    if not calls:
+        return None
+    return f"[{', '.join(calls)}]" if actions.several else calls[-1]
+
+
 def actions_text(actions: Actions, *, takes_tools: bool = False) -> str:
     """What stands for `{actions}` in a prompt. `takes_tools`: the chat's own template shows the tools."""
     if isinstance(actions, FreeText):
@@ -81,52 +92,14 @@ def actions_text(actions: Actions, *, takes_tools: bool = False) -> str:
     if not isinstance(actions, ToolCalls):
         return ", ".join(actions)
     if takes_tools:
-        return "call one of the tools " + ", ".join(tool.name for tool in actions.tools)
+        many = "one or more" if actions.several else "one"
+        return f"call {many} of the tools " + ", ".join(tool.name for tool in actions.tools)
     shown = [
         f"- {tool.name}: {tool.description} Arguments: {json.dumps(tool.parameters, ensure_ascii=False)}"
         for tool in actions.tools
     ]
-    return "\n".join(['answer with JSON: {"name": <tool>, "arguments": {…}}. The tools:', *shown])
-
-
-def _tool_call(answer: str, tools: Set[str]) -> str | None:
-    """The last call in an answer as JSON with sorted keys; None where there is none.
-
-    An object that is no call may hold some, such as `{"tool_calls": [{…}]}`; inside one, only what names a tool is one.
-    """
-    found, at, inside = None, answer.find("{"), 0
-    while at >= 0:
-        try:
-            value, end = _JSON.raw_decode(answer, at)
-            call = _as_call(value)
-            if call is not None and (at >= inside or value["name"] in tools):
-                found = call
-            else:
-                inside, end = max(inside, end), at + 1
-        except (ValueError, RecursionError):
-            end = at + 1
-        at = answer.find("{", end)
-    return found
-
-
-def _as_call(value: dict[str, Any]) -> str | None:
-    arguments = value.get("arguments", value.get("parameters"))
-    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
-        arguments = {}
-    if isinstance(arguments, str):  # some models write the arguments as a JSON text
-        arguments = _JSON.decode(arguments)
-    if not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
-        return None
-    call = {"name": value["name"], "arguments": arguments}
-    return valid_text(json.dumps(call, ensure_ascii=False, sort_keys=True, allow_nan=False))
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
-# Not strict: models write shell commands with the line breaks that JSON wants escaped.
-_JSON = json.JSONDecoder(parse_constant=_no_number, strict=False)
+    more = ", once per call" if actions.several else ""
+    return "\n".join([f'answer with JSON: {{"name": <tool>, "arguments": {{…}}}}{more}. The tools:', *shown])
 
 
 def _action_in(answer: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:

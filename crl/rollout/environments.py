@@ -6,16 +6,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 from crl.config.mechanisms import LONGEST_OBSERVATION
 from crl.errors import EnvironmentBroken
-from crl.faults import EXPECTED_ACTIONS, Fault, attempt, flaw_of_actions
-from crl.protocols import Actions, Environment, FreeText, Start, Step, StopReason, ToolCalls
+from crl.faults import EXPECTED_ACTIONS, Fault, attempt, broke, flaw_of_actions
+from crl.protocols import Actions, Environment, FreeText, Start, Step, ToolCalls
 from crl.text.unicode import valid_text, with_texts
 
 TOO_LONG = "environment_observation_limit"
 """Reason code of an episode that is shown more."""
+NO_TEXT = "environment_no_text"
+"""Reason code of an episode that is shown an image, or anything else that is no text."""
 ODD_ACTIONS = "environment_actions"
 """Reason code of an episode whose actions are of no kind that there is."""
 
@@ -157,16 +160,12 @@ def _stepped(
 
 
 def _is_finite(step: Step) -> bool:
-    """Whether an environment gave a reward that can be counted with; what a user's gives may be anything."""
+    """Whether an environment gave rewards that can be counted with; what a user's gives may be anything."""
     try:
-        return math.isfinite(step.reward)
+        parts = step.reward_parts or {}
+        return all(map(math.isfinite, [step.reward, step.turn_reward or 0.0, *parts.values()]))
     except (TypeError, OverflowError, AttributeError):
         return False
-
-
-def broke(code: str, details: str | None = None) -> Step:
-    """The last step of a slot whose environment broke, with its reason code and what is known about it."""
-    return Step("", (), False, "", True, False, 0.0, StopReason.error, code, details)
 
 
 class Readable:
@@ -217,17 +216,21 @@ class Readable:
     def _start(self, slot: int, start: Start) -> Start:
         if start.error is not None:
             return Start.failed(_valid(start.error), start.details)
+        if (flaw := _no_text(start.goal, start.observation, *chain(*start.messages))) is not None:
+            return Start.failed(NO_TEXT, flaw)
         if (flaw := flaw_of_actions(start.actions)) is not None:
             return Start.failed(ODD_ACTIONS, f"{flaw}; expected {EXPECTED_ACTIONS}")
-        if (shown := _length(start.goal, start.observation, start.actions)) > self._longest:
+        if (shown := _length(start.actions, start.goal, start.observation, *chain(*start.messages))) > self._longest:
             return Start.failed(TOO_LONG, self._too_long(shown))
         actions = self._actions(slot, start.actions)
-        return Start(_valid(start.goal), _valid(start.observation), actions)
+        return Start(_valid(start.goal), _valid(start.observation), actions, messages=_valid(start.messages))
 
     def _step(self, slot: int, step: Step) -> Step:
+        if step.error is None and (flaw := _no_text(step.observation)) is not None:
+            return broke(NO_TEXT, flaw)
         if not step.done and (flaw := flaw_of_actions(step.actions)) is not None:
             return broke(ODD_ACTIONS, f"{flaw}; expected {EXPECTED_ACTIONS}")
-        if (shown := _length(step.observation, step.feedback, step.actions)) > self._longest:
+        if (shown := _length(step.actions, step.observation, step.feedback)) > self._longest:
             return broke(TOO_LONG, self._too_long(shown))
         return dataclasses.replace(
             step,
@@ -235,6 +238,7 @@ class Readable:
             actions=self._actions(slot, step.actions),
             feedback=_valid(step.feedback),
             error=_valid(step.error),
+            reward_parts=_valid(step.reward_parts),
         )
 
     def _too_long(self, shown: int) -> str:
@@ -253,9 +257,17 @@ class Readable:
         return None if action is None else self._names.get(slot, {}).get(action, action)
 
 
-def _length(first: Any, second: Any, actions: Any) -> int:
-    """Characters of what is shown; what is no text, against the protocol, has none."""
-    shown = [first, second]
+def _no_text(*shown: Any) -> str | None:
+    """What is wrong where something that is shown is no text, an image for example; None where all of it is."""
+    odd = next((each for each in shown if not isinstance(each, str)), None)
+    if odd is None:
+        return None
+    return f"{type(odd).__module__}.{type(odd).__qualname__} is shown; a model reads text only: describe it in words"
+
+
+def _length(actions: Any, *texts: str) -> int:
+    """Characters of what is shown; an action that is no text, against the protocol, has none."""
+    shown = [*texts]
     if isinstance(actions, FreeText):
         shown.append(actions.form)
     elif isinstance(actions, ToolCalls):

@@ -107,6 +107,7 @@ class LiveEpisode:
     invalid_actions: int = 0
     success: bool = False
     reward: float = 0.0
+    reward_parts: dict[str, float] = field(default_factory=dict)
     stop_reason: StopReason | None = None
     last_observation: str | None = None
     error: str | None = None
@@ -185,7 +186,8 @@ def _as_planned(task: Task, start: Start) -> Start:
     failed = Start.failed("environment_start")
     if start.error is None and not without_start(task.goal, task.first_observation):
         return start
-    return Start(task.goal, task.first_observation, failed.actions, start.error or failed.error, start.details)
+    error = start.error or failed.error
+    return Start(task.goal, task.first_observation, failed.actions, error, start.details, start.messages)
 
 
 def without_start(goal: str, first_observation: str) -> bool:

@@ -10,6 +10,7 @@ Nothing is tokenized twice, and the mask is 1 exactly on the ids that were drawn
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,10 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from crl.config import Method, SamplingConfig
+from crl.config import Method, RolloutConfig, SamplingConfig
 from crl.errors import StageFailed
+from crl.faults import broke
 from crl.protocols import (
     Advisor,
+    Chat,
     Environment,
     Inquiry,
     Policy,
@@ -30,11 +33,12 @@ from crl.protocols import (
     Step,
     StopReason,
     ToolCalls,
+    Written,
 )
 from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, StrippedContext, Task, Turn
-from crl.rollout.actions import AnswerTrees, parse_action
+from crl.rollout.actions import AnswerTrees, from_calls, parse_action
 from crl.rollout.asking import advise, questions_of, record
-from crl.rollout.environments import Readable, broke
+from crl.rollout.environments import Readable
 from crl.rollout.live import EpisodeSlot, LiveEpisode, opened_row
 from crl.rollout.prompts import following_text
 from crl.rollout.stepping import Stepping
@@ -229,14 +233,20 @@ def _act(
     whole = {index: text for index, text in texts.items() if errors[index] is None}
     inquiries = questions_of(rows, whole, rollout, thinking=thinking)
     actions = {
-        index: None
-        if index in inquiries
-        else parse_action(text, rows[index].actions, rollout.action_format, thinking=thinking)
+        index: None if index in inquiries else _action(policy.chat, sampled[index], text, rows[index], rollout)
         for index, text in texts.items()
     }
     failed = {index: broke(error, rows[index].start.details) for index, error in errors.items() if error is not None}
     stepping.begin({index: actions[index] for index in whole}, failed)
     return {index: _Acted(sampled[index], text, actions[index], inquiries.get(index)) for index, text in texts.items()}
+
+
+def _action(chat: Chat, sampled: Sampled, text: str, row: LiveEpisode, rollout: RolloutConfig) -> str | None:
+    """What a turn gives to its environment. Calls of tools that the chat shows are in the model's own form."""
+    if isinstance(row.actions, ToolCalls) and chat.takes_tools:
+        return from_calls(chat.calls(sampled.token_ids, row.actions.tools), row.actions)
+    written = Written(text, sampled.token_ids)
+    return parse_action(written, row.actions, rollout.action_format, thinking=chat.opens_thought)
 
 
 def _take(
@@ -274,6 +284,7 @@ def _take(
                 first_token=first,
                 last_token=last,
                 stop_reason=turn.sampled.stop_reason.value,
+                turn_reward=step.turn_reward if step.error is None else None,
             )
         )
         if step.done:
@@ -287,9 +298,17 @@ def _take(
             feedback=step.feedback,
             takes_tools=isinstance(step.actions, ToolCalls) and policy.chat.takes_tools,
         )
-        piece = list(policy.chat.reply(reply, ended=turn.sampled.stop_reason is StopReason.end_of_turn))
+        ended = turn.sampled.stop_reason is StopReason.end_of_turn
+        # The name of the tool, as `_action` read it, the last of several; what came of the call is the tool's turn.
+        in_form = turn.action is not None and isinstance(row.actions, ToolCalls) and policy.chat.takes_tools
+        calls = json.loads(turn.action or "") if in_form else None
+        called = None if calls is None else (calls[-1] if isinstance(calls, list) else calls)["name"]
+        piece = list(
+            policy.chat.reply(reply, ended=ended, by=turn.sampled.token_ids[-1] if ended else None, call=called)
+        )
         if len(row.sequence.token_ids) + len(piece) + sampling.max_new_tokens > policy.context:
             row.stop_reason, row.reward = StopReason.context_limit, step.reward
+            row.reward_parts = dict(step.reward_parts or {})
             continue
         row.observation, row.actions = step.observation, step.actions
         pieces[index] = piece
@@ -301,7 +320,7 @@ def _finish(row: LiveEpisode, step: Step) -> None:
     if step.error is not None:
         row.stop_reason = StopReason.error
         return
-    row.success, row.reward = step.success, step.reward
+    row.success, row.reward, row.reward_parts = step.success, step.reward, dict(step.reward_parts or {})
     failed = StopReason.failure if step.stop_reason in (None, StopReason.success) else step.stop_reason
     row.stop_reason = StopReason.success if step.success else failed
 
@@ -351,6 +370,8 @@ def played_episode(
         last_observation=row.last_observation,
         error=row.error,
         generation_ids=[sequence.generation_id for sequence in row.sequences],
+        reward_names=list(row.reward_parts),
+        reward_values=list(map(float, row.reward_parts.values())),
     )
     sequences = [
         PlayedSequence(

@@ -78,24 +78,29 @@ def actor_messages(
     placement: Placement,
     offer: str = "",
     takes_tools: bool = False,
+    own: Sequence[tuple[str, str]] = (),
 ) -> list[dict[str, str]]:
     """Messages of a first prompt: system, example exchanges, first user message. None shows no experience.
 
     `offer` (search-and-ask) is directly behind the experience; a free episode, which has none, is offered nothing.
-    `takes_tools`: the chat's own template shows the tools of the environment, so the messages only name them.
+    `takes_tools`: the chat's own template shows the tools of the environment, so the messages only name them. `own`:
+    messages of the environment (`Start.messages`).
     """
     shown = "" if experience is None else fill(prompt.experience, {"experience": experience}) + offer
     values = {"goal": goal, "actions": actions_text(actions, takes_tools=takes_tools)}
     if placement == "instructions" and experience is not None:
         system = experience
+    elif own and own[0][0] == "system":
+        system = own[0][1]
     else:
         system = fill(prompt.system, values)
     if placement == "system" and shown:
-        system = f"{system}\n{shown.rstrip()}"
+        system = f"{system}\n{shown.rstrip()}".lstrip("\n")
     in_user = shown if placement == "user" else ""
-    return conversation(
-        prompt, system, fill(prompt.first, {**values, "experience": in_user, "observation": observation})
-    )
+    first = fill(prompt.first, {**values, "experience": in_user, "observation": observation})
+    earlier = [{"role": role, "content": text} for role, text in own if role != "system"]
+    *before, asked = conversation(prompt, system, first)
+    return [*before, *earlier, asked]
 
 
 def opened(
@@ -112,6 +117,7 @@ def opened(
         placement=placement,
         offer=offer,
         takes_tools=bool(tools),
+        own=start.messages,
     )
     return messages, list(chat.opening(messages, tools) if tools else chat.opening(messages))
 

@@ -22,11 +22,13 @@ from crl.protocols import (
     Answers,
     Chat,
     Environment,
+    FreeText,
     Lesson,
     Sampled,
     Start,
     Step,
     StopReason,
+    ToolCalls,
     WholeTurns,
 )
 from crl.records import Generation, Sample, Task
@@ -58,13 +60,13 @@ class ScriptedRole:
     context: int
     weights_digest: str = ""
 
-    def saying(self, script: Script) -> ScriptedPolicy:
-        """The policy that says what a script tells it."""
-        return ScriptedPolicy(self.chat, self.context, script)
+    def saying(self, script: Script, calls: Callable[[int], bool] | None = None) -> ScriptedPolicy:
+        """The policy that says what a script tells it. `calls`: whether a row calls tools now."""
+        return ScriptedPolicy(self.chat, self.context, script, calls)
 
 
 class Watched:
-    """An environment that remembers which actions are legal, for moves that its oracle is not asked for."""
+    """An environment that remembers what may be done, for moves that its oracle is not asked for, and for calls."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = Readable(environment)
@@ -114,8 +116,12 @@ def play_script(
     progress: Progress | None = None,
 ) -> list[PlayedEpisode]:
     """Play a wave by a script. `move` gives what the actor says in a slot, as its answer is to be worded."""
+
+    def calls(row: int) -> bool:
+        return isinstance(environment, Watched) and isinstance(environment.shown.get(row), ToolCalls)
+
     return play_wave(
-        actor.saying(move),
+        actor.saying(move, calls),
         environment,
         slots,
         method=method,
@@ -199,9 +205,10 @@ def say_script(
     ]  # fmt: skip
 
 
-def as_answer(method: Method, action: str) -> str:
-    """An action as the actor's answers are worded."""
-    return f"<action>{action}</action>" if method.rollout.action_format == "tag" else action
+def as_answer(method: Method, action: str, possible: Actions = ()) -> str:
+    """An action as the actor's answers are worded, where such actions are possible."""
+    whole = isinstance(possible, FreeText) and possible.whole
+    return f"<action>{action}</action>" if method.rollout.action_format == "tag" and not whole else action
 
 
 def records_without(played: PlayedEpisode, turns: Collection[int]) -> list[Generation]:
@@ -238,8 +245,10 @@ def sample_of(generation: Generation) -> Sample:
 class ScriptedSession(WholeTurns):
     """A session without a model: answers are encoded, log-probabilities are 0."""
 
-    def __init__(self, chat: Chat, prompts: Sequence[Sequence[int]], script: Script) -> None:
-        self._chat, self._script = chat, script
+    def __init__(
+        self, chat: Chat, prompts: Sequence[Sequence[int]], script: Script, calls: Callable[[int], bool] | None
+    ) -> None:
+        self._chat, self._script, self._calls = chat, script, calls
         self._lengths = [len(prompt) for prompt in prompts]
 
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
@@ -249,10 +258,16 @@ class ScriptedSession(WholeTurns):
     def sample(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
     ) -> dict[int, Sampled]:
-        said = {row: self._chat.answer(self._script(row)) for row in rows}
+        said = {row: self._said(row) for row in rows}
         for row, ids in said.items():
             self._lengths[row] += len(ids)
         return {row: Sampled(ids, [0.0] * len(ids), StopReason.end_of_turn) for row, ids in said.items()}
+
+    def _said(self, row: int) -> list[int]:
+        """As the model would write it: a call in its own form, if it has one."""
+        text = self._script(row)
+        in_form = self._calls is not None and self._calls(row) and self._chat.takes_tools
+        return list(self._chat.answer(text, call=True) if in_form else self._chat.answer(text))
 
     def drop(self, rows: Sequence[int]) -> None:
         """Nothing is held."""
@@ -264,8 +279,8 @@ class ScriptedSession(WholeTurns):
 class ScriptedPolicy:
     """Opens scripted sessions with the chat format of a real policy."""
 
-    def __init__(self, chat: Chat, context: int, script: Script) -> None:
-        self.chat, self.context, self._script = chat, context, script
+    def __init__(self, chat: Chat, context: int, script: Script, calls: Callable[[int], bool] | None = None) -> None:
+        self.chat, self.context, self._script, self._calls = chat, context, script, calls
 
     def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> ScriptedSession:
-        return ScriptedSession(self.chat, prompts, self._script)
+        return ScriptedSession(self.chat, prompts, self._script, self._calls)

@@ -23,11 +23,12 @@ from crl.config import FamilyConfig, Method, SeedRange
 from crl.config.base import LAST_SEED
 from crl.config.environments import MOST_HELD_OUT
 from crl.errors import BadInput
+from crl.faults import broke
 from crl.paths import short
 from crl.protocols import Advisor, Policy, Services, Step, StopReason
 from crl.records import FREE, GUIDED, Evaluation, Task, Turn
 from crl.rollout.actions import named_actions
-from crl.rollout.environments import Readable, broke, step_or_error
+from crl.rollout.environments import Readable, step_or_error
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import BANK, MemoryWriter, Reader, StageContext
 from crl.rounds.provenance import Game, naming
@@ -253,6 +254,8 @@ def _row(ctx: StageContext, condition: str, played: PlayedEpisode, tokens: Mappi
         tokens_sampled=episode.tokens_sampled + sampled,
         stop_reason=episode.stop_reason,
         actions=[_action(turn) for turn in played.turns],
+        reward_names=episode.reward_names,
+        reward_values=episode.reward_values,
     )
 
 

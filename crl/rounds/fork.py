@@ -306,6 +306,8 @@ def _check_settings(old: Method, new: Method, recipe: Recipe, played: tuple[Stag
         name for stage in played for name in (stage.role, *(read.name for read in stage.reads)) if name is not None
     }
     needed = named | {method.owner(name) for method in (old, new) for name in named & set(method.roles)}
+    on_bases = [(name, role.base) for each in (old, new) for name, role in each.roles.items() if role.base is not None]
+    needed |= {name for both in on_bases if needed & {*both} for name in both}
     updated = {stage.role for stage in played if stage.update}
     of_updates = [f"roles.{name}.{key}" for name in new.roles if name not in updated for key in OF_UPDATES]
     unneeded = [f"roles.{name}" for name in new.roles if name not in needed]

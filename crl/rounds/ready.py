@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from crl.config import Method, PromptConfig
 from crl.errors import BadInput, PromptTooLong
-from crl.policies import ModelSource, load_chat
+from crl.policies import ModelSource, check_computable, load_chat
 from crl.policies.sources import described
 from crl.protocols import Chat, Start
 from crl.rollout.actions import parse_action
@@ -29,9 +29,10 @@ _AROUND = 20
 def chat_of(method: Method, role: str) -> Chat:
     """A role's chat format. Raises BadInput where its model, or the template, is none for it or for its context."""
     config = method.role(role)
-    multi_turn = method.recipe.roles()[role].multi_turn
     source = ModelSource(Path() if config.engine.REMOTE else described(config.model), config.model, "")
-    return load_chat(source, multi_turn=multi_turn, context=config.context, role=role)
+    if not config.engine.SERVED or method.owner(role) in method.trained():
+        check_computable(source)
+    return load_chat(source, config, role=role)
 
 
 def check_reads(chat: Chat, method: Method, role: str, family: str, texts: Iterable[str]) -> None:

@@ -81,10 +81,7 @@ def new_weights(ctx: StageContext, before: Weights, *, updates: int) -> Weights:
         checkpoint,
         base,
         before.base_digest,
-        ctx.method.role(before.role).sampling,
-        multi_turn=any(
-            use.multi_turn for role, use in ctx.method.recipe.roles().items() if ctx.method.owner(role) == before.role
-        ),
+        ctx.method.role(before.role),
         before=None if before.checkpoint is None else ctx.run_path / before.checkpoint,
     )
     return Weights(
@@ -200,7 +197,8 @@ def over_passes(steps: Sequence[Mapping[str, float]], batches: int) -> dict[str,
 def base_weights(ctx: StageContext) -> list[Weights]:
     """A row per set of weights, the base model as it is, and one of the embedder where the recipe has one. A model of
     the Hub is named with its commit: the run goes on with it, whatever the branch becomes."""
-    from crl.policies.sources import HUB_ID, pinned
+    from crl.policies.hub import HUB_ID
+    from crl.policies.sources import pinned
 
     sources = {owner: ctx.method.role(owner).model for owner in ctx.method.owners()}
     embedder = ctx.method.recipe.embedder()

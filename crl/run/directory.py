@@ -34,6 +34,7 @@ from crl.paths import possible_path
 from crl.records import Row, schema_of, with_added
 from crl.run import experiment_file
 from crl.run import files as files_
+from crl.run.data_files import with_data_digests
 from crl.run.lineage import Lineage, load_lineage, method_in
 from crl.run.manifest import MANIFEST, Manifest, parse_key, stage_directory
 from crl.run.writer import StageWriter
@@ -62,6 +63,7 @@ class RunDirectory:
                 where=str(path.absolute()),
                 next_step="choose another place with CRL_RUNS or --runs",
             )
+        experiment = with_data_digests(experiment)
         with _usable(path), files_.making(path):
             files_.temporary(path / "writable", 0).touch()
             files_.temporary(path / "writable", 0).unlink()

@@ -70,7 +70,7 @@ def keep_evaluation(
     run cannot be written.
     """
     table = conforming(Evaluation, table_of(Evaluation, rows), "an evaluation")
-    content = parquet_bytes(table)
+    content = parquet_bytes(Evaluation, table)
     digested = Digested(
         stage=_STAGE,
         round=round_number,

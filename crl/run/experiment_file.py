@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from crl.config import Experiment, Method
 from crl.errors import BadInput, FrozenMethodChanged, OtherFormat, RecordDamaged, RunDirectoryUnusable
 from crl.records import RECORD_FORMAT
+from crl.run.data_files import with_data_digests
 from crl.run.files import sha256_bytes, write_atomically, write_once
 
 EXPERIMENT = "experiment.yaml"
@@ -86,7 +87,7 @@ def check_format(run_path: Path) -> None:
 def check_same(run_path: Path, experiment: Experiment) -> None:
     """Raise FrozenMethodChanged, with the keys that differ, unless the run was made with this method."""
     name, content = _parse(run_path)
-    wanted = experiment.method.model_dump(mode="json")
+    wanted = with_data_digests(experiment).method.model_dump(mode="json")
     changes = [("name", name, experiment.name)] if name != experiment.name else []
     changes += list(differences(content, wanted, "method"))
     if not changes:

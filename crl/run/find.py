@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from crl.errors import BadInput
 from crl.paths import possible_path
+
+_BESIDE: ContextVar[Path | None] = ContextVar("runs that are looked at first", default=None)
+
+
+@contextmanager
+def beside(run: Path) -> Iterator[None]:
+    """Inside, runs are looked for beside this one first: its experiment may have a directory of its own for them."""
+    token = _BESIDE.set(run.parent)
+    try:
+        yield
+    finally:
+        _BESIDE.reset(token)
 
 
 def find_run(name: str | Path) -> Path:
     """The run directory of a path or an experiment's name. Raises BadInput, listing what exists."""
     from crl.config.load import runs_root  # pydantic: `crl --help` does without
 
-    root = runs_root()
-    for candidate in (Path(name), root / name):
+    root, first = runs_root(), _BESIDE.get()
+    for candidate in (Path(name), *([] if first is None else [first / name]), root / name):
         if is_run(possible_path(candidate, "the run")):
             return candidate
     existing = sorted(path.name for path in root.iterdir() if is_run(path)) if root.is_dir() else []

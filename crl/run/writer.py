@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import CrlError, DataCheckFailed, StageAlreadyComplete, StaleAttempt
-from crl.records import Row, schema_of
+from crl.records import Row, schema_of, without_defaults
 from crl.run.files import (
     disk_errors,
     disk_full,
@@ -97,7 +97,7 @@ class StageWriter:
             raise CrlError(f"{name} was written twice", expected="one write per row type", where=self._where())
         written = conforming(row_type, table, self._where())
         with disk_errors(self._target), self._stale_if_swept():
-            pq.write_table(written, self._temporary / name, **_PARQUET)
+            pq.write_table(without_defaults(row_type, written), self._temporary / name, **_PARQUET)
         self._tables[row_type], self._rows[name] = written, written.num_rows
 
     def share(self, relative: str, content: bytes) -> None:
@@ -244,10 +244,10 @@ class _StaleIfSwept:
                 raise stale from error
 
 
-def parquet_bytes(table: pa.Table) -> bytes:
+def parquet_bytes(row_type: type[Row], table: pa.Table) -> bytes:
     """What :meth:`StageWriter.write` writes of a table that conforms."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, **_PARQUET)
+    pq.write_table(without_defaults(row_type, table), sink, **_PARQUET)
     return bytes(sink.getvalue())
 
 

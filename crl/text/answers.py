@@ -10,13 +10,26 @@ from __future__ import annotations
 import re
 import unicodedata
 
-THOUGHT_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
-"""What begins and ends a thought."""
+_THOUGHTS = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+    "◁think▷": "◁/think▷",
+    "<|channel>thought": "<channel|>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "<|inner_prefix|>": "<|inner_suffix|>",
+}
+_BEGINS, _ENDS = ("|".join(map(re.escape, tags)) for tags in (_THOUGHTS, _THOUGHTS.values()))
+THOUGHT_TAG = re.compile(f"(?:{_BEGINS}|(?P<end>{_ENDS}))", re.IGNORECASE)
+"""What begins and ends a thought, in the families of models that write some."""
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z]*)[ \t]*$")
 
 
 def after_thoughts(text: str, *, begun: bool = False) -> str | None:
-    """What follows the last thought (`<think>…</think>`, tags in any case); None inside one that never ends.
+    """What follows the last thought (`<think>…</think>` or another family's tags, in any case); None inside one that
+    never ends.
 
     Thoughts do not nest: the last tag decides. Behind `</think>` the answer begins, whatever is before it; behind
     `<think>` nothing is said yet. A text without a tag is an answer as a whole, unless its thought was `begun` before
@@ -25,7 +38,35 @@ def after_thoughts(text: str, *, begun: bool = False) -> str | None:
     tags = list(THOUGHT_TAG.finditer(text))
     if not tags:
         return None if begun else text
-    return text[tags[-1].end() :] if tags[-1].group(1) else None
+    return text[tags[-1].end() :] if tags[-1].group("end") else None
+
+
+def marks_thought(token: str) -> bool:
+    """Whether a control token is a tag of thoughts, or the beginning of one."""
+    return any(token.casefold() in tag.casefold() for tag in (*_THOUGHTS, *_THOUGHTS.values()))
+
+
+def written_behind(prompt: str, chat: str) -> str | None:
+    """What a model writes behind a prompt to go on as in a chat; None where the chat does not begin with the prompt.
+
+    A thought that the prompt begins, and the chat does not show, is ended first.
+    """
+    if chat.startswith(prompt):
+        return chat[len(prompt) :]
+    tags = list(THOUGHT_TAG.finditer(prompt))
+    if not tags or tags[-1].group("end") or not chat.startswith(before := prompt[: tags[-1].start()]):
+        return None
+    rest = after_thoughts(chat[len(before) :]) or ""
+    end = next(end for begin, end in _THOUGHTS.items() if begin.casefold() == tags[-1].group().casefold())
+    return f"\n{end}" + ("" if rest.startswith(("<|", "<｜")) else "\n\n") + rest.lstrip()
+
+
+def thought_of(text: str) -> tuple[str, str]:
+    """A text's thought, without its tags, and what follows it; the thought is empty where there is none that ends."""
+    said = after_thoughts(text)
+    if said is None or not THOUGHT_TAG.search(text):
+        return "", text
+    return THOUGHT_TAG.sub("", text.removesuffix(said)).strip(), said.lstrip()
 
 
 def json_part(answer: str) -> str:

@@ -101,8 +101,9 @@ def messages_of(prompt: PromptConfig, values: Mapping[str, str]) -> Messages:
 
 
 def conversation(prompt: PromptConfig, system: str, first: str) -> Messages:
-    """Messages of a prompt whose system text and first user message are filled: its example exchanges between them."""
-    messages = [{"role": "system", "content": system}]
+    """Messages of a prompt whose system text and first user message are filled: its example exchanges between them.
+    Without a system text there is no such message."""
+    messages = [{"role": "system", "content": system}] if system else []
     for exchange in prompt.examples:
         messages.append({"role": "user", "content": exchange.user})
         messages.append({"role": "assistant", "content": exchange.assistant})

@@ -48,7 +48,7 @@ def table(path: Path, refuse: Refuse, *, of: str) -> dict[str, Any]:
     try:
         value = read_json(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise refuse(_reason(error), "a JSON object", str(path)) from None
+        raise refuse(reason(error), "a JSON object", str(path)) from None
     if not isinstance(value, dict):
         raise refuse(f"it is {shown(value)}", f"a JSON object: {of}", str(path))
     return value
@@ -79,7 +79,7 @@ def records(path: Path, refuse: Refuse, *, of: str) -> Iterator[tuple[int, str, 
                     elif not inside and text[at] == "[":
                         inside, at = True, at + 1
                     elif not inside and text[at] != "{":
-                        raise refuse(f"{shown(text[at : at + 20])} is no record", expected, where)
+                        raise refuse(f"{shown(text[at : at + 20].splitlines()[0])} is no record", expected, where)
                     else:
                         value, end = decoder.raw_decode(text, at)
                         following = text[_behind_blanks(text, end)] if inside else ""
@@ -100,10 +100,10 @@ def records(path: Path, refuse: Refuse, *, of: str) -> Iterator[tuple[int, str, 
                     if not more and isinstance(error, IndexError) and not inside:
                         return
                     if not more:
-                        raise refuse(_reason(error), expected, where) from None
+                        raise refuse(reason(error), expected, where) from None
                     text, at = text[at:] + more, 0
     except (OSError, UnicodeDecodeError, RecursionError, RepeatedKey) as error:
-        raise refuse(_reason(error), expected, where) from None
+        raise refuse(reason(error), expected, where) from None
 
 
 def check_spelling(record: Mapping[str, Any], known: tuple[str, ...], refuse: Refuse, where: str) -> None:
@@ -131,7 +131,8 @@ def _behind_blanks(text: str, at: int) -> int:
     return at
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """An error of reading, for a message."""
     if isinstance(error, IndexError):
         return "it ends too early"
     return (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

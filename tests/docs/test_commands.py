@@ -15,6 +15,7 @@ from crl.cli import app
 from crl.config.keys import field_schema
 from docs.config_page import page as config_page
 from docs.config_page import study_page
+from docs.models_page import page as models_page
 from docs.schema_page import page
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +83,13 @@ def test_the_schema_page_is_current() -> None:
 def test_the_config_page_is_current() -> None:
     text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     assert text == config_page(), "write it anew: python docs/config_page.py > docs/config.md"
+
+
+def test_the_page_of_models_is_current() -> None:
+    text = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    assert text == models_page(), "write it anew: python docs/models_page.py > docs/models.md"
+    prose = [line for line in text.splitlines() if not line.startswith("|")]
+    assert len(" ".join(prose).split()) <= 800
 
 
 def test_the_page_of_study_files_is_current() -> None:

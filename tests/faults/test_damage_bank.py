@@ -258,7 +258,7 @@ def _forged(run: RunDirectory, number: int, row_type: type) -> None:
     stage = run.stage_path(number, "consolidate")
     table = run.read(number, "consolidate", row_type)
     shorter = table.slice(0, table.num_rows - 1).cast(schema_of(row_type))
-    content, name = parquet_bytes(shorter), f"{row_type.table}.parquet"
+    content, name = parquet_bytes(row_type, shorter), f"{row_type.table}.parquet"
     (stage / name).write_bytes(content)
     old = run.manifest(number, "consolidate")
     digest = FileDigest(sha256=sha256_bytes(content), bytes=len(content), rows=shorter.num_rows)

@@ -97,6 +97,8 @@ CASES = [
     Case("evaluate {run} --out {elsewhere}/rows.parquet", NOT_KEPT, NOT_KEPT),
     Case("evaluate {run}", NOT_KEPT, NOT_KEPT),
     Case("env list"),
+    Case("init {disk}/new --model tiny --environment frozenlake", REFUSED, FULL),
+    Case("init {elsewhere}/new --model tiny --environment frozenlake"),
     Case("env check frozenlake --episodes 2 --longest 2"),
     Case("env play frozenlake --record {elsewhere}/games.jsonl"),
     Case("env play frozenlake --record {disk}/games.jsonl", REFUSED, FULL),

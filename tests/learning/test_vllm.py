@@ -88,7 +88,7 @@ def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def policy(model: Path) -> Iterator[VllmPolicy]:
     role = RoleConfig(model=str(model), engine=VllmEngine(), context=256)
-    made = VllmPolicy(role, model, None, threads=1, multi_turn=True, server=ServerConfig(), weights="a" * 64)
+    made = VllmPolicy(role, model, None, threads=1, server=ServerConfig(), weights="a" * 64)
     yield made
     made.close()
 
@@ -129,7 +129,7 @@ def test_its_processes_listen_on_this_machine_only(model: Path, monkeypatch: pyt
     with Listening() as listening:
         for name, value in listening.environment.items():
             monkeypatch.setenv(name, value)
-        made = VllmPolicy(role, model, None, threads=1, multi_turn=True, server=ServerConfig(), weights="a" * 64)
+        made = VllmPolicy(role, model, None, threads=1, server=ServerConfig(), weights="a" * 64)
         try:
             made.open(prompts_of(2), [0, 1]).sample([0, 1], SAMPLING)
         finally:
@@ -299,7 +299,7 @@ def test_a_frozen_role_is_answered_by_vllm_as_by_any_other_endpoint(model: Path,
         assert server.poll() is None, (tmp_path / "log").read_text()[-3000:]
         os.environ["VLLM_API_KEY"] = "sk-1"
         role = RoleConfig(model="endpoint:some/model", engine=OpenAIEngine())
-        asked = OpenAIEngine().load(role, model, None, threads=1, multi_turn=False, server=config)
+        asked = OpenAIEngine().load(role, model, None, threads=1, server=config)
         prompts = [asked.chat.opening([{"role": "user", "content": f"go {word}"}]) for word in ("left", "up", "left")]
         first = asked.open(prompts, [1, 2, 1]).sample([0, 1, 2], SAMPLING)
         again = asked.open(prompts, [1, 2, 1]).sample([0, 1, 2], SAMPLING)

@@ -11,8 +11,9 @@ from random import Random
 from typing import Any, Literal
 
 from crl.config import EnvironmentConfig
-from crl.envs.check.walks import ILLEGAL, Walks, draw_action, walked, wrong_actions
-from crl.protocols import Environment, FreeText, Leveled, Proves, Start, Step
+from crl.envs.check.walks import ILLEGAL, Noted, Walks, draw_action, located, walked, wrong_actions
+from crl.faults import details_of
+from crl.protocols import Environment, FreeText, Leveled, Proves, Start, Step, ToolCalls
 
 _DIGITS = re.compile(r"\d+")
 _LATER = 5
@@ -32,13 +33,13 @@ def walk_here(
     config: EnvironmentConfig, seeds: Sequence[int], batch: int, turns: int, together: bool, stream: int | None
 ) -> Walks:
     """Walks with a new instance."""
-    with closing(config.make()) as environment:
+    with closing(Noted(config.make())) as environment:
         return walked(environment, seeds, batch=batch, turns=turns, together=together, stream=stream)
 
 
 def starting(config: EnvironmentConfig, seeds: Sequence[int]) -> list[Finding]:
     """Whether it starts, with what it has to say."""
-    with closing(config.make()) as environment:
+    with closing(Noted(config.make())) as environment:
         starts: Sequence[Any] = environment.reset_many(seeds)
     if len(starts) != len(seeds):
         return [Finding("start", "failed", f"{len(seeds)} seeds gave {len(starts)} starts")]
@@ -55,7 +56,7 @@ def starting(config: EnvironmentConfig, seeds: Sequence[int]) -> list[Finding]:
 
 def copies(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[Finding]:
     """Whether two instances in one process leave each other alone."""
-    with closing(config.make()) as first, closing(config.make()) as second:
+    with closing(Noted(config.make())) as first, closing(config.make()) as second:
         for one, other in zip(seeds, reversed(seeds), strict=True):
             alone = walked(first, [one], batch=1, turns=turns).walks[0]
             disturbed = walked(_Disturbed(first, second, other), [one], batch=1, turns=turns).walks[0]
@@ -93,13 +94,10 @@ class _Disturbed:
 
 def illegal_actions(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[Finding]:
     """What answers do that no environment may stumble over: a turn is spent, and the state stays."""
-    with closing(config.make()) as environment:
+    with closing(Noted(config.make())) as environment:
         refused: list[str] = []
         for what, action in ILLEGAL.items():
-            try:
-                wrong = _after_illegal(environment, seeds, action)
-            except Exception as error:
-                wrong = f"raised {type(error).__name__}: {error!s:.80}"
+            wrong = next(filter(None, (_illegal(environment, seed, action) for seed in seeds)), None)
             refused += [f"{what}: {wrong}"] if wrong else []
         if refused:
             found = [Finding("illegal actions", "failed", "; ".join(refused[:3]))]
@@ -114,29 +112,39 @@ def illegal_actions(config: EnvironmentConfig, seeds: Sequence[int], turns: int)
     return [*found, Finding("turns are spent", "failed", said)]
 
 
-def _after_illegal(environment: Environment, seeds: Sequence[int], action: str | None) -> str | None:
-    """What is wrong with how an illegal action is taken; None where nothing is. Text may well be legal as free text."""
-    for seed in seeds:
-        start = environment.reset_many([seed])[0]
-        step = environment.step_many({0: action})[0]
-        if step.legal:
-            if action is not None and not isinstance(start.actions, tuple):
-                continue
-            return "it counts as legal"
-        if step.error is not None:
-            return f"it broke: {step.error}"
-        if step.success:
-            return "it succeeds"
-        if step.done:  # the only turn there was
-            continue
-        if not step.feedback.strip() and step.observation == start.observation:
-            return "nothing says that it was refused: no feedback, and nothing new to see"
-        after = _later(environment, seed, start if isinstance(start.actions, FreeText) else step)
-        environment.reset_many([seed])
-        before = _later(environment, seed, start)
-        for one, other in zip(after, before, strict=False):
-            if one != other:
-                return f"seed {seed}: what follows differs: {one!r:.60} and {other!r:.60}"
+def _illegal(environment: Environment, seed: int, action: str | None) -> str | None:
+    """What is wrong with how an illegal action is taken in the episode of a seed; None where nothing is."""
+    try:
+        wrong = _after_illegal(environment, seed, action)
+    except Exception as error:
+        wrong = located(f"raised {type(error).__name__}: {error!s:.80}", details_of(error))
+    return None if wrong is None else f"seed {seed}: {wrong}"
+
+
+def _after_illegal(environment: Environment, seed: int, action: str | None) -> str | None:
+    """As :func:`_illegal`. Text may well be legal as free text; where tools are called, nothing but calls is given."""
+    start = environment.reset_many([seed])[0]
+    if isinstance(start.actions, ToolCalls) and action is not None:
+        if not action.startswith('{"arguments"'):
+            return None
+        action = f"[{action}]" if start.actions.several else action
+    step = environment.step_many({0: action})[0]
+    if step.legal:
+        return None if action is not None and not isinstance(start.actions, tuple) else "it counts as legal"
+    if step.error is not None:
+        return f"it broke: {located(step.error, step.details)}"
+    if step.success:
+        return "it succeeds"
+    if step.done:  # the only turn there was
+        return None
+    if not step.feedback.strip() and step.observation == start.observation:
+        return "nothing says that it was refused: no feedback, and nothing new to see"
+    after = _later(environment, seed, start if isinstance(start.actions, FreeText) else step)
+    environment.reset_many([seed])
+    before = _later(environment, seed, start)
+    for one, other in zip(after, before, strict=False):
+        if one != other:
+            return f"what follows differs: {one!r:.60} and {other!r:.60}"
     return None
 
 
@@ -160,7 +168,7 @@ def _later(environment: Environment, seed: int, shown: Start | Step) -> list[str
 
 def after_the_end(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[Finding]:
     """Whether a step after the end of an episode raises."""
-    with closing(config.make()) as environment:
+    with closing(Noted(config.make())) as environment:
         for seed in seeds:
             walk = walked(environment, [seed], batch=1, turns=turns).walks[0]
             if not walk.done:
@@ -177,7 +185,7 @@ def after_the_end(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -
 
 def oracle(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[Finding]:
     """Whether its oracle's actions are legal, and what share of episodes it solves."""
-    with closing(config.make()) as environment:
+    with closing(Noted(config.make())) as environment:
         starts = environment.reset_many(seeds)
         live = dict(enumerate(starts))
         solved, silent, steps, over = 0, 0, 0, set[int]()
@@ -227,7 +235,7 @@ def tasks(config: EnvironmentConfig, seconds: float) -> list[Finding]:
 def held_out(config: EnvironmentConfig, training: Sequence[int], held: Sequence[int]) -> list[Finding]:
     """Whether training and held-out seeds share no level, by what the environment says of their content."""
     check = "held out"
-    with closing(config.make()) as environment:
+    with closing(Noted(config.make())) as environment:
         if not isinstance(environment, Leveled):
             said = "the environment does not say what its levels hold (`content`)"
             return [Finding(check, "note", said)]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from crl.config import EnvironmentConfig, SeedRange
 from crl.config.mechanisms import LONGEST_OBSERVATION
 from crl.envs.check.conduct import Finding
-from crl.envs.check.walks import Walks
+from crl.envs.check.walks import LAST_CALL, Walks, located
 from crl.envs.isolated import EnvironmentLost, ForkServer, Isolated
 from crl.errors import BadInput, CrlError
 
@@ -39,17 +41,30 @@ def check(plan: Plan, say: Callable[[str], None] = lambda name: None) -> list[Fi
     """What every check finds; `say` is given the name of each as it begins. Raises BadInput for a config whose class no
     other process can import."""
     found: list[Finding] = []
-    # Two processes of different hash seeds: what depends on the order of a set differs between them.
-    with closing(ForkServer(plan.config, hash_seed=1)) as one, closing(ForkServer(plan.config, hash_seed=2)) as other:
+    with tempfile.NamedTemporaryFile() as last, ExitStack() as servers:
+        # Two processes of different hash seeds: what depends on the order of a set differs between them.
+        one, other = (
+            servers.enter_context(
+                closing(ForkServer(plan.config, environ={"PYTHONHASHSEED": hash_seed, LAST_CALL: last.name}))
+            )
+            for hash_seed in ("1", "2")
+        )
         for name, work in _checks(plan, one, other):
             say(name)
+            last.truncate(0)
             try:
                 found += work()
             except (EnvironmentLost, CrlError) as error:
-                found.append(Finding(name, "failed", str(error)))
+                found.append(Finding(name, "failed", _told(error, Path(last.name).read_text(encoding="utf-8"))))
                 if name == "start":
                     break
     return found
+
+
+def _told(error: EnvironmentLost | CrlError, last: str) -> str:
+    """What went wrong, and as far as it is known where, and after which call."""
+    text = f"{last}: {error}" if last else str(error)
+    return located(text, error.details if isinstance(error, EnvironmentLost) else None)
 
 
 def _checks(plan: Plan, one: ForkServer, other: ForkServer) -> Iterator[tuple[str, Callable[[], list[Finding]]]]:
@@ -74,10 +89,21 @@ def _apart(plan: Plan, server: ForkServer, name: str, *arguments: Any) -> Any:
         return isolated.call(f"{_HERE}:{name}", *arguments)
 
 
+def _walks(plan: Plan, server: ForkServer, seeds: Sequence[int], batch: int, apart: bool, stream: int | None) -> Walks:
+    """Walks in a new process. Where it is lost, each seed is walked alone: then it is known which one was played."""
+    walk = partial(_apart, plan, server, "walk_here", seeds)
+    try:
+        found: Walks = walk(batch, plan.longest, not apart, stream)
+    except EnvironmentLost:
+        walk(1, plan.longest, True, stream)
+        raise
+    return found
+
+
 def _determinism(plan: Plan, one: ForkServer, other: ForkServer, seeds: Sequence[int]) -> list[Finding]:
     """The same episodes twice: in another process, another order, another batch size; and what they showed."""
-    first: Walks = _apart(plan, one, "walk_here", seeds, _BATCH, plan.longest, True, None)
-    again: Walks = _apart(plan, other, "walk_here", seeds[::-1], _OTHER_BATCH, plan.longest, False, None)
+    first = _walks(plan, one, seeds, _BATCH, False, None)
+    again = _walks(plan, other, seeds[::-1], _OTHER_BATCH, True, None)
     by_seed = {walk.seed: walk for walk in again.walks}
     different = [said for walk in first.walks if (said := walk.difference(by_seed[walk.seed]))]
     if different:
@@ -109,7 +135,7 @@ def _seen(walks: Walks) -> Iterator[Finding]:
 def _seeding(plan: Plan, server: ForkServer, seeds: Sequence[int]) -> list[Finding]:
     """Whether seeds matter: episodes of different seeds, with the same draws, are not all the same. Where random play
     cannot tell them apart, a better player may."""
-    walks: Walks = _apart(plan, server, "walk_here", seeds, _BATCH, plan.longest, True, 0)
+    walks = _walks(plan, server, seeds, _BATCH, False, 0)
     different = len({tuple(digest for digest, _ in walk.turns) for walk in walks.walks})
     starts = len({walk.turns[0][0] for walk in walks.walks})
     said = f"{len(seeds)} seeds: {starts} different starts, {different} different episodes under the same draws"

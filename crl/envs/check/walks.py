@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from crl.protocols import Actions, Environment, FreeText, Start, Step, StopReason, ToolCalls
+from crl.faults import location_in
+from crl.protocols import Actions, Environment, FreeText, Start, Step, StopReason, ToolCalls, hand_on
 
 _WORD = re.compile(r"\w+")
 _BRACKETED = re.compile(r"(\w+)([\[(<])[^\[\]()<>]*([\])>])")
@@ -40,7 +42,52 @@ ILLEGAL: Mapping[str, str | None] = {
 """Answers that no environment may stumble over, by what they are."""
 _SHOWN = 60
 """Characters of an observation that a transcript keeps, for people."""
+LAST_CALL = "CRL_LAST_CALL"
+"""Names the file in which an environment that is checked keeps what it was last asked."""
 _LOST = (StopReason.failure, StopReason.turn_limit, StopReason.error)
+
+
+class Noted:
+    """An environment that is checked (protocol `Environment`). A file keeps what it was last asked: where it raises,
+    dies or hangs, that is what is known."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment, self._seeds = environment, list[int]()
+        self._file = os.open(path, os.O_WRONLY) if (path := os.environ.get(LAST_CALL)) else None
+        hand_on(self, environment, lambda ability: getattr(environment, ability.name))
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        self._seeds = list(seeds)
+        self._keep(f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}")
+        return self._environment.reset_many(seeds)
+
+    def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+        self._keep("; ".join(f"seed {self._seeds[slot]}, {asked(action)}" for slot, action in actions.items()))
+        return self._environment.step_many(actions)
+
+    def oracle(self, slot: int) -> str | None:
+        return self._environment.oracle(slot)
+
+    def close(self) -> None:
+        self._environment.close()
+        if self._file is not None:
+            os.close(self._file)
+
+    def _keep(self, text: str) -> None:
+        if self._file is not None:
+            content = text.encode("utf-8", "backslashreplace")
+            os.ftruncate(self._file, os.pwrite(self._file, content, 0))
+
+
+def located(text: str, details: str | None) -> str:
+    """What went wrong, and the line where, as far as a traceback tells it."""
+    location = location_in(details)
+    return f"{text} ({location})" if location else text
+
+
+def asked(action: str | None) -> str:
+    """An action in words."""
+    return "no action" if action is None else f"action {action!r:.60}"
 
 
 def draw_action(random: Random, actions: Actions, observation: str, oracle: str | None) -> str | None:
@@ -77,7 +124,7 @@ def _tool_call(random: Random, actions: ToolCalls, observation: str, oracle: str
         return oracle
     tool = random.choice(actions.tools)
     arguments = draw_value(random, {"type": "object", **tool.parameters}, observation)
-    name = tool.name
+    name, several = tool.name, actions.several and random.random() < 0.3
     if invalid:
         fault = random.choice(["name", "missing", "type"])
         if fault == "name":
@@ -86,7 +133,8 @@ def _tool_call(random: Random, actions: ToolCalls, observation: str, oracle: str
             arguments = {}
         else:
             arguments[random.choice(sorted(arguments))] = {"of": ["another type"]}
-    return json.dumps({"name": name, "arguments": arguments}, sort_keys=True, ensure_ascii=False)
+    call = json.dumps({"name": name, "arguments": arguments}, sort_keys=True, ensure_ascii=False)
+    return f"[{call}{f', {call}' * several}]" if actions.several else call
 
 
 def draw_value(random: Random, schema: Mapping[str, Any], observation: str, depth: int = 0) -> Any:
@@ -200,7 +248,8 @@ def walked(
             for slot, step in sorted(steps.items()):
                 walk = walks[slot]
                 _keep(found, walk, step)
-                walk.breaches += [f"seed {walk.seed}: {breach}" for breach in breaches(step, chosen[slot], shown[slot])]
+                place = f"seed {walk.seed}, turn {len(walk.turns) - 1}, {asked(chosen[slot])}"
+                walk.breaches += [f"{place}: {breach}" for breach in breaches(step, chosen[slot], shown[slot])]
                 walk.done, walk.success = step.done, step.success
             shown = {slot: (step.actions, step.observation) for slot, step in steps.items() if not step.done}
         found.walks += walks
@@ -234,7 +283,7 @@ def breaches(step: Step, action: str | None, shown: tuple[Actions, str]) -> list
     if not finite:
         found.append(f"the reward is {step.reward!r}")
     if step.error is not None:
-        found.append(f"it broke: {step.error}")
+        found.append(f"it broke: {located(str(step.error), step.details)}")
     if step.success and not step.done:
         found.append("success, and the episode goes on")
     if not step.done and step.stop_reason is not None:

@@ -48,7 +48,8 @@ def played_by_script(ctx: StageContext, actor: ScriptedRole, episodes: int, *, b
         def move(row: int, environment: Watched = environment, random: np.random.Generator = random) -> str:
             action = environment.oracle(row) if by_oracle else None
             legal = environment.actions[row]
-            return as_answer(ctx.method, action or (str(random.choice(legal)) if legal else ""))
+            said = action or (str(random.choice(legal)) if legal else "")
+            return as_answer(ctx.method, said, environment.shown[row])
 
         progress = of_all(ctx, len(played), sum(map(len, waves)))
         played += demonstrate(ctx, actor, environment, wave, move, progress)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from crl.config import Method, PromptConfig
+from crl.config import FamilyConfig, Method, PromptConfig
 from crl.errors import BadInput
+from crl.protocols import Environment
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
 from crl.rounds.ready import chat_of, check_actor_room, check_placeholders, check_prompt_sets
 from crl.run.manifest import key_of
@@ -27,19 +28,37 @@ def check_ready(method: Method, run_path: Path) -> None:
 
 
 def check_demonstrations(method: Method) -> None:
-    """Raise BadInput where recorded games are of another environment than there is now."""
+    """Raise BadInput where recorded games are of another environment than there is now, and where there is no oracle to
+    imitate."""
     from contextlib import ExitStack, closing
 
     from crl.envs import make_environment
     from crl.recipes.complementary.recorded import check_recorded, require_games
 
     start = config_of(method).warm_start
-    if start is None or start.actor_episodes == 0 or start.recorded is None:
+    if start is None or start.actor_episodes == 0 or (start.recorded is None and start.demonstrations != "oracle"):
         return
-    require_games(method)
+    if start.recorded is not None:
+        require_games(method)
     with ExitStack() as stack:
         made = {each.name: stack.enter_context(closing(make_environment(each))) for each in method.families}
-        check_recorded(method, made)
+        if start.recorded is not None:
+            check_recorded(method, made)
+            return
+        for family in method.families:
+            _check_oracle(family, made[family.name])
+
+
+def _check_oracle(family: FamilyConfig, environment: Environment) -> None:
+    begun = environment.reset_many([family.train_seeds.start])[0]
+    listed = isinstance(begun.actions, tuple)  # of these, any is imitated where no good one is known
+    if begun.error is None and not listed and environment.oracle(0) is None:
+        raise BadInput(
+            f"the environment of family {family.name} knows no answer to imitate: its demonstrations would be empty",
+            expected="an oracle (`solve` of a game; the column `completion` of a data set), or actions with names",
+            where="method.recipe.warm_start.demonstrations",
+            next_step="set warm_start.actor_episodes: 0, or record games: demonstrations: recorded",
+        )
 
 
 def check_offline_bank(config: BankRecipeConfig, run_path: Path) -> None:

@@ -125,7 +125,7 @@ def played_again(ctx: StageContext, actor: ScriptedRole) -> list[PlayedEpisode]:
             said, action = game.turns[turn].text, game.turns[turn].action
             # What was typed, thoughts and all, where it means the same in this experiment's form.
             means = parse_action(said, environment.shown[row], ctx.method.rollout.action_format)
-            return said if action is None or means == action else as_answer(ctx.method, action)
+            return said if action is None or means == action else as_answer(ctx.method, action, environment.shown[row])
 
         finished = demonstrate(ctx, actor, environment, slots, say, of_all(ctx, len(played), total))
         for game, each in zip(games, finished, strict=True):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crl.errors import CrlError, StageFailed
+from crl.faults import broke
 from crl.protocols import Actions, Start, Step, StopReason
 from crl.recipes.dreamgym.explore import history_of
 from crl.recipes.dreamgym.form import Predicted
@@ -21,7 +22,6 @@ from crl.recipes.dreamgym.prompts import Situation, transition_of
 from crl.recipes.dreamgym.rows import CONTINUES, NEITHER, SUCCESS, TURN_LIMIT, Prediction, Transition
 from crl.records import Generation, Task
 from crl.rollout.actions import named_actions
-from crl.rollout.environments import broke
 
 Neighbors = Callable[[str, Sequence[Situation]], list[list[Transition]]]
 """From a task family and situations to the transitions that each is shown."""

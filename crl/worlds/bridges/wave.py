@@ -19,7 +19,7 @@ import numpy as np
 
 from crl.envs.slots import ENDINGS, NO_ACTION, Slots, stepped
 from crl.envs.slots import refusal as listed
-from crl.faults import Fault, attempt, close
+from crl.faults import Fault, attempt, broke, close
 from crl.protocols import Actions, FreeText, Start, Step, StopReason
 
 _FULL_LIST = 12
@@ -153,7 +153,7 @@ class Wave(Slots[_Slot]):
         if isinstance(done, Fault):
             # The game is in an unknown state: this slot ends with a reason, the others play on.
             slot.done = True
-            return Step("", (), True, "", True, False, 0.0, StopReason.error, done.code, done.details)
+            return broke(done.code, done.details)
         outcome, feedback, observation = done
         slot.reward = outcome.reward
         reason = None

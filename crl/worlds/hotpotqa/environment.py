@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -13,7 +14,7 @@ from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.slots import Slots, stepped, with_ending
 from crl.protocols import FreeText, Lesson, Start, Step, StopReason
 from crl.records import Episode, OutsideRows, Turn
-from crl.worlds.hotpotqa.files import DISTRACTOR, FULLWIKI, TRAIN
+from crl.worlds.hotpotqa.files import DISTRACTOR, FULLWIKI, TRAIN, find
 from crl.worlds.hotpotqa.oracle import lesson_of, next_action
 from crl.worlds.hotpotqa.questions import (
     LEAST_F1,
@@ -126,6 +127,11 @@ class HotpotQAConfig(EnvironmentConfig):
             assert self.train_file is not None
             return self.train_file, self.held_out_file, self.paragraphs_file
         return TRAIN, DISTRACTOR if self.questions == "distractor" else FULLWIKI, None
+
+    def data_files(self) -> dict[str, Path]:
+        """The files of the questions, unless they are our own. Raises BadInput where one is missing."""
+        names = [] if self.questions == "own" else [name for name in self._names() if name is not None]
+        return dict(zip(names, find(self.directory, names), strict=True))
 
     def outside_rows(self) -> Iterator[OutsideRows]:
         """The questions of files, file by file. Raises BadInput as :meth:`sides`."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import ConfigDict
 
 from crl.envs.slots import ENDINGS, Slots
 from crl.errors import BadInput
+from crl.paths import possible_path
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, OutsideRows, Turn
 from crl.worlds.swe.calls import BASH, EDITOR, FORM, TOOLS, BadCall, Call, call_of, written
@@ -56,6 +58,11 @@ class SweConfig(SweSettings):
             return len(tasks_of(self).evaluation)
         except BadInput:
             return None
+
+    def data_files(self) -> dict[str, Path]:
+        """The files of the tasks, unless they are those that ship."""
+        named = [name for name in (self.rows, self.held_out_rows) if name is not None]
+        return {name: possible_path(name, "the rows", home=True) for name in named}
 
     def outside_rows(self) -> Iterator[OutsideRows]:
         """The tasks of files, side by side. Raises BadInput where they cannot be read."""

@@ -9,9 +9,8 @@
 | `patch`, `test_patch` | the reference fix, and what it changes in tests, as unified diffs |
 | `FAIL_TO_PASS`, `PASS_TO_PASS` | names of tests: a list, or the text of a JSON list as in the official data set |
 
-A file is JSON (`.json`, `.jsonl`, `.ndjson`: a list of rows, or one row per line) or parquet (`.parquet`). A folder
-is what `datasets.save_to_disk` wrote (arrow files; of a folder with splits, one is chosen by `/split` behind the path),
-or holds files of the other three kinds. Other columns (`version`, `hints_text`, …) are kept in `model_extra`.
+Files and folders are read by `crl/worlds/records.py`; of a folder with splits, one is chosen by `/split` behind the
+path. Other columns (`version`, `hints_text`, …) are kept in `model_extra`.
 
 Source of the format: SWE-Bench (Jimenez et al., arXiv 2310.06770).
 """
@@ -31,11 +30,10 @@ from crl.errors import BadInput
 from crl.paths import possible_path, short
 from crl.records import OutsideRows, Rules, table_of
 from crl.records import Row as RecordRow
-from crl.worlds.json_files import check_spelling, records
+from crl.worlds.json_files import check_spelling
+from crl.worlds.records import KINDS, records, splits_of
 
 WHERE = "method.families[].environment.rows"
-_ARROW = ".arrow"
-_KINDS = (".jsonl", ".ndjson", ".json", ".parquet", _ARROW)
 _SHOWN = 60
 
 
@@ -196,75 +194,21 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def _records(path: Path, where: str) -> Iterator[tuple[str, Any]]:
     """Each record of a file or folder, and how a message names it."""
     path = possible_path(path, "the rows", where=where, home=True)
-    for file in [path] if path.is_file() else _files(path, where):
-        try:
-            yield from _records_of(file)
-        except (OSError, UnicodeDecodeError, RecursionError) as error:
-            raise bad_row(_reason(error), "a file of rows", str(file)) from None
-
-
-def _records_of(file: Path) -> Iterator[tuple[str, Any]]:
-    kind = file.suffix.lower()
-    if kind in (".parquet", _ARROW):
-        yield from _table(file)
-    elif kind in _KINDS:
-        yield from ((place, record) for _, place, record in records(file, bad_row, of="rows"))
-    else:
-        raise bad_row(f"{short(file.name)} is of no known kind", f"a name that ends in {', '.join(_KINDS)}", str(file))
-
-
-def _files(folder: Path, where: str) -> list[Path]:
-    if not folder.is_dir():
+    if not path.exists():
         raise BadInput(
-            f"there are no rows at {short(folder)}",
-            expected=f"a file ({', '.join(_KINDS)}) or a folder that datasets.save_to_disk wrote",
+            f"there are no rows at {short(path)}",
+            expected=f"a file ({', '.join(KINDS)}) or a folder that datasets.save_to_disk wrote",
             where=where,
             next_step="correct the path, or leave `rows` out to play the tasks that ship",
         )
-    if (folder / "dataset_dict.json").is_file():
-        splits = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    if splits := splits_of(path) if path.is_dir() else []:
         raise BadInput(
-            f"the data set at {short(folder)} has splits",
+            f"the data set at {short(path)} has splits",
             expected="the folder of one split: " + ", ".join(splits),
             where=where,
-            next_step=f"name one of them, such as {folder / (splits[0] if splits else 'test')}",
+            next_step=f"name one of them, such as {path / splits[0]}",
         )
-    if (folder / "state.json").is_file():
-        return [folder / name for name in _arrow_names(folder / "state.json")]
-    found = sorted(each for each in folder.iterdir() if each.suffix.lower() in _KINDS and each.is_file())
-    if not found:
-        raise bad_row("the folder holds no file of rows", f"files that end in {', '.join(_KINDS)}", str(folder))
-    return found
-
-
-def _arrow_names(state: Path) -> list[str]:
-    """The arrow files of a data set folder, in their order."""
-    try:
-        return [str(each["filename"]) for each in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise bad_row(_reason(error), "the list `_data_files` of datasets.save_to_disk", str(state)) from None
-
-
-def _table(file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        if file.suffix.lower() == ".parquet":
-            table = pq.read_table(file)
-        else:
-            with pa.memory_map(str(file)) as source:
-                table = pa.ipc.open_stream(source).read_all()
-    except (pa.ArrowException, FileNotFoundError) as error:
-        raise bad_row(_reason(error), "parquet, or an arrow stream of datasets.save_to_disk", str(file)) from None
-    yield from ((f"{file}, row {number}", record) for number, record in enumerate(table.to_pylist()))
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    yield from records(path, bad_row)

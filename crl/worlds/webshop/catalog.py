@@ -145,13 +145,20 @@ class Catalog:
     goals: Goals
 
 
+def files_of(source: Source, written: Written, directory: str | None) -> dict[str, Path]:
+    """The files of some settings, by name; none of our own. Raises BadInput where one is missing."""
+    if source == "own":
+        return {}
+    names = [PRODUCTS[source], ATTRIBUTES[source], *([HUMAN] if written == "human" else [])]
+    return dict(zip(names, find(directory, names), strict=True))
+
+
 def catalog(source: Source, written: Written, products: int | None, directory: str | None) -> Catalog:
     """The catalog of some settings. Raises BadInput where its data is missing or malformed."""
     if source == "own":
         with _LOCK:
             return _own(OWN_PRODUCTS if products is None else products)
-    names = [PRODUCTS[source], ATTRIBUTES[source], *([HUMAN] if written == "human" else [])]
-    paths = find(directory, names)
+    paths = files_of(source, written, directory).values()
     states = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
     with _LOCK:
         return _official(states, products)

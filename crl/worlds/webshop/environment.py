@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -13,7 +14,7 @@ from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.envs.slots import Slots, stepped, with_ending
 from crl.protocols import FreeText, Lesson, Start, Step, StopReason
 from crl.records import Episode, OutsideRows, Turn
-from crl.worlds.webshop.catalog import PRODUCTS, Catalog, catalog
+from crl.worlds.webshop.catalog import PRODUCTS, Catalog, catalog, files_of
 from crl.worlds.webshop.goals import NO_LIMIT, Goal, sizes
 from crl.worlds.webshop.lessons import KIND, NOT_MET, PRICE, lesson_of
 from crl.worlds.webshop.oracle import Plan, next_action, plan_for
@@ -97,6 +98,10 @@ class WebShopConfig(EnvironmentConfig):
     def sold(self) -> Catalog:
         """The catalog. Raises BadInput where its data is missing, or a record of it is malformed."""
         return catalog(self.catalog, self.goals, self.products, self.directory)
+
+    def data_files(self) -> dict[str, Path]:
+        """The files of the original data. Raises BadInput where one is missing."""
+        return files_of(self.catalog, self.goals, self.directory)
 
     def outside_rows(self) -> Iterator[OutsideRows]:
         """The products of the original data. Raises BadInput as :meth:`sold`."""

@@ -69,7 +69,7 @@ def test_the_loss_is_that_of_the_reasoning_and_of_what_follows_it(lora: LoraConf
     from crl.learn.trainer import Trainer
 
     source = resolve_model("tiny")
-    chat = load_chat(source, multi_turn=False)
+    chat = load_chat(source)
     rng = np.random.default_rng(3)
     rows = [transition(rng, f"t{index}") for index in range(5)]
     network = AutoModelForCausalLM.from_pretrained(source.path, dtype="float32").eval()

@@ -9,8 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from crl.cli.shared import load
 from crl.config.keys import FIRST_KEYS
 from crl.config.load import load_experiment
+from crl.policies import resolve_model
+from crl.policies.verdicts import asked_of, keep
+from tests.architectures import write_small
 from tests.unit.cli.conftest import Outcome
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -20,8 +24,52 @@ Crl = Callable[..., Outcome]
 def test_this_machine_is_ready_for_the_tiny_experiment(crl: Crl, tiny: Path) -> None:
     outcome = crl("doctor", tiny)
     assert outcome.code == 0, outcome.out
-    for part in ("torch", "C compiler", "GPU", "model tiny", "embedder lexical", "memory", "disk", "GB free", "ready"):
+    for part in (
+        "torch",
+        "C compiler",
+        "GPU",
+        "tiny, prepared",
+        "lexical, ready",
+        "memory",
+        "disk",
+        "GB free",
+        "ready",
+    ):
         assert part in outcome.out
+
+
+def test_each_model_is_told_at_80_columns(crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With settings of the command line; a model with windows, whose way has a reason."""
+    monkeypatch.setattr("crl.cli.shared._PLAIN_WIDTH", 80)
+    monkeypatch.chdir(tmp_path)
+    write_small("gpt_oss", tmp_path / "mine", resolve_model("tiny").path, 512)
+    changes = ("model=./mine", "context=300", "lora.r=4", "optimizer.learning_rate=1.0e-4")
+    words = [word for each in changes for word in ("--set", f"method.roles.actor.{each}")]
+    windows = "packed: it has layers that see 128 tokens of a row"
+    method = load(CONF / "tiny.yaml", words[1::2], None).method
+    for owner, way, instead in (
+        ("actor", "padded", dict.fromkeys(("sampling", "update"), windows)),
+        ("extractor", "packed", {}),
+    ):
+        verdict = {"problem": None, "sampling": way, "update": way, "instead": instead, "sure": True}
+        if owner == "actor":
+            verdict["adapter"] = {"weights": 30, "of": 100, "frozen": {"model.embed_tokens.weight": 70}, "idle": []}
+        keep(asked_of(method, owner, trains=True).key, verdict)
+    outcome = crl("doctor", CONF / "tiny.yaml", *words)
+    assert outcome.code == 0, outcome.err
+    assert max(len(line) for line in outcome.out.splitlines() if "/" not in line) <= 80
+    said = " ".join(outcome.out.split())
+    for part in (
+        "model, actor ./mine, 0.2 M parameters, 4 bytes each",
+        "thoughts stay in the history",
+        "sampling, actor in padded batches (not packed: it has layers that see 128 tokens of a row): weights",
+        "update, actor in padded batches (not packed: it has layers that see 128 tokens of a row): weights",
+        "30% of the weights; frozen: model.embed_tokens 70%",
+        "sampling, extractor in packed passes: weights",
+        "method.roles.actor.model ./mine",
+    ):
+        assert part in said, part
+    assert crl("doctor", "--set", "method.seed=2").code == 2
 
 
 def test_the_keys_that_people_change_first_come_in_their_order(crl: Crl, tiny: Path) -> None:
@@ -85,7 +133,7 @@ def test_a_tokenizer_that_the_model_has_no_rows_for_is_not_ready(crl: Crl, tiny:
     changed.write_text(tiny.read_text().replace("model: tiny", f"model: {model}"))
     (tmp_path / "prompts").symlink_to(tiny.parent.resolve() / "prompts")
     outcome = crl("doctor", changed)
-    assert outcome.code == 2 and "not ready: prompts and tokenizers" in outcome.err
+    assert outcome.code == 2 and "not ready: template, actor" in outcome.err
     assert "513 tokens and its embeddings have 512 rows" in " ".join(outcome.out.split())
 
 
@@ -129,9 +177,9 @@ def test_a_7b_experiment_is_ready_and_what_is_too_big_is_said(crl: Crl, monkeypa
     assert outcome.code == 0, outcome.err
     lines = {line[9:].split("  ")[0]: line for line in outcome.out.splitlines()}
     assert "weights 15.2 GB, cache 7.5 GB" in lines["sampling, actor"]
-    assert "weights 30.5 GB" in lines["update, actor"]
+    assert "weights 15.4 GB" in lines["update, actor"], "a frozen base in bfloat16, and an adapter"
     assert lines["memory"].startswith("too big") and "the machine has 24.0 GB" in lines["memory"]
-    assert lines["method.roles.actor.model"].startswith("ok") and "downloaded" in lines["method.roles.actor.model"]
+    assert lines["model, actor"].startswith("–") and "will be downloaded" in lines["model, actor"]
     assert lines["disk"].startswith("ok") and "per round" in lines["disk"]
     assert lines["time"].startswith("ok") and "not known before the first round" in lines["time"]
     shown = dict(line.split(maxsplit=1) for line in outcome.out.splitlines() if line.startswith("method.roles."))

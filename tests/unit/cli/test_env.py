@@ -104,13 +104,18 @@ def test_what_cannot_be_checked_is_refused(crl: Crl, tiny: Path, words: tuple[st
     assert done.code == 2 and said in done.err
 
 
-def test_a_module_in_this_folder_is_told_how_to_be_found(
-    crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "unseen_world.py").write_text("")
+def test_a_module_is_found_in_this_folder(crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unseen_helper.py").write_text("HIGHEST = 9\n")
+    (tmp_path / "unseen_world.py").write_text(
+        "import unseen_helper\nfrom crl.envs.sokoban import SokobanConfig\n\n"
+        "class World(SokobanConfig):\n    kind: str = 'unseen_world:World'\n    highest: int = unseen_helper.HIGHEST\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    done = crl("env", "check", "unseen_world:World", "--episodes", "2")
+    assert done.code == 2 and "No module named 'unseen_world'" in done.err
     monkeypatch.chdir(tmp_path)
-    done = crl("env", "check", "unseen_world:World")
-    assert done.code == 2 and "PYTHONPATH=. crl env" in done.err
+    assert crl("env", "check", "unseen_world:World", "--episodes", "2", "--longest", "3").code == 0
+    assert sys.path[-1] == str(tmp_path), "behind everything else: it hides nothing"
 
 
 def test_a_person_plays_and_what_is_recorded_is_kept(crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def loads(model: Path) -> list[Callable[[], Any]]:
     role = RoleConfig(model=str(model), context=64)
 
     def before_work() -> None:
-        load_chat(resolve_model(str(model)), context=64, role="actor")
+        load_chat(resolve_model(str(model)), role, role="actor")
 
     return [
         before_work,

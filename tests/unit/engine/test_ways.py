@@ -14,7 +14,7 @@ from crl.config import Experiment
 from crl.config.models import Ways
 from crl.engine.execute import Attempt, execute_stage
 from crl.engine.services import EngineServices
-from crl.engine.ways import WAYS, ways_of
+from crl.engine.ways import WAYS, inherit, ways_of
 from crl.errors import RecordDamaged
 from crl.policies import resolve_model
 from crl.policies.verdicts import asked_of, keep
@@ -47,9 +47,31 @@ def test_the_verdicts_are_written_once(made: Experiment, tmp_path: Path) -> None
     assert ways_of(run) == expected
     decide(made, "packed", "packed")
     assert ways_of(run) == expected, "as when it began"
-    (run.path / WAYS).write_text('{"actor": {"sampling": ', encoding="utf-8")
+    (run.path / WAYS / "actor.json").write_text('{"sampling": ', encoding="utf-8")
     with pytest.raises(RecordDamaged, match=WAYS):
         ways_of(run)
+
+
+def test_each_set_of_weights_has_its_own(made: Experiment, tmp_path: Path) -> None:
+    """Another context asks for another verdict, which is not there yet."""
+    role = made.method.role("extractor").model_copy(update={"context": 700})
+    method = made.method.model_copy(update={"roles": {**made.method.roles, "extractor": role}})
+    run = RunDirectory.create_or_open(made.model_copy(update={"method": method}), tmp_path)
+    decide(made, "rows", "rows")
+    assert ways_of(run) == {"actor": Ways("rows", "rows")}
+
+
+def test_a_fork_takes_the_ways_of_what_it_uses_alike(made: Experiment, tmp_path: Path) -> None:
+    decide(made, "padded", "rows")
+    run = RunDirectory.create_or_open(made, tmp_path)
+    assert set(ways_of(run)) == {"actor", "extractor"}
+    role = made.method.role("extractor").model_copy(update={"context": 700})
+    method = made.method.model_copy(update={"roles": {**made.method.roles, "extractor": role}})
+    inherit(tmp_path, run, method)
+    assert {file.name for file in (tmp_path / WAYS).iterdir()} == {"actor.json"}
+    decide(made, "packed", "packed")
+    inherit(tmp_path, run, made.method)
+    assert Ways(**json.loads((tmp_path / WAYS / "extractor.json").read_text())) == Ways("padded", "rows")
 
 
 def test_what_samples_and_what_updates_follow_them_and_say_so(made: Experiment, tmp_path: Path) -> None:
@@ -64,6 +86,6 @@ def test_what_samples_and_what_updates_follow_them_and_say_so(made: Experiment, 
         assert services.ways()["actor"] == {"sampling": "rows"}
         services.trainer("actor", weights)
         assert services.ways()["actor"] == {"sampling": "rows", "update": "padded"}
-        assert json.loads((run.path / WAYS).read_text(encoding="utf-8"))["actor"]["update"] == "padded"
+        assert json.loads((run.path / WAYS / "actor.json").read_text(encoding="utf-8"))["update"] == "padded"
     finally:
         services.close()

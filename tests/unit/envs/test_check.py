@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
+import re
 import time
 from random import Random
 from typing import Any, ClassVar
@@ -119,7 +121,7 @@ def test_the_order_of_a_set_and_a_death_are_found_through_processes() -> None:
     assert found(findings, "determinism").outcome == "failed"
     assert "at the start" in found(findings, "determinism").message
     findings = check(plan(Dying()))
-    assert found(findings, "determinism").message == "its process ended after `walk_here` was called"
+    assert found(findings, "determinism").message.endswith("its process ended after `walk_here` was called")
     assert found(findings, "start").outcome == "ok", "what can be checked is"
     with pytest.raises(BadInput, match=r"fails .* determinism"):
         require_passed(findings, "dying")
@@ -342,3 +344,62 @@ def test_what_is_missing_at_a_start_is_refused_before_work_starts(every: bool, e
 
 def test_one_bad_level_is_not_refused() -> None:
     check_environment(Lacking(every=False, error=OSError))
+
+
+class Walls(Count):
+    """Raises in the third turn of one seed."""
+
+    kind: str = "tests.unit.envs.test_check:Walls"
+    held_out_from: int | None = None
+
+    def begin(self, random: Random) -> dict[str, Any]:
+        return {**super().begin(random), "turn": 0}
+
+    def act(self, state: Any, action: str) -> Move:
+        state["turn"] += 1
+        if state["turn"] == 3 and state["at"] == 0 and state["left"] % 5 == 0:
+            raise ZeroDivisionError("a wall")
+        return super().act(state, action)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", [Walls(), Dying()], ids=["raises", "ends its process"])
+def test_what_breaks_is_named_with_seed_action_and_line(game: Game) -> None:
+    message = found(check(Plan(game, TRAINING, HELD_OUT, episodes=8, longest=8)), "determinism").message
+    assert re.match(r"seed \d+, action 'add (one|ten)': ", message), message
+    if isinstance(game, Walls):
+        assert "ZeroDivisionError: a wall (test_check.py line " in message and "in act)" in message
+
+
+class Tools(Count):
+    """Takes calls of two tools."""
+
+    kind: str = "tests.unit.envs.test_check:Tools"
+
+    def actions(self, state: Any) -> Actions:
+        size = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
+        return ToolCalls((Tool("add", "Add so much.", size), Tool("wait", "Do nothing.", {})))
+
+    def act(self, state: Any, action: str) -> Move:
+        call = json.loads(action)
+        size = call["arguments"].get("size")
+        if call["name"] == "add" and not isinstance(size, int):
+            return Move("How much?", legal=False)
+        state["left"] -= size if call["name"] == "add" else 0
+        return Move(success=state["left"] == 0, over=state["left"] < 0)
+
+    def solve(self, state: Any) -> str | None:
+        return json.dumps({"arguments": {"size": state["left"]}, "name": "add"})
+
+
+def test_a_game_of_tools_is_given_calls_of_its_tools_alone() -> None:
+    game = Tools().make()
+    game.reset_many([1])
+    refused = game.step_many({0: '{"arguments": {}, "name": "subtract"}'})[0]
+    assert not refused.legal and refused.feedback == "There is no tool subtract. Possible: add, wait."
+    assert not game.step_many({0: None})[0].legal
+    for check_of in (conduct.illegal_actions, conduct.after_the_end):
+        results = check_of(Tools(), SEEDS, 40)
+        assert {each.outcome for each in results} == {"ok"}, results
+    walks = walked(Tools().make(), [1, 2, 3], batch=3, turns=20)
+    assert not [breach for walk in walks.walks for breach in walk.breaches]

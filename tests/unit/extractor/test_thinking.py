@@ -13,7 +13,6 @@ import pytest
 
 from crl.config import RoleConfig
 from crl.config.load import load_experiment
-from crl.errors import BadInput
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.policies import load_chat, resolve_model
 from crl.policies.language_model import load_policy
@@ -55,7 +54,7 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(thinking: Path) -> Any:
-    return load_policy(RoleConfig(model=str(thinking), context=2048), thinking, None, threads=1, multi_turn=False)
+    return load_policy(RoleConfig(model=str(thinking), context=2048), thinking, None, threads=1)
 
 
 class Writes(WholeTurns):
@@ -80,10 +79,8 @@ class Writes(WholeTurns):
         pass
 
 
-def test_its_template_is_refused_to_a_role_of_several_turns_and_begins_a_thought(thinking: Path, policy: Any) -> None:
-    with pytest.raises(BadInput, match="rewrites history"):
-        load_policy(RoleConfig(model=str(thinking)), thinking, None, threads=1)
-    chat = load_chat(resolve_model(str(thinking)), multi_turn=False)
+def test_its_template_begins_a_thought(thinking: Path, policy: Any) -> None:
+    chat = load_chat(resolve_model(str(thinking)))
     assert chat.opens_thought and policy.chat.opens_thought
     begin, end = (policy.tokenizer.convert_tokens_to_ids(tag) for tag in ("<think>", "</think>"))
     prompt = chat.opening([{"role": "user", "content": "x <think> y"}])
@@ -140,10 +137,7 @@ def test_it_samples_and_stays_inside_its_thought_until_it_ends_it(policy: Any, k
     assert np.isfinite([value for result in results for value in result.generation.logprobs]).all()
 
 
-def test_preflight_takes_it_as_extractor_and_refuses_it_as_actor(thinking: Path, tmp_path: Path) -> None:
-    settings = {"runtime.min_free_gigabytes": 0}
-    made = load_experiment(ROOT / "conf/tiny.yaml", {**settings, "method.roles.extractor.model": str(thinking)})
-    check_ready(made, tmp_path / "run", 1)
-    made = load_experiment(ROOT / "conf/tiny.yaml", {**settings, "method.roles.actor.model": str(thinking)})
-    with pytest.raises(BadInput, match="rewrites history"):
-        check_ready(made, tmp_path / "run", 1)
+@pytest.mark.parametrize("role", ["extractor", "actor"])
+def test_preflight_takes_it_as_either_role(thinking: Path, tmp_path: Path, role: str) -> None:
+    settings = {"runtime.min_free_gigabytes": 0, f"method.roles.{role}.model": str(thinking)}
+    check_ready(load_experiment(ROOT / "conf/tiny.yaml", settings), tmp_path / "run", 1)

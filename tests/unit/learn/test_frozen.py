@@ -3,7 +3,14 @@
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Dots1Config,
+    Dots1ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from crl.config import LoraConfig
 from crl.learn import frozen
@@ -41,6 +48,16 @@ def gradients_of(model, autocast):
     return float(loss.detach()), {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
 
 
+def gradients_of_a_drawn_adapter(base, narrow):
+    model = load_trainable(base, None, lora=LORA, source="base", seed=0, narrow=narrow)
+    assert (torch.bfloat16 in {each.dtype for each in model.parameters()}) == narrow
+    torch.manual_seed(4)
+    for each in model.parameters():
+        if each.requires_grad:
+            nn.init.normal_(each, std=0.1)
+    return gradients_of(model, False)
+
+
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_are_bit_by_bit_those_of_a_float32_base(narrow_base, adapter, autocast, checkpointing):
@@ -54,6 +71,30 @@ def test_gradients_are_bit_by_bit_those_of_a_float32_base(narrow_base, adapter, 
     (loss, found), (other, expected) = gradients_of(narrow, autocast), gradients_of(wide, autocast)
     assert loss == other and found.keys() == expected.keys() and len(found) == 28
     assert all(torch.equal(found[name], expected[name]) and found[name].any() for name in found)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_that_scales_rounds_neither_its_rows_nor_its_scale(tmp_path, tied):
+    config = Gemma3TextConfig(
+        vocab_size=64, hidden_size=40, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
+        num_key_value_heads=1, tie_word_embeddings=tied,
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    (loss, found), (other, expected) = map(gradients_of_a_drawn_adapter, [tmp_path] * 2, (True, False))
+    assert loss == other
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_adapter_of_shared_experts_is_not_rounded_to_their_type(tmp_path):
+    config = Dots1Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+        topk_group=1, n_shared_experts=1, first_k_dense_replace=1,
+    )  # fmt: skip
+    Dots1ForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    (loss, found), (other, expected) = map(gradients_of_a_drawn_adapter, [tmp_path] * 2, (True, False))
+    assert loss == other
+    torch.testing.assert_close(found, expected)
 
 
 def test_matrices_stay_narrow_and_all_else_is_float32(narrow_base):

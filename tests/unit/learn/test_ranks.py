@@ -21,6 +21,7 @@ WORKER = """
 import os, pickle, sys
 from pathlib import Path
 from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
+from crl.learn import trainer as trainers
 from crl.learn.terms import objectives
 from crl.learn.trainer import Trainer
 base, samples, output, stage, ranks = sys.argv[1:]
@@ -31,7 +32,14 @@ role = RoleConfig(
     deepspeed=DeepSpeedConfig(zero_stage=int(stage), ranks=int(ranks), micro_batch=2),
 )
 adam = role.model_copy(update={"optimizer": OptimizerConfig(learning_rate=1e-2)})
-everything = []
+everything, loaded, load = [], [], trainers.load_trainable
+
+def noted(*given, **more):
+    model = load(*given, **more)
+    loaded.append(sum(each.numel() for each in model.parameters()))
+    return model
+
+trainers.load_trainable = noted
 for case, chosen in enumerate((samples, samples[:1])):  # with one sample, a second rank has only a dummy
     found = {}
     trainer = Trainer(role, model_path=Path(base), checkpoint=None, threads=1)
@@ -51,6 +59,7 @@ for case, chosen in enumerate((samples, samples[:1])):  # with one sample, a sec
     trainer.dispose()
     everything.append(found)
 rank = os.environ.get("RANK", "0")
+everything[0]["loaded"] = loaded
 (Path(output) / f"rank{rank}.pickle").write_bytes(pickle.dumps(everything))
 """
 
@@ -129,3 +138,27 @@ def test_two_ranks_make_the_step_of_one(
     files = {path.name for path in (tmp_path / "two" / "checkpoint0" / "deepspeed").iterdir()}
     shards = {"optimizer-rank00000.safetensors"} | ({"optimizer-rank00001.safetensors"} if stage else set())
     assert files == {"engine.json"} | shards
+
+
+@pytest.mark.slow
+def test_weights_that_are_divided_while_they_load_are_those_that_load_whole(
+    base_model: Path, samples: list[Sample], tmp_path: Path
+) -> None:
+    """A file of bfloat16 numbers is divided, one of the same numbers in float32 is mapped: equal bits everywhere."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "narrow")
+    model.float().save_pretrained(tmp_path / "wide")
+    narrow, wide = (run(tmp_path / name, samples, tmp_path / f"of {name}", 3, 2) for name in ("narrow", "wide"))
+    for divided, whole in zip(narrow, wide, strict=True):
+        resumed = 2  # the checkpoint is in float32
+        assert [count > 0 for count in divided[0].pop("loaded")] == [False, False, True] * resumed
+        assert all(count > 0 for count in whole[0].pop("loaded"))
+        for one, other in zip(divided, whole, strict=True):
+            assert one["metrics"] == other["metrics"] and one["straight"][0] == other["straight"][0]
+            for key in ("gradients", "update"):
+                assert all(torch.equal(value, other[key][name]) for name, value in one[key].items()), key
+            assert all(torch.equal(value, other["straight"][1][name]) for name, value in one["straight"][1].items())
+    first, second = (tmp_path / f"of {name}" / "checkpoint0" / "model.safetensors" for name in ("narrow", "wide"))
+    assert first.read_bytes() == second.read_bytes()

@@ -104,10 +104,20 @@ def test_decode_leaves_special_tokens_out(tokenizer):
     assert chat.decode([*ids, chat.end_ids[0]]) == "go north"
 
 
-def test_a_template_that_rewrites_history_is_refused_by_name(tokenizer):
-    for template in (DROPS_THOUGHTS, CUTS_LONG_CHATS):
-        with pytest.raises(BadInput, match="'some/model'"):
-            ChatFormat(_with(tokenizer, template), "some/model")
+def test_a_template_that_would_rewrite_history_is_used_as_it_is(tokenizer):
+    chat = ChatFormat(_with(tokenizer, DROPS_THOUGHTS), "m")
+    assert chat.rewrites and chat.template.startswith(f"{OWN}; earlier turns stay as they were sampled")
+    assert not ChatFormat(tokenizer, "m").rewrites
+    last = [*MESSAGES[:2], {"role": "assistant", "content": "x"}, MESSAGES[3]]
+    ids = _ids(_with(tokenizer, DROPS_THOUGHTS), last)
+    assert (
+        chat.reply(MESSAGES[3]["content"], ended=False) == ids[-len(chat.reply(MESSAGES[3]["content"], ended=False)) :]
+    )
+
+
+def test_a_template_that_leaves_turns_out_is_refused_by_name(tokenizer):
+    with pytest.raises(BadInput, match=r"'some/model'.*does not show each of"):
+        ChatFormat(_with(tokenizer, CUTS_LONG_CHATS), "some/model")
 
 
 TEMPLATES = {"Qwen/Qwen2.5-7B-Instruct": "qwen2_5", "Qwen/Qwen3-4B-Instruct-2507": "qwen3_instruct_2507"}
@@ -122,14 +132,14 @@ def test_the_actors_of_the_paper_files_may_play_several_turns(tokenizer):
     tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
     for model in actors:
         chat = ChatFormat(_with(tokenizer, (template / f"{TEMPLATES[model]}.jinja").read_text()), model)
-        assert chat.template == OWN
+        assert chat.template == OWN and chat.takes_tools
 
 
-def test_one_turn_roles_may_use_it_and_nothing_more(tokenizer):
-    chat = ChatFormat(_with(tokenizer, DROPS_THOUGHTS), "m", multi_turn=False)
-    assert chat.opening(MESSAGES[1:2])
-    with pytest.raises(AssertionError, match="one turn"):
-        chat.reply("x", ended=True)
+def test_a_thought_that_the_prompt_begins_is_ended_where_the_template_wants_a_question_last(tokenizer):
+    wants = "{% if messages[-1].role != 'user' %}{{ raise_exception('a question') }}{% endif %}" + CHATML
+    tokenizer = _with(tokenizer, wants.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"))
+    chat = ChatFormat(tokenizer, "m")
+    assert chat.opens_thought and chat.decode(chat.answer("go north")).startswith("\n</think>\n\n")
 
 
 def test_the_date_is_not_in_the_prompt(tokenizer):

@@ -122,7 +122,6 @@ FAMILIES = {
     ),
     "neox": (_neox, False),
     "mistral 1": (lambda: _mistral(MISTRAL_1, "always"), True),
-    "mistral 3": (lambda: _mistral(MISTRAL_3), True),
 }
 
 
@@ -174,18 +173,21 @@ def test_a_tokenizer_that_reads_a_chat_otherwise_than_its_parts_is_refused():
         ChatFormat(tokenizer, "m")
 
 
-def test_one_turn_roles_fold_what_the_template_moves():
-    tokenizer = _mistral(MISTRAL_3)
-    chat = ChatFormat(tokenizer, "m", multi_turn=False)
-    assert chat.opening(MESSAGES[:2]) == _ids(tokenizer, MESSAGES[:2]), "the template's own place"
-    assert chat.opening(MESSAGES) == _ids(tokenizer, _folded(MESSAGES))
-
-
-def test_tools_are_offered_by_a_template_that_leaves_them_where_they_were():
-    """Mistral's moves them to the last user message: an actor reads of them in the text of its prompt instead."""
+def test_what_a_template_moves_stands_where_it_is_when_the_chat_is_opened():
+    """Mistral's moves system text and tools to the last user message. Here nothing that was read is moved."""
     tokenizer = _mistral(MISTRAL_3)
     tool = Tool("search", "Find things.", {"type": "object", "properties": {}})
-    chat = ChatFormat(tokenizer, "m", multi_turn=False)
+    shown = [{"type": "function", "function": {"name": "search", "description": "Find things.",
+              "parameters": {"type": "object", "properties": {}}}}]  # fmt: skip
+    chat = ChatFormat(tokenizer, "m")
+    for messages in (MESSAGES[:2], MESSAGES, MESSAGES[1:2]):
+        assert chat.opening(messages) == _ids(tokenizer, messages)
+        assert chat.opening(messages, [tool]) == _ids(tokenizer, messages, tools=shown)
     assert chat.takes_tools
-    assert len(chat.opening(MESSAGES[:2], [tool])) > len(chat.opening(MESSAGES[:2]))
-    assert not ChatFormat(tokenizer, "m").takes_tools
+    plain = [
+        {"role": "user", "content": "A."},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": GRID},
+    ]
+    ids = chat.reply(GRID, ended=False)
+    assert ids == _ids(tokenizer, plain)[-len(ids) :]

@@ -9,12 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from crl.config.roles import SamplingConfig
+from crl.config.roles import RoleConfig, SamplingConfig
 from crl.config.vocabulary import load_tokenizer
 from crl.errors import BadInput
 from crl.learn.checkpoint import save_weights
 from crl.learn.scoring import load_trainable
-from crl.policies import companions
 from crl.policies.companions import add_companions, name_base
 from crl.policies.language_model import load_model
 from crl.policies.sources import check_model, directory_digest, resolve_model
@@ -23,7 +22,7 @@ SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=11, max_new_tokens=5
 CHAT = [{"role": "user", "content": "go north"}]
 
 
-def checkpoint_of(tiny, folder, *, lora, source=None, before=None):
+def checkpoint_of(tiny, folder, *, lora, source=None, before=None, role=None):
     """A checkpoint of changed weights, as a stage leaves it."""
     base = AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)
     torch.manual_seed(0)
@@ -34,7 +33,7 @@ def checkpoint_of(tiny, folder, *, lora, source=None, before=None):
             each.add_(torch.randn_like(each) * 0.05)
     save_weights(model, state, folder)
     name_base(folder, source or tiny.name, tiny.path, tiny.digest)
-    add_companions(folder, tiny.path, tiny.digest, SAMPLING, multi_turn=True, before=before)
+    add_companions(folder, tiny.path, tiny.digest, role or RoleConfig(sampling=SAMPLING), before=before)
     return folder
 
 
@@ -86,17 +85,13 @@ def test_no_file_tells_where_it_was_made(tiny, tmp_path):
                 assert str(place).encode() not in file.read_bytes(), file
 
 
-def test_the_template_that_was_trained_with_is_the_one_that_is_written(tiny, tmp_path, monkeypatch):
-    class Trained(companions.ChatFormat):
-        def _use(self, template):
-            super()._use(template)
-            self.written = "{# of training #}" + template
-
-    companions._companions.cache_clear()
-    monkeypatch.setattr(companions, "ChatFormat", Trained)
-    folder = checkpoint_of(tiny, tmp_path / "checkpoint", lora=False)
-    companions._companions.cache_clear()
-    assert AutoTokenizer.from_pretrained(folder).chat_template.startswith("{# of training #}")
+def test_the_template_that_was_trained_with_is_the_one_that_is_written(tiny, tmp_path):
+    own = "{# of training #}" + load_tokenizer(tiny.path).chat_template
+    role = RoleConfig(sampling=SAMPLING, chat_template=own)
+    folder = checkpoint_of(tiny, tmp_path / "checkpoint", lora=False, role=role)
+    assert AutoTokenizer.from_pretrained(folder).chat_template == own
+    plain = checkpoint_of(tiny, tmp_path / "plain", lora=False)
+    assert AutoTokenizer.from_pretrained(plain).chat_template == load_tokenizer(tiny.path).chat_template
 
 
 def test_a_tokenizer_takes_room_once_and_a_damaged_one_is_not_passed_on(tiny, tmp_path):

@@ -13,49 +13,29 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from crl.errors import BadInput
+from crl.cli.doctor import experiment_findings
+from crl.config import LoraConfig
+from crl.errors import BadInput, HubUnreachable
 from crl.policies import sources
 from crl.policies.language_model import load_model
-from tests.hub import served
+from crl.preflight import check_ready
+from tests.hub import asked_here, served
+from tests.unit.engine.harness import make_experiment
 from tests.unit.policies.test_companions import checkpoint_of
-
-ROOT = Path(__file__).parents[3]
-ASK = """
-import json, sys
-from crl.errors import BadInput
-from crl.policies import sources
-from crl.policies.language_model import load_model
-answers = []
-for call, name in json.loads(sys.argv[1]):
-    try:
-        found = getattr(sources, call)(name)
-        path = getattr(found, "path", found)
-        answers.append([str(path), sources.pinned(name, path), getattr(found, "digest", "")])
-    except BadInput as error:
-        answers.append(str(error))
-print(json.dumps(answers))
-"""
 
 
 @pytest.fixture
-def hub():
+def hub(tmp_path, monkeypatch):
     with served() as made:
+        asked_here(made, tmp_path / "home", monkeypatch)
         yield made
 
 
-@pytest.fixture
-def ask(hub, tmp_path):
-    """What a process that knows this hub says of models."""
-
-    def asked(*calls, offline="0", **variables):
-        environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": offline, "PYTHONPATH": str(ROOT)}
-        environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **variables}
-        environment.pop("HF_HUB_CACHE", None)
-        run = [sys.executable, "-c", ASK, json.dumps(calls)]
-        done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
-        return json.loads(done.stdout)
-
-    return asked
+def ask(call, name):
+    """What a function of `sources` finds: the folder, the name that is pinned to a commit, and the digest."""
+    found = getattr(sources, call)(name)
+    path = getattr(found, "path", found)
+    return [str(path), sources.pinned(name, path), getattr(found, "digest", "")]
 
 
 @pytest.fixture
@@ -73,26 +53,27 @@ def other(tiny, tmp_path):
     return folder
 
 
-def test_a_revision_is_a_branch_or_a_commit_and_is_pinned_to_the_commit(hub, ask, tiny, other):
+def test_a_revision_is_a_branch_or_a_commit_and_is_pinned_to_the_commit(hub, tiny, other, monkeypatch):
     old, new = hub.push("a/b", tiny.path), hub.push("a/b", other, "next")
-    main, branch, commit = ask(*[["resolve_model", name] for name in ("a/b", "a/b@next", f"a/b@{new}")])
+    main, branch, commit = (ask("resolve_model", name) for name in ("a/b", "a/b@next", f"a/b@{new}"))
     assert main[1:] == [f"a/b@{old}", tiny.digest]
     assert branch[:2] == commit[:2] and branch[1] == f"a/b@{new}" and branch[2] == sources.directory_digest(other)
     assert {file.name for file in Path(branch[0]).glob("*.safetensors")} == {
         each.name for each in other.glob("*.safetensors")
     }
     hub.push("a/b", other)
-    (again,) = ask(["resolve_model", "a/b"])
-    assert again == main, "a model does not change by itself"
-    (offline,) = ask(["resolve_model", f"a/b@{old}"], offline="1")
-    assert offline[2] == tiny.digest
+    assert ask("resolve_model", "a/b") == main, "a model does not change by itself"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert ask("resolve_model", f"a/b@{old}")[2] == tiny.digest
+    with pytest.raises(HubUnreachable, match="could not be downloaded"):
+        ask("resolve_model", "a/other")
 
 
-def test_a_description_comes_without_weights(hub, ask, tiny):
+def test_a_description_comes_without_weights(hub, tiny):
     hub.push("a/b", tiny.path)
-    (found,) = ask(["described", "a/b"])
-    assert "tokenizer.json" in hub.asked and not any(name.endswith(".safetensors") for name in hub.asked)
-    (whole,) = ask(["resolve_model", "a/b"])
+    found = ask("described", "a/b")
+    assert "tokenizer.json" in hub.asked and not hub.asked_weights
+    whole = ask("resolve_model", "a/b")
     assert whole[2] == tiny.digest and whole[0] == found[0] and hub.asked.count("tokenizer.json") == 1
 
 
@@ -105,7 +86,7 @@ def test_a_quantized_model_is_refused_before_its_weights_come(tiny, tmp_path, mo
         sources.check_model(str(folder))
 
 
-def test_what_cannot_be_had_is_told_apart(hub, ask, tiny, tmp_path):
+def test_what_cannot_be_had_is_told_apart(hub, tiny, tmp_path, monkeypatch):
     hub.push("a/gated", tiny.path)
     hub.gated.add("a/gated")
     hub.push("a/b", tiny.path)
@@ -113,15 +94,63 @@ def test_what_cannot_be_had_is_told_apart(hub, ask, tiny, tmp_path):
     config = json.loads((packed / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps(config | {"quantization_config": {"load_in_4bit": True}}))
     hub.push("a/packed", packed)
-    names = ("a/gated", "a/b@nowhere", "a/nothing", "a/packed")
-    gated, revision, missing, quantized = ask(*[["resolve_model", name] for name in names])
-    assert "gated" in gated and f"{hub.address}/a/gated" in gated and "hf auth login" in gated
-    assert "no revision 'nowhere'" in revision
-    assert "not on the Hub, or it is private" in missing and "HF_TOKEN" in missing
-    assert "quantized (bitsandbytes)" in quantized
-    assert not any(name.endswith(".safetensors") for name in hub.asked)
-    (opened,) = ask(["resolve_model", "a/gated"], HF_TOKEN="hf_someone")
-    assert opened[2] == tiny.digest
+    for name, said in (
+        ("a/gated", rf"gated(?s:.*){hub.address}/a/gated(?s:.*)hf auth login"),
+        ("a/b@nowhere", "no revision 'nowhere'"),
+        ("a/nothing", "not on the Hub, or it is private(?s:.*)HF_TOKEN"),
+        ("a/packed", r"quantized \(bitsandbytes\)"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            ask("resolve_model", name)
+    assert not hub.asked_weights
+    monkeypatch.setenv("HF_TOKEN", "hf_someone")
+    assert ask("resolve_model", "a/gated")[2] == tiny.digest
+
+
+def of(model, **actor):
+    """An experiment whose actor has this model."""
+    made = make_experiment(recipe={"kind": "complementary"})
+    role = made.method.role("actor").model_copy(update={"model": model, **actor})
+    method = made.method.model_copy(update={"roles": {**made.method.roles, "actor": role}})
+    return made.model_copy(update={"method": method})
+
+
+def test_what_can_be_known_before_is_checked_before_weights_come(hub, tiny, tmp_path, monkeypatch):
+    """Also the second time, when config and tokenizer are here."""
+    monkeypatch.setattr("crl.preflight.probe.Comparison.checks", lambda self, **more: [])
+    silent = Path(shutil.copytree(tiny.path, tmp_path / "silent", ignore=shutil.ignore_patterns("*.jinja")))
+    config = json.loads((silent / "tokenizer_config.json").read_text())
+    (silent / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
+    sees, code = (Path(shutil.copytree(tiny.path, tmp_path / name)) for name in ("sees", "code"))
+    config = json.loads((tiny.path / "config.json").read_text())
+    (sees / "config.json").write_text(json.dumps({"model_type": "mistral3", "text_config": config}))
+    own = {"model_type": "theirs", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    (code / "config.json").write_text(json.dumps(config | own))
+    folders = {"a/silent": silent, "a/sees": sees, "a/code": code, "a/gated": tiny.path, "a/b": tiny.path}
+    for name, folder in folders.items():
+        hub.push(name, folder)
+    hub.gated.add("a/gated")
+    for experiment, said in (
+        (of("a/silent"), "it has no chat template"),
+        (of("a/sees"), "no causal language model of; its text model is of type llama"),
+        (of("a/code"), "needs code that comes with it"),
+        (of("a/b", context=1_000_000), "longer than the model"),
+        (of("a/gated"), "gated"),
+    ):
+        for _ in range(2):
+            with pytest.raises(BadInput, match=said):
+                check_ready(experiment, tmp_path / "run", 1)
+            findings = experiment_findings(experiment, 1)
+            assert any(said in each.result for each in findings if each.mark == "missing"), said
+            assert not hub.asked_weights
+    adapted = of("a/b", lora=LoraConfig(target_modules=["q_proj"]))
+    ready = {each.name: each for each in experiment_findings(adapted, 1)}
+    assert ready["model, actor"].ok and "0.5 MB to download" in ready["model, actor"].result
+    assert ready["template, actor"].ok and ready["update, actor"].ok and not hub.asked_weights
+    check_ready(adapted, tmp_path / "run", 1)
+    assert hub.asked_weights == ["model.safetensors"]
+    with pytest.raises(BadInput, match="no module 'no_proj'"):
+        check_ready(of("a/b", lora=LoraConfig(target_modules=["no_proj"])), tmp_path / "run", 1)
 
 
 def test_a_shard_that_is_missing_is_named(other):

@@ -65,7 +65,7 @@ def test_a_changed_weight_changes_the_digest_and_a_note_does_not(tiny, copied):
 
 def test_weights_are_hashed_once(copied, monkeypatch):
     first = sources.directory_digest(copied)
-    monkeypatch.setattr(sources, "_sha256", lambda file: pytest.fail(f"{file} was hashed again"))
+    monkeypatch.setattr(sources, "sha256_file", lambda file: pytest.fail(f"{file} was hashed again"))
     assert sources.directory_digest(copied) == first
 
 
@@ -81,6 +81,13 @@ def test_a_models_directory_that_cannot_be_written_still_digests(tiny, copied, m
 def test_an_incomplete_directory_is_refused(copied, missing):
     (copied / missing).unlink()
     with pytest.raises(BadInput, match="cannot be used as a model"):
+        sources.check_model(str(copied))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_was_cut_short_is_named(copied, name):
+    (copied / name).write_bytes((copied / name).read_bytes()[:-2])
+    with pytest.raises(BadInput, match=f"{name} cannot be read"):
         sources.check_model(str(copied))
 
 

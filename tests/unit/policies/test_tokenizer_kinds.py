@@ -187,7 +187,7 @@ def test_what_is_read_whole_passes_white_space_and_forms_of_a_character_aside() 
 def test_a_thought_that_the_template_begins_is_no_part_of_what_is_compared() -> None:
     tokenizer = _wrapped(byte_level())
     tokenizer.chat_template = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
-    chat = ChatFormat(tokenizer, "m", multi_turn=False)
+    chat = ChatFormat(tokenizer, "m")
     assert chat.opens_thought
     check_reads(chat, _method(), "actor", "lake", READS)
     check_writes(chat, _method(), "actor", "lake", {"north": "<action>north</action>"})

@@ -11,15 +11,24 @@ from crl.cli.needs import Need, needs
 from crl.config import EnvironmentConfig, Experiment, LoraConfig, Runtime
 from crl.config.load import load_experiment
 from crl.errors import BadInput, NotEnoughDisk
+from crl.policies import resolve_model
 from crl.preflight import check_ready
-from crl.preflight.estimate import _bytes_in, check_disk, estimate, gigabytes, still_to_write
+from crl.preflight.estimate import _bytes_in, check_disk, download_bytes, estimate, gigabytes, still_to_write
 from crl.preflight.shapes import SHAPES, ModelShape, shape_of
 from crl.run.manifest import MANIFEST, Digested, Manifest
+from tests.architectures import parameters, write_small
 from tests.recipe_runs import requires
 from tests.unit.engine.harness import make_experiment
 
 ROOT = Path(__file__).parents[3]
-TINY = SHAPES["tiny"]
+
+
+def tiny_with_head() -> int:
+    """Parameters of the tiny model, as its files say, with a vocabulary head of its own."""
+    resolve_model("tiny")
+    shape = shape_of("tiny")
+    assert shape is not None and shape.parameters > SHAPES["tiny"].parameters
+    return shape.parameters + shape.vocabulary * shape.hidden
 
 
 class NowhereConfig(EnvironmentConfig):
@@ -231,7 +240,7 @@ def test_doctor_says_what_servers_take(tmp_path: Path, monkeypatch: pytest.Monke
 def test_without_a_gpu_a_server_is_a_process_with_weights_and_a_cache() -> None:
     plain, served = (estimate(load_experiment(ROOT / "conf/tiny.yaml", more)) for more in ({}, SERVED))
     parts = served.servers["actor"]
-    assert parts["cache"] == 2**30 and parts["weights"] == 4 * (TINY.parameters + TINY.vocabulary * TINY.hidden)
+    assert parts["cache"] == 2**30 and parts["weights"] == 4 * tiny_with_head()
     assert served.memory_bytes == sum(parts.values()), "a server is the largest process"
     assert served.machine_bytes > plain.machine_bytes + 2 * parts["cache"]
 
@@ -243,7 +252,7 @@ def test_the_weights_that_servers_are_given_must_fit_where_they_are_written(
     changes = {**SERVED, "runtime.min_free_gigabytes": 0, "runtime.shards": 2}
     own = {**changes, "runtime.servers": {"actor": {"folder": str(tmp_path / "shared")}}}
     made = load_experiment(ROOT / "conf/tiny.yaml", own)
-    each = 2 * 4 * (TINY.parameters + TINY.vocabulary * TINY.hidden)
+    each = 2 * 4 * tiny_with_head()
     assert estimate(made).handed_over == {tmp_path / "shared": each, tmp_path: each}
     enough = (still_to_write(made, tmp_path / "run", 1) or 0) + 2 * each
     monkeypatch.setattr("crl.run.files.free_bytes", lambda path: enough)
@@ -290,7 +299,9 @@ def test_the_baseline_needs_no_extractor(tmp_path: Path) -> None:
 
 
 def test_sizes_as_people_read_them() -> None:
-    assert [gigabytes(count) for count in (1_500_000, 49_000_000, 2_340_000_000)] == ["1.5 MB", "49.0 MB", "2.3 GB"]
+    assert [gigabytes(count) for count in (1_500, 1_500_000, 49_000_000, 2_340_000_000)] == [
+        "1.5 kB", "1.5 MB", "49.0 MB", "2.3 GB",
+    ]  # fmt: skip
     assert Runtime().min_free_gigabytes == 1.0
 
 
@@ -304,8 +315,72 @@ def test_checkpoints_that_are_kept_for_good_are_no_room_for_later_ones(tmp_path:
     assert still_to_write(made, tmp_path / "new", 10) == estimate(made).disk_bytes(10)
 
 
-def test_a_mixture_of_experts_is_no_dense_model(tmp_path: Path) -> None:
+def test_shapes_of_other_architectures(tmp_path: Path) -> None:
+    """Without weights by their widths, with weights as their files say; one that holds a text model is that one."""
     config = {"vocab_size": 100, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    for more, known in (({}, True), ({"num_experts": 0}, True), ({"num_experts": 128}, False)):
-        tmp_path.joinpath("config.json").write_text(json.dumps(config | more))
-        assert (shape_of(str(tmp_path)) is not None) is known
+    experts = {"num_experts": 4, "moe_intermediate_size": 3, "num_experts_per_tok": 2, "dtype": "bfloat16"}
+    for found, attention, feed, size in (
+        (config, 4, 3 * 32, 4),
+        (config | {"num_experts": 0}, 4, 3 * 32, 4),
+        (config | experts, 4, 4 * 3 * 3, 2),
+        ({"model_type": "seen", "text_config": config | experts}, 4, 4 * 3 * 3, 2),
+        ({"vocab_size": 100, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_inner": 5}, 4, 3 * 5, 4),
+    ):
+        tmp_path.joinpath("config.json").write_text(json.dumps(found))
+        shape = shape_of(str(tmp_path))
+        assert shape is not None and shape.size == size
+        assert shape.parameters == 100 * 8 + 2 * 8 * (attention * 8 + feed)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "mamba", "gemma3_text"])
+def test_parameters_are_those_of_the_files(kind: str, tmp_path: Path) -> None:
+    count = parameters(kind, 512)
+    write_small(kind, tmp_path, resolve_model("tiny").path, 512)
+    shape = shape_of(str(tmp_path))
+    assert shape is not None and shape.size == 4 and shape.parameters == pytest.approx(count, rel=0.01)
+
+
+def test_room_is_needed_for_what_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "dtype": "bfloat16"}'
+    )
+    monkeypatch.setattr("crl.preflight.shapes.config_file", lambda name: tmp_path / "config.json")
+    monkeypatch.setattr("crl.preflight.estimate.config_file", lambda name: tmp_path / "config.json")
+    shape = shape_of("a/b")
+    assert shape is not None and download_bytes("a/b") == 2 * shape.parameters
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 123}, "weight_map": {}}')
+    assert download_bytes("a/b") == 123
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 1e15}, "weight_map": {}}')
+    role = make_experiment().method.role("actor").model_copy(update={"model": "a/b"})
+    with pytest.raises(NotEnoughDisk, match="1000000"):
+        check_disk(changed(make_experiment(), actor=role.model_dump()), tmp_path, 1)
+
+
+def test_a_base_that_two_roles_stand_on_is_counted_once_in_each_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2 in float32: with one base two roles take what one takes, but for their caches and adapters."""
+    monkeypatch.setattr("crl.policies.machine._ADAPTED", 0)
+    one = {"model": "smollm2-135m-instruct", "lora": {"r": 8}}
+    on_it = {"base": "actor", "lora": {"r": 8}}
+    alone = estimate(changed(make_experiment(recipe={"kind": "baseline"}), actor=one))
+    plain = changed(make_experiment(recipe={"kind": "complementary", "retrieval": {"embedder": "lexical"}}), actor=one)
+    apart, shared = (estimate(changed(plain, extractor=role)) for role in (one, on_it))
+    weights = 4 * SHAPES["smollm2-135m-instruct"].parameters
+    assert shared.bases == {"actor": pytest.approx(weights, rel=0.01)} and apart.bases == alone.bases == {}
+    assert shared.memory_bytes is not None and apart.memory_bytes is not None and alone.memory_bytes is not None
+    assert shared.memory_bytes <= 1.15 * alone.memory_bytes and apart.memory_bytes > alone.memory_bytes + 0.9 * weights
+    # Rounds that overlap have an engine for each track.
+    twice = Experiment.model_validate(
+        changed(plain, extractor=on_it, overlap=True).model_dump() | {"runtime": {"overlap_engines": 2}}
+    )
+    assert estimate(twice).machine_bytes > shared.machine_bytes + weights
+
+
+def test_a_base_in_bfloat16_has_a_float32_copy_for_updates_where_its_file_is_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("crl.policies.machine.computes_bfloat16", lambda: True)
+    roles = {"actor": {"model": "tiny", "dtype": "bfloat16", "lora": {}}, "extractor": {"base": "actor", "lora": {}}}
+    plain = make_experiment(recipe={"kind": "complementary", "retrieval": {"embedder": "lexical"}})
+    resolve_model("tiny")
+    shape = shape_of("tiny")
+    assert shape is not None and estimate(changed(plain, roles=roles)).bases == {"actor": (2 + 4) * shape.parameters}

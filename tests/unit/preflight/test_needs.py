@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -123,7 +124,9 @@ def test_a_penalty_for_leaving_the_base_model_holds_a_second_one_beside_full_wei
         estimate(load_experiment(tiny_run.ROOT / "conf/erl.yaml", {**changes, **more}))
         for more in ({"method.recipe.objective.beta": 0.0}, {})
     )
-    model = 4 * SHAPES["smollm2-135m-instruct"].parameters
+    shape = shape_of("smollm2-135m-instruct")
+    assert shape is not None
+    model = 4 * shape.parameters
     for before, update in zip(plain.updates.values(), made.updates.values(), strict=True):
         assert update.reference == update.kept - before.kept == update.peak - before.peak == copies * model
     assert (made.memory_bytes or 0) - (plain.memory_bytes or 0) == copies * model
@@ -201,7 +204,7 @@ def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = estimate(experiment)
     parameters, adapters = 7_615_283_200, 28 * 16 * (4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18_944))
     actor, update = needed.sampling["actor"], needed.updates["actor"]
-    assert actor.weights == 2 * parameters and update.weights == 4 * parameters
+    assert actor.weights == 2 * parameters and update.weights == 2 * parameters + 4 * adapters
     assert actor.cache == 32 * 4096 * 28 * 2 * 512 * 2  # rows, tokens, layers, keys and values, width, bytes
     assert (
         needed.written_bytes
@@ -213,6 +216,25 @@ def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     held = 2 * actor.weights + update.kept
     assert held < (needed.memory_bytes or 0) < held + actor.loading + actor.cache + actor.working + 2 * 2**30
     assert needed.device_bytes < 80e9, "it is meant for one GPU of 80 GB"
+
+
+def test_a_frozen_base_is_held_in_the_type_of_its_file() -> None:
+    """Experts are no linear layers: they are widened; under ZeRO-3 all is float32."""
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
+    narrow = replace(SHAPE, size=2)
+    adapter = 4 * SHAPE.adapter_parameters(lora)
+    for shape, size in ((SHAPE, 4), (narrow, 2)):
+        assert update_memory(shape, RoleConfig(lora=lora), 8).weights == size * SHAPE.parameters + adapter
+        assert update_memory(shape, RoleConfig(), 8).weights == 4 * SHAPE.parameters
+    experts = replace(narrow, experts=4, chosen=2)
+    assert experts.expert_parameters == 3 * 3 * 64 * 160 * 4
+    widened = update_memory(experts, RoleConfig(lora=lora), 8).weights
+    assert widened == 2 * experts.parameters + 2 * experts.expert_parameters + adapter
+    divided = DeepSpeedConfig(zero_stage=3, ranks=2)
+    assert update_memory(narrow, RoleConfig(lora=lora, deepspeed=divided), 8).weights == 6 * SHAPE.parameters
+    # Outside autocast one matrix is widened at a time, the vocabulary head at last.
+    role = RoleConfig(lora=lora, context=64)
+    assert activations(narrow, role) - activations(SHAPE, role) == 4 * 64 * 1000
 
 
 @pytest.mark.slow

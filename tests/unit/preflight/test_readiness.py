@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from crl.preflight import shapes
 
@@ -22,7 +25,12 @@ def test_a_hugging_face_id_is_ready_once_its_weights_are_here(cached: Path) -> N
     assert "will be downloaded" in shapes.readiness(HUB)
     (cached / "config.json").write_text("{}")
     assert "will be downloaded" in shapes.readiness(HUB), "a download that was cut short"
-    (cached / "model.safetensors").write_text("")
+    save_file({"a": np.zeros(1)}, cached / "model-00001-of-00002.safetensors")
+    (cached / "tokenizer.json").write_text("{}")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (cached / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "will be downloaded" in shapes.readiness(HUB), "one of two files"
+    save_file({"b": np.zeros(1)}, cached / "model-00002-of-00002.safetensors")
     assert shapes.readiness(HUB) == "ready"
 
 

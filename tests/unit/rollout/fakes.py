@@ -9,8 +9,10 @@ import numpy as np
 
 from crl.config import Exchange, FamilyConfig, Method, PromptConfig, RoleConfig, RolloutConfig, SamplingConfig
 from crl.envs.frozenlake import FrozenLakeConfig
-from crl.protocols import Sampled, Start, Step, StopReason, WholeTurns
-from crl.records import Task
+from crl.protocols import Sampled, Start, Step, StopReason, Tool, WholeTurns
+from crl.records import FREE, Task
+from crl.rollout.play import EpisodeSlot
+from crl.text.calls import json_calls
 
 END, USER, ASSISTANT = 2, 3, 4
 ROLES = {"system": 5, "user": USER, "assistant": ASSISTANT}
@@ -27,8 +29,11 @@ class CharacterChat:
             ids += [ROLES[message["role"]], *map(ord, message["content"]), END]
         return [*ids, ASSISTANT]
 
-    def reply(self, text: str, *, ended: bool) -> list[int]:
+    def reply(self, text: str, *, ended: bool, by: int | None = None, call: str | None = None) -> list[int]:
         return [*([] if ended else [END]), USER, *map(ord, text), END, ASSISTANT]
+
+    def calls(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[str]:
+        return json_calls(self.decode(token_ids), {tool.name for tool in tools})
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(chr(token) for token in token_ids if token >= 32)
@@ -181,3 +186,16 @@ def task(member: int, seed: int, group: int = 0, family: str = "walk") -> Task:
         first_observation=f"{seed} to go {{x}}",
         query="q",
     )
+
+
+def slots_of(starts: Sequence[Start]) -> list[EpisodeSlot]:
+    """Slots of free episodes that begin so, two in each group."""
+    return [
+        EpisodeSlot(
+            Task(
+                episode_id=f"e{at}", round=1, family="walk", group=at // 2, member=at % 2, environment_seed=at,
+                stream=FREE, goal=start.goal, first_observation=start.observation, query="",
+            )
+        )
+        for at, start in enumerate(starts)
+    ]  # fmt: skip

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crl.rollout.actions import parse_action, parse_question
+from crl.protocols import FreeText, Tool, ToolCalls
+from crl.rollout.actions import actions_text, parse_action, parse_question
 
 MOVES = ("north", "northeast", "east", "pick up", "pick", "wait")
 
@@ -122,3 +125,24 @@ def test_a_named_action_is_found(action, before, after):
 def test_a_long_text_is_parsed_in_time():
     assert parse_action("<action>" * 20_000 + "north</action>", MOVES, "tag") == "north"
     assert parse_action("northish " * 50_000 + "north", MOVES, "word") == "north"
+
+
+CALL = '{"name": "look", "arguments": {"at": %d}}'
+
+
+def test_a_turn_may_hold_several_calls_where_the_environment_takes_them():
+    tools = (Tool("look", "Look.", {}), Tool("go", "Go.", {}))
+    text = f"<tool_call>{CALL % 1}</tool_call> then <tool_call>{CALL % 2}</tool_call>"
+    first, second = ({"arguments": {"at": at}, "name": "look"} for at in (1, 2))
+    assert json.loads(parse_action(text, ToolCalls(tools, several=True), "word")) == [first, second]
+    assert json.loads(parse_action(text, ToolCalls(tools), "word")) == second, "else the last one counts"
+    assert json.loads(parse_action(CALL % 1, ToolCalls(tools, several=True), "word")) == [first]
+    assert parse_action("none", ToolCalls(tools, several=True), "word") is None
+    assert "once per call" in actions_text(ToolCalls(tools, several=True))
+    assert "one or more of the tools look, go" in actions_text(ToolCalls(tools, several=True), takes_tools=True)
+
+
+def test_an_environment_may_be_given_all_that_was_written():
+    whole = FreeText("anything", whole=True)
+    for text in ("<think>hm</think> yes ", "", "<action>left</action>", "<think>cut off"):
+        assert parse_action(text, whole, "tag", thinking=True) == text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from crl.envs import make_environment
-from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
+from crl.protocols import Environment, FreeText, Start, Step, StopReason, Tool, ToolCalls
 from crl.records import Episode, Evaluation, Generation, Metric, Task, Turn
 from crl.rollout.actions import parse_action
 from crl.rollout.environments import Readable
@@ -156,3 +158,20 @@ def test_outputs_are_made_valid() -> None:
     method, policy = experiment().method, Policy(lambda read, random: "a \ud800\x7f b")
     (output,) = sample_outputs(policy, [Prompt("x", [], [1, 2], 0)], method.role("extractor").sampling, batch=1)
     assert output.text == "a \ufffd\x7f b"
+
+
+def test_an_image_ends_its_episode_with_a_reason_in_words() -> None:
+    shown: list[Any] = ["text", np.zeros((2, 2))]
+
+    class Pictures:
+        def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+            return [Start("goal", shown[seed], ("go",)) for seed in seeds]
+
+        def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
+            return {slot: Step(shown[1], ("go",), True, "", False, False, 0.0) for slot in actions}
+
+    readable = Readable(cast(Environment, Pictures()))
+    starts = readable.reset_many([0, 1])
+    assert starts[0].error is None and starts[1].error == "environment_no_text"
+    assert starts[1].details == "numpy.ndarray is shown; a model reads text only: describe it in words"
+    assert readable.step_many({0: "go"})[0].error == "environment_no_text"

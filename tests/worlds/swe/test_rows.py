@@ -116,7 +116,7 @@ def test_a_missing_column_is_named(tmp_path):
         ("rows.jsonl", b"\xff\xfe{", "rows.jsonl"),
         ("rows.jsonl", b"", "no row"),
         ("rows.parquet", b"PAR1nothing", "parquet"),
-        ("rows.csv", b"a,b", "no known kind"),
+        ("rows.txt", b"a,b", "no known kind"),
         ("rows.arrow", b"nothing", "arrow"),
     ],
 )

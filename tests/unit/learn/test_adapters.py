@@ -1,0 +1,58 @@
+"""What an adapter is put on: all linear layers, where experts share a tensor too; what stays frozen is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import PeftModel
+
+from crl.config import LoraConfig
+from crl.learn.adapters import adapted_by
+from crl.learn.checkpoint import save_weights
+from crl.learn.scoring import load_trainable
+from crl.policies import resolve_model
+from tests.architectures import write_small
+
+KINDS: dict[str, set[str]] = {
+    "llama": set(),
+    "gpt_oss": {"mlp.experts.down_proj", "mlp.experts.gate_up_proj"},
+    "deepseek_v3": {
+        f"mlp.{part}{name}_proj.weight" for part in ("", "shared_experts.") for name in ("gate", "up", "down")
+    },
+    "qwen3_moe": set(),
+    "mamba2": set(),
+}
+"""What peft is told besides: experts that it leaves out, or dense layers whose names experts once had."""
+
+
+def adapted(kind: str, folder: Path, **lora: Any) -> Any:
+    write_small(kind, folder, resolve_model("tiny").path, 512)
+    return load_trainable(folder, None, lora=LoraConfig(**lora), source="base", seed=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_linear_leaves_out_embeddings_the_head_and_routers_alone(kind: str, tmp_path: Path) -> None:
+    model = adapted(kind, tmp_path / "base")
+    found = adapted_by(model)
+    large = {name for name, size in found.frozen.items() if size > found.of / 50}
+    ends = ("embed_tokens.weight", "embeddings.weight", "lm_head.weight", "out_proj.weight")  # the last one of Mamba 2
+    assert all(name.endswith(ends) for name in large), large
+    assert found.weights + sum(found.frozen.values()) == found.of
+    assert KINDS[kind] <= set(model.peft_config["default"].target_parameters or ())
+    state = {name: each.detach() + 1 for name, each in model.named_parameters() if each.requires_grad}
+    save_weights(model, state, tmp_path / "adapter")
+    again = PeftModel.from_pretrained(
+        load_trainable(tmp_path / "base", None, lora=None, source="x", seed=0), tmp_path / "adapter"
+    )
+    read = {name: each for name, each in again.named_parameters() if "lora_" in name}
+    assert read.keys() == state.keys() and all(read[name].equal(state[name]) for name in state), "peft alone reads it"
+
+
+def test_what_is_named_is_adapted_and_nothing_else(tmp_path: Path) -> None:
+    model = adapted("gpt_oss", tmp_path, target_modules=["q_proj"])
+    found = adapted_by(model, idle=["base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"])
+    assert {name for name, each in model.named_parameters() if each.requires_grad and "q_proj" not in name} == set()
+    assert "model.layers.*.mlp.experts.gate_up_proj" in list(found.frozen)[:1], "the largest first"
+    assert found.idle == ["model.layers.*.self_attn.q_proj.lora_A.default.weight"]
