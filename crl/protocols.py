@@ -6,7 +6,7 @@ Shapes: B rows of a batch, D dimensions of an embedding, T tokens. Token ids are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -224,6 +224,14 @@ class Proves(Protocol):
         """The tasks by name, each with why nobody can win it; empty where its reference solution does. Each is tried
         when it is asked for, which may take minutes; what came of it is kept. `kept`: none is tried, and None stands
         for one that never was."""
+
+
+@runtime_checkable
+class Itemized(Protocol):
+    """What an environment may also be: one whose tasks are those of a person's files, a list that has an end."""
+
+    def items(self) -> Iterable[tuple[str, Callable[[], object]]]:
+        """Each task by its name, held-out ones first, with what starts it and raises where it cannot be started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ def _experiment_findings(experiment: Experiment, rounds: int, run_path: Path) ->
         described = list(described_findings(method, prepare=not failed))
         yield Finding("checks", f"{len(done) - len(failed)} of {len(done)} passed: settings, worlds, files")
         yield from failed
+        yield from [] if failed else _starts(method)
         yield from described
         models = [method.role(owner).model for owner in method.owners()]
         if all(each.ok for each in [*done, *described]) and all(looked_at(each, prepare=True) for each in models):
@@ -163,6 +164,19 @@ def _learning_rates(method: Method) -> Iterator[Finding]:
                 "set it; 1e-5 to 1e-4 is usual for an adapter, more for a small model",
                 required=False,
             )
+
+
+def _starts(method: Method) -> Iterator[Finding]:
+    """A line for each family whose tasks are those of a person's files: how many of them can be started."""
+    from crl.envs.items import check_tasks
+
+    for family in method.families:
+        for world in family.worlds.values():
+            name = f"starts of family {family.name}"
+            try:
+                yield from [Finding(name, found)] if (found := check_tasks(world)) else []
+            except CrlError as error:
+                yield Finding(name, error.found, False, error.next_step or "")
 
 
 def _tasks(method: Method) -> Iterator[Finding]:

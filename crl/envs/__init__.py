@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
+from typing import cast
 
 from crl.config import EnvironmentConfig, FamilyConfig
-from crl.errors import BadInput
+from crl.errors import BadInput, CrlError
 from crl.faults import EXPECTED_ACTIONS, Fault, attempt, flaw_of_actions
 from crl.protocols import Environment, Start
 from crl.run.data_files import check_data
@@ -54,6 +56,8 @@ def _stepped(family: FamilyConfig) -> Environment:
     return SideBySide(lambda: Isolated(server, time_limit_seconds=limit), workers=family.workers, closing=server.close)
 
 
+_IN_A_ROW = 4
+"""Seeds that are tried of a side whose first one cannot be started."""
 _LACKING = ("environment_ModuleNotFoundError", "environment_ImportError")
 """Errors of a start that no other seed would mend."""
 
@@ -67,10 +71,13 @@ def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> No
 
     def begun() -> tuple[list[Start], list[Start]]:
         with _made(config, isolate=isolate) as environment:
-            return environment.reset_many(seeds), environment.reset_many(seeds)
+            played, starts = _first_starts(environment, seeds)
+            return starts, environment.reset_many(played)
 
     tried = attempt(begun)
     if isinstance(tried, Fault):
+        if isinstance(tried.error, CrlError):
+            raise tried.error
         raise BadInput(
             f"the environment cannot be started: {type(tried.error).__name__}: {tried.error}",
             where=where,
@@ -99,6 +106,22 @@ def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> No
             where=where,
             next_step="choose another task, or seed every random stream of the environment in reset_many",
         )
+
+
+def _first_starts(environment: Environment, seeds: list[int]) -> tuple[list[int], list[Start]]:
+    """The starts of some seeds, each the first of a side. Where a reset raises, of those behind it that can be started:
+    a task may be bad, but not a few in a row."""
+    whole = attempt(lambda: environment.reset_many(seeds))
+    if not isinstance(whole, Fault):
+        return seeds, whole
+    played = []
+    for first in seeds:
+        tried = {seed: attempt(partial(environment.reset_many, [seed])) for seed in range(first, first + _IN_A_ROW)}
+        sound = [seed for seed, begun in tried.items() if not isinstance(begun, Fault)]
+        if not sound:
+            raise cast(Fault, tried[first]).error
+        played.append(sound[0])
+    return played, environment.reset_many(played)
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     """The tasks of a wave as a uniformly random legal policy plays them, :data:`RANDOM_PLAYS` times each.
 
     A task whose start names no action has nothing to draw among: it is left out, and the manifest says so. Where a
-    later state names none, the turn goes by without an action. Where no turn limit is known, an episode ends after as
+    later state parses text, the turn goes by without an action. Where no turn limit is known, an episode ends after as
     many turns as the actor's context could hold: there the actor's own would have ended.
     """
     held = ctx.method.role("actor").context // _TOKENS_OF_A_TURN

@@ -7,9 +7,9 @@ engine is this project's own (`game`, about 4,000 steps per second on one core).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -113,6 +113,11 @@ class AlfworldEnvironment(Slots[_Slot]):
             held_out_from=config.held_out_from,
         )
         self._loaded = lru_cache(maxsize=_CACHED)(self._load)
+
+    def items(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Each game, and what compiles it."""
+        for game in (*self.games.evaluation, *self.games.training):
+            yield game.name, partial(self._load, game.path)
 
     def _load(self, path: Path) -> Game:
         return load(path, self.config.wording)

@@ -17,6 +17,7 @@ import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -84,7 +85,7 @@ class TextWorldConfig(BridgeConfig):
 
     def make(self) -> LeveledWave:
         """A wave of games. Raises BadInput where the package or a game is missing, and for games of other kinds."""
-        return LeveledWave(_Games(self).begin, max_turns=self.max_turns)
+        return _Wave(_Games(self), max_turns=self.max_turns)
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,11 @@ class _Games:
             )
         return game
 
+    def items(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Each game, and what starts it."""
+        for file in (*self._held_out, *self._training):
+            yield str(file.path), lambda file=file: self._game(file).close()
+
     def begin(self, slot: int, seed: int) -> _Play:
         """The game of a seed."""
         first = self._config.held_out_from
@@ -228,6 +234,14 @@ class _Games:
     def held_out(self) -> int:
         """How many games are held out."""
         return len(self._held_out)
+
+
+class _Wave(LeveledWave):
+    """A wave of games, which are all of some files (protocol `Itemized`)."""
+
+    def __init__(self, games: _Games, *, max_turns: int) -> None:
+        super().__init__(games.begin, max_turns=max_turns)
+        self.items = games.items
 
 
 def _compiled() -> Path:

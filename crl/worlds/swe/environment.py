@@ -5,8 +5,9 @@ A tree is made when the first tool is called and removed when the episode is ove
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ConfigDict
@@ -144,6 +145,11 @@ class SweEnvironment(Slots[_Slot]):
         more = ", …" if len(names) > _SHOWN_NAMES else ""
         observation = f"The repository is in {TESTBED}: {', '.join(names[:_SHOWN_NAMES])}{more}"
         return Start(row.problem_statement.strip(), observation, self._actions)
+
+    def items(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Each task, and what makes its trees."""
+        for row in (*self.tasks.evaluation, *self.tasks.training):
+            yield row.instance_id, partial(self._start, row)
 
     def _step(self, slot: _Slot, action: str | None) -> Step:
         try:
