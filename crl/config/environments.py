@@ -98,11 +98,17 @@ HeldOutFrom = Annotated[
 ]
 
 
+DataFiles = Path | Sequence[Path]
+"""A file, a folder with all that is in it, or several files."""
+
+
 class EnvironmentConfig(Model):
     """What the config of every environment has. Subclass it with a default for `kind`, own fields and :meth:`make`."""
 
     PACKAGES: ClassVar[tuple[str, ...]] = ()
     """Packages of others that it plays with: the record keeps their versions."""
+    PATHS: ClassVar[tuple[str, ...]] = ()
+    """Settings that say where its data is. A run keeps a digest of the data; then it may be moved."""
 
     kind: str = Field(description="Name of the environment, or module:Class of its config.")
     held_out_from: HeldOutFrom = None
@@ -145,8 +151,8 @@ class EnvironmentConfig(Model):
         """
         return None
 
-    def data_files(self) -> Mapping[str, Path]:
-        """Files and folders of a person's that it plays with, by their names in its settings; a file that is not there
+    def data_files(self) -> Mapping[str, DataFiles]:
+        """Files and folders of a person's that it plays with, by the settings that name them; a file that is not there
         may be among them. A run keeps a digest of each, and goes on with the same content only."""
         return {}
 
@@ -256,8 +262,8 @@ class FamilyConfig(Model):
     data_digests: dict[str, str] | None = Field(
         None,
         exclude_if=unset,
-        description="SHA-256 of the files and folders of data that its environment names: filled in when a run is "
-        "made, which goes on with the same content only.",
+        description="SHA-256 of the data that its environment reads, by setting (`data@3`: from round 3 on): filled in "
+        "when a run is made, which goes on with the same content only, wherever it is.",
     )
     changes: list[FamilyChange] = Field(
         [],
@@ -285,10 +291,30 @@ class FamilyConfig(Model):
         due = [change for change in self.changes if change.round <= number]
         if not due:
             return self
+        digests = self.data_digests and {
+            key.partition("@")[0]: digest
+            for key, digest in sorted(self.data_digests.items(), key=lambda item: int(item[0].partition("@")[2] or 0))
+            if int(key.partition("@")[2] or 0) <= number
+        }
         settings = self.environment.model_dump()
         for change in due:
             settings |= change.environment
-        return self.model_copy(update={"environment": type(self.environment).model_validate(settings), "changes": []})
+        environment = type(self.environment).model_validate(settings)
+        return self.model_copy(update={"environment": environment, "changes": [], "data_digests": digests})
+
+    def identity(self, dumped: Mapping[str, Any]) -> dict[str, Any]:
+        """A dumped family without the paths of data that it has digests of: what makes it this family."""
+        if self.data_digests is None:
+            return dict(dumped)
+        changes = [
+            {**change, "environment": self._without_paths(change["environment"])}
+            for change in dumped.get("changes", ())
+        ]
+        found = {**dumped, "environment": self._without_paths(dumped["environment"])}
+        return {**found, "changes": changes} if changes else found
+
+    def _without_paths(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in settings.items() if key not in self.environment.PATHS}
 
     @property
     def worlds(self) -> dict[int, FamilyConfig]:

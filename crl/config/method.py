@@ -347,7 +347,14 @@ class Method(Model):
             if any(use.trained and self.owner(name) == owner for name, use in uses.items())
         )
 
+    def identity(self, dumped: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The method as plain values, or another that was dumped, without the paths of data whose digests are known."""
+        found = self.model_dump(mode="json") if dumped is None else dict(dumped)
+        if isinstance(families := found.get("families"), list) and len(families) == len(self.families):
+            found["families"] = [mine.identity(each) for mine, each in zip(self.families, families, strict=True)]
+        return found
+
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of the method."""
-        dumped: dict[str, Any] = self.model_dump(mode="json")
+        dumped = self.identity()
         return hashlib.sha256(json.dumps(dumped, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

@@ -75,6 +75,9 @@ class RunDirectory:
         except RecordDamaged:
             _check_against_manifests(path, experiment)
             experiment_file.replace(path, experiment)
+        else:
+            if experiment_file.load(path)[1] != experiment.method:  # its data is elsewhere now
+                experiment_file.replace(path, experiment)
         return cls(path, experiment.name, experiment.method)
 
     @classmethod

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -35,6 +35,8 @@ class AlfworldConfig(EnvironmentConfig):
     """ALFWorld's text games: six kinds of household tasks, played in the words of the alfworld package."""
 
     model_config = ConfigDict(title="ALFWorld")
+
+    PATHS: ClassVar[tuple[str, ...]] = ("data",)
 
     kind: Literal["alfworld"] = "alfworld"
     data: Path | None = Field(
@@ -82,6 +84,12 @@ class AlfworldConfig(EnvironmentConfig):
         if self.held_out_from is None:
             return None
         return len(games_of(self.data, self.evaluation_split, self.tasks))
+
+    def data_files(self) -> dict[str, list[Path]]:
+        """The games of both splits. Raises BadInput where they are missing."""
+        splits = {"train_split": self.train_split}
+        splits |= {} if self.held_out_from is None else {"evaluation_split": self.evaluation_split}
+        return {name: [game.path for game in games_of(self.data, split, self.tasks)] for name, split in splits.items()}
 
     def make(self) -> AlfworldEnvironment:
         """A wave of ALFWorld episodes. Raises BadInput where game files are missing or damaged."""

@@ -52,6 +52,8 @@ class TextWorldConfig(BridgeConfig):
 
     PACKAGES: ClassVar[tuple[str, ...]] = ("textworld",)
 
+    PATHS: ClassVar[tuple[str, ...]] = ("games", "held_out_games")
+
     kind: Literal["textworld"] = "textworld"
     games: str = Field(description="Path or pattern of the game files, such as games/*.z8.")
     held_out_games: str | None = Field(
@@ -83,9 +85,22 @@ class TextWorldConfig(BridgeConfig):
             return None
         return _Games(self).held_out
 
+    def data_files(self) -> dict[str, list[Path]]:
+        """The games, each with the `.json` beside it."""
+        named = {"games": self.games, "held_out_games": self.held_out_games}
+        return {name: _with_json(_matching(pattern)) for name, pattern in named.items() if pattern is not None}
+
     def make(self) -> LeveledWave:
         """A wave of games. Raises BadInput where the package or a game is missing, and for games of other kinds."""
         return _Wave(_Games(self), max_turns=self.max_turns)
+
+
+def _matching(pattern: str) -> list[Path]:
+    return sorted(Path(name) for name in glob.glob(str(Path(pattern).expanduser()), recursive=True))  # noqa: PTH207
+
+
+def _with_json(games: list[Path]) -> list[Path]:
+    return sorted({*games, *(path for game in games if (path := game.with_suffix(".json")).is_file())})
 
 
 @dataclass(frozen=True)
@@ -133,7 +148,7 @@ class _Games:
         A game's content is that of its `.json` where it has one: what is compiled of it holds the date, so that on
         another day the same game would be on the other side.
         """
-        found = sorted(Path(name) for name in glob.glob(str(Path(pattern).expanduser()), recursive=True))  # noqa: PTH207
+        found = _matching(pattern)
         games: dict[Path, Path] = {}
         for path in found:
             told = path.with_suffix(".json")

@@ -62,8 +62,8 @@ class SweConfig(SweSettings):
 
     def data_files(self) -> dict[str, Path]:
         """The files of the tasks, unless they are those that ship."""
-        named = [name for name in (self.rows, self.held_out_rows) if name is not None]
-        return {name: possible_path(name, "the rows", home=True) for name in named}
+        named = {"rows": self.rows, "held_out_rows": self.held_out_rows}
+        return {name: possible_path(path, "the rows", home=True) for name, path in named.items() if path is not None}
 
     def outside_rows(self) -> Iterator[OutsideRows]:
         """The tasks of files, side by side. Raises BadInput where they cannot be read."""
@@ -238,8 +238,7 @@ class SweEnvironment(Slots[_Slot]):
 
     def content(self, slot: int) -> str:
         """What the task of a slot is about: its repository, and what is wrong."""
-        row = self._slots[slot].row
-        return f"{row.repo}: {row.problem_statement}"
+        return self._slots[slot].row.content
 
     def proofs(self, *, kept: bool = False) -> Iterator[tuple[str, str | None]]:
         """Each task, and why its reference fix does not pass; empty where it does."""

@@ -98,6 +98,11 @@ class Row(BaseModel):
         """All tests that have to pass, each once."""
         return tuple(dict.fromkeys([*self.fail_to_pass, *self.pass_to_pass]))
 
+    @property
+    def content(self) -> str:
+        """What the task is about: its repository, and what is wrong."""
+        return f"{self.repo}: {self.problem_statement}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow(RecordRow):

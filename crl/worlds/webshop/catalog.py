@@ -146,11 +146,12 @@ class Catalog:
 
 
 def files_of(source: Source, written: Written, directory: str | None) -> dict[str, Path]:
-    """The files of some settings, by name; none of our own. Raises BadInput where one is missing."""
+    """The files of some settings, by what they hold; none of our own. Raises BadInput where one is missing."""
     if source == "own":
         return {}
-    names = [PRODUCTS[source], ATTRIBUTES[source], *([HUMAN] if written == "human" else [])]
-    return dict(zip(names, find(directory, names), strict=True))
+    names = {"products": PRODUCTS[source], "attributes": ATTRIBUTES[source]}
+    names |= {"instructions": HUMAN} if written == "human" else {}
+    return dict(zip(names, find(directory, list(names.values())), strict=True))
 
 
 def catalog(source: Source, written: Written, products: int | None, directory: str | None) -> Catalog:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -15,7 +15,7 @@ from crl.envs.slots import Slots, stepped, with_ending
 from crl.protocols import FreeText, Lesson, Start, Step, StopReason
 from crl.records import Episode, OutsideRows, Turn
 from crl.worlds.webshop.catalog import PRODUCTS, Catalog, catalog, files_of
-from crl.worlds.webshop.goals import NO_LIMIT, Goal, sizes
+from crl.worlds.webshop.goals import NO_LIMIT, Goal
 from crl.worlds.webshop.lessons import KIND, NOT_MET, PRICE, lesson_of
 from crl.worlds.webshop.oracle import Plan, next_action, plan_for
 from crl.worlds.webshop.pages import page_text
@@ -32,6 +32,8 @@ class WebShopConfig(EnvironmentConfig):
     """A web shop: find a product with the qualities, options and price asked for, and buy it."""
 
     model_config = ConfigDict(title="WebShop")
+
+    PATHS: ClassVar[tuple[str, ...]] = ("directory",)
 
     kind: Literal["webshop"] = "webshop"
     catalog: Literal["own", "small", "full"] = Field(
@@ -77,7 +79,7 @@ class WebShopConfig(EnvironmentConfig):
     held_out_split: Literal["test", "development"] = Field(
         "test",
         description="Goals of the held-out seeds: the first 500 of all (test) or the 1,000 behind them (development). "
-        "Of 1,500 goals or less, the first quarter or the second.",
+        "Of 1,500 goals or less a quarter each, by a hash of their words.",
     )
     held_out_from: HeldOutFrom = 1_000_000
 
@@ -92,8 +94,7 @@ class WebShopConfig(EnvironmentConfig):
         """The number of goals of the held-out split. Raises BadInput where the data is missing."""
         if self.held_out_from is None:
             return None
-        test, development = sizes(len(self.sold().goals))
-        return test if self.held_out_split == "test" else development
+        return len(self.sold().goals.of_split(self.held_out_split))
 
     def sold(self) -> Catalog:
         """The catalog. Raises BadInput where its data is missing, or a record of it is malformed."""
