@@ -91,6 +91,9 @@ class Start:
     messages: tuple[tuple[str, str], ...] = ()
     """Role and text of messages of its own before the first user message. A first one of the role `system` stands for
     the system text of the prompt file; the others follow its examples."""
+    task_digest: str = field(default="", compare=False)
+    """SHA-256 of what the level holds, where its environment says it (`Leveled`): whoever asks the environment fills it
+    in. Two seeds of one digest are one task."""
 
     @classmethod
     def failed(cls, error: str, details: str | None = None) -> Start:

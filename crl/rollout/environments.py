@@ -4,6 +4,7 @@ made valid and bounded where it enters, so that whatever one says can be recorde
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -12,7 +13,7 @@ from typing import Any, cast
 from crl.config.mechanisms import LONGEST_OBSERVATION
 from crl.errors import CrlError, EnvironmentBroken
 from crl.faults import EXPECTED_ACTIONS, Fault, attempt, broke, flaw_of_actions, of_run
-from crl.protocols import Actions, Environment, FreeText, Start, Step, ToolCalls
+from crl.protocols import Actions, Environment, FreeText, Leveled, Start, Step, ToolCalls
 from crl.rollout.actions import NO_ACTION
 from crl.text.unicode import valid_text, with_texts
 
@@ -77,6 +78,11 @@ class MixedEnvironment:
     def oracle(self, slot: int) -> str | None:
         """The good next action that the slot's family knows."""
         return self._environments[self._families[slot]].oracle(self._inner[slot])
+
+    def content(self, slot: int) -> str | None:
+        """What the level of a slot holds; None where its family does not say."""
+        environment = self._environments[self._families[slot]]
+        return environment.content(self._inner[slot]) if isinstance(environment, Leveled) else None
 
     def close(self) -> None:
         """Nothing: the environments belong to who lent them."""
@@ -242,8 +248,21 @@ class Readable:
             return Start.failed(*fault)
         if (shown := _length(start.actions, start.goal, start.observation, *chain(*start.messages))) > self._longest:
             return Start.failed(TOO_LONG, self._too_long(shown))
-        actions = self._actions(slot, start.actions)
-        return Start(_valid(start.goal), _valid(start.observation), actions, messages=_valid(start.messages))
+        return Start(
+            _valid(start.goal),
+            _valid(start.observation),
+            self._actions(slot, start.actions),
+            messages=_valid(start.messages),
+            task_digest=self._task_digest(slot),
+        )
+
+    def _task_digest(self, slot: int) -> str:
+        """SHA-256 of what the level holds; empty where the environment does not say."""
+        content = getattr(self._environment, "content", None)
+        found = attempt(lambda: content(slot)) if callable(content) else None
+        if not isinstance(found, str):
+            return ""
+        return hashlib.sha256(found.encode("utf-8", "backslashreplace")).hexdigest()
 
     def _step(self, slot: int, step: Step) -> Step:
         if step.error is None and (flaw := _no_text(step.observation)) is not None:

@@ -21,7 +21,7 @@ from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
 from crl.rounds.tasks import TaskSeed, drawn_tasks, tasks_at, waves_over
-from crl.rounds.waves import play_with_actor, write_played
+from crl.rounds.waves import play_with_actor, starts_of, write_played
 from crl.rounds.weights import weights_of
 from crl.run.seeds import seed_for
 
@@ -30,7 +30,12 @@ BEFORE_UPDATE, AFTER_UPDATE = "probe_before", "probe_after"
 
 def plan(ctx: StageContext) -> None:
     """Draw the tasks of the round: a group of free episodes at each, none that is set apart for probes."""
-    ctx.write(Task, drawn_tasks(ctx, lambda size: [FREE] * size, config_of(ctx.method).training_seeds))
+    taken: dict[str, set[str]] = {}
+    if config_of(ctx.method).learns:  # what is measured with is not trained
+        for family, seeds in probed(ctx.method, ctx.round).items():
+            starts = starts_of(ctx, [(family, seed) for seed in seeds], played_here=True)
+            taken[family] = {start.task_digest for start in starts} - {""}
+    ctx.write(Task, drawn_tasks(ctx, lambda size: [FREE] * size, config_of(ctx.method).training_seeds, taken))
 
 
 def probe_id(round_number: int, stage: str, family: str, environment_seed: int) -> str:
