@@ -42,14 +42,14 @@ def digest_of(files: DataFiles) -> str:
     """
     if isinstance(files, Path) and not files.is_dir():
         return _digest_of(files)
-    folder = place_of(files)
+    folder = location_of(files)
     inside = _inside(files) if isinstance(files, Path) else files
     listed = sorted((os.path.relpath(path, folder).replace(os.sep, "/"), path) for path in inside)
     lines = "".join(f"{_digest_of(path)}  {name}\n" for name, path in listed)
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def place_of(files: DataFiles) -> Path:
+def location_of(files: DataFiles) -> Path:
     """The file or folder itself; the folder that several files are in."""
     return files if isinstance(files, Path) else Path(os.path.commonpath([path.parent for path in files]))
 
@@ -127,7 +127,7 @@ def data_faults(family: FamilyConfig) -> Iterator[DataFault]:
     for name, each in files.items():
         expected = known.get(name)
         if expected is not None and (found := _found(each)) != expected:
-            yield DataFault(family.name, name, place_of(each) if each else Path(name), expected, found)
+            yield DataFault(family.name, name, location_of(each) if each else Path(name), expected, found)
 
 
 def check_data(family: FamilyConfig) -> None:

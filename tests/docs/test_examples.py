@@ -12,7 +12,9 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,19 @@ import pytest
 import yaml
 
 from crl.cli.shared import parse_overrides
+from crl.config import FamilyConfig
 from crl.config.load import load_experiment
+from crl.envs import check_environment, make_environment
+from crl.rollout.environments import Readable, step_or_error
 from crl.run.directory import RunDirectory
 from tests.docs.test_commands import BLOCK, PAGES, ROOT
 from tests.guests.test_paper_rounds import cut
 from tests.learning.harness import train
 from tests.recipe_runs import HERE, tiny_name, train_tiny
 from tests.tiny_run import SETTINGS, crl_here
+from tests.worlds.alfworld import world as alfworld_files
+from tests.worlds.hotpotqa import hotpotqa_files
+from tests.worlds.swe import world as swe_files
 
 TESTED = {
     "checks.md": "tests/docs/test_checks_page.py",
@@ -71,6 +79,7 @@ LESS = {
     **{key: value for key, value in SETTINGS.items() if "families" not in key and "kind" not in key},
     "method.families": json.dumps(FAMILIES),
     "method.evaluation.every": 4,
+    "runtime.keep_every": 1,
 }
 
 
@@ -217,3 +226,96 @@ def test_what_a_page_asks_a_run_is_answered(
     run = run_of(page, finished, of_recipe)
     for statement in filter(str.strip, query.split(";")):
         crl_here(run.parent, "sql", run.name, statement)
+
+
+def families_of(page: str) -> list[dict[str, Any]]:
+    """The task families, and environments alone, that a page shows."""
+    found: list[dict[str, Any]] = []
+    for block in BLOCK_OF_YAML.finditer((ROOT / "docs" / page).read_text(encoding="utf-8")):
+        data = yaml.safe_load(block["body"])
+        shown = data.get("families") or [data]
+        found += [{"name": "shown", **each} for each in shown if "environment" in each]
+    return found
+
+
+BLOCK_OF_YAML = re.compile(r"^```yaml[^\n]*\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
+SHOWN = [
+    (page, family)
+    for page in ("bridges.md", "hotpotqa.md", "mixtures.md", "swe.md")
+    for family in families_of(page)
+    if family["environment"].get("kind")
+]
+NEEDED = {"minigrid": "minigrid", "textarena": "textarena", "reasoning_gym": "reasoning_gym", "textworld": "textworld"}
+"""Packages that not every machine has."""
+
+
+def test_families_are_shown() -> None:
+    kinds = [family["environment"]["kind"] for _, family in SHOWN]
+    assert kinds.count("swe") == 3 and {"hotpotqa", "alfworld", "minihack", *NEEDED} <= set(kinds)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's home, with files where the pages say that they are."""
+    for folder in ("data/hotpotqa", "bugs", "data", "clones", "envs"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for name in ("hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json"):
+        hotpotqa_files.write(tmp_path / "data/hotpotqa" / name, [hotpotqa_files.record(each) for each in range(3)])
+    simplified = [hotpotqa_files.plain(hotpotqa_files.record(each)) for each in range(10, 13)]
+    hotpotqa_files.write(tmp_path / "data/hotpotqa/hotpot_dev_v1_simplified.json", simplified)
+    for rows, clones in (("bugs/rows.jsonl", "bugs"), ("data/verified.jsonl", "clones")):
+        records = [swe_files.make_row(tmp_path / clones, f"t-{each}", split=side) for each, side in enumerate(SIDES)]
+        (tmp_path / rows).write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "envs/verified").symlink_to(sys.prefix)
+    alfworld_files.make_data(tmp_path / "alfworld")
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "alfworld"))
+    monkeypatch.setenv("CRL_SWE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SIDES = ("train", "test")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "shown"), SHOWN, ids=[f"{page}-{at}" for at, (page, _) in enumerate(SHOWN)])
+def test_a_family_that_a_page_shows_is_played(page: str, shown: dict[str, Any], home: Path) -> None:
+    kind = shown["environment"]["kind"]
+    pytest.importorskip(NEEDED.get(kind, kind if kind == "minihack" else "crl"), reason=f"{kind} is not installed")
+    if isinstance(shown.get("prompts"), str):
+        shown = {key: value for key, value in shown.items() if key != "prompts"}
+    family = FamilyConfig.model_validate(shown)
+    check_environment(family.environment, isolate=family.isolate)
+    with closing(make_environment(family)) as environment:
+        readable = Readable(environment)
+        starts = readable.reset_many([family.train_seeds.start, family.evaluation_seeds.start])
+        assert [start.error for start in starts] == [None, None], [start.details for start in starts]
+        live = {0, 1}
+        for _ in range(family.turn_limit or 20):
+            steps = step_or_error(readable, {slot: readable.oracle(slot) for slot in live})
+            assert not [step.details for step in steps.values() if step.error]
+            live -= {slot for slot, step in steps.items() if step.done}
+            if not live:
+                break
+        assert not live
+
+
+@pytest.mark.slow
+def test_a_change_that_the_page_shows_is_one_of_a_realm() -> None:
+    page = (ROOT / "docs/mixtures.md").read_text(encoding="utf-8")
+    (changes,) = re.findall(r"^changes: .*$", page, re.MULTILINE)
+    shown = {"name": "realm", "environment": {"kind": "realms"}, **yaml.safe_load(changes)}
+    family = FamilyConfig.model_validate(shown)
+    assert family.in_round(31).environment != family.in_round(30).environment
+    make_environment(family.in_round(31)).close()
+
+
+@pytest.mark.slow
+def test_the_checkpoint_that_a_page_opens_is_there(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/method.md").read_text(encoding="utf-8")
+    (opening,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(finished.parent)
+    made: dict[str, Any] = {}
+    exec(opening.replace("runs/", f"{finished.name}/"), made)
+    assert made["model"].num_parameters() > 0 and made["tokenizer"]("a").input_ids
