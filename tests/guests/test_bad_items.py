@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Callable
@@ -15,16 +16,19 @@ from hypothesis import strategies as st
 
 from crl.config import EnvironmentConfig, FamilyConfig
 from crl.envs import check_environment
+from crl.envs.game import Game, Move
 from crl.envs.items import check_tasks, look
-from crl.errors import BadInput
+from crl.errors import BadInput, EnvironmentBroken, StageFailed
 from crl.preflight import check_ready
+from crl.records import Episode, rows_of
 from crl.rollout.environments import starts_or_errors
+from crl.run.directory import RunDirectory
 from crl.worlds.alfworld import AlfworldConfig
 from crl.worlds.bridges.textworld import TextWorldConfig
 from crl.worlds.dataset import DatasetConfig
 from crl.worlds.hotpotqa import HotpotQAConfig
 from crl.worlds.swe import SweConfig
-from tests.tiny_run import experiment
+from tests.tiny_run import crl_here, experiment
 from tests.worlds.alfworld import world as alfworld_files
 from tests.worlds.bridges import standins
 from tests.worlds.hotpotqa import hotpotqa_files
@@ -168,3 +172,58 @@ def test_removing_or_moving_items_moves_no_other_between_the_sides(
         assert those <= whole and len(whole - those) <= len(gone)
 
     removed()
+
+
+RAISED = [
+    BadInput("no such task"), EnvironmentBroken("the simulator is gone"), StageFailed("stop"), MemoryError(),
+    RecursionError("deep"), SystemExit("license expired"), KeyboardInterrupt(), GeneratorExit(),
+    asyncio.CancelledError("the tool's time was over"), StopIteration(),
+]  # fmt: skip
+
+
+class Walls(Game):
+    """Every third level raises something, in its reset or in its first step; every twelfth names no action."""
+
+    kind: str = "tests.guests.test_bad_items:Walls"
+    max_turns: int = 3
+
+    def begin(self, random: random.Random) -> dict[str, int]:
+        level = random.randrange(60)
+        if level % 6 == 0:
+            raise RAISED[level // 6]
+        return {"level": level, "turn": 0}
+
+    def goal(self, state: dict[str, int]) -> str:
+        return "Find the door."
+
+    def look(self, state: dict[str, int]) -> str:
+        return "Walls."
+
+    def actions(self, state: dict[str, int]) -> tuple[str, ...]:
+        return () if state["level"] % 12 == 1 and state["turn"] else ("left", "right")
+
+    def act(self, state: dict[str, int], action: str) -> Move:
+        if state["level"] % 6 == 3:
+            raise RAISED[state["level"] // 6]
+        state["turn"] += 1
+        return Move(success=action == "left" and state["turn"] == 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more", [{}, {"workers": 2, "isolate": True}, {"workers": 3}], ids=["plain", "isolated", "beside"]
+)
+def test_a_run_goes_on_over_whatever_its_tasks_raise(more: dict[str, Any], tmp_path: Path) -> None:
+    shown = {"name": "walls", "environment": {"kind": Walls().kind}, "groups": 12, "evaluation_seeds": {
+        "start": 1_000_000, "count": 4}, **more}  # fmt: skip
+    settings = {"method.families": json.dumps([shown]), "name": "walls", "method.recipe.warm_start": "null",
+                "method.rollout.group_size": 2, "method.prompts": "actions", "method.evaluation.every": 1}  # fmt: skip
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    crl_here(tmp_path / "runs", "train", "conf/tiny.yaml", "--rounds", "1", "--no-prefect", *words)
+    crl_here(tmp_path / "runs", "resume", "walls", "--rounds", "2")
+    run = RunDirectory.open(tmp_path / "runs" / "walls")
+    episodes = [row for number in (1, 2, 3) for row in rows_of(Episode, run.read(number, "collect", Episode))]
+    errors = {row.error for row in episodes if row.error}
+    names = {f"environment_{type(each).__name__}" for each in RAISED} | {"environment_no_action"}
+    assert len(episodes) == 72 and len(errors) >= 4 and errors <= names
+    assert sum(row.error is None for row in episodes) >= 20
