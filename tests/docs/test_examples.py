@@ -156,10 +156,11 @@ def run_of(page: str, finished: Path, of_recipe: Callable[[str], Path]) -> Path:
 
 def entry_of(run: Path, round_number: int) -> str:
     """An entry of the newest bank, one that was there after a round where there is such."""
-    banks = [
-        [each["entry_id"] for each in json.loads(crl_here(run.parent, *words, "--format", "json").stdout)]
+    shown = [
+        crl_here(run.parent, *words, "--format", "json").stdout.splitlines()
         for words in (("bank", "show", run.name, "--round", str(round_number)), ("bank", "show", run.name))
     ]
+    banks = [[json.loads(line)["entry_id"] for line in lines_of] for lines_of in shown]
     return next((name for name in banks[0] if name in banks[1]), banks[1][0])
 
 
