@@ -19,6 +19,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -140,7 +141,7 @@ class _Games:
                     "training knows",
                 )
         for file in [*self._training[:1], *self._held_out[:1]]:
-            self._game(file).close()
+            self._begun(file)
 
     def _files(self, pattern: str, field: str) -> list[_File]:
         """The files of a pattern, sorted by path. A `.json` beside its game is that game, and counts once.
@@ -235,7 +236,10 @@ class _Games:
     def items(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """Each game, and what starts it."""
         for file in (*self._held_out, *self._training):
-            yield str(file.path), lambda file=file: self._game(file).close()
+            yield str(file.path), partial(self._begun, file)
+
+    def _begun(self, file: _File) -> None:
+        self._game(file).close()
 
     def begin(self, slot: int, seed: int) -> _Play:
         """The game of a seed."""
