@@ -15,6 +15,7 @@ from crl.config.environments import EnvironmentConfig
 from crl.errors import BadInput, CrlError
 from crl.faults import Fault, attempt
 from crl.protocols import Itemized
+from crl.run.data_files import location_of
 
 SECONDS = 10.0
 """Longest look at the tasks of a family."""
@@ -72,7 +73,7 @@ def check_tasks(family: FamilyConfig, seconds: float = SECONDS) -> str:
         f"{len(looked.faults)} of {looked.tried} tasks cannot be started{left}:\n"
         + "\n".join(looked.faults[:_SHOWN]) + more,
         expected="files of which every task can be played",
-        where=f"family {family.name}: " + ", ".join(map(str, config.data_files().values())),
+        where=f"family {family.name}: " + ", ".join(str(location_of(each)) for each in config.data_files().values()),
         next_step="correct these tasks or take them out now: once there is a run, its files stay as they are",
     )  # fmt: skip
 
