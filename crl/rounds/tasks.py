@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, islice
-from types import MappingProxyType
 
 from crl.config import FamilyConfig, Method, SeedRange
 from crl.protocols import Start
@@ -29,20 +28,18 @@ def drawn_tasks(
     ctx: StageContext,
     streams: Callable[[int], Sequence[str]],
     seeds_of: Callable[[FamilyConfig], SeedRange] = train_seeds,
-    taken: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> list[Task]:
     """The tasks of a round, a group of members for each.
 
     Args:
         streams: for a group size the stream of each member.
         seeds_of: which seeds of a family are drawn from.
-        taken: tasks of a family, by their digests, that are not drawn.
     """
     tasks: list[Task] = []
     for family in ctx.method.families:
         members = streams(ctx.method.group_size(family))
         first_group = len({task.group for task in tasks})
-        tasks += _family_tasks(ctx, family, seeds_of(family), members, first_group, taken.get(family.name, ()))
+        tasks += _family_tasks(ctx, family, seeds_of(family), members, first_group)
         ctx.progress(len(tasks), sum(each.groups * ctx.method.group_size(each) for each in ctx.method.families))
     return tasks
 
@@ -80,7 +77,6 @@ def _family_tasks(
     seeds: SeedRange,
     streams: Sequence[str],
     first_group: int,
-    taken: Collection[str],
 ) -> list[Task]:
     import numpy as np
 
@@ -98,7 +94,7 @@ def _family_tasks(
         ctx.add_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))
         return starts
 
-    places = distinct(chain(seeds_drawn, further), family.groups, starts_of_seeds, taken)
+    places = distinct(chain(seeds_drawn, further), family.groups, starts_of_seeds)
     return [
         task_of(
             ctx,

@@ -82,13 +82,6 @@ def test_a_round_plays_different_tasks_where_there_are_so_many(round_number: int
     ], "seeds of different tasks stay as they were drawn"
 
 
-def test_tasks_of_others_are_not_drawn() -> None:
-    taken = {task.task_digest for number in range(1, 4) for task in planned(Told(), 2, number)}
-    assert len(taken) < 6
-    found = planned(Told(), 6 - len(taken), 9, taken={"cards": taken})
-    assert not {task.task_digest for task in found} & taken
-
-
 def test_who_does_not_say_what_is_in_a_level_has_tasks_by_their_seeds() -> None:
     tasks = planned(Cards(), 4)
     assert {task.task_digest for task in tasks} == {""} and len({task.environment_seed for task in tasks}) == 4
