@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import cast
 
 from crl.config import EnvironmentConfig, FamilyConfig
 from crl.errors import BadInput, CrlError
@@ -64,15 +63,19 @@ _LACKING = ("environment_ModuleNotFoundError", "environment_ImportError")
 
 def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> None:
     """Raise BadInput where an environment cannot be played here: one instance is made, reset twice on a seed of
-    training and a held-out one, and closed. Two different starts of one seed are refused too. With `isolate` all of it
-    happens in another process."""
+    training and a held-out one, and closed. Two different starts of one seed are refused too, and what differs in the
+    first `checked_turns`. With `isolate` all of it happens in another process."""
     seeds = [0] if config.held_out_from is None else [0, config.held_out_from]
     where = f"environment {config.kind}"
 
-    def begun() -> tuple[list[Start], list[Start]]:
+    def begun() -> tuple[list[Start], str | None]:
         with _made(config, isolate=isolate) as environment:
-            played, starts = _first_starts(environment, seeds)
-            return starts, environment.reset_many(played)
+            played, first = _first_starts(environment, seeds)
+            second = environment.reset_many(played)
+            sound = [(one, other) for one, other in zip(first, second, strict=True) if not (one.error or other.error)]
+            if any(one != other for one, other in sound):
+                return first, "it starts differently when it is reset with the same seed"
+            return first, _later_difference(environment, config.checked_turns)
 
     tried = attempt(begun)
     if isinstance(tried, Fault):
@@ -83,45 +86,57 @@ def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> No
             where=where,
             next_step="correct its settings, or install what the message names",
         ) from tried.error
-    first, second = tried
-    broken = [start for start in first if start.error is not None]
-    if lacking := [start for start in broken if start.error in _LACKING] or (broken if len(broken) > 1 else []):
-        words = (lacking[0].details or "").strip().splitlines()[-1:] or [str(lacking[0].error)]
+    starts, difference = tried
+    broken = [start for start in starts if start.error is not None]
+    if lacking := [start for start in broken if start.error in _LACKING] or broken[: len(broken) == len(starts)]:
         raise BadInput(
-            f"no episode of the environment can be started: {words[0]}"
-            if len(broken) == len(first)
-            else f"an episode of the environment cannot be started: {words[0]}",
+            f"no episode can be started: {lacking[0].error}\n{lacking[0].details or ''}".strip(),
             where=where,
-            next_step="correct its settings, or install what the message names",
+            next_step="correct its settings, or install or mend what the message names",
         )
-    for start in first:
+    for start in starts:
         if start.error is None and (flaw := flaw_of_actions(start.actions)) is not None:
             raise BadInput(
                 flaw, expected=EXPECTED_ACTIONS, where=where, next_step="have the environment give them as such"
             )
-    if first != second:
+    if difference is not None:
         raise BadInput(
-            "the environment starts differently when it is reset with the same seed",
+            f"the environment ignores its seed: {difference}",
             expected="a task that is deterministic in its seed",
             where=where,
-            next_step="choose another task, or seed every random stream of the environment in reset_many",
+            next_step="choose another task, or seed every random stream of the environment when it is reset; leave out "
+            "of an observation what counts or tells the time",
         )
 
 
 def _first_starts(environment: Environment, seeds: list[int]) -> tuple[list[int], list[Start]]:
-    """The starts of some seeds, each the first of a side. Where a reset raises, of those behind it that can be started:
-    a task may be bad, but not a few in a row."""
+    """The starts of some seeds, each the first of a side; of one that cannot be started, those of one behind it: a task
+    may be bad, but not a few in a row."""
     whole = attempt(lambda: environment.reset_many(seeds))
-    if not isinstance(whole, Fault):
+    if not isinstance(whole, Fault) and (
+        all(start.error is None for start in whole) or any(start.error in _LACKING for start in whole)
+    ):
         return seeds, whole
     played = []
     for first in seeds:
         tried = {seed: attempt(partial(environment.reset_many, [seed])) for seed in range(first, first + _IN_A_ROW)}
-        sound = [seed for seed, begun in tried.items() if not isinstance(begun, Fault)]
-        if not sound:
-            raise cast(Fault, tried[first]).error
-        played.append(sound[0])
+        sound = [seed for seed, begun in tried.items() if not isinstance(begun, Fault) and begun[0].error is None]
+        if not sound and isinstance(begun := tried[first], Fault):
+            raise begun.error
+        played.append(sound[0] if sound else first)
     return played, environment.reset_many(played)
+
+
+def _later_difference(environment: Environment, turns: int) -> str | None:
+    """Where episodes of one seed part within so many turns, beside another seed and each time in the other slot: what
+    two slots share shows."""
+    if not turns:
+        return None
+    from crl.envs.check.walks import walked
+
+    walks = walked(environment, [0, 1, 1, 0], batch=2, turns=turns).walks
+    pairs = [(walks[at], walks[3 - at]) for at in (0, 1) if not (walks[at].broke or walks[3 - at].broke)]
+    return next(filter(None, (one.difference(other) for one, other in pairs)), None)
 
 
 @contextmanager
