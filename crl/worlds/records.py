@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from crl.config.json_text import read_json
 from crl.paths import short
 from crl.worlds import json_files
 from crl.worlds.json_files import Refuse, reason
@@ -21,19 +22,22 @@ KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", _ARROW)
 """Endings of the files that can be read."""
 
 
-def records(path: Path, refuse: Refuse, *, split: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Each record of a file or folder, and where it is. Raises what `refuse` makes."""
+def records(path: Path, refuse: Refuse, *, split: str | None = None, broken: bool = False) -> Iterator[tuple[str, Any]]:
+    """Each record of a file or folder, and where it is. Raises what `refuse` makes; with `broken` a line that is no
+    JSON is that error in place of its record."""
     for file in [path] if path.is_file() else _files(path, refuse, split):
         try:
-            yield from _records_of(file, refuse)
+            yield from _records_of(file, refuse, broken)
         except (OSError, UnicodeDecodeError, RecursionError) as error:
             raise refuse(reason(error), "a file of rows", str(file)) from None
 
 
-def _records_of(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
+def _records_of(file: Path, refuse: Refuse, broken: bool) -> Iterator[tuple[str, Any]]:
     kind = file.suffix.lower()
     if kind in (".parquet", _ARROW, ".csv"):
         yield from _table(file, refuse)
+    elif kind in KINDS and broken and _is_lines(file):
+        yield from _lines(file, refuse)
     elif kind in KINDS:
         yield from ((where, record) for _, where, record in json_files.records(file, refuse, of="rows"))
     else:
@@ -66,6 +70,24 @@ def _arrow_names(state: Path, refuse: Refuse) -> list[str]:
         return [str(each["filename"]) for each in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise refuse(reason(error), "the list `_data_files` of datasets.save_to_disk", str(state)) from None
+
+
+def _is_lines(file: Path) -> bool:
+    with file.open(encoding="utf-8-sig") as lines:
+        return not next(filter(str.strip, lines), "[").lstrip().startswith("[")
+
+
+def _lines(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
+    """The record of each line, or what `refuse` makes of one that is none."""
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{file}, line {number}"
+            try:
+                yield where, read_json(line)
+            except (ValueError, RecursionError) as error:
+                yield where, refuse(f"it is no JSON: {error}", "one JSON object per line", where)
 
 
 def _table(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
