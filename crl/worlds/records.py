@@ -17,8 +17,8 @@ from crl.paths import short
 from crl.worlds import json_files
 from crl.worlds.json_files import Refuse, reason
 
-_ARROW = ".arrow"
-KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", _ARROW)
+_LINES, _ARROW = (".jsonl", ".ndjson"), ".arrow"
+KINDS = (*_LINES, ".json", ".csv", ".parquet", _ARROW)
 """Endings of the files that can be read."""
 
 
@@ -36,7 +36,7 @@ def _records_of(file: Path, refuse: Refuse, broken: bool) -> Iterator[tuple[str,
     kind = file.suffix.lower()
     if kind in (".parquet", _ARROW, ".csv"):
         yield from _table(file, refuse)
-    elif kind in KINDS and broken and _is_lines(file):
+    elif broken and (kind in _LINES or (kind == ".json" and _is_lines(file))):
         yield from _lines(file, refuse)
     elif kind in KINDS:
         yield from ((where, record) for _, where, record in json_files.records(file, refuse, of="rows"))
