@@ -7,6 +7,7 @@ thoughts too, as in TRL; nothing of it is parsed here. It is scored once, at the
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -234,7 +235,7 @@ class DatasetEnvironment(Slots[_Slot]):
         if self._answer is None or slot.turns >= self.config.max_turns:
             return None
         messages = [{"role": role, "content": text} for role, text in slot.task.messages] + slot.talk
-        reply = self._answer.of(slot.task.columns, {"messages": messages})
+        reply = self._answer.of(deepcopy(slot.task.columns), {"messages": messages})
         if reply is None or isinstance(reply, str) or self._answer.asynchronous:
             return reply
         raise TypeError(f"{self._answer.name} returned a {type(reply).__name__}; expected a text, or None at the end")

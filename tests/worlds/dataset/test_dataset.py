@@ -247,6 +247,18 @@ def test_the_rewards_are_those_of_the_functions(data: Path) -> None:
         assert step.success == (step.reward >= 1 - 1e-9) and step.done and step.error is None
 
 
+def test_a_function_that_changes_what_it_is_given_changes_no_row(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": str(number)}], "meta": {"right": number + 1}} for number in range(40)
+    ]
+    environment = config(lines(tmp_path / "rows.jsonl", rows), "greedy").make()
+    found = []
+    for _ in range(3):
+        (start,) = environment.reset_many([0])
+        found.append((start.messages, start.observation, environment.step_many({0: "x"})[0].reward))
+    assert found == [found[0]] * 3
+
+
 @pytest.mark.slow
 def test_the_rewards_are_those_of_trl_s_own_functions(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -406,6 +418,8 @@ def test_what_cannot_be_played_is_refused_before_work(
         ([{"prompt": [{"role": "assistant", "content": "hi"}]}], "roles of its messages are assistant"),
         ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], "holds image: text only"),
         ([{"prompt": [{"role": "user", "content": 3}]}], "a message holds 3"),
+        ([row(1), row(2, image={"bytes": None, "path": "cat.png"})], "holds an image or a sound: text only"),
+        ([row(1, images=[{"bytes": None, "path": "cat.png"}])], "holds an image or a sound: text only"),
     ],
 )
 def test_rows_that_cannot_be_read_are_named(tmp_path: Path, rows: list[Any], found: str) -> None:
