@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -365,6 +366,26 @@ def test_async_functions_of_a_wave_wait_side_by_side(data: Path) -> None:
     assert environment.steps_apart
     found = played(environment, ["7"] * 16)
     assert [each.episode.reward for each in found] == [1.25] * 16
+
+
+def test_the_functions_of_several_turns_on_the_page_fit_together(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "dataset.md").read_text(encoding="utf-8")
+    (module,) = re.findall(r'^```python title="hints.py"\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "hints_of_the_page.py").write_text(module, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = {each: f"hints_of_the_page:{each}" for each in re.findall(r"hints:(\w+)", page)}
+    functions = {"reward": named["right_at_last"], "answer": named["answer"]}
+    found = ENVIRONMENTS.validate({"kind": "dataset", "data": str(data), **functions, "max_turns": 3})
+    environment = found.make()
+    environment.reset_many([0, 1])
+    right = environment._slots[0].task.columns["answer"]
+    assert not any(step.done for step in environment.step_many({0: "?", 1: "?"}).values())
+    first = environment.step_many({0: right, 1: "?"})
+    last = environment.step_many({1: "?"})[1]
+    assert (first[0].reward, first[0].done, first[1].done) == (1.0, True, False)
+    assert (last.reward, last.done, last.error) == (0.0, True, None)
 
 
 def test_a_function_may_answer_and_is_scored_once_at_the_end(data: Path) -> None:
