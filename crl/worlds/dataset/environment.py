@@ -100,6 +100,11 @@ class DatasetConfig(EnvironmentConfig):
             raise ValueError(f"{len(self.reward_weights)} reward_weights for {len(self.rewards)} reward functions")
         if len(set(self.rewards)) != len(self.rewards) or self.reward == []:
             raise ValueError("reward names a function twice, or none")
+        if self.reward is None and self.success_at != type(self).model_fields["success_at"].default:
+            raise ValueError(
+                f"success_at {self.success_at:g} is about reward functions, and there is none; a judge's is the "
+                "family's reward.success_at"
+            )
         if (self.answer is None) != (self.max_turns == 1):
             raise ValueError(
                 "max_turns above 1 needs `answer`, the function that answers the actor, and `answer` needs max_turns "

@@ -456,6 +456,7 @@ def test_rows_that_cannot_be_read_are_named(tmp_path: Path, rows: list[Any], fou
         ({"reward_weights": [1.0, 2.0]}, "2 reward_weights for 1 reward functions"),
         ({"reward": [f"{HERE}:correct"] * 2}, "names a function twice"),
         ({"reward": "no colon"}, "should match pattern"),
+        ({"reward": None, "success_at": 0.5}, "a judge's is the family's reward.success_at"),
         ({"max_turns": 3}, "max_turns above 1 needs `answer`"),
         ({"answer": f"{HERE}:reply"}, "max_turns above 1 needs `answer`"),
     ],
