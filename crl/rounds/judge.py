@@ -65,10 +65,11 @@ FORM = {
 _ABOVE = "(the task, as above)"
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _SCORE = rf"{_NUMBER}(?:\s*/\s*{TOP}\b)?"
+_APART = r"[^\w+\-\u2212%]*"
 _LINE = re.compile(
-    rf"[^\w+-]*(?:(?:scores?|ratings?)\b[^\w+-]*)?({_SCORE}(?:(?:\s*[,;|]\s*|\s+){_SCORE})*)[^\w+-]*", re.IGNORECASE
+    rf"{_APART}(?:(?:scores?|ratings?)\b{_APART})?({_SCORE}(?:(?:\s*[,;|]\s*|\s+){_SCORE})*){_APART}", re.IGNORECASE
 )
-"""Scores and nothing else: a number in a sentence, or of an answer, is none."""
+"""Scores and nothing else: a number in a sentence, of an answer, or in percent, is none."""
 _STREAM = 0x6A756467
 """Sets the streams of a judge apart from what an episode draws itself."""
 SeedOf = Callable[[str], np.random.SeedSequence]
