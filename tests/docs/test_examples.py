@@ -38,6 +38,7 @@ from tests.worlds.hotpotqa import hotpotqa_files
 from tests.worlds.swe import world as swe_files
 
 TESTED = {
+    "bank_from_chats.md": "tests/recipes/bank_from_chats/test_bank_build.py",
     "checks.md": "tests/docs/test_checks_page.py",
     "dataset.md": "tests/worlds/dataset/test_dataset_rounds.py",
     "environments.md": "tests/guests/test_environments_page.py",
@@ -203,7 +204,7 @@ def written(folder: Path, named: str) -> Path:
     data = yaml.safe_load((ROOT / "conf/tiny.yaml").read_text(encoding="utf-8"))
     data |= {"name": Path(named).stem}
     family = data["method"]["families"][0]
-    data["method"]["families"] = [{**family, "name": name} for name in ("shrine0", "blue")]
+    data["method"]["families"] = [{**family, "name": name} for name in ("shrine0", "shrine1", "blue")]
     (folder / "prompts").exists() or (folder / "prompts").symlink_to(ROOT / "conf/prompts")
     path = folder / Path(named).name
     path.write_text(yaml.safe_dump(data), encoding="utf-8")
