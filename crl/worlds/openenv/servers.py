@@ -29,7 +29,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from crl.config.base import LONGEST_SECONDS
 from crl.config.environments import EnvironmentConfig
-from crl.errors import BadInput, EnvironmentBroken
+from crl.errors import BadInput, CrlError, EnvironmentBroken
 from crl.run.guardian import guard
 from crl.worlds.openenv.forms import Form, Refused, ServerFault, form_of, form_of_tools
 
@@ -205,6 +205,7 @@ class Servers:
         """The form of the actions. A server whose action names a tool has tools of its own. Raises BadInput for what
         is no form, and EnvironmentBroken where the server does not list its tools."""
         said: Any = self.action
+        kind: type[CrlError]
         try:
             if not {"tool_name", "arguments"} <= set(self.action.get("properties", ())):
                 return form_of(self.action)
