@@ -94,6 +94,8 @@ def judged(
     wanted = [each for each in played if reads and each.episode.family in conventions and each.episode.error is None]
     if not wanted:
         return played
+    scored = {family.name for family in ctx.method.judged if family.environment.ends_with_reward}
+    wanted = [_without_end(each) if each.episode.family in scored else each for each in wanted]
     readings = list(_readings(wanted, conventions, seed_of, thinking=thinking, groups=groups))
     weights = weights_of(ctx, JUDGE)
     asker = _Asker(ctx, ctx.services.policy(JUDGE, weights), weights)
@@ -114,6 +116,10 @@ def judged(
         )
     unrewarded = {family.name for family in ctx.method.judged if family.environment.rewards_nothing}
     return _rewarded(played, readings, verdicts, conventions, unrewarded)
+
+
+def _without_end(each: PlayedEpisode) -> PlayedEpisode:
+    return replace(each, episode=replace(each.episode, last_observation=None))
 
 
 def in_vain(last: Sequence[Verdict]) -> bool:

@@ -123,6 +123,11 @@ class DatasetConfig(EnvironmentConfig):
         return self.reward is None
 
     @property
+    def ends_with_reward(self) -> bool:
+        """Yes: after the last answer there is nothing else to see."""
+        return True
+
+    @property
     def held_out_levels(self) -> int | None:
         """The number of held-out rows. Raises BadInput where the data set cannot be read."""
         return None if self.held_out_from is None else len(self.sides().held_out)
