@@ -98,3 +98,23 @@ def test_a_judged_data_set_trains_is_killed_resumes_and_verifies(folder: Path) -
     assert {row.mode for row in verdicts} == {"group"} and {row.reason_code for row in verdicts} == {"ok"}
     assert {row.reading for row in verdicts} == {0, 1} and all(row.tokens_read > 0 for row in verdicts)
     assert "episode_id" in crl(f"sql {run} {shlex.quote(QUERY)}")
+
+
+@pytest.mark.slow
+def test_a_judge_does_not_read_what_reward_functions_gave(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "lengths.py").write_text("def short(completions, **columns):\n    return [0.4375] * len(completions)\n")
+    runs = f"--runs {shlex.quote(str(folder / 'runs'))}"
+    for words in (
+        f"{INIT} --reward lengths:short",
+        f"train sums.yaml --rounds 1 --no-prefect {runs} --set runtime.validate_every=0",
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(shlex.split(words))
+        assert ended.value.code == 0, capsys.readouterr().err
+    run = RunDirectory.open(folder / "runs" / "sums")
+    episodes = rows_of(Episode, run.read(1, "collect", Episode))
+    assert all(
+        "0.4375" in str(row.last_observation) and row.reward_names[-2:] == ["short", "judge"] for row in episodes
+    )
+    verdicts = rows_of(Verdict, run.read(1, "collect", Verdict))
+    assert verdicts and not any("0.4375" in row.prompt or "Reward" in row.prompt for row in verdicts)
