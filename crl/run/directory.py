@@ -195,6 +195,15 @@ class RunDirectory:
         if recorded is None:
             return schema_of(row_type).empty_table()
         relative = (directory / name).relative_to(self.path).as_posix()
+        from crl.run.retention import is_left_out  # it reads run directories
+
+        if not (directory / name).exists() and is_left_out(self.path, relative):
+            raise RecordDamaged(
+                f"this run goes on without {relative}, which was damaged",
+                expected=recorded.sha256,
+                where=str(directory / name),
+                next_step="put it back from a backup, if there is one",
+            )
         return with_added(row_type, files_.parsed_parquet(files_.read_checked(self.path, relative, recorded.sha256)))
 
     def unfinished_path(self, round_number: int, stage: str) -> Path:

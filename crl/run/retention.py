@@ -27,7 +27,7 @@ PRUNED = "pruned.jsonl"
 
 
 class Pruned(BaseModel):
-    """One deleted checkpoint directory."""
+    """One deleted checkpoint directory, or a file that was damaged and is left out (`crl/audit/without.py`)."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -40,6 +40,11 @@ class Pruned(BaseModel):
     bytes: int
     manifest: str
     """`check` of the manifest of the stage."""
+
+    @property
+    def place(self) -> str:
+        """Run-relative path."""
+        return f"rounds/{key_of(self.round, self.stage)}/{self.path}"
 
 
 def pruned(run_path: Path) -> list[Pruned]:
@@ -119,6 +124,11 @@ def is_pruned(entries: Collection[Pruned], round_number: int, stage: str, path: 
     """Whether a directory of a stage was deleted by retention (and not one that an earlier making of it wrote)."""
     wanted = (round_number, stage, path, manifest.check)
     return any((entry.round, entry.stage, entry.path, entry.manifest) == wanted for entry in entries)
+
+
+def is_left_out(run_path: Path, relative: str) -> bool:
+    """Whether a run goes on without a file of it, by its run-relative path."""
+    return any(entry.place == relative for entry in pruned(run_path))
 
 
 def _set_aside(run_path: Path, place: StageKey, token: int) -> tuple[Pruned, Path]:
