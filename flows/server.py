@@ -112,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     # At the host and port of the page. Prefect's default is port 4200 of the browser's machine.
     os.environ.setdefault("PREFECT_UI_API_URL", "/api")
+    os.environ.setdefault("PREFECT_SERVER_EVENTS_CAUSAL_ORDERING", "flows.ordering")
     try:
         _close_database()
         app = create_app()

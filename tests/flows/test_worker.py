@@ -88,7 +88,7 @@ def test_a_transient_failure_is_retried_and_a_permanent_one_is_not(
     message = found["state"]["message"]
     assert message.startswith("DataCheckFailed (round 1, draw): table metrics") and "What to do: look" in message
     assert (found["name"], found["tags"]) == ("permanent: rounds 0–1", ["permanent", "training"])
-    assert [child["name"] for child in operated.children(failed)] == ["round 0", "round 1"]
+    assert [child["name"] for child in operated.children(failed)] == ["permanent: round 0", "permanent: round 1"]
     assert operated.children(failed)[1]["state"]["message"] == message
 
     def arrived() -> bool:
