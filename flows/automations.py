@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from prefect.blocks.notifications import AppriseNotificationBlock, CustomWebhookNotificationBlock, SlackWebhook
+from prefect.blocks.notifications import CustomWebhookNotificationBlock, SendgridEmail, SlackWebhook
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, RunDeployment, SendNotification
@@ -200,8 +200,8 @@ def ensure_blocks(url: str) -> dict[str, UUID]:
         WEBHOOK: CustomWebhookNotificationBlock(
             name=WEBHOOK, url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"}
         ),
-        MAIL: AppriseNotificationBlock(
-            url=SecretStr("mailtos://user:password@smtp.example.org?from=crl@example.org&to=you@example.org")
+        MAIL: SendgridEmail(
+            api_key=SecretStr("an API key"), sender_email="crl@example.org", to_emails=["you@example.org"]
         ),
         SLACK: SlackWebhook(url=SecretStr("https://hooks.slack.com/services/T00000000/B00000000/XXXXXXXX")),
     }

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import sqlalchemy as sa
+from prefect.server.database.configurations import AioSqliteConfiguration
+
+from flows.server import lock_at_the_beginning
 from tests.processes import PATIENCE_SECONDS
 from tests.tiny_run import ROOT
 
@@ -52,6 +58,35 @@ while freed() is not None:
 holder.execute("COMMIT")
 thread.join()
 """
+
+
+def test_whoever_reads_before_it_writes_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another transaction between the two, which is what a started run meets beside a training: it waits."""
+    monkeypatch.setattr(AioSqliteConfiguration, "begin_transaction", AioSqliteConfiguration.begin_transaction)
+    lock_at_the_beginning()
+    config = AioSqliteConfiguration(f"sqlite+aiosqlite:///{tmp_path / 'database'}")
+
+    async def work() -> int:
+        engine = await config.engine()
+        async with engine.begin() as connection:
+            await connection.execute(sa.text("CREATE TABLE t (x)"))
+
+        async def insert() -> None:
+            async with await config.session(engine) as session, config.begin_transaction(session):
+                await session.execute(sa.text("INSERT INTO t VALUES (1)"))
+
+        async with await config.session(engine) as session:
+            async with config.begin_transaction(session):
+                await session.execute(sa.text("SELECT count(*) FROM t"))
+                other = asyncio.create_task(insert())
+                await asyncio.wait({other}, timeout=0.3)
+                await session.execute(sa.text("INSERT INTO t VALUES (2)"))
+            await other
+            count = await session.scalar(sa.text("SELECT count(*) FROM t"))
+        await engine.dispose()
+        return int(count or 0)
+
+    assert asyncio.run(work()) == 2
 
 
 def test_who_holds_the_lock_commits_while_garbage_waits_for_whoever_wants_it(tmp_path: Path) -> None:
