@@ -201,7 +201,7 @@ def ensure_blocks(url: str) -> dict[str, UUID]:
             name=WEBHOOK, url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"}
         ),
         MAIL: SendgridEmail(
-            api_key=SecretStr("an API key"), sender_email="crl@example.org", to_emails=["you@example.org"]
+            api_key=SecretStr("SG.your-key"), sender_email="crl@example.org", to_emails=["you@example.org"]
         ),
         SLACK: SlackWebhook(url=SecretStr("https://hooks.slack.com/services/T00000000/B00000000/XXXXXXXX")),
     }

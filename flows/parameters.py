@@ -174,7 +174,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _runtime() -> dict[str, Any]:
     """Schema of the runtime's plain fields, each empty where it stays as it is."""
-    fields = {}
+    fields: dict[str, Any] = {}
     for name in (each for each in Runtime.model_fields if each != "runs"):  # the run is where it is
         schema = _without_null(inlined(field_schema(f"runtime.{name}")))
         if _is_leaf(schema):

@@ -101,7 +101,7 @@ def lock_at_the_beginning() -> None:
     ) -> AbstractAsyncContextManager[AsyncSessionTransaction]:
         return begin(self, session, with_for_update=True)
 
-    AioSqliteConfiguration.begin_transaction = begin_locked  # type: ignore[method-assign]
+    AioSqliteConfiguration.begin_transaction = begin_locked  # type: ignore[method-assign,assignment]
 
 
 def collect_beside() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted, short
-from crl.records import BankChange, BankEntry, BankSnapshot, Operation
+from crl.records import BankChange, BankEntry, BankSnapshot, Operation, Row
 from crl.rounds.stage import Recipe
 from crl.run.aside import take_file
 from crl.run.directory import RunDirectory
@@ -21,7 +21,7 @@ from crl.run.files import sha256_file
 from crl.run.manifest import Manifest, StageKey, key_of, parse_key
 from crl.run.retention import CHECKPOINT, Pruned, recorded_checkpoints
 
-_OF_A_BANK = (BankEntry, BankChange, BankSnapshot, Operation)
+_OF_A_BANK: tuple[type[Row], ...] = (BankEntry, BankChange, BankSnapshot, Operation)
 """A bank is put together from these of several rounds, whatever stages declare, and mended from its operations."""
 
 

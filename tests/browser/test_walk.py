@@ -119,8 +119,8 @@ def look_at_the_run(screen: Screen, desk: OpenUi, run_id: str, rounds: int) -> N
 def switch_on_notifications(screen: Screen) -> None:
     """The switch of the example that tells of failures."""
     screen.open("/automations")
-    card = screen.page.get_by_role("listitem").filter(has_text="crl: tell of failures (example)")
-    switch = card.get_by_role("switch")
+    cards = screen.page.locator("div").filter(has_text="crl: tell of failures (example)")
+    switch = cards.filter(has=screen.page.get_by_role("switch")).last.get_by_role("switch")
     expect(switch).to_have_attribute("aria-checked", "false")
     switch.click()
     expect(switch).to_have_attribute("aria-checked", "true")
@@ -168,8 +168,8 @@ def schedule_and_miss(screen: Screen, desk: OpenUi) -> None:
 def resume_in_the_form(screen: Screen) -> str:
     """The run is in the list of the form, which shows no type of nothing."""
     screen.open_form("resume")
-    assert "None" not in screen.text()
-    screen.choose(screen.page.get_by_role("combobox").filter(has_text="Select").first, NAME)
+    assert "is type" not in screen.text()
+    screen.choose(screen.page.locator("button", has_text=re.compile("^Select$")).first, NAME)
     screen.shoot("resume", 1240)
     return screen.submit()
 
