@@ -62,6 +62,26 @@ class LoraConfig(Model):
     )
 
 
+class WindowHistory(Model):
+    """Once the next turn does not fit into the context, the opening and the last turns are kept."""
+
+    window: int = Field(ge=1, le=1_000_000, description="Turns that are kept at most, beside the opening.")
+
+
+class SummaryAt(Model):
+    """When a history is summarized."""
+
+    at: int = Field(ge=32, le=1_048_576, description="Tokens that a sequence may have with its next turn.")
+
+
+class SummaryHistory(Model):
+    """Once the next turn takes a sequence past a size, the actor writes a summary, which stands for what it knows."""
+
+    summarize: SummaryAt = Field(description="When; what it is asked is `prompts.actor.summarize`.")
+
+
+HistoryConfig = Literal["append", "strip_thoughts"] | WindowHistory | SummaryHistory
+
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -239,6 +259,13 @@ class RoleConfig(Model):
         "reasoning_effort: low. A name that the template does not read is an error.",
     )
     context: int = Field(2048, ge=32, le=1_048_576, description="Longest sequence in tokens.")
+    history: HistoryConfig = Field(
+        "append",
+        exclude_if=lambda value: value == "append",
+        description="What a turn reads of the earlier ones (a role that plays). append: all, as it was sampled; "
+        "strip_thoughts: all but their thoughts; {window: N}: once the next turn does not fit, the opening and the "
+        "last N turns; {summarize: {at: TOKENS}}: once a sequence would be longer, the opening and a summary.",
+    )
     sampling: SamplingConfig = Field(SamplingConfig(), description="How it samples.")
     engine: Annotated[EngineConfig, ENGINES] = Field(TransformersEngine(), description="What samples for it.")
     lora: LoraConfig | None = Field(None, description="Adapters; none trains full weights.")

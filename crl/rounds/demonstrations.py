@@ -255,6 +255,9 @@ class ScriptedSession(WholeTurns):
         for row, ids in pieces.items():
             self._lengths[row] += len(ids)
 
+    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+        self._lengths[row] = len(token_ids)
+
     def sample(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
     ) -> dict[int, Sampled]:
