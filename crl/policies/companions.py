@@ -74,9 +74,7 @@ def _companions(
     config = pretrained(AutoConfig, model_path)
     tokenizer = load_tokenizer(model_path)
     given, rows = json.loads(template_kwargs), rows_of_model(config)
-    chat = ChatFormat(
-        tokenizer, model_path.name, template=template, template_kwargs=given, rows=rows, strips=strips
-    )
+    chat = ChatFormat(tokenizer, model_path.name, template=template, template_kwargs=given, rows=rows, strips=strips)
     tokenizer.chat_template = chat.written
     if chat.response_template is not None:  # TRL knows it by the model's own template, which this may not be
         tokenizer.response_template = chat.response_template

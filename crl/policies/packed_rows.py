@@ -114,7 +114,9 @@ class PackedRows:
         held: dict[int, tuple[int, int, int]] = {}
         for row in own:
             ids = pending[row]
-            length, place = max(((shared_prefix(ids, other), place) for place, other in others.items()), default=(0, -1))
+            length, place = max(
+                ((shared_prefix(ids, other), place) for place, other in others.items()), default=(0, -1)
+            )
             held[row] = shared_prefix(ids, own[row]), length, place
         kept, begun, passed = [], dict.fromkeys(own, 0), dict.fromkeys(own, 0)
         for reading in readings:
