@@ -87,7 +87,7 @@ def estimate(experiment: Experiment) -> Estimate:
     compares = any(objective.reference for objective in recipe.objectives.values())
     embedder, reading = method.recipe.embedder(), 0
     outputs = method.recipe.outputs(method)
-    round_bytes = _TOKEN_ROW * sum(method.role(name).context * count for name, count in outputs.items())
+    round_bytes = _TOKEN_ROW * sum(int(_tokens(method, name) * count) for name, count in outputs.items())
     shapes = {name: shape_of(method.role(name).model) for name in method.recipe.roles()}
     unknown = {method.role(name).model for name, shape in shapes.items() if shape is None}
     if embedder is not None and embedder.name not in EMBEDDERS:
@@ -359,6 +359,18 @@ def _new_tokens(method: Method, role: str) -> int:
         )
         for family in method.families
     )
+
+
+def _tokens(method: Method, role: str) -> float:
+    """Tokens of one output that are stored: a full context; where histories are cut, in all sequences of an episode."""
+    config = method.role(role)
+    if config.history == "append":
+        return config.context
+    turns = max(family.turn_limit or 1 for family in method.families)
+    # Without thoughts each turn may have a sequence, on the average of half the turns. Else as many as what is written
+    # fills, once more for what is read.
+    sequences = 1 + 2 * turns * config.sampling.max_new_tokens / config.context
+    return config.context * ((turns + 1) / 2 if config.history == "strip_thoughts" else sequences)
 
 
 def _rows(method: Method, role: str) -> int:

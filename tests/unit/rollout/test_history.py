@@ -38,9 +38,7 @@ def method(history: Any, *, request: str | None = REQUEST, context: int = 100_00
     actor = base.prompts["actor"].model_copy(update={"summarize": request})
     sampling = SamplingConfig(max_new_tokens=NEW)
     roles = {**base.roles, "actor": RoleConfig(history=history, context=context, sampling=sampling)}
-    return Method(
-        families=base.families, rollout=base.rollout, roles=roles, prompts={**base.prompts, "actor": actor}
-    )
+    return Method(families=base.families, rollout=base.rollout, roles=roles, prompts={**base.prompts, "actor": actor})
 
 
 def play(
@@ -147,9 +145,16 @@ def test_a_row_goes_on_in_its_place_with_its_own_stream() -> None:
     appended, _ = play(words([5]), "append", context=10_000)
     cut, _ = play(words([5]), WindowHistory(window=1), context=len(opening()) + 120)
     assert len(cut.generations) > 3 and len(appended.generations) == 1
-    drawn = [value for record in cut.generations for value, own in zip(record.logprobs, record.loss_mask) if own]
-    assert drawn == [value for value, own in zip(appended.generations[0].logprobs, appended.generations[0].loss_mask)
-                     if own]  # fmt: skip
+
+    def drawn(played: PlayedEpisode) -> list[float]:
+        return [
+            value
+            for record in played.generations
+            for value, own in zip(record.logprobs, record.loss_mask, strict=True)
+            if own
+        ]
+
+    assert drawn(cut) == drawn(appended)
 
 
 @pytest.mark.parametrize("guided", [False, True])
@@ -200,9 +205,7 @@ def test_a_guided_episode_as_its_free_version(history: Any) -> None:
     """Questions and their answers are left out of the later sequences, too."""
     script: Script = lambda turn: ("ASK: where?" if turn in (1, 5) else f"({turn}) right", True)  # noqa: E731
     context = len(opening(guided=True)) + len(fakes.OFFER) + 190 if history != "strip_thoughts" else 10_000
-    played, session = play(
-        script, history, context=context, guided=True, search_and_ask=SearchAndAskConfig(uses=4)
-    )  # fmt: skip
+    played, _ = play(script, history, context=context, guided=True, search_and_ask=SearchAndAskConfig(uses=4))
     assert len(played.generations) > 2 and sum(turn.action == QUESTION for turn in played.turns) == 2
     for row, record in zip(stripped_contexts(played), played.generations, strict=True):
         text = CharacterChat().decode(row.token_ids)
