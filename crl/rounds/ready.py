@@ -160,7 +160,7 @@ def check_actor_room(
         prompts = [(len(token_ids), what, f"{place}.prompts.actor", "shorten the prompt or its examples")]
         if instructions is not None:
             _, token_ids = opened(chat, prompt, start, experience="", placement="instructions")
-            what += f", with a reflection of {instructions} tokens in its system text,"
+            what += f" with a reflection of {instructions} in its system text"
             where, advice = "roles.reflector.sampling.max_new_tokens", "lower it, lower recipe.reflect.max_characters"
             prompts.append((len(token_ids) + instructions, what, f"method.{where}", advice))
         if isinstance(role.history, SummaryHistory):
