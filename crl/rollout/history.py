@@ -65,7 +65,7 @@ def begin_sequence(row: LiveEpisode, first: int, token_ids: list[int], reply: li
     messages = [
         message
         for each, replied in zip(shown, texts, strict=True)
-        for message in ({"role": "assistant", "content": each.said}, {"role": "user", "content": replied})
+        for message in ({"role": "assistant", "content": each.text}, {"role": "user", "content": replied})
     ]
     row.sequences.append(
         LiveSequence(

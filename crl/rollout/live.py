@@ -102,7 +102,7 @@ class Exchange:
     """Ids between the output before and its own: the opening, or a reply."""
     asked_text: str
     wrote: list[int]
-    said: str
+    text: str
 
 
 @dataclass
