@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ from crl.config import (
 )
 from crl.config.roles import HistoryConfig, SummaryAt, SummaryHistory, WindowHistory
 from crl.credit.samples import grpo_sample, shared
-from crl.envs import make_environment
 from crl.envs.frozenlake import FrozenLakeConfig
+from crl.envs.game import Game, Move
 from crl.learn.batches import cut, tree_of
 from crl.learn.terms import objectives
 from crl.learn.trainer import Trainer
@@ -53,16 +54,43 @@ HISTORIES: dict[str, HistoryConfig] = {
 }
 
 
+class Walk(Game):
+    """Rooms with numbers on their walls; only the turn limit ends it."""
+
+    kind: str = "walk"
+    max_turns: int = TURNS
+
+    def begin(self, random: Random) -> list[list[int]]:
+        """The numbers in the rooms that are left."""
+        return [[random.randint(0, 99) for _ in range(12)] for _ in range(TURNS + 1)]
+
+    def goal(self, state: list[list[int]]) -> str:
+        """What it is about."""
+        return "Walk on."
+
+    def look(self, state: list[list[int]]) -> str:
+        """The room."""
+        return f"Room {len(state)}: {' '.join(map(str, state[-1]))}"
+
+    def actions(self, state: list[list[int]]) -> tuple[str, ...]:
+        """Two ways."""
+        return "up", "down"
+
+    def act(self, state: list[list[int]], action: str) -> Move:
+        """The next room."""
+        state.pop()
+        return Move()
+
+
 def method_of(history: HistoryConfig) -> Method:
-    """Games of frozen lakes without holes, in which a player may walk on for 60 turns."""
+    """How the games are played; the environment is another one."""
     prompt = PromptConfig(
         system="Walk to the goal.", first="{goal}\n{experience}{observation}\n", following="{feedback}{observation}\n",
         summarize="Sum up what you know.",
     )  # fmt: skip
-    lake = FrozenLakeConfig(size_min=5, size_max=5, frozen_probability=1.0, max_turns=TURNS)
     actor = RoleConfig(context=CONTEXT, history=history, sampling=SamplingConfig(max_new_tokens=NEW))
     return Method(
-        families=[FamilyConfig(name="lake", environment=lake)],
+        families=[FamilyConfig(name="walk", environment=FrozenLakeConfig())],
         roles={"actor": actor},
         rollout=RolloutConfig(action_format="word"),
         recipe={"kind": "baseline"},  # type: ignore[arg-type]
@@ -73,11 +101,11 @@ def method_of(history: HistoryConfig) -> Method:
 def played(chat: Chat, history: HistoryConfig, games: int) -> list[PlayedEpisode]:
     """Games of a script that walks up, with thoughts where these are left out."""
     method = method_of(history)
-    environment = make_environment(method.families[0])
+    environment = Walk().make()
     slots = []
     for game, start in enumerate(environment.reset_many(range(games))):
         task = Task(
-            episode_id=f"game{game}", round=1, family="lake", group=0, member=game, environment_seed=game, stream=FREE,
+            episode_id=f"game{game}", round=1, family="walk", group=0, member=game, environment_seed=game, stream=FREE,
             goal=start.goal, first_observation=start.observation, query="",
         )  # fmt: skip
         slots.append(EpisodeSlot(task))

@@ -140,7 +140,7 @@ def _history(method: Method, role: str, update: str) -> Iterator[Finding]:
         )
     else:
         begins = f"each {'window' if isinstance(history, WindowHistory) else 'summary'}"
-        times = ", what is kept of the one before once more"
+        times = ", with what it keeps of the one before"
     cost = "in one tree, so what they share is computed once" if update.startswith("in packed") else f"alone{times}"
     yield Finding(f"history, {role}", f"{begins} begins a sequence; an update computes them {cost}")
 

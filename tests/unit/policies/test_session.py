@@ -149,6 +149,33 @@ def test_stored_logprobs_are_those_of_teacher_forcing(
     assert _largest_difference(policy, ids, logprobs, temperature) < 1e-4
 
 
+def test_a_replaced_row_reads_from_the_first_id_that_differs(policy):
+    rng, sampling = np.random.default_rng(5), SamplingConfig(max_new_tokens=3)
+    prompts = [rng.integers(5, VOCABULARY, 60).tolist() for _ in range(2)]
+    session = policy.open(prompts, [1, 2])
+    other = [*prompts[0][:50], *rng.integers(5, VOCABULARY, 12).tolist()]
+    session.sample([0], sampling)
+    for ids, new in ((other, 12), (other[:40], 1), ([*other[:40], 7, 8], 2)):
+        session.replace(0, ids)
+        assert session.length(0) == len(ids)
+        with _tokens_read(policy) as read:
+            turn = session.sample([0], sampling)[0]
+        assert read == [new] + [1] * (len(turn.token_ids) - 1)
+        differs = _largest_difference(
+            policy, [[*ids, *turn.token_ids]], [[np.nan] * len(ids) + turn.logprobs], sampling.temperature
+        )
+        assert differs < 1e-4
+    session.replace(1, other)  # it was not read yet, and begins as the other does
+    with _tokens_read(policy) as read:
+        session.sample([1], sampling)
+    assert read[0] == 12 + 10, "keys of the other row are taken over as far as both begin alike"
+    with pytest.raises(ValueError, match="between two turns"):
+        session.replace(0, [])
+    session.begin([0], sampling)
+    with pytest.raises(ValueError, match="between two turns"):
+        session.replace(0, other)
+
+
 def test_long_and_very_ragged_prompts_are_read_in_pieces(way, policy, monkeypatch):
     for module in (packed_rows, pass_graph):
         monkeypatch.setattr(module, "PASS_TOKENS", 64)
