@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, StrictBool, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag, model_validator
 
 from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.models import Sampling
@@ -91,7 +91,19 @@ class SummaryHistory(Model):
     summarize: SummaryAt = Field(description="When; what it is asked is `prompts.actor.summarize`.")
 
 
-HistoryConfig = Literal["append", "strip_thoughts"] | WindowHistory | SummaryHistory
+def _form_of(history: object) -> str:
+    """Which form of a history a value is meant as."""
+    if isinstance(history, SummaryHistory) or (isinstance(history, Mapping) and "summarize" in history):
+        return "summarize"
+    return "window" if isinstance(history, WindowHistory | Mapping) else "name"
+
+
+HistoryConfig = Annotated[
+    Annotated[Literal["append", "strip_thoughts"], Tag("name")]
+    | Annotated[WindowHistory, Tag("window")]
+    | Annotated[SummaryHistory, Tag("summarize")],
+    Discriminator(_form_of),
+]
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
