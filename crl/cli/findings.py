@@ -63,7 +63,7 @@ def described_findings(method: Method, *, prepare: bool) -> Iterator[Finding]:
                 continue
         else:
             continue
-        for role in (name for name in method.recipe.roles() if method.owner(name) == owner):
+        for role in (name for name in method.uses() if method.owner(name) == owner):
             yield checked(f"template, {role}", partial(_chat, method, role), partial(_chat, method, role))
 
 
@@ -116,7 +116,7 @@ def _chat(method: Method, role: str) -> str:
 
     chat = chat_of(method, role)
     which, _, turns = chat.template.partition("; ")
-    if not method.recipe.roles()[role].multi_turn:
+    if not method.uses()[role].multi_turn:
         return f"{which}; for one turn"
     if method.role(role).history != "strip_thoughts" and getattr(chat, "rewrites", False):
         return (
