@@ -134,10 +134,8 @@ def _history(method: Method, role: str, update: str) -> Iterator[Finding]:
         return
     if history == "strip_thoughts":
         turns = max((family.turn_limit or 0 for family in method.families), default=0)
-        begins, times = (
-            "each turn that follows a thought",
-            f", up to {(turns + 1) / 2:g} times the tokens" * (turns > 0),
-        )
+        begins = "each turn that follows a thought"
+        times = f", up to {(turns + 1) / 2:g} times the tokens" if turns else ""
     else:
         begins = f"each {'window' if isinstance(history, WindowHistory) else 'summary'}"
         times = ", with what it keeps of the one before"
@@ -162,8 +160,8 @@ def computed_findings(experiment: Experiment, needed: Estimate, compared: Compar
         engine = method.role(role).engine
         how = f"by {engine.kind}" if engine.SERVED else _way(ways, method.owner(role), "sampling")
         yield Finding(f"sampling, {role}", f"{how}: {sizes(parts_of(sampling))}")
-        if update := ways.get(method.owner(role), {}).get("update"):
-            yield from _history(method, role, update)
+        if updated := ways.get(method.owner(role), {}).get("update"):
+            yield from _history(method, role, updated)
     for owner, update in needed.updates.items():
         ranks = method.role(owner).deepspeed.ranks
         more = "" if ranks == 1 else f" on each of {ranks} ranks"
