@@ -66,7 +66,7 @@ OWN, TRAINING, FILE = "the model's own", "TRL's training template of its family"
 """Templates, in words."""
 _THREE = ["user", "assistant", "user"]
 _STAY = "earlier turns stay as they were sampled, thoughts too"
-_GO = "earlier turns stay without their thoughts"
+_GO, _BETWEEN = "earlier turns stay without their thoughts", " (but between tool calls)"
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
 
@@ -143,7 +143,7 @@ class ChatFormat:
             self.written = _NO_CLOCK + self.written
         self.template = OWN if template is None else FILE
         if strips:
-            self.template += f"; {_GO}"
+            self.template += f"; {_GO}" + (_BETWEEN if self._tools.keeps_thoughts else "")
         elif self.rewrites:
             told = "which it would change" if training is None else f"a checkpoint gets {TRAINING}"
             self.template += f"; {_STAY} ({told})"
@@ -203,6 +203,10 @@ class ChatFormat:
         there = ended and (by is None or by == ids[0] or ids[0] in self._closing)
         return ids[1:] if there else ids
 
+    def keeps_thoughts(self, call: str) -> bool:
+        """Whether the template leaves thoughts in a history that goes on with the result of this tool."""
+        return self._tools.keeps_thoughts and self._tools.result(call, "") is not None
+
     def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
         """The end of a prompt and what was sampled behind it, as both stand in later prompts that leave thoughts out.
 
@@ -234,7 +238,9 @@ class ChatFormat:
         if self._visible(said[:first])[thought:].strip():
             first -= 1  # an id that ends the thought and begins the answer
         goes = thought and not self._breaks_stay
-        while goes and first < len(said) and not self._visible(said[first : first + 1]).strip("\n"):
+        while goes and first < len(said) and said[first] not in self._hidden_ids:
+            if self._visible(said[first : first + 1]).strip("\n"):
+                break
             first += 1
         return first
 
