@@ -36,11 +36,12 @@ from typing import TYPE_CHECKING, Any
 from crl.errors import BadInput
 from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
 from crl.policies.tool_turns import PROBE, PROBE_CALL, THOUGHTS, ToolTurns, schema_of
-from crl.policies.turn import StopStrings, shared_prefix
+from crl.policies.turn import StopStrings
 from crl.protocols import Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts, marks_thought, thought_of, written_behind
 from crl.text.calls import call_of, json_calls
 from crl.text.channels import CHANNEL_TOKENS, MESSAGE, START, one_text
+from crl.text.prefixes import shared_prefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
