@@ -14,6 +14,7 @@ ordered the same way on every run and rank.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -23,8 +24,12 @@ import torch
 
 from crl.config.models import Update
 from crl.errors import RecordDamaged
-from crl.records import Sample
+from crl.records import Sample, first_sequence
 from crl.text.prefixes import shared_prefix
+
+_SEEN = 8
+"""Tokens that the sequences of episodes see in a micro-batch, by those of its longest samples: keys and values are
+gathered for each sequence."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,10 @@ def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, way: Update 
     """[rank][step] → the samples of one micro-batch, all of one objective, in the order of their trees.
 
     A micro-batch computes at most as many positions, and predicts at most as many trained tokens, as `micro_batch` of
-    the longest samples of its objective have: that bounds the memory. A model whose attention cannot be told what a
-    position sees reads at most `micro_batch` samples of about one length, `padded`, or a single one in `rows`.
+    the longest samples of its objective have: that bounds the memory. Sequences of one episode are one sample here, or
+    each would need a micro-batch that reads again what they share; then what they see is bounded, too. A model whose
+    attention cannot be told what a position sees reads at most `micro_batch` samples of about one length, `padded`, or
+    a single one in `rows`.
 
     Micro-batches are ordered by size (largest first, so that what does not fit in memory fails at once), and the cut
     does not depend on the order of the samples. Every rank has the same number of steps; where micro-batches run out
@@ -80,18 +87,24 @@ def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, way: Update 
     ordered = sorted(samples, key=order)
     for _, same in groupby(ordered, key=lambda sample: sample.objective):
         listed = list(same)
-        most = micro_batch * max(len(sample.token_ids) - 1 for sample in listed)
-        most_trained = micro_batch * max(sum(sample.loss_mask) for sample in listed)
-        positions, trained, together = 0, 0, list[Sample]()
+        longest = max(len(sample.token_ids) - 1 for sample in listed)
+        of_sequence, of_episode = 0, Counter[str]()
         for sample in listed:
-            own = len(sample.token_ids) - 1
+            of_sequence = max(of_sequence, sum(sample.loss_mask))
+            of_episode[first_sequence(sample.generation_id)] += sum(sample.loss_mask)
+        of_episodes = min(max(of_episode.values()), longest)
+        positions, trained, seen, together = 0, 0, 0, list[Sample]()
+        for sample in listed:
+            own, learned = len(sample.token_ids) - 1, sum(sample.loss_mask)
             shared = shared_prefix(together[-1].token_ids[:-1], sample.token_ids[:-1]) if together else 0
-            full = positions + own - shared > most or trained + sum(sample.loss_mask) > most_trained
+            full = positions + own - shared > micro_batch * longest or trained + learned > micro_batch * of_episodes
+            if trained + learned > micro_batch * of_sequence:
+                full |= seen + own > _SEEN * micro_batch * longest
             if together and (full if way == "packed" else len(together) == most_samples):
                 pieces.append((positions, together))
-                positions, trained, together, shared = 0, 0, [], 0
-            together = [*together, sample]
-            positions, trained = positions + own - shared, trained + sum(sample.loss_mask)
+                positions, trained, seen, together, shared = 0, 0, 0, [], 0
+            together.append(sample)
+            positions, trained, seen = positions + own - shared, trained + learned, seen + own
         pieces.append((positions, together))
     pieces.sort(key=lambda piece: -piece[0])
     found = [together for _, together in pieces]
