@@ -27,7 +27,7 @@ from crl.errors import RecordDamaged
 from crl.records import Sample, first_sequence
 from crl.text.prefixes import shared_prefix
 
-_SEEN = 8
+_SEEN = 2
 """Tokens that the sequences of episodes see in a micro-batch, by those of its longest samples: keys and values are
 gathered for each sequence."""
 

@@ -90,7 +90,7 @@ def test_sequences_of_an_episode_read_what_they_share_once(random_samples: MakeS
     ]
     longest = max(len(each.token_ids) - 1 for each in many)
     parts = cut(many, 2, 1)[0]
-    assert len(parts) > 1 and all(sum(len(each.token_ids) - 1 for each in part) <= 8 * 2 * longest for part in parts)
+    assert len(parts) > 1 and all(sum(len(each.token_ids) - 1 for each in part) <= 2 * 2 * longest for part in parts)
 
 
 def test_every_sample_reads_its_own_tokens_in_segments(random_samples: MakeSamples) -> None:
