@@ -27,10 +27,6 @@ from crl.errors import RecordDamaged
 from crl.records import Sample, first_sequence
 from crl.text.prefixes import shared_prefix
 
-_SEEN = 2
-"""Tokens that the sequences of episodes see in a micro-batch, by those of its longest samples: keys and values are
-gathered for each sequence."""
-
 
 @dataclass(frozen=True)
 class Tree:
@@ -43,6 +39,8 @@ class Tree:
     """Of each sample, the positions of its inputs in their order."""
     segments: list[int]
     """Of each sample, how many positions it adds: the last of its path, and the next of all. 0 where it adds none."""
+    continued: bool = False
+    """Whether several samples are sequences of one episode: many that see almost the same, or few long ones."""
 
 
 def tree_of(samples: Sequence[Sample]) -> Tree:
@@ -50,7 +48,8 @@ def tree_of(samples: Sequence[Sample]) -> Tree:
 
     Each shares with the sample before it, so those that begin alike should be neighbors, as :func:`cut` has them.
     """
-    tree = Tree([], [], [], [])
+    episodes = {first_sequence(sample.generation_id) for sample in samples}
+    tree = Tree([], [], [], [], continued=len(episodes) < len(samples))
     before: Sequence[int] = ()
     for sample in samples:
         inputs = sample.token_ids[:-1]
@@ -69,9 +68,8 @@ def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, way: Update 
 
     A micro-batch computes at most as many positions, and predicts at most as many trained tokens, as `micro_batch` of
     the longest samples of its objective have: that bounds the memory. Sequences of one episode are one sample here, or
-    each would need a micro-batch that reads again what they share; then what they see is bounded, too. A model whose
-    attention cannot be told what a position sees reads at most `micro_batch` samples of about one length, `padded`, or
-    a single one in `rows`.
+    each few would be a micro-batch that reads again what all share. A model whose attention cannot be told what a
+    position sees reads at most `micro_batch` samples of about one length, `padded`, or a single one in `rows`.
 
     Micro-batches are ordered by size (largest first, so that what does not fit in memory fails at once), and the cut
     does not depend on the order of the samples. Every rank has the same number of steps; where micro-batches run out
@@ -88,23 +86,20 @@ def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, way: Update 
     for _, same in groupby(ordered, key=lambda sample: sample.objective):
         listed = list(same)
         longest = max(len(sample.token_ids) - 1 for sample in listed)
-        of_sequence, of_episode = 0, Counter[str]()
+        of_episode = Counter[str]()
         for sample in listed:
-            of_sequence = max(of_sequence, sum(sample.loss_mask))
             of_episode[first_sequence(sample.generation_id)] += sum(sample.loss_mask)
-        of_episodes = min(max(of_episode.values()), longest)
-        positions, trained, seen, together = 0, 0, 0, list[Sample]()
+        most, most_trained = micro_batch * longest, micro_batch * min(max(of_episode.values()), longest)
+        positions, trained, together = 0, 0, list[Sample]()
         for sample in listed:
-            own, learned = len(sample.token_ids) - 1, sum(sample.loss_mask)
+            own = len(sample.token_ids) - 1
             shared = shared_prefix(together[-1].token_ids[:-1], sample.token_ids[:-1]) if together else 0
-            full = positions + own - shared > micro_batch * longest or trained + learned > micro_batch * of_episodes
-            if trained + learned > micro_batch * of_sequence:
-                full |= seen + own > _SEEN * micro_batch * longest
+            full = positions + own - shared > most or trained + sum(sample.loss_mask) > most_trained
             if together and (full if way == "packed" else len(together) == most_samples):
                 pieces.append((positions, together))
-                positions, trained, seen, together, shared = 0, 0, 0, [], 0
-            together.append(sample)
-            positions, trained, seen = positions + own - shared, trained + learned, seen + own
+                positions, trained, together, shared = 0, 0, [], 0
+            together = [*together, sample]
+            positions, trained = positions + own - shared, trained + sum(sample.loss_mask)
         pieces.append((positions, together))
     pieces.sort(key=lambda piece: -piece[0])
     found = [together for _, together in pieces]

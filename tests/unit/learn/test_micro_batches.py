@@ -83,14 +83,10 @@ def test_sequences_of_an_episode_read_what_they_share_once(random_samples: MakeS
     assert len(together) == 10 and len(tree_of(together).token_ids) == length + 9 + 10 * 3
     others = [dataclasses.replace(each, generation_id=each.sample_id) for each in own]
     assert {len(part) for part in cut(others, 2, 1)[0]} == {2}, "episodes apart are bounded by what one of them trains"
-    many = [
-        dataclasses.replace(each, sample_id=f"{each.sample_id}{n}", token_ids=[*each.token_ids[:-1], 4 + n])
-        for each in own
-        for n in range(5)
-    ]
-    longest = max(len(each.token_ids) - 1 for each in many)
-    parts = cut(many, 2, 1)[0]
-    assert len(parts) > 1 and all(sum(len(each.token_ids) - 1 for each in part) <= 2 * 2 * longest for part in parts)
+    assert tree_of(own).continued and not tree_of(others).continued
+    trained = [dataclasses.replace(each, loss_mask=[0, *[1] * (len(each.token_ids) - 1)]) for each in own]
+    longest = length + 9 + 4 - 1
+    assert all(sum(sum(each.loss_mask) for each in part) <= 2 * longest for part in cut(trained, 2, 1)[0])
 
 
 def test_every_sample_reads_its_own_tokens_in_segments(random_samples: MakeSamples) -> None:
