@@ -140,7 +140,7 @@ def notifications(blocks: Mapping[str, UUID]) -> list[AutomationCore]:
             _event("prefect.flow-run.Failed", "prefect.flow-run.Crashed"),
             "{{ flow.name }} run {{ flow_run.name }}: {{ flow_run.state.name }}",
             "{{ flow.name }} run {{ flow_run.name }} is {{ flow_run.state.name }}: {{ flow_run.state.message }}\n"
-            "{{ flow_run|ui_url }}",
+            "What is complete is kept; Retry continues there: {{ flow_run|ui_url }}",
         ),
         _example(
             "alarms", blocks[MAIL], "for each alarm of a round", _of_experiments(ALARM),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ import sqlalchemy as sa
 from prefect.server.database.configurations import AioSqliteConfiguration
 
 from flows.server import lock_at_the_beginning
-from tests.processes import PATIENCE_SECONDS
+from tests.operate import operation
+from tests.processes import PATIENCE_SECONDS, client_of
 from tests.tiny_run import ROOT
 
 SCRIPT = """
@@ -93,3 +96,36 @@ def test_who_holds_the_lock_commits_while_garbage_waits_for_whoever_wants_it(tmp
     words = [sys.executable, "-c", SCRIPT, str(tmp_path / "database")]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.stdout == "it got the lock\n", done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_no_run_that_is_submitted_is_refused_beside_others_that_write(tmp_path: Path) -> None:
+    """Thirty submissions of three people, while four processes report states. Prefect as it comes refuses most."""
+    answers: list[tuple[str, int]] = []
+    with operation(tmp_path, worker=False) as server, client_of(server.url) as first:
+        identifier = first.get("/deployments/name/tidy/tidy").json()["id"]
+        flow_id = first.get("/flows/name/tidy").json()["id"]
+        ended = threading.Event()
+
+        def report() -> None:
+            with client_of(server.url) as client:
+                while not ended.is_set():
+                    made = client.post("/flow_runs/", json={"flow_id": flow_id, "state": {"type": "RUNNING"}})
+                    answers.append(("report", made.status_code))
+
+        def submit(number: int) -> None:
+            with client_of(server.url) as client:
+                made = client.post(f"/deployments/{identifier}/create_flow_run", json={"state": {"type": "SCHEDULED"}})
+                answers.append(("submit", made.status_code))
+
+        reporters = [threading.Thread(target=report) for _ in range(4)]
+        for thread in reporters:
+            thread.start()
+        try:
+            with ThreadPoolExecutor(3) as people:
+                list(people.map(submit, range(30)))
+        finally:
+            ended.set()
+            for thread in reporters:
+                thread.join()
+    assert answers.count(("submit", 201)) == 30 and {status for _, status in answers} == {201}
