@@ -199,7 +199,7 @@ def finished(run: RunDirectory, first: int, last: int, due: list[int]) -> State[
     """The state that a training run ends in: where it stands and where to look, in words; its result as data."""
     finish_page(run.path)  # with the last validations
     rounds = rounds_text(first, last)
-    told = publish_results(run.path, rounds.capitalize())
+    told = publish_results(run.path)
     done = f"{rounds} complete" if due else "nothing to do"
     return Completed(message=f"{done}. {told[:1].upper()}{told[1:]}", data={"run": str(run.path), "rounds": due})
 

@@ -98,7 +98,7 @@ def publish_round(run_path: str | Path, round_number: int) -> None:
     )
 
 
-def publish_results(run_path: str | Path, title: str) -> str:
+def publish_results(run_path: str | Path) -> str:
     """Publish what concerns the run as a whole under the present flow run; returns its results in one line, with the
     head and the address of the report page, for the state of the run and for notifications."""
     path = Path(run_path)
@@ -106,7 +106,7 @@ def publish_results(run_path: str | Path, title: str) -> str:
     summaries, head = history.summaries(), newest_head(path)
     publish(
         name,
-        title,
+        results_line(summaries).capitalize(),
         {
             ROUNDS: lambda: markdown.rounds_markdown(name, summaries, head and head[1]),
             CURVE: lambda: markdown.curve_markdown(name, summaries),

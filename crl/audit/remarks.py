@@ -45,9 +45,9 @@ def _repairs(record: Record) -> Iterator[str]:
             kept = where.replace("it is", "what was damaged is")
             yield f"{', '.join(map(str, event['files']))} made again on {day}{kept}"
     for entry in record.pruned:
-        if entry.path != CHECKPOINT and not (record.run_path / entry.place).exists():
+        if entry.path != CHECKPOINT and not (record.run_path / entry.location).exists():
             digests = ", ".join(entry.sha256s.values())
-            yield f"the run goes on without {entry.place}, which was damaged (SHA-256 {digests})"
+            yield f"the run goes on without {entry.location}, which was damaged (SHA-256 {digests})"
 
 
 def _journal(record: Record) -> Iterator[str]:

@@ -112,7 +112,7 @@ def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     from crl.rounds.weights import update_name
     from crl.run.retention import pruned
 
-    deleted = {entry.place for entry in pruned(directory.path)}
+    deleted = {entry.location for entry in pruned(directory.path)}
     updates = {update_name(owner) for owner in directory.method.owners()}
     checkpoints = [
         row["checkpoint"]

@@ -23,7 +23,7 @@ LESS_MEMORY = (
 _SETTING = re.compile(r"\bmethod(?:\.\w+)+")
 
 
-def advised(error: CrlError, run_path: Path, place: StageKey, role: str | None, attempts: tuple[int, int]) -> None:
+def advised(error: CrlError, run_path: Path, key: StageKey, role: str | None, attempts: tuple[int, int]) -> None:
     """Complete what an error of a stage tells people: which attempt this was of how many, and, where its advice names a
     setting of the method, which is frozen, the command that goes on with a changed one."""
     attempt, most = attempts
@@ -35,7 +35,7 @@ def advised(error: CrlError, run_path: Path, place: StageKey, role: str | None, 
     error.next_step = error.next_step.replace(f"roles.{ROLE}.", f"roles.{role or 'actor'}.")
     if (setting := _SETTING.search(error.next_step)) is None:
         return
-    name, (number, _) = run_path.absolute().name, place
+    name, (number, _) = run_path.absolute().name, key
     changed = f"--set {setting[0]}=…"
     error.next_step += (
         f". The method of a run is frozen, so go on as another one: crl fork {quoted(run_path)} --round {number - 1} "

@@ -212,7 +212,7 @@ class _Facts:
             [row["generation_id"] for row in operations],
         )
         self._generations = {row["generation_id"]: row for row in generations}
-        deleted = {each.place for each in pruned(tables.run_path)}
+        deleted = {each.location for each in pruned(tables.run_path)}
         # A stage that was redone has written its checkpoint again.
         self._pruned = {each for each in deleted if not (tables.run_path / each).is_dir()}
         digests = {row["weights_digest"] for row in generations}

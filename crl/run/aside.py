@@ -46,8 +46,8 @@ def take_file(run_path: Path, entry: Pruned, *, token: int) -> None:
     with commit_guard(run_path, token):
         if entry not in pruned(run_path):
             add_pruned(run_path, entry, token)
-        if (run_path / entry.place).exists():
-            move(run_path / entry.place, aside(run_path, entry.place))
+        if (run_path / entry.location).exists():
+            move(run_path / entry.location, aside(run_path, entry.location))
 
 
 def put_back(run_path: Path, contents: Mapping[str, bytes], *, token: int) -> Path | None:

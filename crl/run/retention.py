@@ -42,7 +42,7 @@ class Pruned(BaseModel):
     """`check` of the manifest of the stage."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Run-relative path."""
         return f"rounds/{key_of(self.round, self.stage)}/{self.path}"
 
@@ -128,7 +128,7 @@ def is_pruned(entries: Collection[Pruned], round_number: int, stage: str, path: 
 
 def is_left_out(run_path: Path, relative: str) -> bool:
     """Whether a run goes on without a file of it, by its run-relative path."""
-    return any(entry.place == relative for entry in pruned(run_path))
+    return any(entry.location == relative for entry in pruned(run_path))
 
 
 def _set_aside(run_path: Path, place: StageKey, token: int) -> tuple[Pruned, Path]:
