@@ -59,7 +59,7 @@ already_checked: ContextVar[bool] = ContextVar("already_checked", default=False)
 """Whether the caller has held the experiment against this machine: that takes seconds."""
 _LONGEST = 200
 """Characters of a changed value in the log."""
-_ROUND = re.compile(r"(?:^|: )round (\d+)$")
+_ROUND = re.compile(r"^round (\d+)\b")
 
 
 @flow(name="train", persist_result=False, validate_parameters=False)
@@ -141,9 +141,9 @@ def resume(run_path: RunPath, runtime: RuntimeChanges = NOTHING) -> Any:
 
 
 def _round_name() -> str:
-    """`quickstart: round 3`, of the flow run that begins."""
+    """`round 3 of quickstart`, of the flow run that begins: the training run may be called `quickstart: round 3`."""
     given = flow_run.parameters
-    return f"{Path(given['run_path']).name}: {rounds_text(given['number'], given['number'])}"
+    return f"round {given['number']} of {Path(given['run_path']).name}"
 
 
 @flow(name="round", flow_run_name=_round_name, persist_result=False)

@@ -199,8 +199,9 @@ def _go_on_without(directory: RunDirectory, recipe: Recipe, file: str, *, yes: b
     path = directory.path
     with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
         entry = lacked(directory, recipe, file)
-        say(f"The run goes on without {entry.location}. No later round reads it; what shows round {entry.round} lacks it.")
-        say(f"What is left of it moves to {shown(path / 'damaged')}; put back from a backup, it counts again.")
+        say(f"The run goes on without {entry.location}. No later round reads it.")
+        say(f"What is left of it moves to {shown(path / 'damaged')}.")
+        say(f"What shows round {entry.round} lacks it, until it is back from a backup.")
         agree("Go on without it?", yes=yes, again=f"crl mend {shown(path)} --without {quoted(file)}")
         leave_out(directory, entry, token=lease.token)
     say(f"left out {entry.location}; crl verify {shown(path)} says so from now on")

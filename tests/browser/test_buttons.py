@@ -123,7 +123,7 @@ def paused_round(screen: Screen, desk: OpenUi, run_id: str, number: int) -> str:
 
     def paused() -> bool:
         screen.open_run(run_id, "Subflow Runs")
-        link = screen.page.get_by_role("link", name=re.compile(rf": round {number}$")).first
+        link = screen.page.get_by_role("link", name=re.compile(rf"^round {number} of ")).first
         try:
             link.wait_for(timeout=SHOWN_MILLISECONDS)
         except NotShown:

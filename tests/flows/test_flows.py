@@ -52,7 +52,7 @@ def children_of(state):
     parent = state.state_details.flow_run_id
     tracking = [run.id for run in task_runs(parent).values()]
     found = sorted(flow_runs(parent_task_run_id={"any_": tracking}), key=lambda run: run.created)
-    return {run.name.removeprefix("fake: "): run for run in found}
+    return {run.name.removesuffix(" of fake"): run for run in found}
 
 
 def test_a_transient_failure_is_retried_and_the_record_is_that_of_an_undisturbed_run(fake, tmp_path, undisturbed):
@@ -62,7 +62,7 @@ def test_a_transient_failure_is_retried_and_the_record_is_that_of_an_undisturbed
     assert digests(RunDirectory.open(path)) == undisturbed
     children = children_of(state)
     assert set(children) == {"round 0", "round 1", "round 2"}
-    assert all(run.name.startswith("fake: ") and "fake" in run.tags for run in children.values())
+    assert all(run.name.endswith(" of fake") and "fake" in run.tags for run in children.values())
     # The run's own page: where it stands and where to look, its artifacts, the head to keep.
     assert state.message.startswith("rounds 0–2 complete. Round 2: "), state.message
     told = heads(manifests(path))
