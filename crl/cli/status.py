@@ -284,7 +284,7 @@ def _what_goes(path: Path, plan: Plan) -> list[str]:
 def _cheaper(directory: RunDirectory, recipe: Recipe, number: int, stage: str) -> list[str]:
     """Ways that keep more of the run, the cheapest first."""
     from crl.audit.problem import on_one_line
-    from crl.audit.verify import stage_problems
+    from crl.audit.verify import require_intact, stage_problems
     from crl.audit.without import why_needed
     from crl.config import Experiment
     from crl.rounds.fork import check_fork
@@ -306,6 +306,7 @@ def _cheaper(directory: RunDirectory, recipe: Recipe, number: int, stage: str) -
         name = f"{path.absolute().name}-again"
         try:
             check_fork(directory, newest, Experiment(name=name, method=directory.method), path.absolute().parent)
+            require_intact(path, changed=True, until=newest)
         except CrlError:
             continue
         lines += [f"- leave this run as it is, and go on from round {newest} as another one:"]

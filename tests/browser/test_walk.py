@@ -23,7 +23,7 @@ from tests.browser.conftest import OpenUi
 from tests.browser.screen import Screen
 from tests.browser.test_buttons import PERSON, answered, paused_round, succeeds
 from tests.processes import client_of, wait_until
-from tests.tiny_run import CONFIG, SETTINGS, crl_here, digests, train
+from tests.tiny_run import CONFIG, SETTINGS, crl, crl_here, digests, train
 
 pytestmark = pytest.mark.slow
 
@@ -175,13 +175,12 @@ def resume_in_the_form(screen: Screen) -> str:
 
 
 def compare(desk: OpenUi, tmp_path: Path) -> None:
-    """The same by commands, undisturbed: two digests of every stage, and two heads."""
+    """The same by commands, undisturbed but for the two decisions: the digests of all stages are equal."""
     runs = tmp_path / "undisturbed"
-    words = train(2, name=NAME, method__recipe__approve_bank=True)
-    crl_here(runs, *words, code=6)
-    for number in (1, 2):
-        crl_here(runs, "approve", NAME, "--person", PERSON)
-        crl_here(runs, "resume", NAME, code=0 if number == 2 else 6)
+    crl(runs, *train(2, name=NAME, method__recipe__approve_bank=True), code=6)
+    for code in (6, 0):
+        crl(runs, "approve", NAME, "--person", PERSON)
+        crl(runs, "resume", NAME, code=code)
     ours, theirs = desk.runs / NAME, runs / NAME
     for path in (ours, theirs):
         decided = [RunDirectory.open(path).read(number, "approve", Approval).to_pylist() for number in (1, 2)]
