@@ -170,7 +170,7 @@ def resume_in_the_form(screen: Screen) -> str:
     screen.open_form("resume")
     assert "is type" not in screen.text()
     screen.choose(screen.page.locator("button", has_text=re.compile("^Select$")).first, NAME)
-    screen.shoot("resume", 1240)
+    screen.shoot("walk-resume", 1240)
     return screen.submit()
 
 
