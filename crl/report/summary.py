@@ -264,7 +264,7 @@ def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
     for number, stage, name, value, alarm in fetch(
         "SELECT round, stage, name, value, alarm FROM metrics WHERE alarm IS NOT NULL ORDER BY round, stage, name"
     ):
-        listed("alarms", number, f"{alarm} ({stage.replace('_', ' ')}: {name.replace('_', ' ')} {value:.3g})")
+        listed("alarms", number, f"{alarm} ({stage}: {name} {value:.3g})")
     return found, base
 
 
