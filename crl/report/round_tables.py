@@ -213,7 +213,7 @@ def remarks(summaries: Sequence[RoundSummary]) -> list[str]:
     lines += _verdicts([each.validation for each in summaries if each.validation is not None])
     alarmed = [each for each in summaries if each.alarms]
     if alarmed:
-        lines += [f"alarm in round {alarmed[-1].round}, {alarm}" for alarm in alarmed[-1].alarms]
+        lines += [f"alarm in round {alarmed[-1].round}: {alarm}" for alarm in alarmed[-1].alarms]
     broke = [each for each in summaries if each.broken]
     if broke:
         lines += [f"broken in round {broke[-1].round}, {broken_words(row)}" for row in broke[-1].broken]
