@@ -440,8 +440,13 @@ def _read(
     if files is None:
         return _empty(listed)
     place = {name: f"{expression} AS {name}" for name, _, expression in _PLACE}
-    chosen = ", ".join(identifier(name) if name in own else place[name] for name, _ in listed)
     row_type = ROW_TYPE_BY_TABLE.get(table)
+    # Numbers of columns that files may lack are what they are by default; other columns are null.
+    fields = {name: row_type.__dataclass_fields__[name].default for name in row_type.added} if row_type else {}
+    own_columns = {name: identifier(name) for name in own} | {
+        name: f"coalesce({name}, {value}) AS {name}" for name, value in fields.items() if isinstance(value, int)
+    }
+    chosen = ", ".join((place | own_columns)[name] for name, _ in listed)
     columns = [pair for pair in listed if pair[0] in own]
     return f"SELECT {chosen} FROM {_parquet(source, files, columns, bool(row_type and row_type.added))}"
 

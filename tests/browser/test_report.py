@@ -191,7 +191,8 @@ def test_an_episode_of_several_sequences_shows_all_of_them(show: Callable[..., O
     page.open("several")
     assert page.texts("#sequences .id") == names and page.page.locator("#sequences").is_visible()
     assert page.texts("#sequences .note") == [
-        "turns 1, 2 · 4 tokens, 2 of them trained", "turns 3 · 3 tokens, 1 of them trained · without turns 1–1, 2 tokens",
+        "turns 1, 2 · 4 tokens, 2 of them trained",
+        "turns 3 · 3 tokens, 1 of them trained · without turns 1–1, 2 tokens",
         "no turn · 2 tokens, 0 of them trained",
     ]  # fmt: skip
     for number, sequence in ((1, 1), (2, 1), (3, 2)):
