@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import fields
 
 import pyarrow as pa
 
@@ -442,13 +443,15 @@ def _read(
     place = {name: f"{expression} AS {name}" for name, _, expression in _PLACE}
     row_type = ROW_TYPE_BY_TABLE.get(table)
     # Numbers of columns that files may lack are what they are by default; other columns are null.
-    fields = {name: row_type.__dataclass_fields__[name].default for name in row_type.added} if row_type else {}
+    added = [field for field in fields(row_type) if field.name in row_type.added] if row_type else []  # type: ignore[arg-type]
     own_columns = {name: identifier(name) for name in own} | {
-        name: f"coalesce({name}, {value}) AS {name}" for name, value in fields.items() if isinstance(value, int)
+        each.name: f"coalesce({each.name}, {each.default}) AS {each.name}"
+        for each in added
+        if isinstance(each.default, int)
     }
     chosen = ", ".join((place | own_columns)[name] for name, _ in listed)
     columns = [pair for pair in listed if pair[0] in own]
-    return f"SELECT {chosen} FROM {_parquet(source, files, columns, bool(row_type and row_type.added))}"
+    return f"SELECT {chosen} FROM {_parquet(source, files, columns, bool(added))}"
 
 
 def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]], added: bool = False) -> str:
