@@ -1,0 +1,89 @@
+"""The program of an episode as a process: how it is started, what it wrote, and that nothing of it stays.
+
+It has a session of its own, which is killed at its end with every process that carries its mark in the environment.
+Its output is read to the end and only the last of it is kept: a program that floods it costs no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+
+from crl.text.unicode import valid_text
+
+MARK = "CRL_PROGRAM"
+KEPT = 8000
+"""Bytes of what a program wrote that are kept: the last."""
+_ENDS = 10.0
+"""Seconds until what was killed has ended."""
+
+
+class ProgramProcess:
+    """A running program."""
+
+    def __init__(
+        self, command: tuple[str, ...], folder: Path, variables: Mapping[str, str], mark: str, ended: Callable[[], None]
+    ) -> None:
+        """`mark`: no other process has it. `ended` is called, in a thread, when the program has ended.
+
+        Raises OSError where it cannot be started.
+        """
+        self._mark = mark
+        self._output = bytearray()
+        self._process = subprocess.Popen(
+            command, cwd=folder, env={**os.environ, **variables, MARK: mark}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, name="program output", daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._wait, args=(ended,), name="program end", daemon=True).start()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.poll()
+
+    def end(self) -> None:
+        """Kill it and all that it started."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _ENDS
+        while (alive := self._alive()) and time.monotonic() < deadline:  # one may start another meanwhile
+            for process in alive:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(alive, timeout=0.2)
+        self._process.wait()
+        self._reader.join(_ENDS)
+
+    @property
+    def output(self) -> str:
+        """The last that it wrote."""
+        return valid_text(bytes(self._output).decode("utf-8", "replace")).strip()
+
+    def _alive(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as pipe:
+            while piece := os.read(pipe.fileno(), 1 << 16):
+                self._output += piece
+                del self._output[:-KEPT]
+
+    def _wait(self, ended: Callable[[], None]) -> None:
+        self._process.wait()
+        ended()
