@@ -190,8 +190,8 @@ async def _body(request: Request) -> bytes:
 
 async def _answer(request: Request, call: Call) -> Answer:
     """Wait for an answer, and for the client to go, whichever is first. Raises ApiError where it is refused."""
-    waiting = asyncio.wrap_future(call.result)
-    gone = asyncio.ensure_future(request.receive())
+    waiting: asyncio.Future[Any] = asyncio.wrap_future(call.result)
+    gone: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():

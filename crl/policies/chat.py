@@ -66,7 +66,9 @@ OWN, TRAINING, FILE = "the model's own", "TRL's training template of its family"
 _THREE = ["user", "assistant", "user"]
 _STAY = "earlier turns stay as they were sampled, thoughts too"
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
-_CALL_BEGINS = re.compile(r"[{<]|\[\s*\{|\n[^\n]*$")
+_FIRST_SLOT = 4
+"""Of what follows a turn: those before are of the chats that `tool_turns` renders."""
+_CALL_BEGINS = re.compile(r"[{<]|\[\s*\{|\S*[:.(\[]$|\n[^\n]*$")
 """What of an answer, before the name of its first call, belongs to the call."""
 _NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
 
@@ -208,15 +210,20 @@ class ChatFormat:
         Where the template shows no tools, they are described at the end of the system text, a call is JSON, and its
         result the user's. Raises BadInput where the template refuses it, or a call holds a control token.
         """
-        if self.takes_tools:
-            self._check_tools(tools)
-        else:
+        if not self.takes_tools:
             messages, tools = in_words(messages, tools), ()
+        elif not self._tools.shows_calls:
+            messages = in_words(messages)
+        self._check_tools(tools)
         shown = self._as_shown(self._tools.messages(messages))
         texts = [str(message["content"] or "") for message in shown]
-        slots = [{**message, "content": SLOT.format(at)} for at, message in enumerate(shown)]
+        called = ["tool_calls" in message for message in shown]  # beside calls, not every template shows a text
+        slots = [
+            message if called[at] and not texts[at] else {**message, "content": SLOT.format(at)}
+            for at, message in enumerate(shown)
+        ]
         rendered = self._render(slots, ready=True, tools=tools)
-        self._require_slots(rendered, [at for at, message in enumerate(shown) if "tool_calls" not in message])
+        self._require_slots(rendered, [at for at, calls in enumerate(called) if not calls])
         return self._ids.encode(rendered, self._tools.quoted(texts, [message["role"] for message in shown]))
 
     def follow(self, messages: Sequence[Message], *, ended: bool, by: int | None = None, calls: int = 0) -> list[int]:
@@ -224,17 +231,17 @@ class ChatFormat:
 
         `calls`: of the sampled turn. Raises BadInput where the template refuses the messages.
         """
-        if not self.takes_tools:
+        if not (self.takes_tools and self._tools.shows_calls):
             messages = in_words(messages)
         answers = bool(calls) and messages[0].role == "tool"
         before = self._tools.called(calls) if answers else [_as_data("user", 0), _as_data("assistant", 1)]
-        roles, first = [message.role for message in messages], len(before)
+        roles, first = [message.role for message in messages], _FIRST_SLOT
         following = [
             {**_as_data(message.role, first + at), **({"name": message.name} if message.role == "tool" else {})}
             for at, message in enumerate(messages)
         ]
         rendered = self._render(self._tools.answered(before, following), ready=True)
-        behind = self._tools.behind(rendered) if answers else rendered.partition(SLOT.format(1))[2].lstrip()
+        behind = self._tools.behind(rendered, calls) if answers else rendered.partition(SLOT.format(1))[2].lstrip()
         self._require_slots(behind, range(first, first + len(messages)))
         ids = self._ids.encode(behind, [""] * first + self._tools.quoted([each.content for each in messages], roles))
         there = ended and (by is None or by == ids[0] or ids[0] in self._closing)
@@ -256,6 +263,8 @@ class ChatFormat:
         calls = (self.calls(token_ids, tools) if self.takes_tools else json_calls(answer, names)) if names else []
         if not calls:
             return ParsedTurn(answer.strip(), thought)
+        if self.takes_tools and self._tools.shows_calls and not self._tools.shows_several:
+            calls = calls[:1]
         before = answer[: max(answer.find(json.loads(calls[0])["name"]), 0)]
         return ParsedTurn(_CALL_BEGINS.split(before)[0].strip(), thought, tuple(calls))
 

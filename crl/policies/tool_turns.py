@@ -47,6 +47,7 @@ class ToolTurns:
 
     Attributes:
         end_id: the id that ends a turn with a call; None: nothing is known of it.
+        shows_calls: whether it can; else they are in words.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class ToolTurns:
         self._result: str | None = None
         self._result_is_json = False
         self._closing = ""
-        if (called := self._called()) is not None:
+        called = self._called()
+        self.shows_calls = called is not None
+        if called is not None:
             self._learn(called, frozenset([end, tokenizer.eos_token_id]))
 
     @cached_property
@@ -157,6 +160,7 @@ class ToolTurns:
                 if any(self._ids.control.search(call) or SLOTS.search(call) for call in message.calls):
                     raise _refused("a tool call holds one of its control tokens")
                 calls = [json.loads(call) for call in message.calls]
+                value["content"] = message.content or self._content
                 value["tool_calls"] = [self._call(at, **call) for at, call in enumerate(calls)]
                 open_calls = [(call["name"], _id_of(at)) for at, call in enumerate(calls)]
             elif message.role == "tool":
@@ -182,12 +186,22 @@ class ToolTurns:
             message["tool_call_id"] = call["id"]
         return [*before, *following]
 
-    def behind(self, rendered: str) -> str:
+    def behind(self, rendered: str, calls: int) -> str:
         """What such a chat shows behind its last call."""
-        at = rendered.rindex(_VALUE) + len(_VALUE) if _VALUE in rendered else -1
-        if at < 0 or not rendered.startswith(self._closing, at):
-            raise _refused("its chat template does not show several calls of one turn")
-        return rendered[at + len(self._closing) :]
+        closing = self._closing.replace(_ID, _id_of(calls - 1))
+        at = rendered.rindex(_VALUE) + len(_VALUE) if rendered.count(_VALUE) == calls else -1
+        if at < 0 or not rendered.startswith(closing, at):
+            raise _refused(f"it does not show {calls} calls of one turn")
+        return rendered[at + len(closing) :]
+
+    @cached_property
+    def shows_several(self) -> bool:
+        """Probe: whether a turn may hold several calls."""
+        results = [{"role": "tool", "name": PROBE.name, "content": ""} for _ in range(2)]
+        try:
+            return bool(self.behind(self._render(self.answered(self.called(2), results), ready=True), 2))
+        except BadInput:
+            return False
 
     def quoted(self, texts: Sequence[str], roles: Sequence[str]) -> list[str]:
         """The texts of messages as they stand in the template: some write results as JSON."""
