@@ -204,8 +204,8 @@ class Episode(Row):
                 "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN (SELECT episode_id, count(*) AS turns, "
                 "sum((NOT valid)::INT) AS invalid FROM turns GROUP BY episode_id) t USING (episode_id) "
                 # The turn in which an environment broke is not valid, and no fault of the actor's.
-                "WHERE e.turns <> coalesce(t.turns, 0) "
-                "OR e.invalid_actions <> coalesce(t.invalid, 0) - (e.stop_reason = 'error')::INT"
+                "WHERE e.turns <> coalesce(t.turns, 0) OR e.invalid_actions <> "
+                "coalesce(t.invalid, 0) - (e.stop_reason = 'error' AND e.turns > 0)::INT"
             ),
             "every sequence of an episode has its token record": (
                 "SELECT DISTINCT s.row, s.episode_id AS id FROM "

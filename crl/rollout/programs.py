@@ -296,6 +296,8 @@ class _Wave:
             ids = self._chat.conversation(opening)
             row.sequences.append(LiveSequence(self._name(run, 0), _text(opening), lambda: list(ids), list(ids)))
         row.last_observation = None if step.error is not None else step.observation
+        if step.error is not None and row.turns:  # as where an environment breaks
+            row.turns[-1] = dataclasses.replace(row.turns[-1], valid=False)
         finish(row, step)
         if run.folder is not None:
             shutil.rmtree(run.folder, ignore_errors=True)

@@ -49,7 +49,11 @@ def by_template(chat: ChatFormat, messages: tuple[Message, ...]) -> str:
 def test_a_conversation_has_the_ids_of_the_template_s_rendering(name: str) -> None:
     chat = ChatFormat(tokenizer_of(name), name)
     asked = Message("assistant", "", (call("fox"),))
-    for messages in (FIRST, (*FIRST, asked, result("a red animal")), (*FIRST, Message("assistant", "A fox."), FIRST[1])):
+    for messages in (
+        FIRST,
+        (*FIRST, asked, result("a red animal")),
+        (*FIRST, Message("assistant", "A fox."), FIRST[1]),
+    ):
         ids = chat.conversation(messages, [TOOL])
         shown = chat.decode(ids)
         assert all(message.content in shown for message in messages if message.content)
