@@ -64,7 +64,7 @@ class HarnessConfig(EnvironmentConfig):
         1800.0, gt=0, le=LONGEST_SECONDS, description="Longest time of a program, while none of its calls is open."
     )
     call_seconds: float = Field(
-        120.0,
+        300.0,
         gt=0,
         le=LONGEST_SECONDS,
         description="Longest time until its next call, or its end: the others of its wave wait for it.",

@@ -92,7 +92,7 @@ def test_only_the_holder_of_the_key_on_this_machine_is_answered(gateway: Gateway
         (403, {"origin": "http://localhost"}),
         (403, {"origin": "null"}),
     ]:
-        found = ask(gateway, client, **{name: value for name, value in wrong.items()})
+        found = ask(gateway, client, **wrong)
         assert found[0] == status and set(found[1]["error"]) == {"message", "type", "param", "code"}, wrong
     assert ask(gateway, client, path="/0000000000000000/v1/chat/completions")[0] == 401, "no path is told from another"
     assert ask(gateway, client, path=f"/{client.path}/v1/embeddings")[0] == 404
