@@ -226,7 +226,11 @@ class Program:
 
     command: tuple[str, ...]
     variables: Mapping[str, str]
-    """Environment variables beside those of this process."""
+    """Environment variables beside those of this process; in a sandbox these and no others."""
+    port: int | None = None
+    """Where it reaches the gateway, in a sandbox with a loopback of its own."""
+    user: int | None = None
+    """Of this machine, that it is started as; None: this process's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +254,12 @@ class RunsPrograms(Protocol):
     limits: ProgramLimits
     side: frozenset[str]
     """Names of models whose calls are answered and recorded, and not trained."""
+    home: Path | None
+    """Folder that programs in sandboxes run in folders of; the gateway listens at `gateway.sock` in it, too. None: they
+    have no sandbox."""
 
-    def program(self, slot: int) -> Program:
-        """What a slot runs."""
+    def program(self, slot: int, folder: Path) -> Program:
+        """What a slot runs in an empty folder."""
 
     def outcome(self, slot: int, messages: Sequence[Mapping[str, Any]], folder: Path, exit_code: int) -> Step:
         """The end of a slot's episode: what the program did is worth. `messages`: its last conversation, in OpenAI's

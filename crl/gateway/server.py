@@ -92,6 +92,7 @@ class Gateway:
         self._sockets = [_listening(socket.AF_INET, ("127.0.0.1", 0))]
         self.port: int = self._sockets[0].getsockname()[1]
         if unix_socket is not None:
+            unix_socket.unlink(missing_ok=True)
             self._sockets.append(_listening(socket.AF_UNIX, str(unix_socket)))
             unix_socket.chmod(0o666)
         config = uvicorn.Config(
@@ -129,9 +130,9 @@ class Gateway:
         for call in list(client.calls) if client else ():
             call.refuse(ApiError("This conversation is over.", code="over"))
 
-    def url(self, client: Client) -> str:
-        """What a client's `base_url` is."""
-        return f"http://127.0.0.1:{self.port}/{client.path}/v1"
+    def url(self, client: Client, port: int | None = None) -> str:
+        """What a client's `base_url` is; `port`: of whatever leads to the Unix socket."""
+        return f"http://127.0.0.1:{port or self.port}/{client.path}/v1"
 
     def _client(self, request: Request) -> Client:
         """Raises ApiError for a request of nobody's."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from crl.protocols import Program
 from crl.text.unicode import valid_text
 
 MARK = "CRL_PROGRAM"
@@ -30,17 +31,20 @@ class ProgramProcess:
     """A running program."""
 
     def __init__(
-        self, command: tuple[str, ...], folder: Path, variables: Mapping[str, str], mark: str, ended: Callable[[], None]
+        self, program: Program, folder: Path, variables: Mapping[str, str], mark: str, ended: Callable[[], None]
     ) -> None:
-        """`mark`: no other process has it. `ended` is called, in a thread, when the program has ended.
+        """`variables`: beside the program's own. `mark`: no other process has it. `ended` is called, in a thread, when
+        the program has ended.
 
         Raises OSError where it cannot be started.
         """
         self._mark = mark
         self._output = bytearray()
         self._process = subprocess.Popen(
-            command, cwd=folder, env={**os.environ, **variables, MARK: mark}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            program.command, cwd=folder if program.port is None else None,
+            env={**(os.environ if program.port is None else {}), **program.variables, **variables, MARK: mark},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            user=program.user, group=program.user, extra_groups=None if program.user is None else [],
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, name="program output", daemon=True)
         self._reader.start()

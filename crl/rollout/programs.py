@@ -181,8 +181,11 @@ class _Wave:
 
     def play(self, tell: Callable[[], None]) -> None:
         """Play all episodes to their end."""
+        home = self._environment.home
+        socket = None if home is None else home / "gateway.sock"
+        self._folder = self._folder if home is None else home / "programs"
         shutil.rmtree(self._folder, ignore_errors=True)
-        with Gateway() as gateway, ExitStack() as stack:
+        with Gateway(socket) as gateway, ExitStack() as stack:
             self._gateway = gateway
             stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             stack.callback(self._end_all)
@@ -215,19 +218,18 @@ class _Wave:
     def _start(self, run: _Run) -> None:
         run.kept, run.since = None, time.monotonic()
         run.client = self._gateway.open(lambda call: self._asked(run, call))
-        run.folder = self._folder / run.row.slot.task.episode_id.replace("/", "_")
-        shutil.rmtree(run.folder, ignore_errors=True)
-        run.folder.mkdir(parents=True)
-        made = attempt(lambda: self._environment.program(run.number))
+        run.folder = folder = self._folder / run.row.slot.task.episode_id.replace("/", "_")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        made = attempt(lambda: self._environment.program(run.number, folder))
         if isinstance(made, Fault):
             self._finish(run, broke(made.code, made.details))
             return
-        url = self._gateway.url(run.client)
+        url = self._gateway.url(run.client, made.port)
         here = {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": run.client.key}
         try:
             run.process = ProgramProcess(
-                made.command, run.folder, {**made.variables, **here}, run.client.path,
-                lambda: self._events.put(lambda: self._ended(run)),
+                made, folder, here, run.client.path, lambda: self._events.put(lambda: self._ended(run)),
             )  # fmt: skip
         except (OSError, ValueError) as error:
             self._finish(run, broke("program_start", f"{made.command[0]} cannot be started: {error}"))

@@ -23,8 +23,14 @@ from crl.protocols import FreeText, Program, ProgramLimits, Start, Step, StopRea
 from crl.records import OutsideRows, Row, Rules, table_of
 from crl.worlds.harness.tasks import WHERE, Sides, Task, located, sides_of
 from crl.worlds.json_files import shown
+from crl.worlds.sandbox.bubblewrap import Bubblewrap
+from crl.worlds.sandbox.interpreters import interpreter_of
+from crl.worlds.sandbox.limits import Limits
+from crl.worlds.sandbox.workplace import Workplace
 
 FORM = FreeText("what the program asks for")
+_PORT = 8000
+"""Of the gateway, on the loopback of a sandbox."""
 _SOLVED = 1e-9
 """What a sum may lack of `success_at` by rounding."""
 Target = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
@@ -44,10 +50,11 @@ class HarnessConfig(EnvironmentConfig):
     )
     tasks: str = Field(min_length=1, description="File of tasks, one per row: .jsonl, .json, .csv, .parquet or .arrow.")
     prompt: str = Field("task", min_length=1, description="Column with the text of a task.")
-    reward: Target = Field(
+    reward: Target | None = Field(
+        None,
         description="module:function that is called when the program has ended: reward(task, messages, folder, "
         "exit_code, **columns), of which it names what it wants. It returns a number, or its named parts, which are "
-        "added."
+        "added. null: none, where a judge gives the family's reward.",
     )
     success_at: float = Field(
         1.0, ge=-1_000_000, le=1_000_000, description="An episode whose reward is at least this counts as solved."
@@ -69,6 +76,12 @@ class HarnessConfig(EnvironmentConfig):
         le=LONGEST_SECONDS,
         description="Longest time until its next call, or its end: the others of its wave wait for it.",
     )
+    isolate: bool = Field(
+        False,
+        exclude_if=off,
+        description="Each program is in a sandbox (bubblewrap): it sees the system, the interpreter and the files that "
+        "the command names, reaches no network but the actor, and may write its folder.",
+    )
     test_size: float = Field(
         0.1, gt=0, lt=1, description="Share of the tasks that is held out, by a digest of their texts."
     )
@@ -78,6 +91,11 @@ class HarnessConfig(EnvironmentConfig):
     def runs_programs(self) -> bool:
         """Nobody steps it."""
         return True
+
+    @property
+    def rewards_nothing(self) -> bool:
+        """Whether there is no reward function."""
+        return self.reward is None
 
     @property
     def keeps_steps(self) -> bool:
@@ -134,6 +152,7 @@ class HarnessEnvironment:
 
     Attributes:
         limits: what a program may use.
+        home: where programs in sandboxes run.
         side: names of models whose calls are not trained.
     """
 
@@ -144,32 +163,74 @@ class HarnessEnvironment:
         self.side = frozenset(config.side)
         self.limits = ProgramLimits(config.max_calls, config.max_tokens, config.seconds, config.call_seconds)
         self._argv = config.argv
-        if shutil.which(self._argv[0]) is None:
+        self._workplace = self._sandbox = self.home = None
+        if config.isolate:
+            self._isolate()
+        elif shutil.which(self._argv[0]) is None:
             raise BadInput(
                 f"there is no program {self._argv[0]!r}", expected="a program that can be started",
                 where=f"{WHERE}.command", next_step="correct its name, or install it",
             )  # fmt: skip
         if isinstance(config.command, str):
             _function(config.command, "command")
-        self._reward = _function(config.reward, "reward")
-        self._wanted = _wanted(self._reward, config.reward, self._sides.training[0].columns)
+        self._reward = None if config.reward is None else _function(config.reward, "reward")
+        if self._reward is not None:
+            self._wanted = _wanted(self._reward, str(config.reward), self._sides.training[0].columns)
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """The tasks of some seeds; nothing is started yet."""
         self._tasks = [self._sides.of(seed, self.config.held_out_from) for seed in seeds]
         return [Start(task.text, "", FORM) for task in self._tasks]
 
-    def program(self, slot: int) -> Program:
+    def _isolate(self) -> None:
+        """Make ready for sandboxes. Raises BadInput where there are none here, or the program would not be there."""
+        if isinstance(self.config.command, str):
+            raise BadInput(
+                f"isolate is true, and the command is the function {self.config.command}, whose module may import what "
+                "a sandbox does not show",
+                expected="a command that names its files",
+                where=f"{WHERE}.command",
+                next_step="write a file that calls it: [python, FILE]",
+            )
+        self._workplace = Workplace()
+        self.home = self._workplace.folder / "home"
+        self.home.mkdir(mode=0o711)
+        (tools := self._workplace.folder / "tools").mkdir(mode=0o755)
+        # Copies, for a user of the sandbox may have no way to where the files are.
+        files = [Path(__file__).with_name("forward.py"), *map(Path, filter(_is_file, self._argv[1:]))]
+        self._shown = {path: tools / f"{at}-{path.name}" for at, path in enumerate(files)}
+        for path, copy in self._shown.items():
+            copy.write_bytes(path.read_bytes())
+            copy.chmod(0o644)
+        limits = Limits(seconds=min(self.config.seconds + self.config.max_calls, 86_400.0))
+        self._sandbox = Bubblewrap(interpreter_of(None, "json"), limits, tools, [], "json")
+
+    def _isolated(self, words: list[str], folder: Path, task: str) -> Program:
+        assert self._sandbox is not None and self.home is not None
+        seen = {copy: f"/crl/{copy.name}" for copy in self._shown.values()}
+        named = {str(path): seen[copy] for path, copy in self._shown.items()}
+        command = [words[0], *(named.get(word, word) for word in words[1:])]
+        shown = {**seen, self.home / "gateway.sock": "/crl/gateway.sock"}
+        inside = [sys.executable, "-I", "/crl/0-forward.py", str(_PORT), "/crl/gateway.sock", *command]
+        argv, variables, user = self._sandbox.launched(self._sandbox.prepare(folder), inside, shown)
+        return Program(tuple(argv), {**variables, "CRL_TASK": task}, _PORT, user)
+
+    def program(self, slot: int, folder: Path) -> Program:
         """The command with the task of a slot."""
         task = self._tasks[slot].text
+        words = [word.replace("{task}", task) for word in self._argv]
+        if self._sandbox is not None:
+            return self._isolated(words, folder, task)
         path = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
         variables = {"CRL_TASK": task, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
-        return Program(tuple(word.replace("{task}", task) for word in self._argv), variables)
+        return Program(tuple(words), variables)
 
     def outcome(self, slot: int, messages: Sequence[Mapping[str, Any]], folder: Path, exit_code: int) -> Step:
         """What the reward function says of a program that has ended. Raises what it raises, and TypeError for what is
         no reward."""
         task = self._tasks[slot]
+        if self._reward is None:  # a judge reads what was asked and answered
+            return Step("", FreeText(""), True, "", True, False, 0.0, StopReason.failure)
         given = {"task": task.text, "messages": list(messages), "folder": folder, "exit_code": exit_code}
         values = {**task.columns, **given}
         returned = self._reward(**{name: value for name, value in values.items() if self._wanted(name)})
@@ -200,8 +261,10 @@ class HarnessEnvironment:
         return self._tasks[slot].text
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Remove the folder of sandboxes."""
         self._tasks = []
+        if self._workplace is not None:
+            self._workplace.close()
 
 
 async def _awaited(returned: Any) -> Any:

@@ -54,7 +54,10 @@ class Programs:
         self.seeds = list(seeds)
         return [Start(task_of(seed), "", FreeText("anything")) for seed in seeds]
 
-    def program(self, slot: int) -> Program:
+    home = None
+
+    def program(self, slot: int, folder: Path) -> Program:
+        assert not list(folder.iterdir())
         self.started.append(slot)
         code = CLIENT + self.codes[slot % len(self.codes)]
         return Program((sys.executable, "-I", "-S", "-c", code), {"CRL_TASK": task_of(self.seeds[slot])})

@@ -212,8 +212,8 @@ def test_what_breaks_a_program_costs_its_episode_and_no_other(
 
 def test_a_program_that_cannot_be_started_costs_its_episode(tmp_path: Path) -> None:
     environment = Programs(TALK)
-    environment.program = lambda slot: replace(  # type: ignore[method-assign]
-        Programs.program(environment, slot), command=("/nowhere/agent",)
+    environment.program = lambda slot, folder: replace(  # type: ignore[method-assign]
+        Programs.program(environment, slot, folder), command=("/nowhere/agent",)
     )
     (found,) = play(tmp_path, policy(), environment, slots(1))
     assert found.episode.error == "program_start" and "/nowhere/agent" in (found.details or "")

@@ -42,6 +42,11 @@ def started(file: Path) -> Counter[str]:
     return Counter(file.read_text().split()) if file.exists() else Counter()
 
 
+def lines_of(parts: Path) -> list[str]:
+    """What is kept of programs that have ended."""
+    return [line for file in parts.glob("steps-*.jsonl") for line in file.read_text().splitlines()]
+
+
 def end(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to a run and all of its engines at once."""
     victims = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
@@ -69,14 +74,13 @@ def test_two_rounds_killed_in_the_middle_of_calls(agent: tuple[str, Path], tmp_p
             )  # fmt: skip
         parts = path / "rounds" / f"{number:04d}" / ".parts-collect"
 
-        def some_have_ended() -> bool:
-            lines = [line for file in parts.glob("steps-*.jsonl") for line in file.read_text().splitlines()]
-            assert process.poll() is None, (tmp_path / "output").read_text()[-3000:]
-            return len(lines) >= 4
-
-        wait_until(some_have_ended, "some programs of the wave have ended", every=0.02)
+        wait_until(
+            lambda parts=parts, process=process: len(lines_of(parts)) >= 4 or process.poll() is not None,
+            "some programs of the wave have ended", every=0.02,
+        )  # fmt: skip
+        assert process.poll() is None, (tmp_path / "output").read_text()[-3000:]
         end(process)
-        ended = [line for file in parts.glob("steps-*.jsonl") for line in file.read_text().splitlines()]
+        ended = lines_of(parts)
         assert 4 <= len(ended) < 16 and f"{number:04d}/collect" not in digests(path), "in the middle"
         starts_before = started(starts)
         assert len([each for each in starts_before if each.startswith(f"r{number:04d}")]) == 16, "16 at once"

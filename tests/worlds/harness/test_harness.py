@@ -45,8 +45,8 @@ def config(**changes: Any) -> HarnessConfig:
 
 
 def run(environment: Any, slot: int, folder: Path) -> str:
-    program = environment.program(slot)
     (folder / "empty").mkdir(exist_ok=True)
+    program = environment.program(slot, folder / "empty")
     done = subprocess.run(
         program.command, cwd=folder / "empty", env=dict(program.variables), capture_output=True, text=True, check=True
     )
@@ -76,7 +76,7 @@ def test_tasks_are_on_one_side_whatever_is_added(folder: Path) -> None:
     more = config().sides()
     assert {task.text for task in sides.held_out} <= {task.text for task in more.held_out}
     assert set(config().data_files()) == {"tasks.jsonl", "agent.py"}, "a changed agent is another experiment"
-    assert len(list(config().outside_rows())[0].rows) == 41
+    assert len(next(iter(config().outside_rows())).rows) == 41
 
 
 def test_a_reward_is_a_number_or_its_parts(folder: Path) -> None:

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
+from crl.worlds.sandbox.workplace import remove
 from crl.worlds.swe import repository
-from crl.worlds.swe.repository import Clones, Repositories, remove
+from crl.worlds.swe.repository import Clones, Repositories
 from crl.worlds.swe.rows import row_of
 from tests.worlds.swe.world import FIXED, MEAN, files_below, make_row
 

@@ -13,10 +13,10 @@ from contextlib import closing
 import pytest
 
 from crl.errors import BadInput
+from crl.worlds.sandbox.interpreters import Interpreter, interpreter_of
+from crl.worlds.sandbox.limits import Limits
+from crl.worlds.sandbox.supervised import Output
 from crl.worlds.swe import sandbox, sandboxes
-from crl.worlds.swe.interpreters import Interpreter, interpreter_of
-from crl.worlds.swe.settings import Limits
-from crl.worlds.swe.supervised import Output
 from tests.worlds.swe.world import FIXED, Player, config_of, files_below, made, make_row, needs_bwrap, processes
 
 FAKE = """#!{python}

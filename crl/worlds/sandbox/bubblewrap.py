@@ -19,17 +19,17 @@ import shlex
 import shutil
 import signal
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from crl.errors import BadInput
-from crl.worlds.swe.interpreters import Interpreter
-from crl.worlds.swe.settings import MEGABYTE, Limits
-from crl.worlds.swe.supervised import Launch, Ran, supervise
-from crl.worlds.swe.usage import Watched
+from crl.worlds.sandbox.interpreters import Interpreter
+from crl.worlds.sandbox.limits import MEGABYTE, Limits
+from crl.worlds.sandbox.supervised import Launch, Ran, supervise
+from crl.worlds.sandbox.usage import Watched
 
 TESTBED = "/testbed"
 """Where a work tree is, in the sandbox."""
@@ -142,11 +142,14 @@ class Bubblewrap:
 
     pipes = True
 
-    def __init__(self, interpreter: Interpreter, limits: Limits, folder: Path, hidden: Sequence[Path]) -> None:
+    def __init__(
+        self, interpreter: Interpreter, limits: Limits, folder: Path, hidden: Sequence[Path], needs: str = "pytest"
+    ) -> None:
         """
         Args:
             folder: for what the sandbox shows beside the tree; whoever commands run as may read it.
             hidden: files and folders that no command may read, wherever they are.
+            needs: a module that the interpreter must have there.
 
         Raises BadInput where there is no bubblewrap, or no sandbox of it here.
         """
@@ -158,7 +161,7 @@ class Bubblewrap:
         self._reached = self._reach()
         self._fixed = [*self._system(), *self._hiding(hidden)]
         self._env = environment(interpreter, TESTBED, f"{_BESIDE}/python")
-        self._try(folder / "try")
+        self._try(folder / "try", needs)
 
     def prepare(self, tree: Path, image: str | None = None) -> Workspace:
         """Give a tree to a user of its own, where this process may."""
@@ -178,24 +181,39 @@ class Bubblewrap:
         """Run a command in a new sandbox. Raises OSError where none can be started."""
         limits = limits or self.limits
         told, tells = os.pipe()
-        inside = [*self._wrapping(workspace.tree, limits, tells, program), *arguments(command, limits, processes=True)]
-        before, owner = self._before(workspace.owner)
-        launch = Launch(
-            [*before, *inside], self._env, *_found_by(told), owner, pass_fds=(tells,), started=lambda: os.close(tells)
-        )
+        shown = {} if program is None else {program: self.seen(program)}
+        argv, owner = self._started(workspace, command, limits, shown, ["--json-status-fd", str(tells)])
+        launch = Launch(argv, self._env, *_found_by(told), owner, pass_fds=(tells,), started=lambda: os.close(tells))
         try:
             return supervise(launch, limits, workspace.watched, longest=longest, stdin=stdin, report=report)
         finally:
             os.close(told)
 
-    def _wrapping(self, tree: Path, limits: Limits, tells: int, program: Path | None) -> list[str]:
+    def launched(
+        self, workspace: Workspace, command: Sequence[str], shown: Mapping[Path, str]
+    ) -> tuple[list[str], dict[str, str], int | None]:
+        """The arguments, the environment and the user of a process that runs a program in a new sandbox, for whoever
+        starts it, and kills it. Of the limits those of a process hold. `shown`: files that it sees besides, with their
+        paths there."""
+        argv, owner = self._started(workspace, command, self.limits, shown, [])
+        return argv, dict(self._env), owner
+
+    def _started(
+        self, workspace: Workspace, command: str | Sequence[str], limits: Limits, shown: Mapping[Path, str],
+        more: Sequence[str],
+    ) -> tuple[list[str], int | None]:  # fmt: skip
+        before, owner = self._before(workspace.owner)
+        wrapping = self._wrapping(workspace.tree, limits, shown, more)
+        return [*before, *wrapping, *arguments(command, limits, processes=True)], owner
+
+    def _wrapping(self, tree: Path, limits: Limits, shown: Mapping[Path, str], more: Sequence[str]) -> list[str]:
         size = str(limits.temporary_mb * MEGABYTE)
-        shown = [] if program is None else ["--ro-bind", str(program), self.seen(program)]
+        files = [word for path, seen in shown.items() for word in ("--ro-bind", str(path), seen)]
         return [
             self._bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session",
-            "--as-pid-1", "--uid", "1000", "--gid", "1000", "--hostname", "testbed", "--json-status-fd", str(tells),
+            "--as-pid-1", "--uid", "1000", "--gid", "1000", "--hostname", "testbed", *more,
             "--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
-            "--size", size, "--perms", "1777", "--tmpfs", "/tmp", *self._fixed, *shown, "--bind", str(tree), TESTBED,
+            "--size", size, "--perms", "1777", "--tmpfs", "/tmp", *self._fixed, *files, "--bind", str(tree), TESTBED,
             "--remount-ro", "/", "--chdir", TESTBED, "--",
         ]  # fmt: skip
 
@@ -255,9 +273,9 @@ class Bubblewrap:
             (self._folder / name).write_text(text)
             (self._folder / name).chmod(0o644)
 
-    def _try(self, folder: Path) -> None:
+    def _try(self, folder: Path, needs: str) -> None:
         folder.mkdir()
-        asked = "import importlib.util; print(importlib.util.find_spec('pytest') is not None)"
+        asked = f"import importlib.util; print(importlib.util.find_spec({needs!r}) is not None)"
         # A short limit, on a busy machine, says nothing about sandboxes.
         limits = self.limits.model_copy(update={"seconds": max(60.0, self.limits.seconds)})
         command = [self._interpreter.path, "-I", "-c", asked]
