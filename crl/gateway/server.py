@@ -197,7 +197,8 @@ async def _answer(request: Request, call: Call) -> Answer:
         await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             raise ClientDisconnect
-        return waiting.result()
+        answer: Answer = waiting.result()
+        return answer
     finally:
         call.gone = not waiting.done()
         gone.cancel()

@@ -163,7 +163,9 @@ class HarnessEnvironment:
         self.side = frozenset(config.side)
         self.limits = ProgramLimits(config.max_calls, config.max_tokens, config.seconds, config.call_seconds)
         self._argv = config.argv
-        self._workplace = self._sandbox = self.home = None
+        self.home: Path | None = None
+        self._workplace: Workplace | None = None
+        self._sandbox: Bubblewrap | None = None
         if config.isolate:
             self._isolate()
         elif shutil.which(self._argv[0]) is None:
@@ -192,10 +194,10 @@ class HarnessEnvironment:
                 where=f"{WHERE}.command",
                 next_step="write a file that calls it: [python, FILE]",
             )
-        self._workplace = Workplace()
-        self.home = self._workplace.folder / "home"
+        self._workplace = workplace = Workplace()
+        self.home, tools = workplace.folder / "home", workplace.folder / "tools"
         self.home.mkdir(mode=0o711)
-        (tools := self._workplace.folder / "tools").mkdir(mode=0o755)
+        tools.mkdir(mode=0o755)
         # Copies, for a user of the sandbox may have no way to where the files are.
         files = [Path(__file__).with_name("forward.py"), *map(Path, filter(_is_file, self._argv[1:]))]
         self._shown = {path: tools / f"{at}-{path.name}" for at, path in enumerate(files)}

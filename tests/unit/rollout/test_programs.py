@@ -329,3 +329,39 @@ def test_the_same_seeds_are_drawn_whatever_else_is_in_the_wave(tmp_path: Path) -
     (one,) = play(tmp_path, alone, Programs(TALK), slots(3))
     two = play(tmp_path, beside, Programs(TALK), slots(3, 1, 2))
     assert one == two[0] and np.unique([seed for batch in beside.batches for seed, *_ in batch]).size == 6
+
+
+@pytest.mark.slow
+def test_log_probabilities_of_sixteen_at_once_are_those_of_teacher_forcing(tmp_path: Path) -> None:
+    """On the own sampler, with a real model: what a call read and wrote is what its row says."""
+    import torch
+
+    from crl.config import RoleConfig
+    from crl.policies import load_policy, resolve_model
+
+    role = RoleConfig(model="tiny", context=600, sampling=SAMPLING.model_copy(update={"max_new_tokens": 12}))
+    tiny = load_policy(role, resolve_model("tiny").path, None, threads=1)
+    code = TALK + "ask([*messages[:3], user('Another way?')])"
+    wave = [*slots(*range(1, 9)), *slots(*range(1, 9), experience="Mind the gap.")]
+    wave = [
+        replace(slot, task=replace(slot.task, episode_id=f"r1-walk-g{at}-m0", group=at, member=0))
+        for at, slot in enumerate(wave)
+    ]
+    made = [
+        play_programs(
+            tiny, Programs(code), wave, method=method(), seed_of=seed_of, sampling=role.sampling,
+            weights_digest="0" * 64, stage="collect", folder=tmp_path / "programs",
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    assert made[0] == made[1], "to the last bit"
+    for played in made[0]:
+        assert len(played.generations) == 2 and played.episode.turns == int(played.episode.goal.split()[0]) + 1
+        for record in played.generations:
+            ids = torch.tensor([record.token_ids])
+            with torch.no_grad():
+                expected = tiny.model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+            mask = np.array(record.loss_mask[1:], bool)
+            assert np.allclose(np.array(record.logprobs[1:])[mask], expected.numpy()[mask], atol=1e-4)
+            text = tiny.tokenizer.decode(record.token_ids)
+            assert ("Mind the gap." in text) is played.episode.guided is ("Mind the gap." in record.prompt)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from crl.cli.program_check import check_programs
 from crl.config import FamilyConfig
 from crl.errors import BadInput
 from crl.protocols import RunsPrograms, StopReason
@@ -127,3 +128,37 @@ def test_rows_that_are_no_tasks_are_refused_with_their_line(folder: Path, row: A
 def test_settings_about_steps_are_refused(folder: Path, setting: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="a program that runs itself"):
         FamilyConfig(name="sums", environment=config(), **setting)
+
+
+ASKS = """
+import json, os, random, threading, urllib.request
+def ask(text):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+    key = "Bearer " + os.environ["OPENAI_API_KEY"]
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    urllib.request.urlopen(urllib.request.Request(url, body, {"authorization": key}), timeout=300).read()
+"""
+SEVERAL = """
+both = [threading.Thread(target=ask, args=(text,)) for text in "ab"]
+for thread in both: thread.start()
+for thread in both: thread.join()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "outcomes", "said"),
+    [
+        ("ask(os.environ['CRL_TASK'])", ["ok", "ok"], "4 programs ended, after 4 calls"),
+        ("ask(str(random.random()))", ["ok", "note"], "acted otherwise in a second play"),
+        (SEVERAL, ["ok", "note"], "several calls open"),
+        ("pass", ["ok", "failed", "ok"], "no program made a call"),
+        ("raise ValueError('in here')", ["failed", "ok"], "in here"),
+    ],
+)  # fmt: skip
+def test_programs_are_checked_with_the_tiny_model(folder: Path, code: str, outcomes: list[str], said: str) -> None:
+    (folder / "agent.py").write_text(ASKS + code)
+    family = FamilyConfig(name="sums", environment=config(command=["python", "agent.py"]))
+    found = check_programs(family)
+    assert [finding.outcome for finding in found] == outcomes
+    assert any(said in finding.message for finding in found)
