@@ -127,12 +127,14 @@ def _settings(config: type) -> set[str]:
     return names | set(getattr(config, "attribute_map", ()))
 
 
-def write_small(kind: str, folder: Path, tokenizer: Path, vocabulary: int, **more: Any) -> str:
+def write_small(
+    kind: str, folder: Path, tokenizer: Path, vocabulary: int, dtype: torch.dtype = torch.float32, **more: Any
+) -> str:
     """Write a random model of an architecture with the tokenizer of a folder. Returns the name of its class."""
     config = small_config(kind, vocabulary, **more)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float()
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).to(dtype)
     _save(model, folder, tokenizer)
     return type(model).__name__
 

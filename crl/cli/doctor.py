@@ -52,7 +52,7 @@ def doctor(
     loaded = None if experiment is None else load(experiment, set or [], runs)
     findings = list(installation())
     if loaded is not None:
-        findings += experiment_findings(loaded, rounds)
+        findings += dict.fromkeys(experiment_findings(loaded, rounds))  # two checks may find the same
     _print(findings, {} if loaded is None else dict(first_settings(loaded)))
     missing = [finding.name for finding in findings if finding.mark == "missing"]
     if missing:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.models import Sampling
@@ -18,9 +18,20 @@ StopString = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 _MOST = 1_000_000_000
-TemplateArgument = (
-    StrictBool | Annotated[int, Field(ge=-_MOST, le=_MOST)] | Annotated[float, Field(ge=-_MOST, le=_MOST)] | str | None
-)
+
+
+def _one_value(value: Any) -> Any:
+    """Of the members of a union each would have an error of its own."""
+    number = isinstance(value, int | float)
+    if not (isinstance(value, str | None) or (number and -_MOST <= value <= _MOST)):
+        raise ValueError(f"must be a text, true, false, or a number between {-_MOST} and {_MOST}")
+    return value
+
+
+TemplateArgument = Annotated[
+    StrictBool | Annotated[int, Field(ge=-_MOST, le=_MOST)] | Annotated[float, Field(ge=-_MOST, le=_MOST)] | str | None,
+    BeforeValidator(_one_value),
+]
 
 
 class SamplingConfig(Model):

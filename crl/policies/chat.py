@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property, partial
@@ -487,11 +486,17 @@ class ChatFormat:
 
     def _check_kwargs(self, template: str) -> None:
         """Raise BadInput for a template argument that has no effect."""
+        from jinja2 import TemplateSyntaxError
+        from transformers.utils.chat_template_utils import _get_template_variables
+
         own = {"messages", *inspect.signature(self._tokenizer.apply_chat_template).parameters}
         own |= self._tokenizer.special_tokens_map.keys()
-        code = re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)
+        try:
+            read_by_it = _get_template_variables(template)
+        except TemplateSyntaxError:
+            return  # refused with its line where it is rendered
         for name in self._template_kwargs:
-            if name in own or not re.search(rf"\b{re.escape(name)}\b", code):
+            if name in own or name not in read_by_it:
                 read = "is set here" if name in own else "is not read by it"
                 raise BadInput(
                     f"The chat template of {self._name!r} is given chat_template_kwargs.{name}, which {read}.",

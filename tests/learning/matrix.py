@@ -37,7 +37,7 @@ NOISE = {
 }  # fmt: skip
 PROMPTS = [[7, 9, 30, 41, 5, 77, 80, 12, 60], [7, 9, 30, 41, 6, 90, 14, 15, 70, 3, 8, 21, 22, 23], [7, 9, 30], [11, 12]]
 TOLD = [[[31, 33], [40, 41, 42]], [[34], [43]], [[35, 36, 37, 38], [44, 45]], [[39], [46, 47]]]
-COLUMNS = "family", "class", "sampling", "update", "full weights", "lora", "note"
+COLUMNS = "family", "class", "sampling", "update", "full weights", "lora", "lora in bfloat16", "note"
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Outcome:
     way: str = ""
 
 
-def written(kind: str, folder: Path) -> str:
+def written(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> str:
     """Write the small model of an architecture, with noise and narrow windows. Returns the name of its class."""
-    return write_small(kind, folder, resolve_model("tiny").path, 512, **NOISE, **WINDOWS)
+    return write_small(kind, folder, resolve_model("tiny").path, 512, dtype, **NOISE, **WINDOWS)
 
 
 def sampled(base: Path) -> tuple[str, list[list[int]], float]:
@@ -155,13 +155,15 @@ def tried(kind: str, folder: Path) -> dict[str, str]:
     line["sampling"], rows, apart = sampled(folder / "base")
     assert line["sampling"] == verdict.sampling and apart < MOST_NATS, f"sampled {line['sampling']}: {apart:.1e} nats"
     notes = []
-    for what, lora in (("full weights", None), ("lora", LORA)):
+    written(kind, folder / "narrow", torch.bfloat16)
+    cases = (("full weights", None, "base"), ("lora", LORA, "base"), ("lora in bfloat16", LORA, "narrow"))
+    for what, lora, base in cases:
         told = None if lora is None else lora.model_dump(mode="json")
-        verdict = answer(Question(str(folder / "base"), CONTEXT, told, sampled=False, trained=True))
+        verdict = answer(Question(str(folder / base), CONTEXT, told, sampled=False, trained=True))
         if verdict.problem is not None:
             line[what] = "refused"
             notes.append(f"{what}: {verdict.problem}")
             continue
-        assert verdict.update == updated(folder / "base", folder / what, rows, lora)
+        assert verdict.update == updated(folder / base, folder / what, rows, lora)
         line[what], line["update"] = "right", str(verdict.update)
     return line | {"note": "; ".join(notes)}

@@ -153,6 +153,7 @@ def test_a_teacher_explains_each_transition_once(tmp_path: Path) -> None:
     assert not any("because" in text for text in run.services.read("actor"))
 
 
+@pytest.mark.slow
 def test_waves_of_two_families_in_the_model_are_predicted_as_one_batch_and_as_waves_of_one(tmp_path: Path) -> None:
     family = experiment().method.families[0].model_dump(mode="json")
     shorter = {**family["environment"], "max_turns": 2}

@@ -64,6 +64,7 @@ def explored(run: RunDirectory, number: int) -> tuple[int, set[str]]:
     return len(episodes), {row.policy for row in rows_of(Transition, run.read(number, "explore", Transition))}
 
 
+@pytest.mark.slow
 def test_the_first_fit_of_a_fork_is_explored_as_a_first_one(tmp_path: Path) -> None:
     parent = finished(tmp_path, 1, recipe__mix=0.0)
     child = forked(parent, 1, tmp_path, recipe__mix=0.75, recipe__explore__every=1)

@@ -49,24 +49,28 @@ def pooled(run: Played, number: int, pool: str) -> dict[str, str]:
     return {row.transition_id: row.family for row in run.rows(PoolItem, "gather", number) if row.pool == pool}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_every_family_is_judged_by_the_floors_in_equal_shares(run: Played, number: int) -> None:
     judged = [row.held_to for row in run.rows(Prediction, "validate", number)]
     assert judged == in_shares(pooled(run, number, "held_out"), JUDGED)
 
 
+@pytest.mark.slow
 def test_drift_is_measured_on_every_family_in_equal_shares(run: Played) -> None:
     fresh = [row for row in run.rows(Transition, "explore", 2) if row.split == "held_out"]
     judged = [row.held_to for row in run.rows(Prediction, "drift", 2)]
     assert judged == in_shares({row.transition_id: row.family for row in fresh}, JUDGED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_every_family_is_fitted_in_equal_shares(run: Played, number: int) -> None:
     fitted = [row.generation_id.split("fit-", 1)[1] for row in run.rows(Generation, "corpus", number)]
     assert fitted == in_shares(pooled(run, number, "real"), FITTED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_teacher_explains_every_family_in_equal_shares(run: Played, number: int) -> None:
     explained = [row.transition_id for row in run.rows(Annotation, "annotate", number)]

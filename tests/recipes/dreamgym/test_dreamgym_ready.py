@@ -95,6 +95,7 @@ class Ungraded:
         self.oracle, self.close, self.why = lake.oracle, lake.close, lake.why
 
 
+@pytest.mark.slow
 def test_capability_is_of_families_that_are_graded(tmp_path: Path) -> None:
     lake = experiment().method.families[0].environment.model_dump(mode="json")
     seeds = {"evaluation_seeds": {"start": 1_000_000, "count": 1}}

@@ -279,6 +279,7 @@ def test_drift_is_what_the_fit_before_has_lost_on_fresh_steps(run: Played) -> No
         )
 
 
+@pytest.mark.slow
 def test_the_model_of_the_fit_before_is_shown_what_it_had_in_store(tmp_path: Path) -> None:
     run = played(tmp_path, 2, method__recipe__store__top_k=16)
     had = {row.transition_id for row in run.rows(PoolItem, "gather", 1) if row.pool == "real"}

@@ -38,6 +38,7 @@ def share(right: list[bool | None]) -> Any:
     return pytest.approx(sum(bool(each) for each in right) / len(right))
 
 
+@pytest.mark.slow
 def test_unseen_are_the_held_out_steps_whose_state_and_action_were_never_in_the_store(tmp_path: Path) -> None:
     run = played(tmp_path, 2, method__recipe__store__real=9, **MOST_HELD_OUT)
     steps: dict[str, Transition] = {}
@@ -71,6 +72,7 @@ def test_unseen_are_the_held_out_steps_whose_state_and_action_were_never_in_the_
             assert shown["unseen next state"] == f"{100 * found['unseen_observation_agreement']:.3g} %"
 
 
+@pytest.mark.slow
 def test_a_model_that_never_ends_an_episode_is_stopped_by_the_floor_of_endings_alone(tmp_path: Path) -> None:
     floors = {"method__recipe__truth__min_observation_accuracy": 0.5, "method__recipe__truth__min_reward_accuracy": 0.5}
     enough = {

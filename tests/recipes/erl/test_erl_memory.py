@@ -45,6 +45,7 @@ def vectors(texts: list[str]) -> np.ndarray:
     return np.asarray(LexicalEmbedder().embed(texts), dtype=np.float64)
 
 
+@pytest.mark.slow
 def test_the_nearest_of_ones_own_family_are_shown_as_many_as_are_asked_for_and_near_enough(run: Played) -> None:
     counts, left_out, nearer_elsewhere = set(), 0, 0
     for number in range(2, ROUNDS + 1):
@@ -67,6 +68,7 @@ def test_the_nearest_of_ones_own_family_are_shown_as_many_as_are_asked_for_and_n
     assert nearer_elsewhere > 0, "the other family has something nearer"
 
 
+@pytest.mark.slow
 def test_the_similarities_on_record_are_cosines_and_ranks_follow_them(run: Played) -> None:
     entries = entries_before(run, ROUNDS)
     seeds = {f"{row.episode_id}-a2": row.environment_seed for row in run.rows(Task, "plan", ROUNDS)}

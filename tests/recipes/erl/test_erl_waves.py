@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from crl.recipes.erl.rows import Reflection
 from crl.records import Generation, Task, Turn
 from crl.rollout.play import waves_of
@@ -13,6 +15,7 @@ from tests.recipes.erl.erl_played import experiment, played
 PROMPT = experiment().method.prompts["actor"].model_dump(mode="json")
 
 
+@pytest.mark.slow
 def test_waves_of_two_families_play_and_reflect_what_waves_of_one_do(tmp_path: Path) -> None:
     family = experiment().method.families[0].model_dump(mode="json")
     own = {"actor": {**PROMPT, "system": "Go. {actions}"}}

@@ -16,6 +16,7 @@ from crl.rounds.alarms import counters
 from crl.rounds.fork import fork
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
+from tests.marks import sampled
 from tests.unit.recipes.branched import changed, experiment_of, finished, play
 
 
@@ -32,9 +33,7 @@ def trains_an_extractor(parent: RunDirectory, round_number: int, root: Path, **c
     return fork(parent, round_number, made, root)
 
 
-@pytest.mark.parametrize(
-    ("revisions", "credit"), [(1, "outcome"), (2, "other_tasks")], ids=["one revision", "two, by other tasks"]
-)
+@pytest.mark.parametrize(("revisions", "credit"), sampled([(1, "outcome"), (2, "other_tasks")], 2))
 def test_reflections_of_the_bank_are_used_and_credited_and_train_nobody(
     tmp_path: Path, revisions: int, credit: str
 ) -> None:

@@ -70,6 +70,10 @@ def test_each_model_is_told_at_80_columns(crl: Crl, tmp_path: Path, monkeypatch:
     ):
         assert part in said, part
     assert crl("doctor", "--set", "method.seed=2").code == 2
+    with (tmp_path / "mine" / "model.safetensors").open("r+b") as file:
+        file.truncate(10_000)
+    outcome = crl("doctor", CONF / "tiny.yaml", *words)
+    assert outcome.out.count("missing  method.roles.actor.model") == 1 and outcome.err.count("roles.actor.model") == 1
 
 
 def test_the_keys_that_people_change_first_come_in_their_order(crl: Crl, tiny: Path) -> None:

@@ -57,11 +57,20 @@ def test_what_is_no_template_is_refused_with_its_key(tmp_path: Path, settings: d
     assert "method.roles.actor.chat_template" in str(refused.value)
 
 
-def test_a_name_that_the_template_does_not_read_is_refused(tmp_path: Path) -> None:
-    made = experiment(tmp_path, chat_template="chat.jinja", chat_template_kwargs={"enable_thinking": False})
-    with pytest.raises(BadInput, match="enable_thinking, which is not read by it") as refused:
+@pytest.mark.parametrize("name", ["enable_thinking", "message", "endfor", "role"])
+def test_a_name_that_the_template_does_not_read_is_refused(name: str, tmp_path: Path) -> None:
+    """Words of jinja, what the template sets itself, and keys of messages among them."""
+    made = experiment(tmp_path, chat_template="chat.jinja", chat_template_kwargs={name: False})
+    with pytest.raises(BadInput, match=f"{name}, which is not read by it") as refused:
         chat_of(made.method, "actor")
     assert refused.value.where
+
+
+@pytest.mark.parametrize("value", [{"b": 1}, ["low"], 1e12, float("nan")])
+def test_an_argument_is_one_value(value: object, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="must be a text, true, false, or a number") as refused:
+        experiment(tmp_path, chat_template="chat.jinja", chat_template_kwargs={"effort": value})
+    assert str(refused.value).count("effort") == 1
 
 
 def test_an_endpoint_renders_chats_itself(tmp_path: Path) -> None:

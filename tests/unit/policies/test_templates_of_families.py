@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+from jinja2.meta import find_undeclared_variables
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from crl.errors import BadInput
 from crl.policies.chat import ChatFormat
@@ -26,7 +27,7 @@ TOOLS = [{"type": "function", "function": {"name": SEARCH.name, "description": S
 CALL = {"name": "search", "arguments": {"words": 'the "stairs"', "k": 3}}
 SYSTEM, USER = {"role": "system", "content": "Find the way."}, {"role": "user", "content": "You see:\n\n  #.@ <b>x</b>"}
 SHOTS = [{"role": "user", "content": "An example."}, {"role": "assistant", "content": "north"}]
-SWITCHES = ("enable_thinking", "thinking", "reasoning_effort", "reasoning_strength", "reasoning", "thinking_budget")
+SWITCHES = {"enable_thinking", "thinking", "reasoning_effort", "reasoning_strength", "reasoning", "thinking_budget"}
 TAKE_TOOLS = {
     "gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5", "glm4moe", "gptoss", "lfm2", "lfm2_2_5",
     "lfm2_2_5_v2", "lfm2_2_5_vl", "lfm2_v2", "llama3_1", "llama3_2", "nemotron_3_5_lightning", "nemotron_3_nano",
@@ -51,8 +52,8 @@ def families(names: Iterable[str | tuple[str, str]]) -> list[Any]:
 def settings_of(name: str) -> Iterator[dict[str, Any]]:
     """Nothing, and each switch of thinking that the template reads."""
     yield {}
-    template = re.sub(r"\{#.*?#\}", "", tokenizer_of(name).chat_template, flags=re.DOTALL)
-    for switch in (switch for switch in SWITCHES if f" {switch} " in template):
+    template = tokenizer_of(name).chat_template
+    for switch in SWITCHES & find_undeclared_variables(_compile_jinja_template(template).environment.parse(template)):
         values = {"reasoning_effort": ("low",), "reasoning_strength": ("low",), "thinking_budget": (0,)}
         yield from ({switch: value} for value in values.get(switch, (True, False)))
 

@@ -196,6 +196,7 @@ def test_a_dask_cluster_of_our_own_is_on_this_machine(
     assert ("runtime.shards" in dict(machine_checks(made))) == refused
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_fewer_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = load_experiment(TINY, {"runtime.shards": 9, "runtime.task_runner": "dask"})
     begun = RunDirectory.create_or_open(experiment, tmp_path)

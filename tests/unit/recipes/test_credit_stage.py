@@ -44,6 +44,7 @@ def test_a_recipe_that_trains_no_extractor_fills_no_buffer(tmp_path: Path, recip
     assert {number: float(shown[str(number)]) for number in told} == pytest.approx(told, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_duplicate_is_scored_by_the_uses_of_the_entry_it_repeats(tmp_path: Path) -> None:
     """The extractor knows five texts: soon it can only repeat itself, and that is no way out of being scored."""
     changes = {

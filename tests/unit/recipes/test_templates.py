@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from crl.config.load import load_experiment
 from crl.records import Episode, Operation
 from tests.learning.harness import rows, train
@@ -13,6 +15,7 @@ from tests.tiny_run import ROOT
 EPISODES = 24
 
 
+@pytest.mark.slow
 def test_a_family_is_guided_by_what_was_written_about_it(tmp_path: Path) -> None:
     changes = {
         "method.families": [

@@ -102,6 +102,7 @@ def test_a_process_that_fails_is_a_verdict_and_the_next_round_goes_on(
     assert outcomes(run) == dict.fromkeys(range(5), "passed"), "made up for"
 
 
+@pytest.mark.slow
 def test_a_package_that_is_missing_is_said(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The real process, in an environment without Great Expectations."""
     (tmp_path / "without").mkdir()

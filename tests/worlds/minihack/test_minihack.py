@@ -136,6 +136,7 @@ def test_texts_are_short_and_say_what_is_in_sight(room):
         assert ("west" in said) == (goal_column < column) and ("east" in said) == (goal_column > column)
 
 
+@pytest.mark.slow
 def test_without_hints_a_legend_explains_every_symbol_and_nothing_says_where_it_lies(room):
     plain = MiniHackConfig(id=ROOM, hints=False).make()
     _, steps = random_play(plain, list(range(30)))
@@ -167,6 +168,7 @@ def test_where_the_agent_began_is_explained(room):
     assert "<" in steps[0][-1].observation
 
 
+@pytest.mark.slow
 def test_the_last_observation_shows_what_the_last_action_did(room):
     starts, steps = random_play(room, list(range(60)))
     won = limited = 0
@@ -184,6 +186,7 @@ def test_the_last_observation_shows_what_the_last_action_did(room):
     assert won >= 5 and limited >= 20
 
 
+@pytest.mark.slow
 def test_the_last_observation_tells_of_a_death():
     environment = MiniHackConfig(id="MiniHack-Room-Ultimate-15x15-v0", max_turns=120).make()
     _, steps = random_play(environment, list(range(24)))

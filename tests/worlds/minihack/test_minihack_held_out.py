@@ -32,6 +32,7 @@ def test_no_level_is_both_trained_and_held_out(made, name, levels):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "levels"), CASES)
 def test_equal_seeds_are_equal_levels_in_whatever_order_they_are_asked_for(made, name, levels):
     check_order(made, MiniHackConfig(id=name))

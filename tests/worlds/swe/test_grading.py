@@ -145,6 +145,7 @@ def test_a_tree_that_hangs_the_tests_is_given_up(environment):
     assert over.reward == 0 and "ran too long" in over.observation
 
 
+@pytest.mark.slow
 def test_a_tree_that_is_too_deep_is_a_failure(environment):
     over = _graded(environment, {"tally.py": FIXED}, "mkdir -p $(printf 'd/%.0s' $(seq 1200))")
     assert over.done and over.reward == 0 and "folders are too deep" in over.observation
