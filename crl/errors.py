@@ -155,6 +155,10 @@ class EngineDied(CrlError):
     transient = True
 
 
+class RequestRefused(BadInput):
+    """A server that samples refuses this request; it may take another one."""
+
+
 class WrongWeights(CrlError):
     """A rollout server has weights other than those it was given: it scores a fixed probe differently."""
 

@@ -44,8 +44,8 @@ from crl.records import (
     Weights,
     rows_of,
 )
+from crl.rounds.bank_tables import publishing_stage, tables_of
 from crl.rounds.context import BANK
-from crl.rounds.recipe import publishing_stage, tables_of
 from crl.rounds.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
 from crl.run.manifest import key_of
@@ -212,7 +212,7 @@ def _of_stage(run: RunDirectory, recipe: Recipe, number: int, stage: Stage) -> I
     method = run.method_of(
         number, stage.name
     )  # of a round that was inherited, the parent's: its roles own their weights
-    for role in method.recipe.roles():
+    for role in method.uses():
         if role not in names:
             continue
         place = recipe.resolve(method, number, names[role].stage, names[role].offset)

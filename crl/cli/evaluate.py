@@ -129,6 +129,7 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
     return {
         "round": evaluated.round,
         **settings_of(evaluated),
+        "unscored": evaluated.unscored,
         "results": [result.metrics() for result in found if result.won is not None],
         "averages": [result.metrics() for result in found if result.won is None],
     }
@@ -148,6 +149,8 @@ def _print(evaluated: Evaluated) -> None:
     ]  # fmt: skip
     title = f"round {evaluated.round}, held-out seeds; actions and tokens per episode"
     print_listing(Listing(_COLUMNS, rows, right=frozenset(_COLUMNS[2:]), title=title))
+    if evaluated.unscored:
+        say(f"{evaluated.unscored} episodes are left out: their judge gave no score")
 
 
 def _save(rows: list[Evaluation], out: Path) -> None:

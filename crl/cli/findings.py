@@ -62,7 +62,7 @@ def described_findings(method: Method, *, prepare: bool) -> Iterator[Finding]:
                 continue
         else:
             continue
-        for role in (name for name in method.recipe.roles() if method.owner(name) == owner):
+        for role in (name for name in method.uses() if method.owner(name) == owner):
             yield checked(f"template, {role}", partial(_chat, method, role), partial(_chat, method, role))
 
 
@@ -115,7 +115,7 @@ def _chat(method: Method, role: str) -> str:
 
     template = chat_of(method, role).template
     which, _, turns = template.partition("; ")
-    if not method.recipe.roles()[role].multi_turn:
+    if not method.uses()[role].multi_turn:
         return f"{which}; for one turn"
     return template if turns else f"{which}; thoughts stay in the history"
 

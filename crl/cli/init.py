@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,9 @@ def init(
         list[str] | None,
         typer.Option(metavar="MODULE:FUNCTION", help="A reward function of TRL's form; may be repeated."),
     ] = None,
+    judge: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A rubric: a frozen copy of the model is the judge.")
+    ] = None,
     environment: Annotated[
         str | None, typer.Option(metavar="KIND", help="Instead of a data set: an environment of `crl env list`.")
     ] = None,
@@ -40,7 +44,7 @@ def init(
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the environment: --set prompt=question"),
     ] = None,
 ) -> None:
-    """Write the file of a new experiment. For a data set with a reward function, or for an environment.
+    """Write the file of a new experiment. For a data set with a reward function or a judge, or for an environment.
 
     What it names is tried first: the data is read, the function is imported.
     """
@@ -54,7 +58,7 @@ def init(
     if path.exists():
         raise BadInput(f"{shown(path)} is there already", next_step="choose another name, or edit it")
     settings: dict[str, Any] = {key: read_value(value) for key, value in parse_overrides(set or []).items()}
-    settings = _named(dataset, reward or [], environment) | settings
+    settings = _named(dataset, reward or [], environment, judged=judge is not None) | settings
     config = environment_of(settings)
     if dataset is not None and not settings.keys() & {"test_size", "test_split"}:
         config, settings = _with_share(config, settings)
@@ -62,8 +66,11 @@ def init(
     actions = _first_actions(config)
     prompts = "dataset" if dataset is not None else "actions" if isinstance(actions, tuple) else "free_text"
     source = _prompts_to_copy(path, prompts)
-    text = _text(path.stem, model, settings, config, prompts, isinstance(actions, tuple))
-    parse_experiment(read_value(text), base=path.parent if source is None else source.parents[1], where=shown(path))
+    rubric = None if judge is None else os.path.relpath(judge, path.parent)
+    text = _text(path.stem, model, settings, config, prompts, isinstance(actions, tuple), rubric)
+    base = path.parent if source is None else source.parents[1]
+    read = {} if judge is None else {"method.families.0.reward.judge": str(judge.absolute())}
+    parse_experiment(read_value(text), read, base=base, where=shown(path))
     target = path.parent / "prompts" / f"{prompts}.yaml"
     contents = {} if source is None else {target: source.read_bytes()}
     for file, content in {**contents, path: text.encode()}.items():
@@ -80,21 +87,24 @@ def init(
         say(f"  # {purpose}\n  {step}")
 
 
-def _named(dataset: str | None, reward: list[str], environment: str | None) -> dict[str, Any]:
+def _named(dataset: str | None, reward: list[str], environment: str | None, *, judged: bool) -> dict[str, Any]:
     """The settings of the environment that the options name. Raises BadInput for none, and for both."""
     if (dataset is None) == (environment is None):
         raise BadInput(
             "both --dataset and --environment are given" if dataset else "nothing says what is trained on",
-            expected="--dataset DATA with --reward MODULE:FUNCTION, or --environment KIND",
+            expected="--dataset DATA with --reward MODULE:FUNCTION or --judge FILE, or --environment KIND",
         )
     if environment is not None:
         if reward:
             raise BadInput("--reward is for --dataset: an environment has its own rewards", next_step="leave it out")
         return {"kind": environment}
+    if judged and not reward:
+        return {"kind": "dataset", "data": dataset}
     if not reward:
         raise BadInput(
-            "--dataset needs --reward: nothing says what an answer is worth",
-            expected="--reward MODULE:FUNCTION, a function of TRL's form: f(completions, **columns) returns rewards",
+            "--dataset needs --reward or --judge: nothing says what an answer is worth",
+            expected="--reward MODULE:FUNCTION, a function of TRL's form: f(completions, **columns) returns rewards; "
+            "or --judge FILE, a text that says what a good answer is",
         )
     return {"kind": "dataset", "data": dataset, "reward": reward[0] if len(reward) == 1 else reward}
 
@@ -136,7 +146,13 @@ def _prompts_to_copy(path: Path, name: str) -> Path | None:
 
 
 def _text(
-    name: str, model: str, settings: dict[str, Any], config: EnvironmentConfig, prompts: str, constrained: bool
+    name: str,
+    model: str,
+    settings: dict[str, Any],
+    config: EnvironmentConfig,
+    prompts: str,
+    constrained: bool,
+    rubric: str | None,
 ) -> str:
     """The file."""
     levels = config.held_out_levels
@@ -152,6 +168,8 @@ def _text(
     recipe["distill"] = {"format": "lines", "max_operations": 1}
     if "completion" in settings:  # there is something to imitate
         recipe["warm_start"] = {"actor_episodes": 48}
+    reward = "" if rubric is None else f"\n      reward: {_flow({'judge': rubric})}"
+    judge = "" if rubric is None else f"\n    judge: {_flow({'model': model})}"
     return f"""\
 # Every key: docs/config.md. An environment that hangs or dies costs its own episode with `isolate: true` and
 # `step_time_limit_seconds: 60` in its family.
@@ -159,11 +177,11 @@ name: {name}
 method:
   families:
     - name: {_family(name)}
-      environment: {_flow(settings)}
+      environment: {_flow(settings)}{reward}
       evaluation_seeds: {_flow(seeds)}
   roles:
     actor: {_flow(actor)}
-    extractor: {_flow(role)}
+    extractor: {_flow(role)}{judge}
   rollout: {{group_size: 4, action_format: word}}
   recipe: {_flow(recipe)}
   prompts: {prompts}

@@ -47,13 +47,45 @@ class FamilyReward(Model):
 
     success: _Worth = Field(None, description="Reward of an episode that was won; none: scale · environment's + shift.")
     failure: _Worth = Field(None, description="Reward of one that was not; none: scale · environment's + shift.")
-    scale: float = Field(1.0, gt=0, le=1000, description="Multiplies the environment's reward.")
+    scale: float = Field(1.0, gt=0, le=1000, description="Multiplies the environment's reward, or the judge's.")
     shift: float = Field(0.0, ge=-1000, le=1000, description="Is added to it.")
+    judge: str | None = Field(
+        None,
+        min_length=1,
+        max_length=100_000,
+        exclude_if=unset,
+        description="Rubric by which the role judge gives the reward, from 0 to 1, in place of the environment's; in a "
+        "file, the name of a text file (.md or .txt) beside it. none: the environment's own reward.",
+    )
+    mode: Literal["absolute", "group"] = Field(
+        "absolute",
+        exclude_if=lambda value: value == "absolute",
+        description="absolute: the judge reads one episode at a time; group: all episodes of a group at once. "
+        "Evaluations, trials and probes are always absolute.",
+    )
+    success_at: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        exclude_if=lambda value: value == 0.5,
+        description="An episode whose reward by the judge is at least this counts as solved.",
+    )
+    twice: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        exclude_if=lambda value: value == 0.1,
+        description="Share of the groups that the judge reads again in reverse order: how far it agrees with itself is "
+        "a metric.",
+    )
 
     @model_validator(mode="after")
     def _winning_pays(self) -> FamilyReward:
         if self.success is not None and self.failure is not None and self.success <= self.failure:
             raise ValueError(f"success is worth {self.success:g}, failure {self.failure:g}: success must be worth more")
+        own = sorted({"mode", "success_at", "twice"} & self.model_fields_set)
+        if own and self.judge is None:
+            raise ValueError(f"{own[0]} is about a judge, and there is none: set judge, the file of its rubric")
         return self
 
     def of(self, reward: float, *, success: bool) -> float:
@@ -136,6 +168,17 @@ class EnvironmentConfig(Model):
     def runs_programs(self) -> bool:
         """Whether its episodes are programs that run themselves (`crl.protocols.RunsPrograms`): nobody steps it."""
         return False
+
+    @property
+    def rewards_nothing(self) -> bool:
+        """Whether it cannot say what an episode is worth, so that a judge must."""
+        return False
+
+    @property
+    def checked_turns(self) -> int:
+        """Turns of episodes of one seed that are compared before work starts: for one whose code is anybody's, and
+        whose steps may be taken for nothing."""
+        return 0
 
     @property
     def held_out_levels(self) -> int | None:
@@ -298,6 +341,20 @@ class FamilyConfig(Model):
         """Most turns of an episode; None where nobody says."""
         own = getattr(self.environment, "max_turns", None)
         return self.max_turns if own is None else int(own)
+
+    @property
+    def judged(self) -> bool:
+        """Whether a judge gives the reward."""
+        return self.reward is not None and self.reward.judge is not None
+
+    @model_validator(mode="after")
+    def _rewarded(self) -> FamilyConfig:
+        if self.environment.rewards_nothing and not self.judged:
+            raise ValueError(
+                "nothing says what an episode is worth: set environment.reward, a function, or reward.judge, the "
+                "file of a rubric"
+            )
+        return self
 
     @model_validator(mode="after")
     def _disjoint(self) -> FamilyConfig:

@@ -33,15 +33,20 @@ FOLDER = "expectations"
 _EXPECTED = 'Great Expectations\' JSON: {"expectations": [{"type": "expect_…", "kwargs": {…}}, …]}'
 
 
+_RUBRICS = (".md", ".txt")
+"""How the name of a file with a rubric ends; a text of several words is the rubric itself."""
+
+
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """Read an experiment file. `overrides` are dotted keys (`method.seed`) with YAML values.
 
     `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
-    its content becomes part of the method. So do the `prompts` of a family, the text of a role's `chat_template`, and
-    the games of the files that `method.recipe.warm_start.recorded` names. The files of `expectations/`, found likewise,
-    become `runtime.expectations`. A family with `repeat: 8` is eight families; `{index}` in its texts is their
-    number, and a value that is `{index}` alone is that number. Raises BadInput naming file, key, what was found and
-    what was expected.
+    its content becomes part of the method. So do the `prompts` of a family, the text of a role's `chat_template`, the
+    file of a judge's rubric (`families[].reward.judge`), and the games of the files that
+    `method.recipe.warm_start.recorded` names. The files of `expectations/`, found likewise, become
+    `runtime.expectations`. A family with `repeat: 8` is eight families; `{index}` in its texts is their number, and a
+    value that is `{index}` alone is that number. Raises BadInput naming file, key, what was found and what was
+    expected.
     """
     path = Path(path)
     return parse_experiment(read_yaml(path), overrides, base=path.parent, where=str(path))
@@ -58,6 +63,7 @@ def parse_experiment(
     for dotted, value in overrides.items():
         _set(data, dotted, _value(dotted, value))
     data = _with_templates(_with_prompts(_with_families(data, where), base, where), base, where)
+    data = _with_rubrics(data, base)
     data = with_recorded(_with_expectations(data, base), base)
     try:
         return Experiment.model_validate(data)
@@ -139,6 +145,38 @@ def _prompts_read(holder: dict[str, Any], key: str, base: Path, where: str) -> d
     if not isinstance(name, str) or ("{index}" in name and "repeat" in holder):  # its families are not written out yet
         return holder
     return {**holder, "prompts": read_yaml(find_prompts(name, base, where, key))}
+
+
+def _with_rubrics(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The data with the texts of the files that judges of task families are named. Raises BadInput naming a file."""
+    method = data.get("method")
+    if not isinstance(method, dict) or not isinstance(method.get("families"), list):
+        return data
+
+    def read(index: int, family: Any) -> Any:
+        reward = family.get("reward") if isinstance(family, dict) else None
+        if not isinstance(reward, dict):
+            return family
+        name, where = reward.get("judge"), f"method.families.{index}.reward.judge"
+        if not isinstance(name, str) or "\n" in name or not (name.endswith(_RUBRICS) or len(name.split()) == 1):
+            return family
+        path, advice = possible_path(base / name, "the rubric"), "write what a good answer is into that file"
+        try:
+            if not name.endswith(_RUBRICS):
+                raise ValueError(f"its name does not end with {' or '.join(_RUBRICS)}")
+            if not (text := path.read_text(encoding="utf-8").strip()):
+                raise ValueError("it is empty")
+        except (OSError, ValueError) as error:
+            raise BadInput(
+                f"the rubric {path} cannot be read: {getattr(error, 'strerror', None) or error}",
+                expected=f"a text file in UTF-8, {' or '.join(_RUBRICS)}",
+                where=where,
+                next_step=f"{advice}, or name another one",
+            ) from None
+        return {**family, "reward": {**reward, "judge": text}}
+
+    families = [read(index, family) for index, family in enumerate(method["families"])]
+    return {**data, "method": {**method, "families": families}}
 
 
 def _with_templates(data: dict[str, Any], base: Path, where: str) -> dict[str, Any]:

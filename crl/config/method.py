@@ -35,6 +35,12 @@ class RoleUse:
     """Outputs sampled side by side, at most; None: as many as there are rows in a wave of episodes."""
 
 
+JUDGE = "judge"
+"""The role that gives rewards where a task family asks for it, whatever the recipe."""
+JUDGED_AT_ONCE = 16
+"""Prompts of a judge that are sampled side by side: part of the numbers, so it is fixed."""
+
+
 @dataclass(frozen=True)
 class EmbedderUse:
     """The embedder that a recipe retrieves with."""
@@ -73,6 +79,8 @@ class RecipeConfig(Model):
     """`module:name` of what it adds to the report of its runs (`crl.report.sections.Section`); None: nothing."""
     TABLES: ClassVar[Mapping[str, Any]] = {}
     """Settings with which `conf/<kind>.yaml` writes every table that it brings, for `docs/schema.md`."""
+    JUDGED: ClassVar[bool] = True
+    """Whether a judge may give the rewards of what its rounds play."""
     OVERLAPS: ClassVar[bool] = False
     """Whether it builds rounds of two tracks where `method.overlap` asks for it."""
 
@@ -198,9 +206,23 @@ class Method(Model):
                 raise ValueError(
                     f"roles.{name}.weights is {role.weights!r}, expected a role with weights of its own: {own}"
                 )
-        missing = [name for name in self.recipe.roles() if name not in self.roles]
+        missing = [name for name in self.uses() if name not in self.roles]
         if missing:
-            raise ValueError(f"recipe {self.recipe.kind} needs a role {missing[0]!r}; found {', '.join(self.roles)}")
+            who = "a family's reward" if missing[0] == JUDGE else f"recipe {self.recipe.kind}"
+            raise ValueError(f"{who} needs a role {missing[0]!r}; found {', '.join(self.roles)}")
+        return self
+
+    @model_validator(mode="after")
+    def _judge_fits(self) -> Method:
+        if not self.judged:
+            return self
+        if not self.recipe.JUDGED:
+            raise ValueError(f"recipe {self.recipe.kind} learns what its environments pay: a judge cannot stand in")
+        if self.owner(JUDGE) in self.trained():
+            raise ValueError(
+                f"the judge has the weights of {self.owner(JUDGE)}, which are trained: give roles.judge a model of its "
+                "own, or it would come to say what pays"
+            )
         return self
 
     def _check_base(self, name: str, base: str) -> None:
@@ -262,7 +284,7 @@ class Method(Model):
 
     def _engine_problems(self) -> Iterator[BadInput]:
         """What engines cannot do for their roles."""
-        for name, use in self.recipe.roles().items():
+        for name, use in self.uses().items():
             role, owner = self.role(name), self.owner(name)
             engine, remote = role.engine.kind, role.engine.REMOTE
             if remote and owner in self.trained():
@@ -339,6 +361,18 @@ class Method(Model):
         """The families' own prompts of a name, by family; those without one use `prompts`."""
         return {family.name: own[name] for family in self.families if name in (own := family.prompts or {})}
 
+    @property
+    def judged(self) -> list[FamilyConfig]:
+        """The task families whose reward a judge gives."""
+        return [family for family in self.families if family.judged]
+
+    def uses(self) -> Mapping[str, RoleUse]:
+        """The roles that are worked with: those of the recipe, and the judge where one gives rewards."""
+        uses = dict(self.recipe.roles())
+        if self.judged:
+            uses.setdefault(JUDGE, RoleUse(trained=False, batch=JUDGED_AT_ONCE))
+        return uses
+
     def owner(self, name: str) -> str:
         """The role whose weights a role has: its own name, unless it shares another's."""
         return self.roles[name].weights or name
@@ -354,12 +388,12 @@ class Method(Model):
         return self.roles[owner].base or owner
 
     def owners(self) -> tuple[str, ...]:
-        """Sets of weights that the recipe works with, by the role that owns each, in the order of its roles."""
-        return tuple(dict.fromkeys(self.owner(name) for name in self.recipe.roles()))
+        """Sets of weights that are worked with, by the role that owns each, in the order of its roles."""
+        return tuple(dict.fromkeys(self.owner(name) for name in self.uses()))
 
     def trained(self) -> tuple[str, ...]:
         """Those sets of weights that are trained: some role that has them is."""
-        uses = self.recipe.roles()
+        uses = self.uses()
         return tuple(
             owner
             for owner in self.owners()

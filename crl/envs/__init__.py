@@ -56,14 +56,18 @@ def _stepped(family: FamilyConfig) -> Environment:
 
 def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> None:
     """Raise BadInput where an environment cannot be played here: one instance is made, reset twice on a seed of
-    training and a held-out one, and closed. Two different starts of one seed are refused too. With `isolate` all of it
-    happens in another process."""
+    training and a held-out one, and closed. Two different starts of one seed are refused too, and what differs in the
+    first `checked_turns`. With `isolate` all of it happens in another process."""
     seeds = [0] if config.held_out_from is None else [0, config.held_out_from]
     where = f"environment {config.kind}"
 
-    def begun() -> tuple[list[Start], list[Start]]:
+    def begun() -> tuple[list[Start], str | None]:
         with _made(config, isolate=isolate) as environment:
-            return environment.reset_many(seeds), environment.reset_many(seeds)
+            first, second = environment.reset_many(seeds), environment.reset_many(seeds)
+            sound = [(one, other) for one, other in zip(first, second, strict=True) if not (one.error or other.error)]
+            if any(one != other for one, other in sound):
+                return first, "it starts differently when it is reset with the same seed"
+            return first, _later_difference(environment, config.checked_turns)
 
     tried = attempt(begun)
     if isinstance(tried, Fault):
@@ -72,19 +76,38 @@ def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> No
             where=where,
             next_step="correct its settings, or install what the message names",
         ) from tried.error
-    first, second = tried
-    for start in first:
+    starts, difference = tried
+    if all(start.error for start in starts):
+        raise BadInput(
+            f"no episode can be started: {starts[0].error}\n{starts[0].details or ''}".strip(),
+            where=where,
+            next_step="correct its settings, or mend what the message names",
+        )
+    for start in starts:
         if start.error is None and (flaw := flaw_of_actions(start.actions)) is not None:
             raise BadInput(
                 flaw, expected=EXPECTED_ACTIONS, where=where, next_step="have the environment give them as such"
             )
-    if first != second:
+    if difference is not None:
         raise BadInput(
-            "the environment starts differently when it is reset with the same seed",
+            f"the environment ignores its seed: {difference}",
             expected="a task that is deterministic in its seed",
             where=where,
-            next_step="choose another task, or seed every random stream of the environment in reset_many",
+            next_step="choose another task, or seed every random stream of the environment when it is reset; leave out "
+            "of an observation what counts or tells the time",
         )
+
+
+def _later_difference(environment: Environment, turns: int) -> str | None:
+    """Where episodes of one seed part within so many turns, beside another seed and each time in the other slot: what
+    two slots share shows."""
+    if not turns:
+        return None
+    from crl.envs.check.walks import walked
+
+    walks = walked(environment, [0, 1, 1, 0], batch=2, turns=turns).walks
+    pairs = [(walks[at], walks[3 - at]) for at in (0, 1) if not (walks[at].broke or walks[3 - at].broke)]
+    return next(filter(None, (one.difference(other) for one, other in pairs)), None)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 :func:`run` is for one call. :func:`run_all` is for all slots of a step: they wait side by side, so that a step takes as
 long as the slowest of them and not as long as all together. An environment that uses it sets `steps_together = True`,
-and `steps_apart = True` if slots may also be stepped by several threads (`rollout.environment_lag`).
+and `steps_apart = True` if slots may also be stepped by several threads (`rollout.environment_lag`). :func:`hold` keeps
+a client open.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import asyncio
 import os
 import queue
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -38,6 +39,32 @@ def run_all(work: Mapping[int, Coroutine[Any, Any, T]]) -> Iterator[tuple[int, T
     for _ in range(len(work)):
         slot, future = ended.get()
         yield slot, attempt(future.result)
+
+
+def hold(manager: AbstractAsyncContextManager[T]) -> tuple[T, Callable[[], None]]:
+    """Enter an async context manager, such as a client, and keep it open from call to call: what it gives, and the
+    function that leaves it. Both happen in one task of the loop, as many clients want. Raises what entering raises."""
+    entered: Future[tuple[T, asyncio.Event]] = Future()
+
+    async def held() -> None:
+        left = asyncio.Event()
+        try:
+            async with manager as value:
+                entered.set_result((value, left))
+                await left.wait()
+        except BaseException as error:
+            if entered.done():
+                raise
+            entered.set_exception(error)
+
+    task = _submitted(held())
+    value, left = entered.result()
+
+    def leave() -> None:
+        _loop(os.getpid()).call_soon_threadsafe(left.set)
+        task.result()
+
+    return value, leave
 
 
 def _submitted(work: Coroutine[Any, Any, T]) -> Future[T]:

@@ -109,16 +109,21 @@ class Games(Slots[_Slot]):
         self.steps_together = self.steps_apart = inspect.iscoroutinefunction(game.act)
 
     def _begin(self, seed: int) -> Any:
+        """The state of a new episode, or a coroutine that returns it."""
         return self.game.begin(random.Random(f"{seed}"))
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start `len(seeds)` episodes, slot i with seeds[i]."""
+        states = {index: self._begin(seed) for index, seed in enumerate(seeds)}
+        states.update(run_all({index: state for index, state in states.items() if isinstance(state, Coroutine)}))
+        self._slots = [_Slot(states[index], done=isinstance(states[index], Fault)) for index in range(len(seeds))]
+        return [self._start(slot.state) for slot in self._slots]
+
+    def _start(self, state: Any) -> Start:
+        if isinstance(state, Fault):
+            return Start.failed(state.code, state.details)
         game = self.game
-        self._slots = [_Slot(self._begin(seed)) for seed in seeds]
-        return [
-            Start(game.goal(state), game.look(state), game.actions(state), messages=tuple(game.messages(state)))
-            for state in (slot.state for slot in self._slots)
-        ]
+        return Start(game.goal(state), game.look(state), game.actions(state), messages=tuple(game.messages(state)))
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Apply one action in each slot given; where acting is async, all of them at once, and what raises ends its own

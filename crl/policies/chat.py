@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property, partial

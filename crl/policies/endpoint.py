@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from crl.config import RoleConfig, SamplingConfig
@@ -27,6 +28,8 @@ from crl.text.unicode import valid_text
 
 _TRIES = 5
 """Requests before a busy endpoint counts as gone; the pauses between them are 15 seconds."""
+_REACH = 10.0
+"""Seconds in which somebody at an endpoint's address answers before work starts."""
 _FIRST = 0x110000
 """One beyond the last code point."""
 _ROLES = {"system": _FIRST, "user": _FIRST + 1, "assistant": _FIRST + 2}
@@ -36,8 +39,21 @@ _END = _FIRST + 3
 
 
 def check_endpoint(role: str, server: ServerConfig) -> None:
-    """Raise BadInput where the endpoint of a role has no address, or no key that can be sent. Nothing is sent."""
-    _check(f"role {role}", f"runtime.servers.{role}", server)
+    """Raise BadInput where the endpoint of a role has no address, no key that can be sent, or nobody behind it. The key
+    is not sent, and what is answered does not matter."""
+    where = f"runtime.servers.{role}"
+    _check(f"role {role}", where, server)
+    seconds = min(server.answer_seconds, _REACH)
+    try:
+        httpx.get(f"{str(server.address).rstrip('/')}/models", timeout=seconds)
+    except httpx.TransportError as error:
+        told = f"did not answer in {seconds:g} seconds" if isinstance(error, httpx.TimeoutException) else str(error)
+        raise BadInput(
+            f"the endpoint of role {role} cannot be reached: {told or type(error).__name__}",
+            expected=f"an answer from {server.address}, whatever it is",
+            where=f"{where}.address",
+            next_step="start it, or correct the address",
+        ) from None
 
 
 def _check(who: str, where: str, server: ServerConfig) -> None:

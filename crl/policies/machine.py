@@ -108,7 +108,7 @@ def _samples_here(role: RoleConfig) -> bool:
 
 def replaced(method: Method) -> str | None:
     """What is said where roles ask for bfloat16 and are computed in float32; None where none is."""
-    roles = [name for name in method.recipe.roles() if _asks_bfloat16(method.role(name))]
+    roles = [name for name in method.uses() if _asks_bfloat16(method.role(name))]
     if not roles or computes_bfloat16():
         return None
     return f"{', '.join(roles)}: computed in float32, because this CPU is too slow in bfloat16"

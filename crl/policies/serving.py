@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from crl.config.engines import ServerConfig
-from crl.errors import BadInput, EngineDied
+from crl.errors import BadInput, EngineDied, RequestRefused
 from crl.paths import quoted
 
 T = TypeVar("T")
@@ -98,7 +98,8 @@ class Client:
     def post(self, path: str, body: Any, **options: Any) -> Any:
         """The JSON that a path answers to a body.
 
-        Raises EngineDied where the server is gone, hangs or stays busy; BadInput where it refuses the request.
+        Raises EngineDied where the server is gone, hangs or stays busy; RequestRefused where it refuses the request,
+        and another BadInput where it would refuse any.
         """
         return self._send("POST", path, {"json": body, **options})
 
@@ -164,7 +165,8 @@ class Client:
                     return self._content(response)
                 problem = f"answered {path} with {response.status_code}: {self._shown(response.text)}"
                 if response.status_code not in _BUSY:
-                    raise BadInput(
+                    refused = BadInput if _refuses_all(response) else RequestRefused
+                    raise refused(
                         f"{self.name} {problem}",
                         expected="an answer to the request",
                         where=self.address,
@@ -197,10 +199,14 @@ class Client:
         return (text.replace(self._key, "(the key)") if self._key else text)[:_SHOWN]
 
 
+def _refuses_all(response: httpx.Response) -> bool:
+    """Whether no request would fare better. A redirect is not followed: the address that it names may be right."""
+    return response.is_redirect or response.status_code in _NOT_THERE
+
+
 def _advice(response: httpx.Response) -> str:
     """What to do about a refusal."""
-    # A redirect is not followed: the address that it names may be the right one.
-    if response.is_redirect or response.status_code in _NOT_THERE:
+    if _refuses_all(response):
         return "check its address, the model's name and the key (runtime.servers)"
     return "its answer above says what it does not take: change that setting of the role, or of the server"
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crl.config import Experiment, Method
+from crl.config.method import JUDGE
 from crl.policies.embedders import EMBEDDERS
 from crl.policies.machine import all_stay, computed, gpu_count
 from crl.policies.sources import takes_preparing
@@ -38,6 +39,8 @@ from crl.run.files import require_free, same_disk
 
 _TOKEN_ROW = 18
 """Bytes per token on disk: id, mask and log-probability, once as a generation and once as a sample."""
+_LETTERS = 4
+"""Bytes per token of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ def estimate(experiment: Experiment) -> Estimate:
     embedder, reading = method.recipe.embedder(), 0
     outputs = method.recipe.outputs(method)
     round_bytes = _TOKEN_ROW * sum(method.role(name).context * count for name, count in outputs.items())
-    shapes = {name: shape_of(method.role(name).model) for name in method.recipe.roles()}
+    if method.judged:
+        round_bytes += _LETTERS * method.role(JUDGE).context * max(outputs.values())
+    shapes = {name: shape_of(method.role(name).model) for name in method.uses()}
     unknown = {method.role(name).model for name, shape in shapes.items() if shape is None}
     if embedder is not None and embedder.name not in EMBEDDERS:
         shape = shape_of(embedder.name)
@@ -344,13 +349,13 @@ def _once(method: Method, bases: Mapping[str, int], names: Collection[str]) -> i
 
 def _first(method: Method, owner: str) -> str:
     """A role of the recipe that has these weights."""
-    return next(name for name in method.recipe.roles() if method.owner(name) == owner)
+    return next(name for name in method.uses() if method.owner(name) == owner)
 
 
 def _new_tokens(method: Method, role: str) -> int:
     """Most tokens of one output that the model writes itself; a family without a turn limit may fill the context."""
     config = method.role(role)
-    if not method.recipe.roles()[role].multi_turn:
+    if not method.uses()[role].multi_turn:
         return min(config.context, config.sampling.max_new_tokens)
     return max(
         min(
@@ -363,7 +368,7 @@ def _new_tokens(method: Method, role: str) -> int:
 
 def _rows(method: Method, role: str) -> int:
     """Rows that a role samples side by side: what its recipe says, or a wave, or what `rollout.batch` lets in."""
-    if (batch := method.recipe.roles()[role].batch) is not None:
+    if (batch := method.uses()[role].batch) is not None:
         return batch
     groups = min(method.rollout.wave_groups, sum(family.groups for family in method.families))
     return min(groups * max(map(method.group_size, method.families)), method.rollout.batch or 2**31)
@@ -371,6 +376,6 @@ def _rows(method: Method, role: str) -> int:
 
 def _nucleus(method: Method, role: str) -> bool:
     """Whether a role samples with `top_p`, in some family where it plays."""
-    if not method.recipe.roles()[role].multi_turn:
+    if not method.uses()[role].multi_turn:
         return method.role(role).sampling.top_p < 1
     return any(method.sampling(role, family.name).top_p < 1 for family in method.families)

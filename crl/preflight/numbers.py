@@ -49,14 +49,14 @@ def model_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]
     """What the models must have, by the place in the config that asks for it."""
     method = experiment.method
     found: list[tuple[str, Callable[[], None]]] = []
-    for name in method.recipe.roles():
+    for name in method.uses():
         role, where = method.role(name), f"method.roles.{name}.sampling.top_k"
         if role.sampling.top_k > 0:
             found.append((where, partial(_check_top_k, role.sampling.top_k, role.model, where)))
     for index, family in enumerate(method.families):
         top_k = None if family.sampling is None else family.sampling.top_k
         where = f"method.families.{index}.sampling.top_k"
-        for name, use in method.recipe.roles().items():
+        for name, use in method.uses().items():
             if top_k and use.multi_turn:
                 found.append((where, partial(_check_top_k, top_k, method.role(name).model, where)))
     for owner in method.trained():

@@ -61,7 +61,7 @@ def _learning(experiment: Experiment, trained: Set[str], first: int, gpus: int) 
 def served(experiment: Experiment) -> dict[str, ServerConfig]:
     """The roles of the recipe that a server samples for whose weights are handed over, and the server of each."""
     method, servers = experiment.method, experiment.runtime.servers
-    engines = {name: method.role(name).engine for name in method.recipe.roles()}
+    engines = {name: method.role(name).engine for name in method.uses()}
     return {
         name: servers.get(method.owner(name), ServerConfig())
         for name, engine in engines.items()
@@ -87,7 +87,7 @@ def collecting_parts(method: Method) -> int:
 def _tracks(experiment: Experiment) -> list[tuple[Set[str], Set[str]]]:
     """(roles that are sampled from, weights that are trained) in each track."""
     method = experiment.method
-    roles, owners = set(method.recipe.roles()), set(method.trained())
+    roles, owners = set(method.uses()), set(method.trained())
     if not method.overlap or experiment.runtime.overlap_engines == 1:
         return [(roles, owners)]
     from crl.rounds.recipe import recipe_of

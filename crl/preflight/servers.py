@@ -92,7 +92,7 @@ def _check_tracks(experiment: Experiment, owner: str, address: str) -> None:
     from crl.rounds.recipe import recipe_of
 
     recipe = recipe_of(method)
-    roles = {role for role in method.recipe.roles() if method.owner(role) == owner}
+    roles = {role for role in method.uses() if method.owner(role) == owner}
     due = due_stages(recipe, method)
     # The first track is a round ahead: the ages of its reads are compared as the second track counts rounds.
     ahead = {age + 1: stage.name for stage in due if not stage.second_track for age in _ages(recipe, stage, roles)}

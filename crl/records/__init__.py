@@ -31,6 +31,7 @@ from crl.records.base import (
     without_defaults,
 )
 from crl.records.critique import Critique, SuccessRate
+from crl.records.judge import Verdict
 from crl.records.learning import BufferItem, Credit, EntryScore, EntryUsefulness, Metric, Sample, UseReward, Weights
 from crl.records.play import (
     FREE,
@@ -57,7 +58,7 @@ ROW_TYPES: tuple[type[Row], ...] = (
     Operation, Resemblance,
     BankEntry, BankChange, BankSnapshot, BankText, BankEvent, ImportedEntry, Approval, Credit, EntryScore, BufferItem,
     Sample, Weights, Metric, Evaluation, Critique, SuccessRate, UseReward, EntryUsefulness,
-    Trial, TrialResult, TextEffect, Suppression, CandidateUtility,
+    Trial, TrialResult, TextEffect, Suppression, CandidateUtility, Verdict,
 )  # fmt: skip
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
@@ -107,6 +108,7 @@ __all__ = [
     "TrialResult",
     "Turn",
     "UseReward",
+    "Verdict",
     "Weights",
     "numbered",
     "rows_of",

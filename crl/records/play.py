@@ -19,7 +19,9 @@ _QUESTION_REASONS = (
     "ok", "free_episode", "uses_spent", "empty", "too_long", "episode_over", "no_entry", "prompt_too_long", "no_answer",
 )  # fmt: skip
 
-
+UNSCORED = "judge_"
+"""How the reason code of an episode begins that was played to its end, and got no reward from its judge."""
+_BROKE = f"stop_reason = 'error' AND NOT starts_with(error, '{UNSCORED}')"
 _REWARD_PARTS = {
     "every part of a reward has its name, and is finite": (
         "len(reward_names) = len(reward_values) AND len(list_distinct(reward_names)) = len(reward_names)"
@@ -166,7 +168,8 @@ class Episode(Row):
     last_observation: A[str | None, "what the last action did, as the environment showed it; null where it broke"]
     error: A[
         str | None,
-        "reason code where the environment broke; prompt_too_long: the first prompt did not fit, nothing was shown; "
+        "reason code where the environment broke; judge_…: the judge gave no reward, for the reason in verdicts; "
+        "prompt_too_long: the first prompt did not fit, nothing was shown; "
         "no_token: a server drew an id that is no token",
     ]
     generation_ids: A[list[str], "token records of its sequences, in the order in which they began"]
@@ -196,7 +199,7 @@ class Episode(Row):
             **_REWARD_PARTS,
             "an error has a reason code, nothing else has": "(stop_reason = 'error') = (error IS NOT NULL)",
             "what the last action did is known unless the environment broke": (
-                "(stop_reason = 'error') = (last_observation IS NULL)"
+                f"({_BROKE}) = (last_observation IS NULL)"
             ),
         },
         between={
@@ -204,8 +207,8 @@ class Episode(Row):
                 "SELECT e.row, e.episode_id AS id FROM episodes e LEFT JOIN (SELECT episode_id, count(*) AS turns, "
                 "sum((NOT valid)::INT) AS invalid FROM turns GROUP BY episode_id) t USING (episode_id) "
                 # The turn in which an environment broke is not valid, and no fault of the actor's.
-                "WHERE e.turns <> coalesce(t.turns, 0) OR e.invalid_actions <> "
-                "coalesce(t.invalid, 0) - (e.stop_reason = 'error' AND e.turns > 0)::INT"
+                "WHERE e.turns <> coalesce(t.turns, 0) "
+                f"OR e.invalid_actions <> coalesce(t.invalid, 0) - coalesce({_BROKE} AND e.turns > 0, false)::INT"
             ),
             "every sequence of an episode has its token record": (
                 "SELECT DISTINCT s.row, s.episode_id AS id FROM "

@@ -29,7 +29,8 @@ from crl.protocols import Embedder
 from crl.records import EntryScore, RetrievalCount, Row, rows_of, rows_with
 from crl.report.charts import Bar, Chart, bar_chart
 from crl.report.success import Rate, wilson
-from crl.rounds.recipe import publishing_stage, recipe_in, recorded_bank
+from crl.rounds.bank_tables import publishing_stage
+from crl.rounds.recipe import recipe_in, recorded_bank
 from crl.rounds.stage import PUBLISHES, Recipe
 from crl.run.directory import RunDirectory
 

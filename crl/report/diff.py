@@ -22,9 +22,10 @@ from crl.report.story import reason_words
 from crl.report.terminal import Listing
 from crl.report.view_files import Tables
 from crl.report.views import query
+from crl.rounds.bank_tables import publishing_stage, tables_of
 from crl.rounds.context import BANK
 from crl.rounds.proposal import Proposal, proposal_of
-from crl.rounds.recipe import publishing_stage, recipe_in, recorded_bank, recorded_rows, tables_of
+from crl.rounds.recipe import recipe_in, recorded_bank, recorded_rows
 from crl.rounds.stage import PUBLISHES, maker_of
 from crl.run.directory import RunDirectory
 

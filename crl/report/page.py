@@ -205,7 +205,7 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
         facts["forks"] = fork_lines(path)
         facts["settings"] = {
             "recipe": method.recipe.kind,
-            **{name: _model(method, name) for name in method.recipe.roles()},
+            **{name: _model(method, name) for name in method.uses()},
             "families": ", ".join(family.name for family in method.families),
             "seed": method.seed,
         }

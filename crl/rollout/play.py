@@ -35,7 +35,7 @@ from crl.protocols import (
     ToolCalls,
     Written,
 )
-from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, StrippedContext, Task, Turn
+from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, StrippedContext, Task, Turn, Verdict
 from crl.rollout.actions import AnswerTrees, from_calls, parse_action
 from crl.rollout.asking import advise, questions_of, record
 from crl.rollout.environments import Readable
@@ -75,6 +75,8 @@ class PlayedEpisode:
     """Token records of the answers that it got."""
     raw_reward: float
     """What the environment gave; `episode.reward` is by the convention of the family."""
+    verdicts: list[Verdict] = field(default_factory=list)
+    """Those of a judge that are about it, or about its group."""
     details: str | None = None
     """Beside `episode.error`: the traceback, or in words what was wrong."""
 
@@ -397,7 +399,9 @@ def played_episode(
         )
         for sequence in row.sequences
     ]
-    return PlayedEpisode(episode, row.turns, sequences, row.start, row.questions, row.answers, row.reward, row.details)
+    return PlayedEpisode(
+        episode, row.turns, sequences, row.start, row.questions, row.answers, row.reward, details=row.details
+    )
 
 
 def _turns_in(generation_id: str, turns: Sequence[Turn]) -> list[Turn]:

@@ -18,8 +18,8 @@ from crl.errors import EnvironmentBroken
 from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
 from crl.records import Metric, Row, rows_of, schema_of, table_of
+from crl.rounds.bank_tables import tables_of
 from crl.rounds.provenance import Game, add_games, add_time, require_games
-from crl.rounds.recipe import tables_of
 from crl.rounds.stage import R, Recipe, Stage
 from crl.run.manifest import Manifest, key_of
 from crl.run.seeds import seed_for

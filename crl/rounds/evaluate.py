@@ -31,7 +31,8 @@ from crl.rollout.actions import named_actions
 from crl.rollout.environments import Readable, step_or_error
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import BANK, MemoryWriter, Reader, StageContext
-from crl.rounds.provenance import Game, naming
+from crl.rounds.judge import is_unscored, write_verdicts
+from crl.rounds.provenance import Game, naming, unscored_games
 from crl.rounds.stage import PUBLISHES, Read, Recipe, Stage, when
 from crl.rounds.tasks import tasks_at, waves_over
 from crl.rounds.waves import environment_of, play, sampling_of
@@ -138,11 +139,15 @@ def evaluate_part(ctx: StageContext, part: int, guides: Guides | None = None) ->
             weights_digest=weights.weights_digest,
             seed_of=lambda episode_id: seed_of_task(ctx.method, episode_id),
             advisor=with_bank.advisor,
+            groups=False,
         )
     for each in played:
         if each.episode.error is not None:  # it counts as lost; the manifest says that it was not played to an end
             ctx.provenance[f"error {each.episode.episode_id}"] = each.episode.error
-    ctx.write(Evaluation, [_row(ctx, wave.condition, each, with_bank.tokens) for each in played])
+    # What a judge gave no score is neither lost nor won: it is in `verdicts`, and counted as broken.
+    scored = [each for each in played if not is_unscored(each.episode)]
+    ctx.write(Evaluation, [_row(ctx, wave.condition, each, with_bank.tokens) for each in scored])
+    write_verdicts(ctx, played)
 
 
 def seed_of_task(method: Method, episode_id: str, *kind: str) -> np.random.SeedSequence:
@@ -170,10 +175,12 @@ def _held_out(ctx: StageContext, family: FamilyConfig) -> range:
 def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     """The tasks of a wave as a uniformly random legal policy plays them, :data:`RANDOM_PLAYS` times each.
 
-    A task whose start names no action has nothing to draw among: it is left out, and the manifest says so. Where a
+    A task whose start names no action has nothing to draw among: it is left out, and the manifest says so. So is one
+    whose reward is a judge's: its success is on another scale than the environment's. Where a
     later state names none, the turn goes by without an action. Where no turn limit is known, an episode ends after as
     many turns as the actor's context could hold: there the actor's own would have ended.
     """
+    judged = {family.name for family in ctx.method.judged}
     held = ctx.method.role("actor").context // _TOKENS_OF_A_TURN
     limits = {family.name: held for family in ctx.method.families if family.in_round(ctx.round).turn_limit is None}
     environment = Readable(
@@ -183,10 +190,17 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     for play_number in range(RANDOM_PLAYS):
         with naming(wave.tasks[0][0]):
             starts = environment.reset_many([seed for _, seed in wave.tasks])
-        legal = {slot: listed for slot, start in enumerate(starts) if (listed := named_actions(start.actions))}
+        legal = {
+            slot: listed
+            for slot, start in enumerate(starts)
+            if (listed := named_actions(start.actions)) and wave.tasks[slot][0] not in judged
+        }
         for slot, (family, _) in enumerate(wave.tasks):
             if slot not in legal:
-                ctx.provenance[f"{RANDOM} {family}"] = "left out: the environment names no action to draw"
+                why = (
+                    "a judge reads what models write" if family in judged else "the environment names no action to draw"
+                )
+                ctx.provenance[f"{RANDOM} {family}"] = f"left out: {why}"
         streams = [
             np.random.default_rng(seed_for(ctx.method.seed, "evaluation", RANDOM, f"{family}-s{seed}", play_number))
             for family, seed in wave.tasks
@@ -286,6 +300,8 @@ class Evaluated:
     rows: list[Evaluation]
     inputs: dict[str, str]
     """Digests of the stages that were read, by `0007/update_actor`."""
+    unscored: int = 0
+    """Episodes that are left out because their judge gave no score."""
 
 
 def chosen_method(method: Method, choice: Choice) -> Method:
@@ -355,7 +371,7 @@ def evaluate_again(
         for row in writer.rows(Evaluation)
         if row.family in chosen and (conditions is None or row.condition in conditions)
     ]
-    return Evaluated(round_number, rows, context.digests())
+    return Evaluated(round_number, rows, context.digests(), unscored_games(context.provenance))
 
 
 def _check_conditions(conditions: Sequence[str] | None) -> None:

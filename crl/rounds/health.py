@@ -20,6 +20,7 @@ from crl.credit.uses import usable
 from crl.records import Episode, Metric
 from crl.rounds.alarms import Metrics, counters, health_metrics, mismatch_alarms, mismatch_causes
 from crl.rounds.context import StageContext
+from crl.rounds.judge_health import judge_metrics, verdicts_read
 from crl.rounds.stage import BEFORE, maker_of
 
 VERDICTS = ("malformed", "return", "add", "update", "mixed", "merge")
@@ -246,4 +247,6 @@ def write_health(
     previous = ctx.metrics(BEFORE)
     if maker_of(ctx.recipe, ctx.method, ctx.round - 1)[1].recipe != ctx.method.recipe:
         previous = {name: value for name, value in previous.items() if name not in counters()}
+    said, alarmed = judge_metrics(verdicts_read(ctx), previous)
+    metrics, alarms = {**metrics, **said}, {**(alarms or {}), **alarmed}
     ctx.write(Metric, health_metrics(metrics, previous, trained, round=ctx.round, alarms=alarms))

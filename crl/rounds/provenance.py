@@ -8,7 +8,8 @@ family of a mixture is found among many that live. A family is judged once :data
 level that breaks costs all members of a group; where the games of the whole stage broke, there is no such minimum.
 
 A game counts as broken where it has an error: the environment raised, died, was too slow, gave what cannot be played,
-or its first prompt did not fit. What an experience model cannot predict is not counted: that is a model at work.
+or its first prompt did not fit. What an experience model cannot predict is not counted: that is a model at work. What a
+judge gave no score is shown among them, and no fault of the environment.
 
 A timing is of one kind of work in one stage, such as `retrieval`: how many batches, items in them, seconds in all and
 of the longest batch. Timings of a stage's parts are added up. In SQL: the view `timings`.
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 from crl.errors import EnvironmentBroken
 from crl.faults import location_in
 from crl.protocols import Start
+from crl.records.play import UNSCORED
 from crl.rollout.live import without_start
 from crl.rollout.play import PlayedEpisode
 from crl.text.unicode import escaped
@@ -55,7 +57,7 @@ def add_games(provenance: dict[str, Any], games: Iterable[Game], *, of: tuple[in
         family["games"] += 1
         if game.error is None:
             continue
-        family["broken"] += 1
+        family["broken"] += not game.error.startswith(UNSCORED)
         location = location_in(game.details)
         kind = _kind_in(family["kinds"], game.error, location)
         if kind is not None:
@@ -116,7 +118,8 @@ def require_games(provenance: Mapping[str, Any], limit: float, where: str) -> No
     all_of_it = broken > limit * games
     for family, each in counted.items():
         if each["broken"] > limit * each["games"] and (all_of_it or each["broken"] >= FEWEST):
-            first = max(each["kinds"], key=lambda kind: kind["games"])
+            kinds = [kind for kind in each["kinds"] if not kind["error"].startswith(UNSCORED)]
+            first = max(kinds, key=lambda kind: kind["games"])
             raise EnvironmentBroken(
                 f"{each['broken']} of {each['games']} games of family {family} broke. "
                 f"{first['games']} of them: {first['error']}; the first, seed {first['seed']}:\n"
@@ -125,6 +128,12 @@ def require_games(provenance: Mapping[str, Any], limit: float, where: str) -> No
                 where=f"{where}, environment of family {family}",
                 next_step=f"{EnvironmentBroken.ADVICE}. runtime.broken_episodes_limit: 1 goes on without these games",
             )
+
+
+def unscored_games(provenance: Mapping[str, Any]) -> int:
+    """How many games a judge gave no score."""
+    kinds = (kind for each in provenance.get(BROKEN, {}).values() for kind in each["kinds"])
+    return sum(kind["games"] for kind in kinds if kind["error"].startswith(UNSCORED))
 
 
 def has_broken(provenance: Mapping[str, Any]) -> bool:

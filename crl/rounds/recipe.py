@@ -6,19 +6,17 @@ and nothing is repaired: RecordDamaged names the file and the command that mends
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pyarrow as pa
-
-from crl.bank.changes import TableOf, open_snapshot
+from crl.bank.changes import open_snapshot
 from crl.bank.snapshot import Snapshot
 from crl.checks.suites import bring
 from crl.config import Method
 from crl.config.registry import load_object
 from crl.errors import BadInput
 from crl.paths import quoted
-from crl.records import Row, rows_of
-from crl.rounds.stage import PUBLISHES, R, Recipe, RowsOf, Stage, forked
+from crl.records import rows_of
+from crl.rounds.bank_tables import publishing_stage, tables_of
+from crl.rounds.judge_stages import with_judge
+from crl.rounds.stage import R, Recipe, RowsOf, Stage, forked
 from crl.run.directory import RunDirectory
 from crl.run.lineage import method_in
 from crl.run.manifest import key_of
@@ -35,7 +33,7 @@ def recipe_of(method: Method) -> Recipe:
             expected="module:function, a function that takes a Method and returns a Recipe",
             where="BUILDER of its config class",
         ) from error
-    recipe: Recipe = builder(method)
+    recipe = with_judge(builder(method), method)
     bring(recipe.row_types)
     return recipe
 
@@ -53,23 +51,6 @@ def recipe_in(run: RunDirectory) -> Recipe:
     for ancestor, before, method in zip(ancestors, methods, methods[1:], strict=False):
         recipe = forked(recipe_of(method), recipe, before, ancestor.round)
     return recipe
-
-
-def publishing_stage(recipe: Recipe, method: Method, round_number: int, offset: int = 0) -> tuple[int, str] | None:
-    """(round, stage) that published the bank a round sees so many rounds back; None where there was no bank."""
-    return recipe.resolve(method, round_number, PUBLISHES, offset)
-
-
-def tables_of(recipe: Recipe, method: Method, read: Callable[[int, str, type[Row]], pa.Table]) -> TableOf:
-    """Tables of the publishing stages by row type and round, read by `read(round, stage, row type)`."""
-
-    def table_of(row_type: type[Row], round_number: int) -> pa.Table:
-        place = publishing_stage(recipe, method, round_number)
-        if place is None:
-            raise BadInput(f"round {round_number} publishes no bank", expected="a recipe that keeps a bank")
-        return read(*place, row_type)
-
-    return table_of
 
 
 def recorded_bank(run: RunDirectory, recipe: Recipe, round_number: int) -> Snapshot:

@@ -19,6 +19,7 @@ from crl.rollout.kept_steps import KeptSteps
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, Progress, play_wave, waves_of
 from crl.rounds.context import StageContext
+from crl.rounds.judge import judged, write_verdicts
 from crl.rounds.provenance import games_from, games_of, naming
 from crl.rounds.weights import weights_of
 from crl.run.journal import JsonLines
@@ -52,15 +53,18 @@ def play(
     advisor: Advisor | None = None,
     progress: Progress | None = None,
     predicted: bool = False,
+    groups: bool = True,
 ) -> list[PlayedEpisode]:
     """Play one wave, in the environment of its family (or of its families) unless another is given.
 
     `advisor` answers the questions of guided episodes; without one they are offered none. `progress` takes the metrics
     of the wave where it is not a part of the stage. `predicted`: the environment is a model, whose breaks are no fault.
+    `groups`: a judge may read the groups of the wave as such; else it reads one episode at a time.
     """
+    seed_of = seed_of or (lambda episode_id: ctx.seed(episode_id))
     wave: dict[str, Any] = {
         "method": ctx.method,
-        "seed_of": seed_of or (lambda episode_id: ctx.seed(episode_id)),
+        "seed_of": seed_of,
         "sampling": sampling,
         "weights_digest": weights_digest,
         "stage": ctx.stage.name,
@@ -72,6 +76,7 @@ def play(
         else:
             environment = environment or kept_environment(ctx, slots, weights_digest)
             played = play_wave(policy, environment, slots, advisor=advisor, **wave)
+    played = judged(ctx, played, seed_of=seed_of, thinking=policy.chat.opens_thought, groups=groups)
     if not predicted:
         ctx.add_games(games_of(played))
     return played
@@ -132,6 +137,7 @@ def play_with_actor(
     environment: Environment | None = None,
     advisor: Advisor | None = None,
     predicted: bool = False,
+    groups: bool = True,
     work: str = "play",
 ) -> list[PlayedEpisode]:
     """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play. `work` is
@@ -151,6 +157,7 @@ def play_with_actor(
             environment=environment,
             advisor=advisor,
             predicted=predicted,
+            groups=groups,
         )
 
 
@@ -176,6 +183,7 @@ def write_played(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Se
     ctx.write(Turn, [turn for each in played for turn in each.turns])
     answers = [answer for each in played for answer in each.answers]
     ctx.write(Generation, [*(record for each in played for record in each.generations), *answers, *outputs])
+    write_verdicts(ctx, played)
 
 
 def wave_width(method: Method) -> int:

@@ -26,7 +26,8 @@ from crl.records import RECORD_FORMAT, BankSnapshot, Row, Rules, Weights, rows_o
 from crl.report.bank import BankAfter, banked_round, banked_rounds
 from crl.report.story import Event, Story
 from crl.report.why import stories
-from crl.rounds.recipe import publishing_stage, recipe_in
+from crl.rounds.bank_tables import publishing_stage
+from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
 from crl.run.imports import EMBEDDING
 from crl.run.manifest import key_of

@@ -41,7 +41,8 @@ def test_a_frozen_extractor_writes_a_bank_from_elsewhere(tmp_path: Path, monkeyp
             driver.subscribe(lambda event: lines.append(event.text) if isinstance(event, LogLine) else None)
             driver.set_target(1)
             driver.run_rounds(1)
-        assert all(headers["Authorization"] == f"Bearer {KEY}" for _, _, headers in fake.requests)
+        keys = {(path, headers.get("Authorization")) for path, _, headers in fake.requests}
+        assert keys == {("/v1/models", None), ("/v1/chat/completions", f"Bearer {KEY}")}
         asked = fake.asked("/v1/chat/completions")
     require_intact(run.path)
     episodes = rows(run, Episode, "collect", [1])

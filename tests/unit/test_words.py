@@ -37,7 +37,13 @@ DROPPED = {
 }
 """Words, and what a reader wants instead."""
 REASONS = {word: reason for words, reason in DROPPED.items() for word in words.split()}
+_OF_JUDGES = (
+    "crl/rounds/judge", "crl/records/judge.py", "crl/config/", "crl/cli/init.py", "crl/recipes/dreamgym/config.py",
+    "docs/config.md",
+)  # fmt: skip
 ALLOWED = {
+    "judge": _OF_JUDGES,  # a model that gives rewards
+    "judged": _OF_JUDGES,
     "arm": ("crl/lab/study/", "crl/cli/compare.py", "flows/compare.py"),
     "realm": ("crl/envs/realms.py",),
     "floor": ("crl/envs/sokoban.py",),  # of a room: the game's own word

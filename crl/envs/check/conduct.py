@@ -12,7 +12,7 @@ from typing import Any, Literal
 from crl.config import EnvironmentConfig
 from crl.envs.check.walks import ILLEGAL, Noted, Walks, draw_action, located, walked, wrong_actions
 from crl.faults import details_of
-from crl.protocols import Environment, FreeText, Leveled, Start, Step, ToolCalls
+from crl.protocols import Environment, Leveled, Start, Step, ToolCalls
 
 _DIGITS = re.compile(r"\d+")
 _LATER = 5
@@ -45,6 +45,8 @@ def starting(config: EnvironmentConfig, seeds: Sequence[int]) -> list[Finding]:
     for seed, start in zip(seeds, starts, strict=True):
         if not isinstance(start, Start) or not isinstance(start.goal, str) or not isinstance(start.observation, str):
             return [Finding("start", "failed", f"seed {seed} starts with {start!r:.100}")]
+        if start.error is not None:
+            return [Finding("start", "failed", located(f"seed {seed}: {start.error}: {start.details}", start.details))]
         if wrong := wrong_actions(start.actions):
             return [Finding("start", "failed", f"seed {seed}: {wrong}")]
         if not start.goal.strip():
@@ -138,7 +140,7 @@ def _after_illegal(environment: Environment, seed: int, action: str | None) -> s
         return None
     if not step.feedback.strip() and step.observation == start.observation:
         return "nothing says that it was refused: no feedback, and nothing new to see"
-    after = _later(environment, seed, start if isinstance(start.actions, FreeText) else step)
+    after = _later(environment, seed, step if isinstance(start.actions, tuple) else start)
     environment.reset_many([seed])
     before = _later(environment, seed, start)
     for one, other in zip(after, before, strict=False):

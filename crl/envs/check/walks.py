@@ -177,6 +177,8 @@ class Walk:
     """Of the start and each step: the digest of all of it, and the beginning of what was seen."""
     done: bool = False
     success: bool = False
+    broke: bool = False
+    """Whether the environment broke in it."""
     breaches: list[str] = field(default_factory=list)
     """Rules of the protocol that it broke."""
 
@@ -231,7 +233,7 @@ def walked(
         for walk, start in zip(walks, starts, strict=True):
             _keep(found, walk, start)
         shown: dict[int, tuple[Actions, str]] = {
-            slot: (start.actions, start.observation) for slot, start in enumerate(starts)
+            slot: (start.actions, start.observation) for slot, start in enumerate(starts) if start.error is None
         }
         streams = [Random(f"walk {seed if stream is None else stream}") for seed in part]
         for _ in range(turns):
@@ -265,6 +267,7 @@ def _keep(found: Walks, walk: Walk, said: Start | Step) -> None:
     text = said.observation
     digest = hashlib.sha256(repr(said).encode("utf-8", "backslashreplace")).hexdigest()[:16]
     walk.turns.append((digest, text[:_SHOWN]))
+    walk.broke |= said.error is not None
     found.longest = max(found.longest, len(text) + len(said.goal if isinstance(said, Start) else said.feedback))
     found.characters += len(text)
     for name, there in (

@@ -246,8 +246,8 @@ def _check_preparation(study: Study, name: str, methods: Mapping[str, Method]) -
     if other is None:
         return
     parent, method = methods[other], methods[name]
-    for role in method.recipe.roles():
-        if role not in parent.recipe.roles():
+    for role in method.uses():
+        if role not in parent.uses():
             raise BadInput(
                 f"arm {other}, which prepares for arm {name}, has no role {role}",
                 expected="an arm whose preparation makes weights of every role",

@@ -83,6 +83,7 @@ def _played(ctx: StageContext, wave: Sequence[TaskSeed]) -> list[PlayedEpisode]:
     return play_with_actor(
         ctx,
         [EpisodeSlot(task) for task in tasks],
+        groups=False,
         # The same stream before and after: what differs then is the weights alone.
         seed_of=lambda episode_id: seed_for(ctx.method.seed, ctx.round, PROBE, "play", *places[episode_id]),
     )

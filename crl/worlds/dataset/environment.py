@@ -62,9 +62,10 @@ class DatasetConfig(EnvironmentConfig):
     prompt: str = Field(
         "prompt", min_length=1, description="Column of the prompts: a text, or messages with role and content."
     )
-    reward: Target | list[Target] = Field(
+    reward: Target | list[Target] | None = Field(
+        None,
         description="Reward function as module:function, written for TRL's GRPOTrainer; or a list of them, whose "
-        "rewards are added."
+        "rewards are added. null: none, where a judge gives the family's reward.",
     )
     reward_weights: list[Weight] | None = Field(
         None, exclude_if=unset, description="Weights of several reward functions; null: 1 each."
@@ -93,7 +94,7 @@ class DatasetConfig(EnvironmentConfig):
     def _together(self) -> DatasetConfig:
         if self.reward_weights is not None and len(self.reward_weights) != len(self.rewards):
             raise ValueError(f"{len(self.reward_weights)} reward_weights for {len(self.rewards)} reward functions")
-        if len(set(self.rewards)) != len(self.rewards) or not self.rewards:
+        if len(set(self.rewards)) != len(self.rewards) or self.reward == []:
             raise ValueError("reward names a function twice, or none")
         if (self.answer is None) != (self.max_turns == 1):
             raise ValueError(
@@ -105,7 +106,12 @@ class DatasetConfig(EnvironmentConfig):
     @property
     def rewards(self) -> list[str]:
         """The reward functions."""
-        return [self.reward] if isinstance(self.reward, str) else self.reward
+        return [self.reward] if isinstance(self.reward, str) else self.reward or []
+
+    @property
+    def rewards_nothing(self) -> bool:
+        """Whether there is no reward function."""
+        return self.reward is None
 
     @property
     def held_out_levels(self) -> int | None:
@@ -252,6 +258,8 @@ class DatasetEnvironment(Slots[_Slot]):
         return self._ended(slot, await scoring.awaited())
 
     def _ended(self, slot: _Slot, scored: Scored) -> Step:
+        if self.config.reward is None:  # a judge reads what was written
+            return stepped(slot, StopReason.failure, "", FORM, legal=True, reward=0.0)
         success = scored.reward >= self.config.success_at - _SOLVED
         reason = StopReason.success if success else StopReason.failure
         parts = ", ".join(f"{name} {value:g}" for name, value in scored.parts.items())

@@ -157,7 +157,7 @@ class Scoring:
     def scored(self) -> Scored:
         """The reward. Raises RewardBroke where a function returned something else than a list of one number."""
         parts = {name: value for name, _, returned in self.returned for value in _number(name, returned)}
-        if not parts:
+        if not parts and self.returned:
             names = ", ".join(name for name, *_ in self.returned)
             raise RewardBroke(f"no function has anything to say of this completion: {names} returned None", _NONE)
         reward = sum(weight * parts[name] for name, weight, _ in self.returned if name in parts)

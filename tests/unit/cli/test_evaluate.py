@@ -121,6 +121,13 @@ def test_what_was_chosen_is_what_is_played(crl: Crl, room: Path, played: list[Ch
     assert played == [Choice(tasks=("lake",), episodes=7, conditions=("with", "without"))]
 
 
+def test_what_a_judge_gave_no_score_is_counted(crl: Crl, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crl.engine.evaluation.evaluate_round", lambda *words, **more: Evaluated(2, [], {}, 3))
+    monkeypatch.setattr("crl.preflight.check_evaluation", lambda *words: None)
+    assert "3 episodes are left out: their judge gave no score" in crl("evaluate", "room").out
+    assert json.loads(crl("evaluate", "room", "--json").out)["unscored"] == 3
+
+
 def test_json_is_all_there_is_on_standard_output(crl: Crl, room: Path, played: list[Choice], tmp_path: Path) -> None:
     data = json.loads(crl("evaluate", "room", "--json", "--out", tmp_path / "rows.parquet").out)
     assert (data["round"], data["conditions"], data["seeds"]["lake"]) == (2, [WITH, WITHOUT], [1_000_000, 3])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from crl.config import SamplingConfig
-from crl.envs.asynchronous import run, run_all
+from crl.envs.asynchronous import hold, run, run_all
 from crl.envs.game import Game, Move
 from crl.errors import BadInput
 from crl.faults import Fault
@@ -118,3 +118,32 @@ def test_a_forked_process_has_a_loop_of_its_own() -> None:
     with os.fdopen(reading) as answer:
         assert answer.read() == "True"
     os.waitpid(child, 0)
+
+
+class Client:
+    """Wants to be left in the task that entered it, as many clients do."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.task, self.left = error, "", False
+
+    async def __aenter__(self) -> Client:
+        if self.error is not None:
+            raise self.error
+        self.task = repr(asyncio.current_task())
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        assert repr(asyncio.current_task()) == self.task
+        self.left = True
+
+    async def ask(self) -> str:
+        return f"left: {self.left}"
+
+
+def test_a_client_is_held_open_from_call_to_call() -> None:
+    client, leave = hold(Client())
+    assert run(client.ask()) == run(client.ask()) == "left: False"
+    leave()
+    assert client.left
+    with pytest.raises(ValueError, match="no server"):
+        hold(Client(ValueError("no server")))

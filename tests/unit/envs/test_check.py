@@ -322,6 +322,34 @@ class Tools(Count):
         return json.dumps({"arguments": {"size": state["left"]}, "name": "add"})
 
 
+class Echo(Tools):
+    """Says what it is told."""
+
+    kind: str = "tests.unit.envs.test_check:Echo"
+
+    def actions(self, state: Any) -> Actions:
+        text = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+        return ToolCalls((Tool("say", "Say a word.", text),))
+
+    def look(self, state: Any) -> str:
+        return str(state.get("heard", "one two three four five six seven eight nine ten"))
+
+    def act(self, state: Any, action: str) -> Move:
+        text = json.loads(action)["arguments"].get("text")
+        if not isinstance(text, str):
+            return Move("Which word?", legal=False)
+        state["heard"] = text
+        return Move()
+
+    def solve(self, state: Any) -> str | None:
+        return None
+
+
+def test_words_of_calls_are_drawn_from_the_same_view_with_and_without_an_illegal_one() -> None:
+    results = conduct.illegal_actions(Echo(), SEEDS, 40)
+    assert {each.outcome for each in results} == {"ok"}, results
+
+
 def test_a_game_of_tools_is_given_calls_of_its_tools_alone() -> None:
     game = Tools().make()
     game.reset_many([1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -239,6 +241,25 @@ def test_what_is_missing_is_said_before_work_starts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("A_KEY", "\n")
     with pytest.raises(BadInput, match="the variable A_KEY is not set, or empty"):
         check_endpoint("judge", server)
+
+
+def test_an_endpoint_that_nobody_is_behind_is_refused_before_work_starts(fake: FakeVllm) -> None:
+    server = ServerConfig(address=f"{fake.address}/v1", key_variable="A_KEY", answer_seconds=0.2)
+    for code in (200, 401, 404):
+        fake.faults["/v1/models"] = lambda body, code=code: (code, {})
+        check_endpoint("judge", server)
+    assert not any(KEY in str(headers) for _, _, headers in fake.requests), "the key is not sent"
+    ended = threading.Event()
+    fake.faults["/v1/models"] = lambda body: (200, {}) if ended.wait(60) else None
+    with pytest.raises(BadInput, match=r"of role judge cannot be reached: did not answer in 0\.2 seconds") as raised:
+        check_endpoint("judge", server)
+    ended.set()
+    assert raised.value.where == "runtime.servers.judge.address"
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        gone = ServerConfig(address=f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
+        with pytest.raises(BadInput, match=r"of role judge cannot be reached: .*refused"):
+            check_endpoint("judge", gone)
 
 
 def test_a_policy_without_an_address_names_its_model_and_no_key_of_the_config_that_is_none() -> None:

@@ -23,6 +23,7 @@ TRIAL = {"method.recipe.trial": {}}
 def reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every server answers."""
     monkeypatch.setattr("crl.engine.vllm_server.check_server", lambda role, server, context: None)
+    monkeypatch.setattr("httpx.get", lambda url, **more: None)
 
 
 def refusals(changes: dict[str, Any], servers: dict[str, dict[str, Any]], **runtime: Any) -> dict[str, BadInput]:

@@ -248,7 +248,9 @@ class _Bin:
         ctx, width = self._ctx, wave_width(self._ctx.method)
         streams = {slot.task.episode_id: ctx.seed(slot.task.family, slot.task.group) for slot in slots}
         waves = (slots[at : at + width] for at in range(0, len(slots), width))
-        return [each for wave in waves for each in play_with_actor(ctx, wave, seed_of=streams.__getitem__)]
+        return [
+            each for wave in waves for each in play_with_actor(ctx, wave, seed_of=streams.__getitem__, groups=False)
+        ]
 
     def _results(self, played: Sequence[PlayedEpisode]) -> dict[TextKey, TrialResult]:
         free = {(each.episode.family, each.episode.group): each.episode for each in played if not each.episode.guided}
