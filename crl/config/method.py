@@ -269,6 +269,9 @@ class Method(Model):
                 "method.roles.actor.sampling.constrain": ("a program names no actions to choose from", "none")
                 if self.sampling("actor", family.name).constrain == "actions"
                 else None,
+                "method.roles.actor.history": ("they write their own histories", "append")
+                if getattr(self.role("actor"), "history", "append") != "append"
+                else None,
                 "method.roles.actor.engine": ("an endpoint renders chats itself, so nothing would be trained", "vllm")
                 if self.role("actor").engine.REMOTE
                 else None,

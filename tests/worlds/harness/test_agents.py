@@ -135,7 +135,7 @@ def check_rows(path: Path, name: str) -> None:
 def test_it_is_checked_before_any_work(tmp_path: Path) -> None:
     text = (HERE / "experiment.yaml").read_text().replace("{agent}", "shell")
     for change, said in [
-        (("warm_start: {actor_episodes: 0,", "warm_start: {actor_episodes: 8,"), "step by step"),
+        (("bank: {capacity: 64}", "bank: {capacity: 64}\n    warm_start: {actor_episodes: 8}"), "step by step"),
         (("action_format: word}", "action_format: word, search_and_ask: {}}"), "between steps"),
         (("sampling: {max_new_tokens: 8}", "sampling: {max_new_tokens: 8, constrain: actions}"), "names no actions"),
         (("groups: 4", "groups: 4\n      workers: 2"), "a program that runs itself"),
