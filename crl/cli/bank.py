@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from crl.cli.bank_build import build_bank
 from crl.cli.bank_transfer import export_bank, import_bank
 from crl.cli.shared import (
     Format,
@@ -33,6 +34,7 @@ app = typer.Typer(
     help="The experience bank after any round. Its entries, why each is there, what changed; export and import.",
     no_args_is_help=True,
 )
+app.command("build")(build_bank)
 app.command("export")(export_bank)
 app.command("import")(import_bank)
 

@@ -40,7 +40,9 @@ def train(
     experiment: Annotated[
         Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file, such as conf/quickstart.yaml.")
     ],
-    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="More rounds to run.")] = _ROUNDS,
+    rounds: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="More rounds to run; 0 prepares and trains nothing.")
+    ] = _ROUNDS,
     runs: RunsOption = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set method.seed=2")
@@ -70,11 +72,11 @@ def train(
     say(f"experiment {loaded.name}: {rounds} round{'' if rounds == 1 else 's'} into {shown(path)}")
     options = {"--rounds": rounds if rounds != _ROUNDS else None, "--runs": runs, "--no-prefect": not prefect}
     again = command("crl", "train", experiment, options={**options, "--set": set})
-    with _interruptible(path, again), LiveProgress(taken=stage_seconds(path)) as live:
+    with interruptible_run(path, again), LiveProgress(taken=stage_seconds(path)) as live:
         if prefect:
             _run_flow(loaded, rounds, live)
         else:
-            with _driver(directory, loaded.runtime, live) as driver:
+            with driver_here(directory, loaded.runtime, live) as driver:
                 driver.run_rounds(driver.set_target(rounds)[1])
     _closing_words(path, live, again)
 
@@ -103,9 +105,9 @@ def resume(
     options = {"rounds": rounds, "shards": shards}
     again = f"crl resume {shown(path)}" + "".join(f" --{name} {value}" for name, value in options.items() if value)
     with (
-        _interruptible(path, again),
+        interruptible_run(path, again),
         LiveProgress(taken=stage_seconds(path)) as live,
-        _driver(directory, runtime, live) as driver,
+        driver_here(directory, runtime, live) as driver,
     ):
         first, last = driver.unfinished(more=rounds)
         if last < first == 0:
@@ -151,7 +153,7 @@ def _say_precision(method: Method) -> None:
 
 
 @contextmanager
-def _driver(directory: RunDirectory, runtime: Runtime, live: LiveProgress) -> Iterator[Driver]:
+def driver_here(directory: RunDirectory, runtime: Runtime, live: LiveProgress) -> Iterator[Driver]:
     """A driver in this process: what the flow does, less Prefect."""
     from crl.engine.driver import Driver
     from crl.trackers.subscriber import Trackers
@@ -187,7 +189,7 @@ def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
 
 
 @contextmanager
-def _interruptible(path: Path, again: str) -> Iterator[None]:
+def interruptible_run(path: Path, again: str) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the engines and give the lease back; a message says where a person has to approve.
 
     `again` is the command to type where this one had not set out yet: of its rounds `crl resume` would know nothing.

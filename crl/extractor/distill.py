@@ -39,6 +39,8 @@ class DistillItem:
 
     episode: Episode
     turns: tuple[Turn, ...]
+    outcome: str | None = None
+    """What the extractor reads of its outcome; None: what the episode says."""
 
 
 def items_of(episodes: Sequence[Episode], turns: Sequence[Turn], config: DistillConfig) -> list[DistillItem]:
@@ -100,7 +102,7 @@ def _fitted(
     """The prompt with as much of the trajectory as fits into `room` tokens, and how many turns it shows in full."""
 
     def made(budget: int | None) -> tuple[Messages, list[int]]:
-        messages = distill_messages(prompt, item.episode, item.turns, config, budget)
+        messages = distill_messages(prompt, item.episode, item.turns, config, budget, item.outcome)
         return messages, policy.chat.opening(messages)
 
     def rendered(budget: int | None) -> Trajectory:

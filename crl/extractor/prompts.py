@@ -49,15 +49,21 @@ def check_room(chat: Chat, role: RoleConfig, prompts: Prompts) -> None:
 
 
 def distill_messages(
-    prompt: PromptConfig, episode: Episode, turns: Sequence[Turn], config: DistillConfig, budget: int | None = None
+    prompt: PromptConfig,
+    episode: Episode,
+    turns: Sequence[Turn],
+    config: DistillConfig,
+    budget: int | None = None,
+    outcome: str | None = None,
 ) -> Messages:
-    """The prompt to distill one episode; its trajectory takes at most `budget` characters (None: all of it)."""
+    """The prompt to distill one episode; its trajectory takes at most `budget` characters (None: all of it). `outcome`
+    stands for what the episode says of its own."""
     return messages_of(
         prompt,
         {
             "goal": episode.goal,
             "trajectory": render_trajectory(turns, episode.last_observation, budget).text,
-            "outcome": outcome_text(episode),
+            "outcome": outcome_text(episode) if outcome is None else outcome,
             "experience": episode.experience if episode.experience is not None else NO_EXPERIENCE,
             "max_operations": str(config.max_operations),
             "max_characters": str(config.max_characters),

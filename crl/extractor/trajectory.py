@@ -10,6 +10,7 @@ is silent.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
@@ -41,14 +42,18 @@ def render_trajectory(turns: Sequence[Turn], last: str | None, budget: int | Non
     whole = _joined(pieces)
     if budget is None or len(whole) <= budget:
         return Trajectory(whole, len(turns))
-    for kept in range(len(turns) - 1, 0, -1):
+
+    def with_gap(kept: int) -> str:
         tail = (kept + 1) // 2
-        head = kept - tail
+        first = len(turns) - tail
         # What follows a gap must say what was seen, even if it was unchanged.
-        ending = _pieces(turns[len(turns) - tail :], last)
-        shown = _joined([*pieces[:head], _marker(len(turns) - kept), *ending])
-        if len(shown) <= budget:
-            return Trajectory(shown, kept)
+        ending = [*_pieces(turns[first : first + 1], None), *pieces[first + 1 :]]
+        return _joined([*pieces[: kept - tail], _marker(len(turns) - kept), *ending])
+
+    # The more turns, the longer: a turn adds more than the ones beside it can lose.
+    kept = bisect_right(range(1, len(turns)), budget, key=lambda kept: len(with_gap(kept)))
+    if kept > 0:
+        return Trajectory(with_gap(kept), kept)
     ending = _pieces(turns[-1:], last)
     left_out = [_marker(len(turns) - 1)] if len(turns) > 1 else []
     return Trajectory(_cut(_joined([*left_out, *ending]), budget), 0)

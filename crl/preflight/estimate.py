@@ -146,7 +146,7 @@ def estimate(experiment: Experiment) -> Estimate:
         checkpoint_bytes=(kept + 1) * sum(written.values()),
         round_bytes=round_bytes,
         device_bytes=_on_gpu(experiment, known, held, updates, bases, frozenset(servers) if on_gpu else frozenset()),
-        machine_bytes=max(first, *ranks) + others * first,
+        machine_bytes=max([first, *ranks]) + others * first,
         written_bytes=sum(written.values()),
         kept_every_bytes=sum(written.values()) // every if every else 0,
         sampling=sampling,

@@ -215,6 +215,8 @@ def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
             expected="a row of role `embedder` in round 0",
             next_step="run `crl verify` on the run",
         )
+    data = {each.name: dict(each.data_digests) for each in run.method.families if each.data_digests}
+    models = {row.role: {"name": row.source, "digest": row.base_digest} for row in weights if row is not embedder}
     return {
         "format": FORMAT,
         "format_version": RECORD_FORMAT,
@@ -228,6 +230,8 @@ def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
         "embedder": {"name": embedder.source, "digest": embedder.base_digest, "dimension": dimension},
         "families": sorted(set(bank.snapshot.table["family"].to_pylist())),
         "versions": {"complementary-rl": metadata.version("complementary-rl"), "pyarrow": pa.__version__},
+        # Of whose data it speaks, and which models read them.
+        **({"data": data, "models": models} if data else {}),
     }
 
 

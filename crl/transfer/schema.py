@@ -151,6 +151,12 @@ class _Embedder(BaseModel):
     dimension: Annotated[int, Field(ge=1, le=65_536)] | None
 
 
+class _Model(BaseModel):
+    model_config = _STRICT
+    name: Id
+    digest: Sha256
+
+
 class Provenance(BaseModel):
     """`provenance.json`."""
 
@@ -167,6 +173,8 @@ class Provenance(BaseModel):
     embedder: _Embedder
     families: list[FamilyName]
     versions: dict[Id, Id]
+    data: dict[FamilyName, dict[Id, Sha256]] = {}
+    models: dict[Name, _Model] = {}
     files: dict[str, _File]
 
 

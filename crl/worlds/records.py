@@ -20,23 +20,24 @@ KINDS = (*_LINES, ".json", ".csv", ".parquet", _ARROW)
 """Endings of the files that can be read."""
 
 
-def records(path: Path, refuse: Refuse, *, split: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Each record of a file or folder, and where it is. Raises what `refuse` makes."""
+def records(path: Path, refuse: Refuse, *, split: str | None = None, broken: bool = False) -> Iterator[tuple[str, Any]]:
+    """Each record of a file or folder, and where it is. Raises what `refuse` makes; with `broken` a line that is no
+    JSON is that error in place of its record."""
     for file in [path] if path.is_file() else _files(path, refuse, split):
         try:
-            yield from _records_of(file, refuse)
+            yield from _records_of(file, refuse, broken)
         except (OSError, UnicodeDecodeError, RecursionError) as error:
             raise refuse(_reason(error), "a file of rows", str(file)) from None
 
 
-def _records_of(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
+def _records_of(file: Path, refuse: Refuse, broken: bool) -> Iterator[tuple[str, Any]]:
     kind = file.suffix.lower()
     if kind in (".parquet", _ARROW, ".csv"):
         yield from _table(file, refuse)
     elif kind == ".json":
-        yield from _json(file, refuse)
+        yield from _json(file, refuse, broken)
     elif kind in _LINES:
-        yield from _json_lines(file, refuse)
+        yield from _json_lines(file, refuse, broken)
     else:
         raise refuse(f"{short(file.name)} is of no known kind", f"a name that ends in {', '.join(KINDS)}", str(file))
 
@@ -69,24 +70,27 @@ def _arrow_names(state: Path, refuse: Refuse) -> list[str]:
         raise refuse(_reason(error), "the list `_data_files` of datasets.save_to_disk", str(state)) from None
 
 
-def _json_lines(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
+def _json_lines(file: Path, refuse: Refuse, broken: bool) -> Iterator[tuple[str, Any]]:
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             where = f"{file}, line {number}"
             try:
-                yield where, json.loads(line)
+                record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise refuse(f"it is no JSON: {error}", "one JSON object per line", where) from None
+                record = refuse(f"it is no JSON: {error}", "one JSON object per line", where)
+                if not broken:
+                    raise record from None
+            yield where, record
 
 
-def _json(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
+def _json(file: Path, refuse: Refuse, broken: bool) -> Iterator[tuple[str, Any]]:
     try:
         value = json.loads(file.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         if getattr(error, "msg", "") == "Extra data":
-            yield from _json_lines(file, refuse)
+            yield from _json_lines(file, refuse, broken)
             return
         raise refuse(f"it is no JSON: {error}", "a JSON list of rows", str(file)) from None
     if not isinstance(value, list):

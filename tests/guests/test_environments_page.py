@@ -26,13 +26,18 @@ from crl.worlds.alfworld.files import DOWNLOAD
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))
-COMMANDS = [
-    line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
-    if " sums" not in line  # those of the data set: tests/worlds/dataset/test_dataset_rounds.py
-]  # fmt: skip
+ASKED, _, REST = PAGE.partition("## What there is")
+ANSWERS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^### |\Z)", ASKED, re.MULTILINE | re.DOTALL))
+"""What is below the question which of these you have, by its heading."""
+MODULES = ("lights", "stock", "remote", "doors", "echo")
 
 
-MODULES = ("lights", "stock", "remote")
+def commands(text: str) -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+COMMANDS = commands(REST)
 
 
 @pytest.fixture
@@ -91,6 +96,65 @@ def test_every_command_runs_and_what_was_played_is_learned_from(
     assert isinstance(start, WarmStartConfig) and start.recorded is not None
     assert [game.success for game in start.recorded[0].games] == [True]
     check_demonstrations(method)
+
+
+def test_the_page_begins_with_the_question_and_every_answer_has_at_most_ten_lines() -> None:
+    assert PAGE.index("## Which of these do you have?") < 30
+    for heading, answer in ANSWERS.items():
+        shown = sum(body.count("\n") for body in re.findall(r"^```.*?\n(.*?)^```", answer, re.MULTILINE | re.DOTALL))
+        assert 1 <= shown <= 10, heading
+
+
+@pytest.mark.parametrize("name", ["doors", "echo"])
+def test_a_class_of_an_answer_is_checked_and_makes_an_experiment(folder: Path, name: str) -> None:
+    (command,) = [line for line in commands(ASKED) if line.startswith(f"crl init {name} ")]
+    assert run(command) == 0
+    (family,) = load_experiment(folder / f"{name}.yaml").method.families
+    for check in (conduct.starting(family.environment, [0, 1]), conduct.illegal_actions(family.environment, [0], 200)):
+        assert {finding.outcome for finding in check} == {"ok"}, check
+
+
+TRAINED = ("A class of your own", "A text game", "An environment of another library")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heading", TRAINED)
+def test_the_commands_of_an_answer_run_and_a_round_is_trained(
+    heading: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The data set's: tests/worlds/dataset/test_dataset_rounds.py; the bank's: tests/recipes/bank_from_chats.
+    assert {"A data set and a reward function", "Chats, and no environment", *TRAINED} == set(ANSWERS)
+    monkeypatch.setenv("CRL_RUNS", str(folder / "runs"))
+    shown = commands(ANSWERS[heading])
+    (made,) = [line for line in shown if line.startswith("crl init ")]
+    name = made.split()[2]
+    steps = [line for line in shown if not line.startswith("crl train ")]
+    for command in (*steps, f"crl doctor {name}.yaml", f"crl env check {name}.yaml --episodes 20"):
+        assert run(command) == 0, capsys.readouterr()
+    train = next((line for line in shown if line.startswith("crl train ")), f"crl train {name}.yaml --rounds 1")
+    assert run(f"{train} --no-prefect --set runtime.validate_every=0") == 0, capsys.readouterr()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["lights", "tools", "waiting", "isolated"])
+def test_what_doctor_calls_ready_is_trained(
+    example: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CRL_RUNS", str(folder / "runs"))
+    path = {"tools": "stock.yaml", "waiting": "remote.yaml"}.get(example, "conf/lights.yaml")
+    if example in ("lights", "isolated"):
+        (folder / "conf").unlink()
+        shutil.copytree(ROOT / "conf" / "prompts", folder / "conf" / "prompts")
+        data = yaml.safe_load(BLOCKS["conf/lights.yaml"])
+        if example == "isolated":
+            data["method"]["families"] = [yaml.safe_load(BLOCKS["family.yaml"])]
+        (folder / path).write_text(yaml.safe_dump(data))
+    else:
+        kind = {"tools": "stock:Stock", "waiting": "remote:Remote"}[example]
+        assert run(f"crl init {path} --model tiny --environment {kind}") == 0
+    assert run(f"crl doctor {path}") == 0, capsys.readouterr()
+    fewer = "--set method.families.0.evaluation_seeds.count=4 --set runtime.validate_every=0"
+    assert run(f"crl train {path} --rounds 1 --no-prefect {fewer}") == 0, capsys.readouterr()
 
 
 @pytest.mark.parametrize("kind", ["stock:Stock", "remote:Remote"])

@@ -142,6 +142,27 @@ def asking() -> dict[type[Row], list[Row]]:
     }
 
 
+def judged() -> dict[type[Row], list[Row]]:
+    """A collect stage whose group a judge read at once, after an answer that gave no scores."""
+    rows = collect()
+    scores = [float(i % 2 == 0) for i in range(N_EPISODES)]
+    episodes = [
+        dataclasses.replace(row, reward_names=["judge"], reward_values=[score])
+        for row, score in zip(rows[r.Episode], scores, strict=True)
+        if isinstance(row, r.Episode)
+    ]
+    verdicts = [
+        r.Verdict(
+            verdict_id=f"0001-collect/room-g0000/v0.{attempt}", round=1, family="room", mode="group",
+            episode_ids=[row.episode_id for row in episodes], reading=0, attempt=attempt, prompt="Score each answer.",
+            output=output, scores=scores if attempt else [], reason_code="ok" if attempt else "no_score",
+            weights_digest=SHA, model="a judge", tokens_read=9, tokens_sampled=4,
+        )
+        for attempt, output in enumerate(("All are fine.", "10, 0, 10, 0"))
+    ]  # fmt: skip
+    return {**rows, r.Episode: episodes, r.Verdict: verdicts}
+
+
 def distill() -> dict[type[Row], list[Row]]:
     verdicts = ["add", "malformed"]
     distillations = [
@@ -363,6 +384,7 @@ STAGES = (
     critique,
     collect,
     asking,
+    judged,
     distill,
     approve,
     consolidate,

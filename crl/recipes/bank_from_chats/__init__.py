@@ -1,0 +1,1 @@
+"""A bank from chats that people have (`crl bank build`): read, distilled, published; nothing is played or trained."""
