@@ -152,6 +152,7 @@ def test_sizes_are_bounded(gateway: Gateway) -> None:
     assert ask(gateway, client)[0] == 200
 
 
+@pytest.mark.slow  # as many connections as a client may have open
 def test_calls_that_wait_are_bounded_and_those_whose_client_went_are_known(gateway: Gateway) -> None:
     waiting: list[Call] = []
     client = gateway.open(waiting.append)

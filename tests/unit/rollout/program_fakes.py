@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -79,7 +80,7 @@ class Programs:
 
 
 def task_of(seed: int) -> str:
-    return f"{seed} turns, please."
+    return f"{seed} turns, please. {os.getpid()}"
 
 
 class ReadingPolicy:

@@ -98,6 +98,15 @@ def test_a_reward_is_a_number_or_its_parts(folder: Path) -> None:
         environment.outcome(0, [], folder, 0)
 
 
+def test_a_judge_may_stand_in_for_a_reward_function(folder: Path) -> None:
+    with pytest.raises(ValidationError, match="nothing says what an episode is worth"):
+        FamilyConfig(name="sums", environment=config(reward=None))
+    judged = FamilyConfig(name="sums", environment=config(reward=None), reward={"judge": "A good answer is short."})
+    environment = judged.environment.make()
+    environment.reset_many([0])
+    assert environment.outcome(0, [], folder, 0).reward == 0.0
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

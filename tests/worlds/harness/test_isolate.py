@@ -86,12 +86,12 @@ def test_a_program_in_a_sandbox_plays_and_reaches_no_other_port(
     assert found["port"] == "ConnectionRefusedError" and found["outside"] == "OSError"
     assert found["secret"] == found["tasks"] == "FileNotFoundError" and found["write"] == "OSError"
     assert "A_KEY_OF_MINE" not in found["names"] and "CRL_TASK" in found["names"]
-    assert not running() and not (tmp_path / "w").exists()
+    assert not running(str(tmp_path)) and not (tmp_path / "w").exists()
     hangs = tmp_path / "hangs.py"
     child = "import subprocess\nsubprocess.Popen(['sleep', '600'])\ntime.sleep(600)"
     hangs.write_text(f"{CLIENT}ask([user(task)])\n{child}")
     config = config.model_copy(update={"command": ["python", str(hangs)], "call_seconds": 2.0})
-    assert played(config, tmp_path).episode.error == "program_call_seconds" and not running()
+    assert played(config, tmp_path).episode.error == "program_call_seconds" and not running(str(tmp_path))
     broken = tmp_path / "broken.py"
     broken.write_text("raise ValueError('in here')")
     config = config.model_copy(update={"command": ["python", str(broken)], "call_seconds": 60.0})
