@@ -1,8 +1,8 @@
 """What the code of an environment raises: told apart from what interrupts the run, and put into words.
 
-Code of others may end in any way: an exception, `sys.exit`, a canceled await, a `KeyboardInterrupt` of its own. All of
-them cost its episode and nothing else. The project's own errors, exhausted memory, and what a signal raises (Ctrl-C,
-SIGTERM) go on their way.
+Code of others may end in any way: an exception, one of the project's own errors, exhausted memory, `sys.exit`, a
+canceled await, a `KeyboardInterrupt` of its own. All of them cost its episode and nothing else. What a signal raises
+(Ctrl-C, SIGTERM) goes on its way, and so does what is marked as the run's own (:func:`of_run`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn, TypeVar
 
-from crl.errors import CrlError
 from crl.protocols import FreeText, Step, StopReason, ToolCalls
 from crl.text.unicode import valid_text
 
@@ -28,9 +27,12 @@ T = TypeVar("T")
 _FROM_PEOPLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a run. Others are an environment's own, such as the SIGALRM of its time limit."""
 
+_OF_RUN = "_crl_of_run"
+"""Attribute of an error that costs no episode but ends the stage."""
+
 LONGEST_DETAILS = 8000
 """Characters of a traceback that are kept: its beginning and its end."""
-_FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+), in (?P<name>.*)$', re.MULTILINE)
+_FRAME = re.compile(r'^[ |]*  File "(?P<path>.*)", line (?P<line>\d+), in (?P<name>.*)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +63,27 @@ def broke(code: str, details: str | None = None) -> Step:
 def attempt(work: Callable[[], T]) -> T | Fault:
     """What a call into an environment returns, or the fault that it raised.
 
-    Raises the project's own errors, MemoryError, and what a signal raised, however the environment wrapped that.
+    Raises what is the run's own, and what a signal raised, however the environment wrapped that.
     """
     try:
         with _interrupts_marked():
             return work()
-    except (CrlError, MemoryError):
-        raise
     except BaseException as error:
         if (interruption := _interruption_in(error)) is not None:
             raise interruption from None
+        if getattr(error, _OF_RUN, False):
+            raise
         return Fault(error)
+
+
+@contextmanager
+def of_run() -> Iterator[None]:
+    """What is raised inside is the run's own: a full disk, an environment that is out of order. No episode's fault."""
+    try:
+        yield
+    except BaseException as error:
+        setattr(error, _OF_RUN, True)
+        raise
 
 
 def close(what: str, work: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ Shapes: B rows of a batch, D dimensions of an embedding, T tokens. Token ids are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -113,6 +113,9 @@ class Start:
     messages: tuple[tuple[str, str], ...] = ()
     """Role and text of messages of its own before the first user message. A first one of the role `system` stands for
     the system text of the prompt file; the others follow its examples."""
+    task_digest: str = field(default="", compare=False)
+    """SHA-256 of what the level holds, where its environment says it (`Leveled`): whoever asks the environment fills it
+    in. Two seeds of one digest are one task."""
 
     @classmethod
     def failed(cls, error: str, details: str | None = None) -> Start:
@@ -282,6 +285,24 @@ class Graded(Protocol):
 
     def difficulty(self, slot: int) -> float:
         """How hard the level of a slot is, from 0 to 1, as it began. Asked after a reset."""
+
+
+@runtime_checkable
+class Proves(Protocol):
+    """What an environment may also be: one that tries the reference solution of each of its tasks."""
+
+    def proofs(self, *, kept: bool = False) -> Iterator[tuple[str, str | None]]:
+        """The tasks by name, each with why nobody can win it; empty where its reference solution does. Each is tried
+        when it is asked for, which may take minutes; what came of it is kept. `kept`: none is tried, and None stands
+        for one that never was."""
+
+
+@runtime_checkable
+class Itemized(Protocol):
+    """What an environment may also be: one whose tasks are those of a person's files, a list that has an end."""
+
+    def items(self) -> Iterable[tuple[str, Callable[[], object]]]:
+        """Each task by its name, held-out ones first, with what starts it and raises where it cannot be started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,8 @@ BROUGHT_UP: dict[str, Callable[[dict[str, Any]], None]] = {
 """By table (its newer name), what makes a newer row of an older one, in place; it leaves newer rows as they are."""
 RENAMED_OR_GONE: dict[tuple[str, str], str] = {
     ("turns", "generation_id"): "a turn names the sequence that it is in; an episode had one",
+    ("tasks", "task_digest"): "what a level holds: added",
+    ("episodes", "task_digest"): "what a level holds: added",
 }
 """(table, column), or (table, "") for all of it: the reason why it is on one side only. Known to be so, and counted as
 equal."""

@@ -30,6 +30,7 @@ class Severity(StrEnum):
 
     damaged = "damaged"
     lost = "lost"
+    data = "data"
     derived = "derived"
     housekeeping = "housekeeping"
 

@@ -1,9 +1,9 @@
 """Verification: does every file of a run match what was recorded, and does each stage match what later ones read?
 
-Problems name the file, what was expected and found, and the command that mends it. Four severities: **damaged** (the
-record itself: training refuses to build on it), **lost** (nothing left in the record names it, but the journal does:
-resuming makes it again), **derived** (cache, catalog: rebuilt; evaluations that were kept beside the record),
-**housekeeping** (lease: the next attempt mends it).
+Problems name the file, what was expected and found, and the command that mends it. Severities: **damaged** (the
+record itself: training refuses to build on it), **data** (`data.py`: what environments read, outside of the run),
+**lost** (nothing left in the record names it, but the journal does: resuming makes it again), **derived** (cache,
+catalog: rebuilt; evaluations that were kept beside the record), **housekeeping** (lease: the next attempt mends it).
 The journal and the list of pruned checkpoints are in no digest: neither alone makes a run damaged (`remarks.py`). What
 a running or killed attempt has not committed is no problem.
 """

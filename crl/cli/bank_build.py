@@ -81,23 +81,18 @@ def _experiment(
     model: str, source: Path, path: Path, family: str, prompts: str, embedder: str | None, pairs: list[str]
 ) -> Experiment:
     """The experiment of one round. Raises BadInput."""
+    from crl.config import RECIPES
     from crl.config.load import parse_experiment
 
-    absolute = path.absolute()
+    absolute, recipe = path.absolute(), "bank_from_chats"
+    reader: Any = RECIPES.load(recipe)
     data: dict[str, Any] = {
         "name": absolute.name,
         "method": {
-            "families": [
-                {
-                    "name": family,
-                    "environment": {
-                        "kind": "crl.recipes.bank_from_chats.chats:ChatsConfig", "data": str(source),
-                    },
-                }
-            ],
+            "families": [{"name": family, "environment": {"kind": reader.ENVIRONMENT, "data": str(source)}}],
             "roles": {"extractor": {"model": model, "sampling": {"max_new_tokens": 48 if model == "tiny" else 256}}},
             "recipe": {
-                "kind": "bank_from_chats",
+                "kind": recipe,
                 "embedder_name": embedder or ("lexical" if model == "tiny" else "minilm"),
             },
             "prompts": prompts,

@@ -19,7 +19,8 @@ import typer
 
 from crl.cli.findings import Finding, checked, computed_findings, described_findings, looked_at
 from crl.cli.shared import RunsOption, console, load, say
-from crl.errors import BadInput
+from crl.errors import BadInput, CrlError
+from crl.paths import quoted
 
 if TYPE_CHECKING:
     from crl.config import Experiment, Method
@@ -125,6 +126,7 @@ def _experiment_findings(experiment: Experiment, rounds: int, run_path: Path) ->
         described = list(described_findings(method, prepare=not failed))
         yield Finding("checks", f"{len(done) - len(failed)} of {len(done)} passed: settings, worlds, files")
         yield from failed
+        yield from [] if failed else _starts(method)
         yield from described
         models = [method.role(owner).model for owner in method.owners()]
         if all(each.ok for each in [*done, *described]) and all(looked_at(each, prepare=True) for each in models):
@@ -136,6 +138,7 @@ def _experiment_findings(experiment: Experiment, rounds: int, run_path: Path) ->
     yield from [] if said is None else [Finding("bfloat16", said)]
     yield from _learning_rates(method)
     yield from _shards(experiment)
+    yield from _tasks(method)
     if needed.memory_bytes is None:
         said = f"unknown: nothing on this machine says how large {', '.join(needed.unknown)} is"
         yield Finding("memory", said, False, required=False)
@@ -161,6 +164,35 @@ def _learning_rates(method: Method) -> Iterator[Finding]:
                 "set it; 1e-5 to 1e-4 is usual for an adapter, more for a small model",
                 required=False,
             )
+
+
+def _starts(method: Method) -> Iterator[Finding]:
+    """A line for each family whose tasks are those of a person's files: how many of them can be started."""
+    from crl.envs.items import check_tasks
+
+    for family in method.families:
+        for world in family.worlds.values():
+            name = f"starts of family {family.name}"
+            try:
+                yield from [Finding(name, found)] if (found := check_tasks(world)) else []
+            except CrlError as error:
+                yield Finding(name, error.found, False, error.next_step or "")
+
+
+def _tasks(method: Method) -> Iterator[Finding]:
+    """A line for each family whose tasks have reference solutions: how many of them are known to win."""
+    for family in method.families:
+        if not family.environment.proves:
+            continue
+        try:
+            with contextlib.closing(family.environment.make()) as environment:
+                faults = dict(environment.proofs(kept=True))
+        except CrlError:
+            continue  # the check of the environment says so
+        wrong, untried = sum(bool(fault) for fault in faults.values()), sum(fault is None for fault in faults.values())
+        said = f"{wrong} of {len(faults)} cannot be won; {untried} were never tried"
+        mend = f"crl env check FILE --family {quoted(family.name)}: tries the reference solutions"
+        yield Finding(f"tasks of family {family.name}", said, not wrong and not untried, mend, required=False)
 
 
 def _shards(experiment: Experiment) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from crl.cli.shared import console, parse_overrides, print_listing, say_json
 from crl.errors import BadInput
+from crl.paths import quoted
 
 if TYPE_CHECKING:
     from crl.config import EnvironmentConfig, FamilyConfig
@@ -81,6 +83,69 @@ def check_environment(
         rows = [(each.check, Text(each.outcome, styles[each.outcome]), each.message) for each in found]
         print_listing(Listing(("check", "result", "found"), rows, words={"found"}))
     require_passed(found, name)
+
+
+@app.command("solvable")
+def solvable(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT", help="A YAML file: whose weights, which tasks.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="Where the list is written; a new YAML file.")],
+    family: FamilyOption = None,
+    tries: Annotated[int, typer.Option(min=1, max=10_000, help="How often each task is played.")] = 16,
+    seeds: Annotated[int, typer.Option(min=1, max=100_000, help="Training seeds to try, from the first one on.")] = 200,
+    above: Annotated[float, typer.Option(min=0, max=1, help="Tasks solved in a larger share of tries,")] = 0.0,
+    below: Annotated[float, typer.Option(min=0, max=1, help="and in at most this one.")] = 0.8,
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A key of the experiment; may be repeated."),
+    ] = None,
+) -> None:
+    """List the tasks that the present weights solve sometimes.
+
+    Each is played as in training, without a bank. Name the file in a family's `train_tasks`: training draws only
+    from them. The paper trains on SWE-Bench tasks that its base model solves in (0, 80 %] of 16 tries."""
+    import yaml
+
+    from crl.cli.shared import load, say
+    from crl.engine.services import prepare_environment
+    from crl.engine.solvable import try_tasks
+    from crl.preflight import checks_here
+    from crl.run.files import require_writable, write_once
+
+    loaded = load(experiment, set or [], None)
+    chosen = next((each for each in loaded.method.families if family in (None, each.name)), None)
+    if chosen is None:
+        names = ", ".join(each.name for each in loaded.method.families)
+        raise BadInput(f"{experiment} has no task family {family!r}", expected=f"one of {names}", where="--family")
+    if to.exists() or not to.absolute().parent.is_dir():
+        found = "is there already" if to.exists() else "is in a folder that does not exist"
+        raise BadInput(f"--to {quoted(to)} {found}", expected="the name of a new file")
+    if above >= below:
+        raise BadInput(f"--above {above:g} is not below --below {below:g}", expected="0 <= above < below <= 1")
+    require_writable(to.absolute().parent, f"--to {to}")  # before minutes of play
+    os.environ.update(prepare_environment(loaded.method.threads))  # before a check imports torch
+    for _, check in checks_here(loaded, trains=False):
+        check()
+    with console(stderr=True).status("starting") as status:
+        tried = try_tasks(
+            loaded, chosen, tries=tries, seeds=seeds,
+            progress=lambda metrics: status.update(f"{metrics['done']} of {metrics['total']} tries"),
+        )  # fmt: skip
+    kept = [each for each in tried if each.share is not None and above < each.share <= below]
+    never, always = sum(each.won == 0 and each.tries > 0 for each in tried), sum(each.share == 1 for each in tried)
+    broken = sum(each.broken > 0 for each in tried)
+    said = f"{len(kept)} of {len(tried)} tasks are solved in more than {above:g} and at most {below:g} of {tries} tries"
+    say(f"{said}; {never} never, {always} always" + (f"; {broken} broke" if broken else ""))
+    if not kept:
+        raise BadInput(
+            f"no task of family {chosen.name} is solved in that share of tries", expected="at least one",
+            next_step="try more seeds or tries, a warm start, or another model",
+        )  # fmt: skip
+    listed = yaml.safe_dump({
+        "family": chosen.name, "train_tasks": [each.seed for each in kept],
+        "solved": {each.seed: round(each.share or 0.0, 4) for each in kept},
+    }, sort_keys=False, default_flow_style=None)  # fmt: skip
+    write_once(to, f"# {said}, by crl env solvable\n{listed}".encode())
+    say(f"written to {to}; name it in the family: train_tasks: {to.name}")
 
 
 @app.command("play")

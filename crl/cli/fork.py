@@ -58,6 +58,7 @@ def changed_experiment(
     """The parent's experiment under another name, with other settings of the method. Raises BadInput."""
     from crl.config import RECIPES
     from crl.config.load import parse_experiment
+    from crl.run.data_files import with_digests_of
 
     overrides = parse_overrides(pairs)
     for key in overrides:
@@ -74,9 +75,12 @@ def changed_experiment(
         kept = {key: value for key, value in method["recipe"].items() if key in known}
         method["recipe"] = {**kept, "kind": recipe}
     data = {"name": name, "method": method, "runtime": runtime.model_dump(mode="json")}
-    return parse_experiment(
+    made = parse_experiment(
         data, overrides, base=Path("conf"), where=f"the method of {parent.experiment_name}, changed,"
     )
+    before = {family.name: family for family in parent.method.families}
+    families = [with_digests_of(each, before.get(each.name, each)) for each in made.method.families]
+    return made.model_copy(update={"method": made.method.model_copy(update={"families": families})})
 
 
 def _say(parent: RunDirectory, made: RunDirectory, round_number: int) -> None:

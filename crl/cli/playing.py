@@ -38,7 +38,8 @@ def play(family: FamilyConfig, *, first_seed: int, prompts: str | None, record: 
         while True:
             start = readable.reset_many([seed])[0]
             if start.error is not None:
-                raise BadInput(f"the game of seed {seed} does not start: {start.error}", where=family.environment.kind)
+                reason = "\n".join(filter(None, [start.error, start.details]))
+                raise BadInput(f"the game of seed {seed} does not start: {reason}", where=family.environment.kind)
             say(f"-- seed {seed} --")
             _show_start(start, shown)
             turns: list[dict[str, Any]] = []

@@ -97,6 +97,8 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
         key, separator, value = pair.partition("=")
         if not separator or not key:
             raise BadInput(f"--set {short(pair)} sets nothing", expected="KEY=VALUE, such as --set method.seed=2")
+        if parsed.get(key, value) != value:
+            raise BadInput(f"--set {short(key)} is given twice, as {short(parsed[key])} and as {short(value)}")
         parsed[key] = value
     return parsed
 

@@ -37,7 +37,7 @@ def sql(
 
 
 def catalog(run: RunArgument) -> None:
-    """Rewrite catalog.duckdb, for any DuckDB client. Views over the run; needed after moving or copying it."""
+    """Rewrite catalog.duckdb, for DuckDB 1.0 and later. Views over the run; needed after moving or copying it."""
     from crl.report.views import write_catalog
 
     path = write_catalog(find_run(run))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -52,15 +53,23 @@ def verify(
         str | None,
         typer.Option(metavar="DIGEST", help="A head that `crl status` printed, now or after an earlier round."),
     ] = None,
+    data: Annotated[bool, typer.Option("--data", help="Read the files that its environments play with, too.")] = False,
 ) -> None:
     """Check every file of a run against its manifest. The chain and the banks' digests too; exit code 4 on problems."""
+    from crl.audit.data import data_problems, has_data
     from crl.audit.remarks import remarks
     from crl.audit.verify import Severity
+    from crl.run.directory import RunDirectory
     from crl.run.head import checked_form, head_line, hold_against
 
     path = find_run(run)
     wanted = checked_form(head) if head is not None else None
     record, problems, complete = _looked_at(path)
+    with contextlib.suppress(RecordDamaged, RunDirectoryUnusable):  # said among the problems
+        method = RunDirectory.open(path).method
+        problems += data_problems(method) if data else []
+        if has_data(method) and not data:
+            say(f"note: the data that it plays with was not read: crl verify {shown(path)} --data")
     for remark in remarks(record):
         say(f"note: {remark}")
     if (told := head_line(record.stages, complete)) is not None:

@@ -8,7 +8,7 @@ the same have the same digest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -130,11 +130,17 @@ HeldOutFrom = Annotated[
 ]
 
 
+DataFiles = Path | Sequence[Path]
+"""A file, a folder with all that is in it, or several files."""
+
+
 class EnvironmentConfig(Model):
     """What the config of every environment has. Subclass it with a default for `kind`, own fields and :meth:`make`."""
 
     PACKAGES: ClassVar[tuple[str, ...]] = ()
     """Packages of others that it plays with: the record keeps their versions."""
+    PATHS: ClassVar[tuple[str, ...]] = ()
+    """Settings that say where its data is. A run keeps a digest of the data; then it may be moved."""
 
     kind: str = Field(description="Name of the environment, or module:Class of its config.")
     held_out_from: HeldOutFrom = None
@@ -170,6 +176,11 @@ class EnvironmentConfig(Model):
         return False
 
     @property
+    def proves(self) -> bool:
+        """Whether the environment can try a reference solution of each task (`crl.protocols.Proves`)."""
+        return False
+
+    @property
     def rewards_nothing(self) -> bool:
         """Whether it cannot say what an episode is worth, so that a judge must."""
         return False
@@ -188,8 +199,8 @@ class EnvironmentConfig(Model):
         """
         return None
 
-    def data_files(self) -> Mapping[str, Path]:
-        """Files and folders of a person's that it plays with, by their names in its settings; a file that is not there
+    def data_files(self) -> Mapping[str, DataFiles]:
+        """Files and folders of a person's that it plays with, by the settings that name them; a file that is not there
         may be among them. A run keeps a digest of each, and goes on with the same content only."""
         return {}
 
@@ -241,6 +252,14 @@ class FamilyConfig(Model):
     )
     groups: int = Field(4, ge=1, le=4096, description="Groups per round.")
     train_seeds: SeedRange = Field(SeedRange(start=0, count=100_000), description="Seeds training may draw from.")
+    train_tasks: list[Annotated[int, Field(ge=0, le=LAST_SEED)]] | None = Field(
+        None,
+        min_length=1,
+        max_length=100_000,
+        exclude_if=unset,
+        description="The train seeds that are drawn; none: all. In a file, the name of one beside it that "
+        "`crl env solvable` wrote.",
+    )
     evaluation_seeds: Annotated[SeedRange, AfterValidator(_few_enough)] = Field(
         SeedRange(start=1_000_000, count=16), description="Held-out seeds, played at every evaluation."
     )
@@ -291,8 +310,8 @@ class FamilyConfig(Model):
     data_digests: dict[str, str] | None = Field(
         None,
         exclude_if=unset,
-        description="SHA-256 of the files and folders of data that its environment names: filled in when a run is "
-        "made, which goes on with the same content only.",
+        description="SHA-256 of the data that its environment reads, by setting (`data@3`: from round 3 on): filled in "
+        "when a run is made, which goes on with the same content only, wherever it is.",
     )
     changes: list[FamilyChange] = Field(
         [],
@@ -300,15 +319,50 @@ class FamilyConfig(Model):
         description="Settings of the environment that change from some round on, in order of rounds; none: it stays.",
     )
 
+    @property
+    def drawn(self) -> Sequence[int]:
+        """The seeds that training draws from."""
+        first = self.train_seeds.start
+        return range(first, first + self.train_seeds.count) if self.train_tasks is None else self.train_tasks
+
+    @model_validator(mode="after")
+    def _tasks_of_training(self) -> FamilyConfig:
+        listed, seeds = self.train_tasks or [], self.train_seeds
+        other = [seed for seed in listed if not seeds.start <= seed < seeds.start + seeds.count]
+        if other or len(set(listed)) < len(listed):
+            wrong = f"names {other[0]}, which is no train seed" if other else "names a seed twice"
+            raise ValueError(f"family {self.name}: train_tasks {wrong}")
+        return self
+
     def in_round(self, number: int) -> FamilyConfig:
         """The family as it is in a round: with the environment that its changes up to there leave."""
         due = [change for change in self.changes if change.round <= number]
         if not due:
             return self
+        digests = self.data_digests and {
+            key.partition("@")[0]: digest
+            for key, digest in sorted(self.data_digests.items(), key=lambda item: int(item[0].partition("@")[2] or 0))
+            if int(key.partition("@")[2] or 0) <= number
+        }
         settings = self.environment.model_dump()
         for change in due:
             settings |= change.environment
-        return self.model_copy(update={"environment": type(self.environment).model_validate(settings), "changes": []})
+        environment = type(self.environment).model_validate(settings)
+        return self.model_copy(update={"environment": environment, "changes": [], "data_digests": digests})
+
+    def identity(self, dumped: Mapping[str, Any]) -> dict[str, Any]:
+        """A dumped family without the paths of data that it has digests of: what makes it this family."""
+        if self.data_digests is None:
+            return dict(dumped)
+        changes = [
+            {**change, "environment": self._without_paths(change["environment"])}
+            for change in dumped.get("changes", ())
+        ]
+        found = {**dumped, "environment": self._without_paths(dumped["environment"])}
+        return {**found, "changes": changes} if changes else found
+
+    def _without_paths(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in settings.items() if key not in self.environment.PATHS}
 
     @property
     def worlds(self) -> dict[int, FamilyConfig]:

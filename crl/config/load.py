@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from crl.config import ENGINES, ENVIRONMENTS, RECIPES, Experiment
+from crl.config.json_text import read_json
 from crl.config.other_names import answer, models_in
 from crl.config.recorded import with_recorded
 from crl.config.yaml_text import DEEPEST, read_value
@@ -62,7 +62,8 @@ def parse_experiment(
     data = _with_prompts(data, base, where)
     for dotted, value in overrides.items():
         _set(data, dotted, _value(dotted, value))
-    data = _with_templates(_with_prompts(_with_families(data, where), base, where), base, where)
+    data = _with_tasks(_with_families(data, where), base)
+    data = _with_templates(_with_prompts(data, base, where), base, where)
     data = _with_rubrics(data, base)
     data = with_recorded(_with_expectations(data, base), base)
     try:
@@ -245,6 +246,20 @@ def _with_families(data: dict[str, Any], where: str) -> dict[str, Any]:
     return {**data, "method": {**method, "families": families}}
 
 
+def _with_tasks(data: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The data with the lists of tasks that families name read in, looked for from `base`."""
+    method = data.get("method")
+    if not isinstance(method, dict) or not isinstance(method.get("families"), list):
+        return data
+    families = [
+        {**family, "train_tasks": read_yaml(base / family["train_tasks"]).get("train_tasks")}
+        if isinstance(family, dict) and isinstance(family.get("train_tasks"), str)
+        else family
+        for family in method["families"]
+    ]
+    return {**data, "method": {**method, "families": families}}
+
+
 def _indexed(value: Any, index: int) -> Any:
     if isinstance(value, dict):
         return {key: _indexed(item, index) for key, item in value.items()}
@@ -384,7 +399,7 @@ def _read(path: Path) -> dict[str, Any]:
             next_step="rename the file; `crl checks list` names the row types",
         )
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path.name} is not readable JSON: {error}", expected=_EXPECTED, where=str(path)) from None
     listed = data.get("expectations") if isinstance(data, dict) else None

@@ -79,6 +79,8 @@ class RecipeConfig(Model):
     """`module:name` of what it adds to the report of its runs (`crl.report.sections.Section`); None: nothing."""
     TABLES: ClassVar[Mapping[str, Any]] = {}
     """Settings with which `conf/<kind>.yaml` writes every table that it brings, for `docs/schema.md`."""
+    DRAWS_LISTED: ClassVar[bool] = True
+    """Whether it draws its training tasks from `train_tasks` of a family; False: from ranges of its own."""
     JUDGED: ClassVar[bool] = True
     """Whether a judge may give the rewards of what its rounds play."""
     OVERLAPS: ClassVar[bool] = False
@@ -191,6 +193,13 @@ class Method(Model):
         names = [family.name for family in self.families]
         if len(set(names)) != len(names):
             raise ValueError(f"families must have different names, found {names}")
+        return self
+
+    @model_validator(mode="after")
+    def _draws_listed(self) -> Method:
+        listed = [family.name for family in self.families if family.train_tasks is not None]
+        if listed and not self.recipe.DRAWS_LISTED:
+            raise ValueError(f"family {listed[0]} has train_tasks, and recipe {self.recipe.kind} draws from ranges")
         return self
 
     @model_validator(mode="after")
@@ -403,7 +412,14 @@ class Method(Model):
             if any(use.trained and self.owner(name) == owner for name, use in uses.items())
         )
 
+    def identity(self, dumped: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The method as plain values, or another that was dumped, without the paths of data whose digests are known."""
+        found = self.model_dump(mode="json") if dumped is None else dict(dumped)
+        if isinstance(families := found.get("families"), list) and len(families) == len(self.families):
+            found["families"] = [mine.identity(each) for mine, each in zip(self.families, families, strict=True)]
+        return found
+
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of the method."""
-        dumped: dict[str, Any] = self.model_dump(mode="json")
+        dumped = self.identity()
         return hashlib.sha256(json.dumps(dumped, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

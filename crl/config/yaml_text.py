@@ -14,6 +14,9 @@ DEEPEST = 100
 """Levels of nesting."""
 _MOST_NODES = 100_000
 """Values, with those behind an alias counted each time."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_AMBIGUOUS = re.compile(r"[-+]?(0[0-7_]+$|[0-9_]+:)")
+_MERGE = "tag:yaml.org,2002:merge"
 _MOST_NUMBER = 2**63
 """Whole numbers are smaller: the tables of a run hold 64 bits."""
 
@@ -24,7 +27,11 @@ def read_value(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """PyYAML's safe loader with limits. `1e-4` is a number, as in YAML 1.2, not text for want of a point (1.1)."""
+    """PyYAML's safe loader with limits, where a key that is there twice is an error.
+
+    `1e-4` is a number, as in YAML 1.2, not text for want of a point (1.1). What both read as different values is
+    refused: `010` (8 in YAML 1.1, 10 in 1.2) and `1:30:00` (5400 or text).
+    """
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -51,8 +58,24 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
             raise _refused(f"found more than {_MOST_NODES:,} values; aliases count each time", event)
         return node
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping as it is written. Keys of a merge (`<<`) come in later, and give way to its own as ever."""
+        node = super().compose_mapping_node(anchor)
+        first: dict[Any, yaml.Node] = {}
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue  # no mapping of ours can have it
+            key = "<<" if key_node.tag == _MERGE else self.construct_object(key_node)
+            if first.setdefault(key, key_node) is not key_node:
+                line = first[key].start_mark.line + 1
+                raise _refused(f"found the key {str(key)[:40]!r} twice, first in line {line}", key_node)
+        return node
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """The value of a node. What looks like a number or a date and is none is an error with a line."""
+        if node.tag in _NUMBERS and isinstance(node, yaml.ScalarNode) and _AMBIGUOUS.match(node.value):
+            raise _refused(f"found {node.value[:40]!r}, a number that versions of YAML read differently: write a plain "
+                           "one, or put a text in quotes", node)  # fmt: skip
         try:
             value = super().construct_object(node, deep=deep)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):

@@ -28,6 +28,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.faults import close
 from crl.protocols import Embedder, Environment, LoadedPolicy, Policy, Served
 from crl.records import Weights, rows_of
+from crl.run.data_files import check_data
 from crl.run.find import beside
 from crl.run.seeds import seed_for
 
@@ -70,11 +71,13 @@ class EngineServices:
         if config is None:
             names = ", ".join(entry.name for entry in self._method.families)
             raise BadInput(f"there is no task family {family!r}", expected=f"one of {names}")
+        world = config.in_round(round_number)
         key = family, sum(change.round <= round_number for change in config.changes)
+        check_data(world)  # also where it is made already: games are read when they are played
         if key not in self._environments:
             from crl.envs import make_environment
 
-            self._environments[key] = make_environment(config.in_round(round_number))
+            self._environments[key] = make_environment(world)
         return self._environments[key]
 
     def policy(self, role: str, weights: Weights) -> Policy:

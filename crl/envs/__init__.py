@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 
 from crl.config import EnvironmentConfig, FamilyConfig
-from crl.errors import BadInput
+from crl.errors import BadInput, CrlError
 from crl.faults import EXPECTED_ACTIONS, Fault, attempt, flaw_of_actions
 from crl.protocols import Environment, Start
 from crl.run.data_files import check_data
@@ -54,6 +55,12 @@ def _stepped(family: FamilyConfig) -> Environment:
     return SideBySide(lambda: Isolated(server, time_limit_seconds=limit), workers=family.workers, closing=server.close)
 
 
+_IN_A_ROW = 4
+"""Seeds that are tried of a side whose first one cannot be started."""
+_LACKING = ("environment_ModuleNotFoundError", "environment_ImportError")
+"""Errors of a start that no other seed would mend."""
+
+
 def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> None:
     """Raise BadInput where an environment cannot be played here: one instance is made, reset twice on a seed of
     training and a held-out one, and closed. Two different starts of one seed are refused too, and what differs in the
@@ -63,7 +70,8 @@ def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> No
 
     def begun() -> tuple[list[Start], str | None]:
         with _made(config, isolate=isolate) as environment:
-            first, second = environment.reset_many(seeds), environment.reset_many(seeds)
+            played, first = _first_starts(environment, seeds)
+            second = environment.reset_many(played)
             sound = [(one, other) for one, other in zip(first, second, strict=True) if not (one.error or other.error)]
             if any(one != other for one, other in sound):
                 return first, "it starts differently when it is reset with the same seed"
@@ -71,17 +79,20 @@ def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> No
 
     tried = attempt(begun)
     if isinstance(tried, Fault):
+        if isinstance(tried.error, CrlError):
+            raise tried.error
         raise BadInput(
             f"the environment cannot be started: {type(tried.error).__name__}: {tried.error}",
             where=where,
             next_step="correct its settings, or install what the message names",
         ) from tried.error
     starts, difference = tried
-    if all(start.error for start in starts):
+    broken = [start for start in starts if start.error is not None]
+    if lacking := [start for start in broken if start.error in _LACKING] or broken[: len(broken) == len(starts)]:
         raise BadInput(
-            f"no episode can be started: {starts[0].error}\n{starts[0].details or ''}".strip(),
+            f"no episode can be started: {lacking[0].error}\n{lacking[0].details or ''}".strip(),
             where=where,
-            next_step="correct its settings, or mend what the message names",
+            next_step="correct its settings, or install or mend what the message names",
         )
     for start in starts:
         if start.error is None and (flaw := flaw_of_actions(start.actions)) is not None:
@@ -96,6 +107,24 @@ def check_environment(config: EnvironmentConfig, *, isolate: bool = False) -> No
             next_step="choose another task, or seed every random stream of the environment when it is reset; leave out "
             "of an observation what counts or tells the time",
         )
+
+
+def _first_starts(environment: Environment, seeds: list[int]) -> tuple[list[int], list[Start]]:
+    """The starts of some seeds, each the first of a side; of one that cannot be started, those of one behind it: a task
+    may be bad, but not a few in a row."""
+    whole = attempt(lambda: environment.reset_many(seeds))
+    if not isinstance(whole, Fault) and (
+        all(start.error is None for start in whole) or any(start.error in _LACKING for start in whole)
+    ):
+        return seeds, whole
+    played = []
+    for first in seeds:
+        tried = {seed: attempt(partial(environment.reset_many, [seed])) for seed in range(first, first + _IN_A_ROW)}
+        sound = [seed for seed, begun in tried.items() if not isinstance(begun, Fault) and begun[0].error is None]
+        if not sound and isinstance(begun := tried[first], Fault):
+            raise begun.error
+        played.append(sound[0] if sound else first)
+    return played, environment.reset_many(played)
 
 
 def _later_difference(environment: Environment, turns: int) -> str | None:

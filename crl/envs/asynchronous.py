@@ -29,10 +29,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_all(work: Mapping[int, Coroutine[Any, Any, T]]) -> Iterator[tuple[int, T | Fault]]:
-    """What each coroutine returns, or the fault that it raised, by its slot and in the order in which they end.
-
-    Raises the project's own errors.
-    """
+    """What each coroutine returns, or the fault that it raised, by its slot and in the order in which they end."""
     ended: queue.SimpleQueue[tuple[int, Future[T]]] = queue.SimpleQueue()
     for slot, coroutine in work.items():
         _submitted(coroutine).add_done_callback(lambda future, slot=slot: ended.put((slot, future)))  # type: ignore[misc]

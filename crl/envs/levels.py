@@ -69,7 +69,7 @@ L = TypeVar("L", bound=Level)
 
 def is_held_out(content: str) -> bool:
     """Whether a level of this content is for evaluation only."""
-    return hashlib.sha256(content.encode()).digest()[0] < 256 * HELD_OUT_SHARE
+    return hashlib.sha256(content.encode("utf-8", "replace")).digest()[0] < 256 * HELD_OUT_SHARE
 
 
 class Levels(Generic[L]):

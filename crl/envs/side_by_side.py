@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from crl.errors import CrlError
 from crl.faults import Fault, broke, close
 from crl.protocols import Environment, Start, Step, hand_on
 
@@ -59,10 +58,7 @@ class SideBySide:
         self._abandoned: set[int] = set()
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        """Start `len(seeds)` episodes, slot i with seed i. A slot whose reset raises has no start but its reason.
-
-        Raises the project's own errors.
-        """
+        """Start `len(seeds)` episodes, slot i with seed i. A slot whose reset raises has no start but its reason."""
         for slot in self._abandoned:
             self._instances[slot] = self._make()
         self._abandoned.clear()
@@ -72,13 +68,11 @@ class SideBySide:
         starts = []
         results = dict(_side_by_side(calls, self._places, None, {}))
         for result in (results[slot] for slot in calls):
-            if isinstance(result, CrlError | MemoryError):
-                raise result
             starts.append(Start.failed(*_told(result)) if isinstance(result, BaseException) else result[0])
         return starts
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
-        """Apply one action in each slot given. Raises the project's own errors; any other ends its slot."""
+        """Apply one action in each slot given. What raises ends its slot."""
         steps = dict(self.step_as_completed(actions))
         return {slot: steps[slot] for slot in actions}
 
@@ -86,18 +80,13 @@ class SideBySide:
         """As :meth:`step_many`: each slot with its step, when it is there."""
         calls = {slot: partial(self._instances[slot].step_many, {0: action}) for slot, action in actions.items()}
         closing = {slot: self._instances[slot].close for slot in actions}
-        raised: CrlError | MemoryError | None = None
         for slot, result in _side_by_side(calls, self._places, self._limit, closing):
-            if isinstance(result, CrlError | MemoryError):
-                raised = raised or result
-            elif isinstance(result, BaseException):
+            if isinstance(result, BaseException):
                 if isinstance(result, _Late):
                     self._abandoned.add(slot)
                 yield slot, broke(*_told(result))
             else:
                 yield slot, result[0]
-        if raised is not None:
-            raise raised
 
     def oracle(self, slot: int) -> str | None:
         """The good next action that the slot's instance knows."""

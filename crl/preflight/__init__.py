@@ -17,6 +17,7 @@ from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.data_files import check_data
 from crl.run.directory import RunDirectory
+from crl.run.experiment_file import EXPERIMENT
 from crl.run.find import beside
 from crl.run.lease import lease_state
 
@@ -41,6 +42,8 @@ def check_ready(experiment: Experiment, run_path: Path, rounds: int, *, say: Say
 
     with beside(run_path), Comparison(experiment.method, say=say) as models:
         _raise_first(checks_here(experiment))
+        if not (run_path / EXPERIMENT).exists():
+            _check_tasks(experiment.method, say)
         recipe_of(experiment.method).check_ready(experiment.method, run_path)
         _raise_first(model_checks(experiment))  # what their configs say, which the recipe's own check has just fetched
         check_disk(experiment, run_path, rounds)
@@ -101,6 +104,17 @@ def _check_not_sampled_from(run: RunDirectory, runtime: Runtime) -> None:
 def check_before_warm_starts(experiment: Experiment) -> None:
     """What of :func:`check_ready` can be said before the models `warm:…` are made."""
     _raise_first(checks_here(experiment, warm=False))
+
+
+def _check_tasks(method: Method, say: Say | None) -> None:
+    """Raise BadInput where tasks of a person's files cannot be started; `say` how many were not tried."""
+    from crl.envs.items import check_tasks
+
+    for family in method.families:
+        for world in family.worlds.values() if family.data_digests is None else ():
+            found = check_tasks(world)
+            if found and say is not None:
+                say(f"family {family.name}: {found}")
 
 
 def _experiment_of(run: RunDirectory, runtime: Runtime) -> Experiment:

@@ -59,7 +59,9 @@ class Task(Row):
     goal: A[str, "what the environment asks for"]
     first_observation: A[str, "text of the first observation"]
     query: A[str, "retrieval query: goal and first observation"]
+    task_digest: A[str, "SHA-256 of what the level holds, by which it is known under any seed; empty: nobody says"] = ""
 
+    added: ClassVar[tuple[str, ...]] = ("task_digest",)
     rules: ClassVar[Rules] = Rules(
         key=("episode_id",),
         filled=("episode_id", "family", "query", "stream"),
@@ -177,8 +179,9 @@ class Episode(Row):
         dataclasses.field(default_factory=list)
     )
     reward_values: A[list[float], "these parts, before they are weighted"] = dataclasses.field(default_factory=list)
+    task_digest: A[str, "as planned"] = ""
 
-    added: ClassVar[tuple[str, ...]] = ("reward_names", "reward_values")
+    added: ClassVar[tuple[str, ...]] = ("reward_names", "reward_values", "task_digest")
     rules: ClassVar[Rules] = Rules(
         key=("episode_id",),
         filled=("episode_id", "family"),

@@ -21,7 +21,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import RecordDamaged
-from crl.records import ROW_TYPE_BY_TABLE, BankChange, BankEntry, BankEvent, BankSnapshot, BankText, Row, schema_of
+from crl.records import (
+    ROW_TYPE_BY_TABLE,
+    ROW_TYPES,
+    BankChange,
+    BankEntry,
+    BankEvent,
+    BankSnapshot,
+    BankText,
+    Row,
+    schema_of,
+)
+from crl.run.cache import CACHE, cached
 from crl.run.directory import round_numbers
 from crl.run.experiment_file import check_format
 from crl.run.files import mending
@@ -40,6 +51,9 @@ _ROUND, _STAGE = re.compile(r"\d{4,}"), re.compile(r"[a-z][a-z0-9_]*")
 _FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
 _VERDICT = re.compile(r"\d{4,}\.json", re.ASCII)
 _ROUND_GLOB, _STAGE_GLOB = "[0-9]*", "[a-z]*"
+# Begins as a round does and ends as the folder of segments: the patterns of both find it.
+_EMPTY_KEY = "0 written by crl catalog RUN beside rounds and segments"
+_EMPTY = f"{CACHE}/{_EMPTY_KEY}"
 
 
 class Pinned:
@@ -187,33 +201,66 @@ class Pinned:
 
 
 class Patterns:
-    """Patterns that find the files of a run, those of later rounds too."""
+    """Patterns that find the files of a run, those of later rounds too.
+
+    In DuckDB 1.x a pattern of `read_parquet` has to find a file. So the cache holds a table of every kind without rows,
+    and the patterns find it as well. It is also named by itself, first: it decides about columns and types, and where
+    the run was moved, or its cache deleted, the name of its folder says in DuckDB's error what to do.
+    """
 
     patterns = True
 
     def __init__(self, run_path: Path) -> None:
-        """Raises OtherFormat."""
+        """Writes the tables without rows. Raises OtherFormat, and as :func:`crl.run.cache.cached`."""
         check_format(run_path)
         self.root = absolute(run_path)
         found = self.root.glob(f"rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/*.parquet")
         self.foreign = foreign_tables(
             self.root, (str(path.relative_to(self.root)) for path in found if _FILE.fullmatch(path.name))
         )
+        _write_empty(run_path, {row_type.table: schema_of(row_type) for row_type in ROW_TYPES} | self.foreign)
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
         """See :class:`Pinned`."""
-        return f"[{self._pattern(f'rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/{name}')}]"
+        if name == MANIFEST:
+            return self._listed(f"rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/{name}")
+        return self._listed(f"{_EMPTY}/none/{name}", f"[cr]*/{_ROUND_GLOB}/{_STAGE_GLOB}/{name}")
 
     def segments(self) -> str | None:
         """See :class:`Pinned`."""
-        return f"[{self._pattern(f'{_SEGMENTS}/*.parquet')}]"
+        return self._listed(f"{_EMPTY}/{BankText.table}.parquet", "[bc]*/*segments/*.parquet")
 
     def verdicts(self) -> str | None:
         """See :class:`Pinned`."""
-        return f"[{self._pattern(f'{VALIDATIONS}/{_ROUND_GLOB}.json')}]"
+        return self._listed(f"{VALIDATIONS}/{_ROUND_GLOB}.json")
 
-    def _pattern(self, relative: str) -> str:
-        return f"{quoted(str(self.root))[:-1]}/{relative}'"
+    def _listed(self, *relative: str) -> str:
+        root = quoted(str(self.root))[:-1]
+        return "[" + ", ".join(f"{root}/{each}'" for each in relative) + "]"
+
+
+def _write_empty(run_path: Path, schemas: Mapping[str, pa.Schema]) -> None:
+    """Have the cache hold a table without rows of each of these schemas, for :class:`Patterns`."""
+    content = {f"none/{table}.parquet": _without_rows(schema) for table, schema in schemas.items()}
+    content[f"{BankText.table}.parquet"] = content.pop(f"none/{BankText.table}.parquet")
+
+    def build(directory: Path) -> None:
+        (directory / "none").mkdir()
+        for name, file in content.items():
+            (directory / name).write_bytes(file)
+
+    def holds(name: str, file: bytes) -> bool:
+        path = run_path / _EMPTY / name
+        return path.is_file() and path.read_bytes() == file
+
+    cached(run_path, _EMPTY_KEY, build, again=not all(holds(name, file) for name, file in content.items()))
+
+
+def _without_rows(schema: pa.Schema) -> bytes:
+    """A Parquet file of no rows."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink)
+    return bytes(sink.getvalue())
 
 
 Source = Pinned | Patterns

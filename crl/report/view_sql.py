@@ -70,19 +70,22 @@ versions AS (
     WHERE summed_up.base_round < change.round
 ),
 dated AS (
-    SELECT *, lead(since, 1, 9223372036854775807) OVER (PARTITION BY base_round, entry_id ORDER BY since) AS until
+    SELECT *, coalesce(
+        lead(since) OVER (PARTITION BY base_round, entry_id ORDER BY since), 9223372036854775807
+    ) AS until
     FROM versions
 )
+{unless_short}
 SELECT shown.round, shown.stage, {columns}
 FROM ({shown}) AS shown JOIN dated
     ON dated.base_round = shown.base_round AND dated.since <= shown.round AND shown.round < dated.until
 WHERE NOT dated.removed
 """
 
-# Patterns find what is there: a bank that has lost a file would be another one without a word. What is asked of both
-# sides of the join is asked of the wanted rounds only: the newest one may be half seen while it is published.
-_CHECKED = """
-SELECT shown.* FROM ({shown}) AS shown JOIN (
+# Patterns find what is there: a bank that has lost a file would be another one without a word. Asked first, and beside
+# the bank: a join one of whose sides has no rows asks nothing.
+_UNLESS_SHORT = """
+SELECT round, NULL::VARCHAR AS stage FROM (
     SELECT
         snapshot.round,
         any_value(snapshot.changes_since_base) <> coalesce(sum(stored.count) FILTER (stored.changed), 0)
@@ -92,12 +95,11 @@ SELECT shown.* FROM ({shown}) AS shown JOIN (
         SELECT since, base_round, since > base_round AS changed, count(*) AS count FROM versions GROUP BY ALL
     ) AS stored ON stored.base_round = snapshot.base_round AND stored.since <= snapshot.round
     GROUP BY snapshot.round
-) AS counted USING (round)
-WHERE if(
-    counted.short,
-    error('a file of the bank after round ' || shown.round || ' is gone: `crl verify RUN` names it'), true
 )
-"""
+WHERE CASE WHEN short
+    THEN error('a file of the bank after round ' || round || ' is gone: `crl verify RUN` names it') ELSE false
+END
+UNION ALL BY NAME"""
 
 SEQUENCES = """
 SELECT
@@ -253,19 +255,22 @@ LEFT JOIN uses AS used ON used.entry_id = version.entry_id AND used.content_dige
 ORDER BY version.entry_id, version.written_round, version.position, used.round, used.episode_id
 """
 
-TIMINGS = """
+_MEMBERS = "unnest(map_entries(CAST({} AS MAP(VARCHAR, JSON))))"  # `json_each` is new in DuckDB 1.3
+TIMINGS = f"""
 SELECT
-    round, stage, key AS work, CAST(value ->> '$.batches' AS BIGINT) AS batches,
-    CAST(value ->> '$.items' AS BIGINT) AS items, CAST(value ->> '$.seconds' AS DOUBLE) AS seconds,
-    CAST(value ->> '$.longest' AS DOUBLE) AS longest
-FROM stages, json_each(manifest, '$.provenance.timings')
+    round, stage, timing.key AS work, CAST(timing.value ->> '$.batches' AS BIGINT) AS batches,
+    CAST(timing.value ->> '$.items' AS BIGINT) AS items, CAST(timing.value ->> '$.seconds' AS DOUBLE) AS seconds,
+    CAST(timing.value ->> '$.longest' AS DOUBLE) AS longest
+FROM (SELECT round, stage, {_MEMBERS.format("manifest -> '$.provenance.timings'")} AS timing FROM stages)
 """
-BROKEN_GAMES = """
+BROKEN_GAMES = f"""
+WITH families AS (SELECT round, stage, {_MEMBERS.format("manifest -> '$.provenance.broken'")} AS family FROM stages),
+broken AS (SELECT round, stage, family, unnest(CAST(family.value -> '$.kinds' AS JSON[])) AS kind FROM families)
 SELECT
-    round, stage, family.key AS family, kind.value ->> '$.error' AS error, kind.value ->> '$.location' AS location,
-    CAST(kind.value ->> '$.games' AS BIGINT) AS games, CAST(family.value ->> '$.games' AS BIGINT) AS played,
-    CAST(kind.value ->> '$.seed' AS BIGINT) AS environment_seed, kind.value ->> '$.details' AS details
-FROM stages, json_each(manifest, '$.provenance.broken') AS family, json_each(family.value, '$.kinds') AS kind
+    round, stage, family.key AS family, kind ->> '$.error' AS error, kind ->> '$.location' AS location,
+    CAST(kind ->> '$.games' AS BIGINT) AS games, CAST(family.value ->> '$.games' AS BIGINT) AS played,
+    CAST(kind ->> '$.seed' AS BIGINT) AS environment_seed, kind ->> '$.details' AS details
+FROM broken
 """
 _SUCCESS = """
 SELECT
@@ -290,8 +295,8 @@ SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family", synthetic=SY
 _SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * games * games))"
 _END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"
 SCALARS = {
-    "wilson_low(won, games)": f"if(won = 0, 0.0, {_END.format(sign='-')})",
-    "wilson_high(won, games)": f"if(won = games, 1.0, {_END.format(sign='+')})",
+    "wilson_low(won, games)": f"CASE WHEN won = 0 THEN 0.0 ELSE {_END.format(sign='-')} END",
+    "wilson_high(won, games)": f"CASE WHEN won = games THEN 1.0 ELSE {_END.format(sign='+')} END",
 }
 """Macros that views use: the ends of the 95 % interval of `won` games of `games`, as `crl/report/success.py`."""
 
@@ -446,20 +451,20 @@ def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]], add
     read = f"read_parquet({files}, filename = true, hive_partitioning = false"
     read += ", union_by_name = true" if added else ""
     if source.patterns:
-        return _perhaps_none(source, f"{read}, allow_empty = true)", columns)
+        return _unless_elsewhere(source, f"{read})", columns)
     if added:
         none = ", ".join(f"NULL::{kind} AS {identifier(name)}" for name, kind in columns)
         return f"(SELECT {none} WHERE false UNION ALL BY NAME SELECT * FROM {read}))"
     return f"{read})"
 
 
-def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
-    """What a pattern finds: no rows, and yet these columns, where it finds no file; an error where the catalog is
-    elsewhere than in its run: it was copied or moved, and would answer from another run, or from none."""
+def _unless_elsewhere(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
+    """What a pattern finds, with these columns; an error where the catalog is elsewhere than in its run: it was copied,
+    and would answer from another run."""
     place = folder_sql(source)
     # In every column: DuckDB may decide by one of them that there are no rows, and never ask for another.
     none = ", ".join(
-        f"if(elsewhere, error(said), NULL)::{kind} AS {identifier(name)}"
+        f"CASE WHEN elsewhere THEN error(said) END::{kind} AS {identifier(name)}"
         for name, kind in [*columns, ("filename", "VARCHAR")]
     )
     here = (
@@ -469,7 +474,8 @@ def _perhaps_none(source: Source, files: str, columns: Sequence[tuple[str, str]]
         f"WHERE view_name = '{MARKED}' AND marked.comment = {place} AND path <> {place}"
     )
     return (
-        f"(SELECT {none} FROM ({here}) WHERE if(elsewhere, error(said), false) UNION ALL BY NAME SELECT * FROM {files})"
+        f"(SELECT {none} FROM ({here}) WHERE CASE WHEN elsewhere THEN error(said) ELSE false END "
+        f"UNION ALL BY NAME SELECT * FROM {files})"
     )
 
 
@@ -479,12 +485,12 @@ def folder_sql(source: Source) -> str:
 
 
 def _bank(source: Source) -> str:
-    shown = _stored(source, BankSnapshot)
     return _BANK.format(
         summed_up=_stored(source, BankSnapshot, every_round=True),
         bases=_stored(source, BankEntry, every_round=True),
         changes=_stored(source, BankChange, every_round=True),
-        shown=_CHECKED.format(shown=shown) if source.patterns else shown,
+        shown=_stored(source, BankSnapshot),
+        unless_short=_UNLESS_SHORT if source.patterns else "",
         columns=", ".join(f'"{name}"' for name in schema_of(BankEntry).names),
     )
 
@@ -509,7 +515,7 @@ def _stages(source: Source) -> str:
         return _empty([("round", "BIGINT"), ("stage", "VARCHAR"), *own, ("manifest", "JSON")])
     read = f"read_text({files})"
     if source.patterns:
-        read = _perhaps_none(source, f"read_text({files}, allow_empty = true)", [("content", "VARCHAR")])
+        read = _unless_elsewhere(source, read, [("content", "VARCHAR")])
     columns = ",\n    ".join(
         f"CAST(TRY_CAST(content AS JSON) ->> '{place}' AS {kind}) AS {name}" for name, kind, place, _ in STAGE_COLUMNS
     )
@@ -522,7 +528,7 @@ def _validations(source: Source) -> str:
         return _empty([(name, kind) for name, kind, *_ in VALIDATION_COLUMNS])
     read = f"read_text({files})"
     if source.patterns:
-        read = _perhaps_none(source, f"read_text({files}, allow_empty = true)", [("content", "VARCHAR")])
+        read = _unless_elsewhere(source, read, [("content", "VARCHAR")])
     columns = ",\n    ".join(
         f"CAST({part} ->{'' if kind.endswith('[]') else '>'} '{place}' AS {kind}) AS {name}"
         for name, kind, part, place, _ in VALIDATION_COLUMNS

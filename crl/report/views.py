@@ -16,19 +16,21 @@ One view per row type of `crl/records/`, over every round and stage that wrote i
 
 :func:`connect` and :func:`query` list the run once: everything in a session is one state of it, whatever is published
 meanwhile, and `latest_round()` is the newest round whose bank was published then. The Parquet files are the truth:
-`catalog.duckdb` (:func:`write_catalog`) holds definitions only, with absolute paths so that any DuckDB client can open
-it from anywhere. Its views read the directory again at every query, so they show rounds published after it was written;
-such a client resolves a round first and names it then (docs/sql.md). Copied or moved, it refuses to answer from the
-place it was written for: `crl catalog RUN` rewrites it.
+`catalog.duckdb` (:func:`write_catalog`) holds definitions only, with absolute paths so that a DuckDB client can open it
+from anywhere, in the storage format and the SQL of DuckDB 1.0. Its views read the directory again at every query, so
+they show rounds published after it was written; such a client resolves a round first and names it then (docs/sql.md).
+Copied or moved, it refuses to answer from the place it was written for: `crl catalog RUN` rewrites it.
 
 Which files belong to a view is in `view_files.py`, the SQL in `view_sql.py`, what users type is kept in by `locked.py`.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -46,6 +48,7 @@ from crl.run.files import disk_error, mending, remove, temporary, unwritable
 __all__ = ["CATALOG", "columns_of", "connect", "query", "reading", "relation", "write_catalog"]
 
 CATALOG = "catalog.duckdb"
+_OLDEST_CLIENT = "v1.0.0"
 
 
 def connect(
@@ -103,21 +106,22 @@ def write_catalog(run_path: Path) -> Path:
     :func:`connect`.
     """
     target = run_path / CATALOG
-    scratch = temporary(target, token=0)  # a folder: DuckDB writes more than one file
-    made = scratch / CATALOG
+    scratch = temporary(target, token=0)
     try:
-        remove(scratch)
-        scratch.mkdir()
-        with duckdb.connect(str(made)) as connection:
-            files = Patterns(run_path)
-            connection.begin()  # or every definition would be written to the disk by itself, and waited for
-            _create(connection, run_path, files)
-            connection.execute(f"COMMENT ON VIEW {MARKED} IS {folder_sql(files)}")
-            connection.commit()
-            connection.execute("CHECKPOINT")  # closing does it as well, and says nothing where the disk is full
+        # DuckDB makes it elsewhere: it writes more than one file, and writes none below a folder with a "?".
+        with TemporaryDirectory() as folder:
+            made = Path(folder) / CATALOG
+            with duckdb.connect(str(made), config={"storage_compatibility_version": _OLDEST_CLIENT}) as connection:
+                files = Patterns(run_path)
+                connection.begin()  # or every definition would be written to the disk by itself, and waited for
+                _create(connection, run_path, files)
+                connection.execute(f"COMMENT ON VIEW {MARKED} IS {folder_sql(files)}")
+                connection.commit()
+                connection.execute("CHECKPOINT")  # closing does it as well, and says nothing where the disk is full
+            shutil.copyfile(made, scratch)
         cache.discard_damaged(run_path)
-        cache.seal(run_path, CATALOG, made)
-        made.replace(target)
+        cache.seal(run_path, CATALOG, scratch)
+        scratch.replace(target)
     except (OSError, duckdb.Error) as error:
         raise unwritable(error, target, CATALOG) from error
     finally:

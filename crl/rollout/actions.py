@@ -30,6 +30,7 @@ _ASK_TAG = re.compile(r"<ask>((?:(?!<ask>).)*?)</ask>", re.IGNORECASE | re.DOTAL
 # Tokenizers of whole words set the colon apart; a word that only ends in "ask" is none.
 _ASK_LINE = re.compile(r"^[ \t]*ASK[ \t]*:(.*)$", re.IGNORECASE | re.MULTILINE)
 NO_ACTION, LONG_ACTION = "environment_no_action", "environment_action_too_long"
+"""Reason codes of an episode in which nothing can be done, or said in time, though it is not over."""
 _ADVICE = {
     NO_ACTION: "mend the environment: in every state that is not final it names an action",
     LONG_ACTION: "raise max_new_tokens, or shorten the names of the actions",

@@ -4,15 +4,17 @@ made valid and bounded where it enters, so that whatever one says can be recorde
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
 from crl.config.mechanisms import LONGEST_OBSERVATION
-from crl.errors import EnvironmentBroken
-from crl.faults import EXPECTED_ACTIONS, Fault, attempt, broke, flaw_of_actions
-from crl.protocols import Actions, Environment, FreeText, Start, Step, ToolCalls
+from crl.errors import CrlError, EnvironmentBroken
+from crl.faults import EXPECTED_ACTIONS, Fault, attempt, broke, flaw_of_actions, of_run
+from crl.protocols import Actions, Environment, FreeText, Leveled, Start, Step, ToolCalls
+from crl.rollout.actions import NO_ACTION
 from crl.text.unicode import valid_text, with_texts
 
 TOO_LONG = "environment_observation_limit"
@@ -21,6 +23,8 @@ NO_TEXT = "environment_no_text"
 """Reason code of an episode that is shown an image, or anything else that is no text."""
 ODD_ACTIONS = "environment_actions"
 """Reason code of an episode whose actions are of no kind that there is."""
+_OTHERS = 3
+"""Seeds that are tried where none of a wave can be started."""
 
 
 class MixedEnvironment:
@@ -75,6 +79,11 @@ class MixedEnvironment:
         """The good next action that the slot's family knows."""
         return self._environments[self._families[slot]].oracle(self._inner[slot])
 
+    def content(self, slot: int) -> str | None:
+        """What the level of a slot holds; None where its family does not say."""
+        environment = self._environments[self._families[slot]]
+        return environment.content(self._inner[slot]) if isinstance(environment, Leveled) else None
+
     def close(self) -> None:
         """Nothing: the environments belong to who lent them."""
 
@@ -83,24 +92,29 @@ def starts_or_errors(environment: Environment, seeds: Sequence[int], family: str
     """`reset_many`; a slot whose seed cannot be started has no start but its reason.
 
     Where a reset of all seeds raises, each is tried alone, and those that raise again give their place to one that does
-    not. Raises EnvironmentBroken where several seeds were tried and none can be started: then it is the environment
-    that is out of order, for now perhaps; `family` names it. Raises the project's own errors.
+    not. Where several seeds were tried and neither they nor a few others can be started, it is the environment that is
+    out of order, for now perhaps. Raises EnvironmentBroken then, or what the environment raised where that is an error
+    of ours; `family` names it.
     """
-    starts = _starts(environment, seeds)
+    starts, fault = _starts(environment, seeds)
     tried = len(set(seeds))
-    if tried > 1 and all(start.error is not None for start in starts):
+    if tried < 2 or any(start.error is None for start in starts) or _starts_others(environment, seeds):
+        return starts
+    with of_run():
+        if fault is not None and isinstance(fault.error, CrlError):
+            raise fault.error
         raise EnvironmentBroken(
             f"none of {tried} episodes could be started: {starts[0].error}\n{starts[0].details or ''}".rstrip(),
             where=f"environment of family {family}" if family else None,
             next_step=EnvironmentBroken.ADVICE,
         )
-    return starts
 
 
-def _starts(environment: Environment, seeds: Sequence[int]) -> list[Start]:
+def _starts(environment: Environment, seeds: Sequence[int]) -> tuple[list[Start], Fault | None]:
+    """The starts, and what the last reset raised."""
     begun = _begun(environment, seeds)
     if not isinstance(begun, Fault):
-        return begun
+        return begun, None
     alone = {seed: _begun(environment, [seed]) for seed in dict.fromkeys(seeds)}
     failed = {
         seed: Start.failed(fault.code, fault.details) for seed, fault in alone.items() if isinstance(fault, Fault)
@@ -109,8 +123,19 @@ def _starts(environment: Environment, seeds: Sequence[int]) -> list[Start]:
     if sound is not None:
         begun = _begun(environment, [sound if seed in failed else seed for seed in seeds])
         if not isinstance(begun, Fault):
-            return [failed.get(seed, start) for seed, start in zip(seeds, begun, strict=True)]
-    return [failed.get(seed, Start.failed(begun.code, begun.details)) for seed in seeds]
+            return [failed.get(seed, start) for seed, start in zip(seeds, begun, strict=True)], None
+    return [failed.get(seed, Start.failed(begun.code, begun.details)) for seed in seeds], begun
+
+
+def _starts_others(environment: Environment, seeds: Sequence[int]) -> bool:
+    """Whether some other seed can be started: then it is the tasks of these seeds that are bad."""
+    if getattr(environment, "spans_families", False):  # the environment of each was asked
+        return True
+    for seed in range(max(seeds) + 1, max(seeds) + 1 + _OTHERS):
+        begun = _begun(environment, [seed])
+        if not isinstance(begun, Fault) and begun[0].error is None:
+            return True
+    return False
 
 
 def _begun(environment: Environment, seeds: Sequence[int]) -> list[Start] | Fault:
@@ -207,8 +232,9 @@ class Readable:
             told(slots)
 
     def oracle(self, slot: int) -> str | None:
-        """A good next action."""
-        return cast("str | None", _valid(self._environment.oracle(slot)))
+        """A good next action; None where none is known, or the environment raises."""
+        found = attempt(lambda: self._environment.oracle(slot))
+        return None if isinstance(found, Fault) else cast("str | None", _valid(found))
 
     def close(self) -> None:
         """Nothing: the environment belongs to who lent it."""
@@ -218,18 +244,31 @@ class Readable:
             return Start.failed(_valid(start.error), start.details)
         if (flaw := _no_text(start.goal, start.observation, *chain(*start.messages))) is not None:
             return Start.failed(NO_TEXT, flaw)
-        if (flaw := flaw_of_actions(start.actions)) is not None:
-            return Start.failed(ODD_ACTIONS, f"{flaw}; expected {EXPECTED_ACTIONS}")
+        if (fault := _fault_of(start.actions)) is not None:
+            return Start.failed(*fault)
         if (shown := _length(start.actions, start.goal, start.observation, *chain(*start.messages))) > self._longest:
             return Start.failed(TOO_LONG, self._too_long(shown))
-        actions = self._actions(slot, start.actions)
-        return Start(_valid(start.goal), _valid(start.observation), actions, messages=_valid(start.messages))
+        return Start(
+            _valid(start.goal),
+            _valid(start.observation),
+            self._actions(slot, start.actions),
+            messages=_valid(start.messages),
+            task_digest=self._task_digest(slot),
+        )
+
+    def _task_digest(self, slot: int) -> str:
+        """SHA-256 of what the level holds; empty where the environment does not say."""
+        content = getattr(self._environment, "content", None)
+        found = attempt(lambda: content(slot)) if callable(content) else None
+        if not isinstance(found, str):
+            return ""
+        return hashlib.sha256(found.encode("utf-8", "backslashreplace")).hexdigest()
 
     def _step(self, slot: int, step: Step) -> Step:
         if step.error is None and (flaw := _no_text(step.observation)) is not None:
             return broke(NO_TEXT, flaw)
-        if not step.done and (flaw := flaw_of_actions(step.actions)) is not None:
-            return broke(ODD_ACTIONS, f"{flaw}; expected {EXPECTED_ACTIONS}")
+        if not step.done and (fault := _fault_of(step.actions)) is not None:
+            return broke(*fault)
         if (shown := _length(step.actions, step.observation, step.feedback)) > self._longest:
             return broke(TOO_LONG, self._too_long(shown))
         return dataclasses.replace(
@@ -255,6 +294,15 @@ class Readable:
 
     def _own(self, slot: int, action: str | None) -> str | None:
         return None if action is None else self._names.get(slot, {}).get(action, action)
+
+
+def _fault_of(actions: Any) -> tuple[str, str] | None:
+    """Why an episode cannot go on with these actions: reason code and details; None where it can."""
+    if (flaw := flaw_of_actions(actions)) is not None:
+        return ODD_ACTIONS, f"{flaw}; expected {EXPECTED_ACTIONS}"
+    if actions == ():
+        return NO_ACTION, "the environment names no possible action, and the episode is not over"
+    return None
 
 
 def _no_text(*shown: Any) -> str | None:

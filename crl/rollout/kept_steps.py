@@ -13,6 +13,7 @@ from itertools import chain
 
 from pydantic import TypeAdapter, ValidationError
 
+from crl.faults import of_run
 from crl.protocols import Environment, Start, Step
 from crl.rollout.environments import step_or_error, steps_as_they_come
 from crl.run.journal import JsonLines
@@ -50,7 +51,8 @@ class KeptSteps:
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         """Start one episode per seed, the kept ones too: an action may yet differ from the one that was answered."""
-        lines = {line.get("episode"): line.get("steps") for line in self._file.read()}
+        with of_run():
+            lines = {line.get("episode"): line.get("steps") for line in self._file.read()}
         kept = {slot: lines[episode] for slot, episode in enumerate(self._episodes) if episode in lines}
         self._kept = {}
         for slot, steps in kept.items():
@@ -79,7 +81,8 @@ class KeptSteps:
 
     def _keep(self, slot: int) -> None:
         found = _EPISODE.dump_python(self._played[slot], mode="json", warnings=False)
-        self._file.append({"episode": self._episodes[slot], "steps": found})
+        with of_run():
+            self._file.append({"episode": self._episodes[slot], "steps": found})
 
     def _answered(self, slot: int, action: str | None) -> Step | None:
         """What was answered before; None where the episode was not finished, or went another way."""

@@ -376,6 +376,7 @@ def played_episode(
         generation_ids=[sequence.generation_id for sequence in row.sequences],
         reward_names=list(row.reward_parts),
         reward_values=list(map(float, row.reward_parts.values())),
+        task_digest=task.task_digest,
     )
     sequences = [
         PlayedSequence(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from crl.bank.changes import TableOf, open_snapshot
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
-from crl.errors import EnvironmentBroken
+from crl.errors import CrlError, EnvironmentBroken
 from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
 from crl.records import Metric, Row, rows_of, schema_of, table_of
@@ -98,6 +98,8 @@ class StageContext:
         """The environment of a task family, as it is in this round. Raises EnvironmentBroken where there is none."""
         made = attempt(lambda: self.services.environment(family, self.round))
         if isinstance(made, Fault):
+            if isinstance(made.error, CrlError):
+                raise made.error
             raise EnvironmentBroken(
                 f"the environment cannot be made: {made.code}\n{made.details}",
                 where=f"environment of family {family}",

@@ -176,8 +176,8 @@ def _random_plays(ctx: StageContext, wave: _Wave) -> list[Evaluation]:
     """The tasks of a wave as a uniformly random legal policy plays them, :data:`RANDOM_PLAYS` times each.
 
     A task whose start names no action has nothing to draw among: it is left out, and the manifest says so. So is one
-    whose reward is a judge's: its success is on another scale than the environment's. Where a
-    later state names none, the turn goes by without an action. Where no turn limit is known, an episode ends after as
+    whose reward is a judge's: its success is on another scale than the environment's. Where a later state parses text,
+    the turn goes by without an action. Where no turn limit is known, an episode ends after as
     many turns as the actor's context could hold: there the actor's own would have ended.
     """
     judged = {family.name for family in ctx.method.judged}

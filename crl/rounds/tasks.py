@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain, islice
 
 from crl.config import FamilyConfig, Method, SeedRange
 from crl.protocols import Start
@@ -12,6 +13,8 @@ from crl.rounds.context import StageContext
 from crl.rounds.provenance import games_from, naming
 from crl.rounds.waves import starts_of, together, wave_width
 
+_FURTHER = 2
+"""Further seeds that are drawn, for each group of a round, where tasks are there twice."""
 TaskSeed = tuple[str, int]
 """A task family and an environment seed."""
 
@@ -26,8 +29,12 @@ def drawn_tasks(
     streams: Callable[[int], Sequence[str]],
     seeds_of: Callable[[FamilyConfig], SeedRange] = train_seeds,
 ) -> list[Task]:
-    """The tasks of a round, a group of members for each; `streams` says for a group size the stream of each member,
-    `seeds_of` which seeds of a family are drawn from."""
+    """The tasks of a round, a group of members for each.
+
+    Args:
+        streams: for a group size the stream of each member.
+        seeds_of: which seeds of a family are drawn from.
+    """
     tasks: list[Task] = []
     for family in ctx.method.families:
         members = streams(ctx.method.group_size(family))
@@ -60,22 +67,34 @@ def task_of(
         goal=start.goal,
         first_observation=start.observation,
         query=f"{start.goal}\n{start.observation}",
+        task_digest=start.task_digest,
     )
 
 
 def _family_tasks(
-    ctx: StageContext, family: FamilyConfig, seeds: SeedRange, streams: Sequence[str], first_group: int
+    ctx: StageContext,
+    family: FamilyConfig,
+    seeds: SeedRange,
+    streams: Sequence[str],
+    first_group: int,
 ) -> list[Task]:
     import numpy as np
 
     generator = np.random.default_rng(ctx.seed(family.name))
-    # Distinct tasks where the range allows it, so that a round is not the same task over and over.
-    drawn = generator.choice(seeds.count, size=family.groups, replace=family.groups > seeds.count)
-    environment_seeds = [seeds.start + int(value) for value in drawn]
-    longest = ctx.method.rollout.max_observation_characters
-    with naming(family.name):
-        starts = Readable(ctx.environment(family.name), longest).reset_many(environment_seeds)
-    ctx.add_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))
+    # Distinct tasks where there are so many, so that a round is not the same task over and over.
+    listed = family.drawn if seeds == family.train_seeds else range(seeds.start, seeds.start + seeds.count)
+    drawn = generator.choice(len(listed), size=family.groups, replace=family.groups > len(listed))
+    seeds_drawn = [listed[int(value)] for value in drawn]
+    further = (listed[int(generator.integers(len(listed)))] for _ in range(_FURTHER * family.groups))
+    readable = Readable(ctx.environment(family.name), ctx.method.rollout.max_observation_characters)
+
+    def starts_of_seeds(environment_seeds: Sequence[int]) -> list[Start]:
+        with naming(family.name):
+            starts = readable.reset_many(environment_seeds)
+        ctx.add_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))
+        return starts
+
+    places = distinct(chain(seeds_drawn, further), family.groups, starts_of_seeds)
     return [
         task_of(
             ctx,
@@ -87,9 +106,29 @@ def _family_tasks(
             member=member,
             stream=stream,
         )
-        for index, (environment_seed, start) in enumerate(zip(environment_seeds, starts, strict=True))
+        for index, (environment_seed, start) in enumerate(places)
         for member, stream in enumerate(streams)
     ]
+
+
+def distinct(
+    seeds: Iterable[int],
+    wanted: int,
+    starts_of: Callable[[Sequence[int]], Sequence[Start]],
+    taken: Collection[str] = (),
+) -> list[tuple[int, Start]]:
+    """The first seeds, with their starts, whose tasks differ from each other and are not `taken`, by their digests.
+
+    Where there are too few of them, the list is filled with the others. A task without a digest differs from all.
+    """
+    found: list[tuple[int, Start]] = []
+    others: list[tuple[int, Start]] = []
+    known, left = set(taken), iter(seeds)
+    while len(found) < wanted and (part := list(islice(left, wanted - len(found)))):
+        for seed, start in zip(part, starts_of(part), strict=True):
+            (others if start.task_digest in known else found).append((seed, start))
+            known |= {start.task_digest} - {""}
+    return [*found, *others][:wanted]
 
 
 def waves_over(method: Method, seeds_of: Callable[[FamilyConfig], Iterable[int]]) -> list[list[TaskSeed]]:

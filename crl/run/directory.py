@@ -56,6 +56,13 @@ class RunDirectory:
         RunDirectoryUnusable if it cannot be written.
         """
         path = possible_path(Path(root) / experiment.name, "the run directory")
+        if "\\" in str(path.absolute()):
+            raise RunDirectoryUnusable(
+                "the path of the run has a backslash, which DuckDB takes for a slash",
+                expected="a path without one",
+                where=str(path.absolute()),
+                next_step="choose another place with CRL_RUNS or --runs",
+            )
         experiment = with_data_digests(experiment)
         with _usable(path), files_.making(path):
             files_.temporary(path / "writable", 0).touch()
@@ -68,6 +75,9 @@ class RunDirectory:
         except RecordDamaged:
             _check_against_manifests(path, experiment)
             experiment_file.replace(path, experiment)
+        else:
+            if experiment_file.load(path)[1] != experiment.method:  # its data is elsewhere now
+                experiment_file.replace(path, experiment)
         return cls(path, experiment.name, experiment.method)
 
     @classmethod

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from crl.config import Experiment, Method
 from crl.errors import BadInput, FrozenMethodChanged, OtherFormat, RecordDamaged, RunDirectoryUnusable
 from crl.records import RECORD_FORMAT
-from crl.run.data_files import with_data_digests
+from crl.run.data_files import check_data, with_data_digests
 from crl.run.files import sha256_bytes, write_atomically, write_once
 
 EXPERIMENT = "experiment.yaml"
@@ -87,9 +87,10 @@ def check_format(run_path: Path) -> None:
 def check_same(run_path: Path, experiment: Experiment) -> None:
     """Raise FrozenMethodChanged, with the keys that differ, unless the run was made with this method."""
     name, content = _parse(run_path)
-    wanted = with_data_digests(experiment).method.model_dump(mode="json")
+    method = with_data_digests(experiment).method
+    _check_data(content, method)
     changes = [("name", name, experiment.name)] if name != experiment.name else []
-    changes += list(differences(content, wanted, "method"))
+    changes += list(differences(method.identity(content), method.identity(), "method"))
     if not changes:
         return
     lines = [f"  {key}: {_short(old)} in the run, {_short(new)} now" for key, old, new in changes[:_MOST_DIFFERENCES]]
@@ -101,6 +102,15 @@ def check_same(run_path: Path, experiment: Experiment) -> None:
         where=str(run_path / EXPERIMENT),
         next_step="give the experiment another name, or undo the change; `runtime` may change at any time",
     )
+
+
+def _check_data(content: dict[str, Any], method: Method) -> None:
+    """Raise FrozenMethodChanged where data of the method is not that of the recorded one."""
+    for family, recorded in zip(method.families, content["families"], strict=False):
+        if recorded.get("environment", {}).get("kind") == family.environment.kind:
+            kept = family.model_copy(update={"data_digests": recorded.get("data_digests")})
+            for world in kept.worlds.values():
+                check_data(world)
 
 
 def create(run_path: Path, experiment: Experiment) -> None:

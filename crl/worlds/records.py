@@ -2,7 +2,7 @@
 
 A folder is what `datasets.save_to_disk` wrote (of one with splits, the split that is named), or holds files of the
 other kinds, which are read in the order of their names. `refuse(found, expected, where)` makes the error, as in
-`json_files.py`. A JSON file may hold one list of records or one record per line.
+`json_files.py`, which also reads JSON.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from crl.config.json_text import read_json
 from crl.paths import short
-from crl.worlds.json_files import Refuse, shown
+from crl.worlds import json_files
+from crl.worlds.json_files import Refuse, reason
 
 _LINES, _ARROW = (".jsonl", ".ndjson"), ".arrow"
 KINDS = (*_LINES, ".json", ".csv", ".parquet", _ARROW)
@@ -27,17 +29,17 @@ def records(path: Path, refuse: Refuse, *, split: str | None = None, broken: boo
         try:
             yield from _records_of(file, refuse, broken)
         except (OSError, UnicodeDecodeError, RecursionError) as error:
-            raise refuse(_reason(error), "a file of rows", str(file)) from None
+            raise refuse(reason(error), "a file of rows", str(file)) from None
 
 
 def _records_of(file: Path, refuse: Refuse, broken: bool) -> Iterator[tuple[str, Any]]:
     kind = file.suffix.lower()
     if kind in (".parquet", _ARROW, ".csv"):
         yield from _table(file, refuse)
-    elif kind == ".json":
-        yield from _json(file, refuse, broken)
-    elif kind in _LINES:
-        yield from _json_lines(file, refuse, broken)
+    elif broken and (kind in _LINES or (kind == ".json" and _is_lines(file))):
+        yield from _lines(file, refuse)
+    elif kind in KINDS:
+        yield from ((where, record) for _, where, record in json_files.records(file, refuse, of="rows"))
     else:
         raise refuse(f"{short(file.name)} is of no known kind", f"a name that ends in {', '.join(KINDS)}", str(file))
 
@@ -67,35 +69,25 @@ def _arrow_names(state: Path, refuse: Refuse) -> list[str]:
     try:
         return [str(each["filename"]) for each in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise refuse(_reason(error), "the list `_data_files` of datasets.save_to_disk", str(state)) from None
+        raise refuse(reason(error), "the list `_data_files` of datasets.save_to_disk", str(state)) from None
 
 
-def _json_lines(file: Path, refuse: Refuse, broken: bool) -> Iterator[tuple[str, Any]]:
+def _is_lines(file: Path) -> bool:
+    with file.open(encoding="utf-8-sig") as lines:
+        return not next(filter(str.strip, lines), "[").lstrip().startswith("[")
+
+
+def _lines(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
+    """The record of each line, or what `refuse` makes of one that is none."""
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             where = f"{file}, line {number}"
             try:
-                record = json.loads(line)
+                yield where, read_json(line)
             except (ValueError, RecursionError) as error:
-                record = refuse(f"it is no JSON: {error}", "one JSON object per line", where)
-                if not broken:
-                    raise record from None
-            yield where, record
-
-
-def _json(file: Path, refuse: Refuse, broken: bool) -> Iterator[tuple[str, Any]]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        if getattr(error, "msg", "") == "Extra data":
-            yield from _json_lines(file, refuse, broken)
-            return
-        raise refuse(f"it is no JSON: {error}", "a JSON list of rows", str(file)) from None
-    if not isinstance(value, list):
-        raise refuse(f"it is {shown(value)}", "a JSON list of rows", str(file))
-    yield from ((f"{file}, row {number}", record) for number, record in enumerate(value))
+                yield where, refuse(f"it is no JSON: {error}", "one JSON object per line", where)
 
 
 def _table(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
@@ -113,9 +105,5 @@ def _table(file: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
             with pa.memory_map(str(file)) as source:
                 table = pa.ipc.open_stream(source).read_all()
     except (pa.ArrowException, ValueError, FileNotFoundError) as error:
-        raise refuse(_reason(error), "CSV, parquet, or an arrow stream of datasets.save_to_disk", str(file)) from None
+        raise refuse(reason(error), "CSV, parquet, or an arrow stream of datasets.save_to_disk", str(file)) from None
     yield from ((f"{file}, row {number}", record) for number, record in enumerate(table.to_pylist()))
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -53,4 +53,4 @@ def test_the_programs_run_and_find_the_newest_bank(tmp_path: Path, monkeypatch: 
     assert found["frame"]["text"].tolist() == [NEW]
     found = {}
     exec(compile(client, "docs/sql.md", "exec"), found)
-    assert found["bank"]["text"].to_pylist() == [NEW] and found["bank"]["round"].to_pylist() == [2]
+    assert found["bank"]["text"].tolist() == [NEW] and found["bank"]["round"].tolist() == [2]

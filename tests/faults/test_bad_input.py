@@ -135,7 +135,7 @@ def test_a_file_that_is_no_experiment(
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["train", str(CONFIG), "--rounds", "0"], "--rounds"),
+        (["train", str(CONFIG), "--rounds", "-1"], "--rounds"),
         (["train", str(CONFIG), "--rounds", "many"], "--rounds"),
         (["train", str(CONFIG), "--round", "1"], "--round"),
         (["train", "conf/nowhere.yaml"], "conf/nowhere.yaml"),

@@ -104,6 +104,12 @@ CASES = [
     Case("env check frozenlake --episodes 2 --longest 2"),
     Case("env play frozenlake --record {elsewhere}/games.jsonl"),
     Case("env play frozenlake --record {disk}/games.jsonl", REFUSED, FULL),
+    Case(
+        "env solvable {config_file} --set method.roles.actor.sampling.constrain=actions --tries 4 --seeds 6 --below 1 "
+        "--to {disk}/tasks.yaml",
+        REFUSED,
+        FULL,
+    ),
     Case("table {run}"),
     Case("report {run} --episodes 0 --out {elsewhere}/page.html"),
     Case("bank export {run} --to {elsewhere}/bank"),

@@ -56,7 +56,7 @@ def cut(method: Method, data: dict[str, dict[str, Any]], directory: Path) -> dic
             made[f"{place}.sampling.max_new_tokens"] = SMALL["sampling.max_new_tokens"]
     models = {"actor": "tiny", "extractor": str(write_thinking(directory / "thinking"))}
     for role, config in method.roles.items():
-        own = {**SMALL, "model": models[role]} if config.weights is None else SHARED
+        own = {**SMALL, "model": models.get(role, "tiny")} if config.weights is None else SHARED
         made |= {f"method.roles.{role}.{key}": value for key, value in own.items()}
     if method.recipe.kind == "complementary":
         embedder = write_embedder(resolve_model("tiny").path, directory / "embedder", longest=512)

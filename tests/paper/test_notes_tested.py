@@ -82,7 +82,7 @@ def test_other_tasks_count_once_each_and_the_own_one_never() -> None:
         uses.append(use_of(writer, earned, name))
         if own.get(writer) != task:
             expected[writer, task].append(earned)
-    played = [episode(name, success=True, family=task.family, seed=task.environment_seed)
+    played = [episode(name, success=True, family=task.family, seed=task.level)
               for name, task in tasks.items()]  # fmt: skip
     found = scored("other_tasks", uses, episodes=played, own=own)
     assert [row.episode_id for row in found.uses] == [each.episode_id for each in uses], "every use keeps its row"

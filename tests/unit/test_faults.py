@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from crl.errors import BadInput
-from crl.faults import LONGEST_DETAILS, Fault, attempt, flaw_of_actions, location_in
+from crl import errors
+from crl.errors import CrlError, DiskFull, EnvironmentBroken
+from crl.faults import LONGEST_DETAILS, Fault, attempt, flaw_of_actions, location_in, of_run
 from crl.protocols import FreeText, ToolCalls
 from crl.rollout.environments import starts_or_errors, steps_as_they_come
 from tests.unit.rollout.fakes import Corridor
@@ -21,6 +22,14 @@ from tests.unit.rollout.fakes import Corridor
 
 class Panic(BaseException):
     """As a library in another language panics."""
+
+
+OURS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, CrlError)]
+"""The project's own errors."""
+
+
+def _deeper() -> None:
+    _deeper()
 
 
 RAISES: dict[str, Callable[[], Any]] = {
@@ -31,6 +40,11 @@ RAISES: dict[str, Callable[[], Any]] = {
     "environment_CancelledError": lambda: _raise(asyncio.CancelledError("the tool's time was over")),
     "environment_StopIteration": lambda: _raise(StopIteration()),
     "environment_Panic": lambda: _raise(Panic()),
+    "environment_MemoryError": lambda: _raise(MemoryError()),
+    "environment_RecursionError": lambda: _deeper(),
+    "environment_ExceptionGroup": lambda: _raise(ExceptionGroup("two", [ValueError(), KeyError()])),
+    "environment_BaseExceptionGroup": lambda: _raise(BaseExceptionGroup("two", [SystemExit(), KeyboardInterrupt()])),
+    **{f"environment_{each.__name__}": lambda each=each: _raise(each("of an environment")) for each in OURS},
 }
 
 
@@ -110,10 +124,14 @@ def test_a_time_limit_of_the_environments_own_is_its_fault() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("error", [BadInput("no"), MemoryError()])
-def test_our_own_errors_and_exhausted_memory_pass(error: BaseException) -> None:
+@pytest.mark.parametrize("error", [EnvironmentBroken("no"), DiskFull("full"), OSError("lost"), MemoryError()])
+def test_what_is_the_runs_own_passes_however_deep(error: BaseException) -> None:
+    def work() -> None:
+        with of_run():
+            raise error
+
     with pytest.raises(type(error)):
-        attempt(lambda: _raise(error))
+        attempt(lambda: attempt(work))
 
 
 def test_a_generator_that_is_closed_while_it_waits_is_no_fault() -> None:

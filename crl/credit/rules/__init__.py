@@ -20,12 +20,13 @@ class TaskKey(NamedTuple):
     """One task, whoever plays it and when."""
 
     family: str
-    environment_seed: int
+    level: int | str
+    """Digest of what it holds, where the environment says it; else its seed."""
 
 
 def task_of(episode: Episode) -> TaskKey:
     """The task that an episode was of."""
-    return TaskKey(episode.family, episode.environment_seed)
+    return TaskKey(episode.family, episode.task_digest or episode.environment_seed)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """An output earns the mean success of its experiences on tasks other than its own (Evolving-RL, 2605.10663).
 
-Its own task is the one that it was distilled from; a task is a family and an environment seed. Uses on one task count
+Its own task is the one that it was distilled from; a task is a family and what its level holds, under whatever seed
+(where the environment does not say, its seed). Uses on one task count
 as one, with their mean. The verdict of the actor (s_c) is earned on the own task, too.
 """
 

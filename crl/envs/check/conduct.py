@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from crl.config import EnvironmentConfig
 from crl.envs.check.walks import ILLEGAL, Noted, Walks, draw_action, located, walked, wrong_actions
 from crl.faults import details_of
-from crl.protocols import Environment, Leveled, Start, Step, ToolCalls
+from crl.protocols import Environment, Leveled, Proves, Start, Step, ToolCalls
 
 _DIGITS = re.compile(r"\d+")
 _LATER = 5
@@ -189,7 +190,7 @@ def oracle(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[
     with closing(Noted(config.make())) as environment:
         starts = environment.reset_many(seeds)
         live = dict(enumerate(starts))
-        solved, silent, steps = 0, 0, 0
+        solved, silent, steps, over = 0, 0, 0, set[int]()
         shown = {slot: start.actions for slot, start in live.items()}
         for _ in range(turns):
             chosen = {slot: environment.oracle(slot) for slot in shown}
@@ -204,11 +205,33 @@ def oracle(config: EnvironmentConfig, seeds: Sequence[int], turns: int) -> list[
                     said = f"seed {seeds[slot]}: its action {chosen[slot]!r:.60} is illegal: {step.feedback:.80}"
                     return [Finding("oracle", "failed", said)]
                 solved += step.success
+                over |= {slot} if step.done else set()
             shown = {slot: step.actions for slot, step in done.items() if not step.done}
     if not steps:
         return [Finding("oracle", "note", "there is none: demonstrations are random actions, or recorded ones")]
     quiet = f"; {silent} times it knew no action" if silent else ""
-    return [Finding("oracle", "ok", f"legal in {steps} steps; solves {solved} of {len(seeds)}{quiet}")]
+    said = f"legal in {steps} steps; solves {solved} of {len(seeds)}{quiet}"
+    if not solved and len(over) == len(seeds):
+        return [Finding("oracle", "failed", f"{said}: nobody may be able to win, or its success is never reported")]
+    return [Finding("oracle", "ok", said)]
+
+
+def tasks(config: EnvironmentConfig, seconds: float) -> list[Finding]:
+    """Whether the reference solution of each task wins, as far as `seconds` go."""
+    began, judged, faults, left = time.monotonic(), 0, [], False
+    with closing(config.make()) as environment:
+        if not isinstance(environment, Proves):
+            return []
+        for name, fault in environment.proofs():
+            judged += 1
+            faults += [f"{name}: {fault}"] if fault else []
+            if left := time.monotonic() - began > seconds:
+                break
+    more = f"; after {seconds:.0f} s the others were left: check again, or with a longer --time-limit" if left else ""
+    if faults:
+        said = f"{len(faults)} of {judged} tasks cannot be won{more}\n" + "\n".join(faults)
+        return [Finding("tasks", "failed", said)]
+    return [Finding("tasks", "ok", f"the reference solutions of {judged} tasks win{more}")]
 
 
 def held_out(config: EnvironmentConfig, training: Sequence[int], held: Sequence[int]) -> list[Finding]:

@@ -78,6 +78,7 @@ def _checks(plan: Plan, one: ForkServer, other: ForkServer) -> Iterator[tuple[st
     yield "illegal actions", lambda: apart("illegal_actions", few[:3], max(turns, 2000))
     yield "step after done", lambda: apart("after_the_end", few, turns)
     yield "oracle", lambda: apart("oracle", seeds[:50], turns)
+    yield "tasks", lambda: apart("tasks", plan.time_limit_seconds / 2)
     held = [plan.held_out.start + at for at in range(min(plan.episodes, plan.held_out.count))]
     yield "held out", lambda: apart("held_out", seeds, held)
 
@@ -132,12 +133,13 @@ def _seen(walks: Walks) -> Iterator[Finding]:
 
 
 def _seeding(plan: Plan, server: ForkServer, seeds: Sequence[int]) -> list[Finding]:
-    """Whether seeds matter: episodes of different seeds, with the same draws, are not all the same."""
+    """Whether seeds matter: episodes of different seeds, with the same draws, are not all the same. Where random play
+    cannot tell them apart, a better player may."""
     walks = _walks(plan, server, seeds, _BATCH, False, 0)
     different = len({tuple(digest for digest, _ in walk.turns) for walk in walks.walks})
     starts = len({walk.turns[0][0] for walk in walks.walks})
     said = f"{len(seeds)} seeds: {starts} different starts, {different} different episodes under the same draws"
-    return [Finding("seeding", "ok" if different > 1 or len(seeds) < 2 else "failed", said)]
+    return [Finding("seeding", "ok" if different > 1 or len(seeds) < 2 else "note", said)]
 
 
 def require_passed(findings: Sequence[Finding], name: str) -> None:

@@ -18,6 +18,8 @@ class BankFromChatsConfig(RecipeConfig):
     """A bank that is written from chats in one round. No model is trained."""
 
     BUILDER: ClassVar[str] = "crl.recipes.bank_from_chats.round:build"
+    ENVIRONMENT: ClassVar[str] = "crl.recipes.bank_from_chats.chats:ChatsConfig"
+    """What its families play, or rather read."""
 
     kind: Literal["bank_from_chats"] = "bank_from_chats"
     distill: DistillConfig = Field(DistillConfig(), description="What the extractor writes of a chat.")
@@ -48,7 +50,7 @@ class BankFromChatsConfig(RecipeConfig):
             if not isinstance(family.environment, ChatsConfig):
                 yield BadInput(
                     f"family {family.name} plays {family.environment.kind}, and this recipe reads chats",
-                    expected=ChatsConfig.model_fields["kind"].default,
+                    expected=self.ENVIRONMENT,
                     where="method.families[].environment.kind",
                     next_step="start it with `crl bank build`",
                 )

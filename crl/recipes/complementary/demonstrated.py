@@ -60,8 +60,8 @@ def _waves(ctx: StageContext, episodes: int) -> list[list[EpisodeSlot]]:
     """Demonstration episodes on training seeds, spread over the families, cut into waves of one family."""
     waves = []
     for family, count in shares(episodes, ctx.method.families):
-        drawn = np.random.default_rng(ctx.seed(family.name)).integers(family.train_seeds.count, size=count)
-        seeds = [family.train_seeds.start + int(value) for value in drawn]
+        drawn = np.random.default_rng(ctx.seed(family.name)).integers(len(family.drawn), size=count)
+        seeds = [family.drawn[int(value)] for value in drawn]
         # At least two waves: the extractor's second half is guided by what was written about the first.
         width = min(WAVE, max(1, -(-count // 2)))
         for at in range(0, count, width):

@@ -90,7 +90,7 @@ def _waves(
         random = np.random.default_rng(ctx.seed(family.name))
         for at in range(0, count, WAVE):
             drawn = random.integers(2**31, size=min(WAVE, count - at))
-            seeds = [family.train_seeds.start + int(value) % family.train_seeds.count for value in drawn]
+            seeds = [family.drawn[int(value) % len(family.drawn)] for value in drawn]
             starts = practice.reset_many(seeds)
             slots = []
             for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):

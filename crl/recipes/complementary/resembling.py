@@ -1,8 +1,9 @@
 """What new texts resemble, found while they are written: stages `distill` and `merge`, if near-duplicates are refused.
 
-The embedder is at hand there; whoever applies the operations later reads the rows (`crl/bank/duplicates.py`). Texts
-are compared in the scope that retrieval searches: an experience of another family is no near-duplicate unless it could
-be found instead.
+Two texts resemble each other where the embedder holds them nearly alike and nothing plain tells them apart: numbers,
+denials, order (`crl/text/facts.py`). The embedder is at hand there; whoever applies the operations later reads the rows
+(`crl/bank/duplicates.py`). Texts are compared in the scope that retrieval searches: an experience of another family is
+no near-duplicate unless it could be found instead.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from crl.bank.duplicates import SimilarPairs, resemblances
 from crl.bank.retrieve import Partition
-from crl.bank.segments import load_embeddings, text_digest
+from crl.bank.segments import load_embeddings, load_texts, text_digest
 from crl.bank.snapshot import Snapshot
 from crl.recipes.complementary.config import config_of
 from crl.records import Operation, Resemblance, rows_with
 from crl.rounds.context import StageContext
 from crl.rounds.proposal import partitions_of
+from crl.text.facts import differ
 
 
 class Resembling:
@@ -35,6 +38,8 @@ class Resembling:
         self._of_bank = cache(self._read)
         self._new: dict[Partition, dict[str, NDArray[np.float32]]] = {}
         """Vectors of the new texts so far, by scope and digest."""
+        self._known: dict[str, str] = {}
+        """The new texts so far."""
 
     def know(self, operations: Sequence[Operation], rows: Iterable[Resemblance]) -> None:
         """Texts of an earlier stage of the round, and what that stage found about them."""
@@ -46,11 +51,14 @@ class Resembling:
         """Compare the texts of operations with the bank, with all texts before them and with each other."""
         for scope, texts in self._texts(operations).items():
             digests, vectors_MD = list(texts), self._add(scope, texts)
-            held, vectors_ND = self._of_bank(scope)
-            new = self._new[scope]
+            table, vectors_ND = self._of_bank(scope)
+            held, new = table["content_digest"].to_pylist(), self._new[scope]
             found = resemblances(digests, vectors_MD, held, vectors_ND, self._threshold) if held else []
+            among = {row.other_digest for row in found}
+            near = table.filter(pa.array([digest in among for digest in held], pa.bool_()))
+            known = {**load_texts(self._ctx.run_path, near), **self._known}
             found += resemblances(digests, vectors_MD, list(new), np.stack(list(new.values())), self._threshold)
-            self._remember(found)
+            self._remember(row for row in found if not differ(known[row.content_digest], known[row.other_digest]))
 
     @property
     def _threshold(self) -> float:
@@ -77,18 +85,19 @@ class Resembling:
 
     def _add(self, scope: Partition, texts: dict[str, str]) -> NDArray[np.float32]:
         """Vectors [M, D] of texts, which are remembered."""
+        self._known |= texts
         vectors_MD = self._embedder.embed(list(texts.values()))
         self._new.setdefault(scope, {}).update(zip(texts, vectors_MD, strict=True))
         return vectors_MD
 
-    def _read(self, scope: Partition) -> tuple[list[str], NDArray[np.float32]]:
-        """Digests and vectors of a scope's texts in the bank, each text once."""
+    def _read(self, scope: Partition) -> tuple[pa.Table, NDArray[np.float32]]:
+        """Entries and vectors of a scope's texts in the bank, each text once."""
         table = self._bank.table if scope is None else rows_with(self._bank.table, "family", scope)
         digests = table["content_digest"].to_pylist()
-        once = sorted({digest: row for row, digest in enumerate(digests)}.values())
-        if not once:
-            return [], np.empty((0, 0), np.float32)
-        return [digests[row] for row in once], load_embeddings(self._ctx.run_path, table.take(once))
+        once = table.take(pa.array(sorted({digest: row for row, digest in enumerate(digests)}.values()), pa.int64()))
+        if not once.num_rows:
+            return once, np.empty((0, 0), np.float32)
+        return once, load_embeddings(self._ctx.run_path, once)
 
 
 def _writable(text: str) -> bool:

@@ -182,8 +182,9 @@ def _drawn(task: Task, difficulty: float | None) -> DreamTask:
 def _with_start(task: Task, made: Made) -> Task:
     goal, observation = made.start.goal, made.start.observation
     return dataclasses.replace(
-        task, environment_seed=made.seed, goal=goal, first_observation=observation, query=f"{goal}\n{observation}"
-    )
+        task, environment_seed=made.seed, goal=goal, first_observation=observation, query=f"{goal}\n{observation}",
+        task_digest=made.start.task_digest,
+    )  # fmt: skip
 
 
 def _difficulties(ctx: StageContext, family: FamilyConfig, seeds: Sequence[int]) -> list[float | None]:
@@ -280,7 +281,7 @@ def _written(
         )
         if reason_code == OK:
             row = dataclasses.replace(row, environment_seed=parent.environment_seed, made=WRITTEN)
-            start = dataclasses.replace(start, observation=text)
+            start = dataclasses.replace(start, observation=text, task_digest="")  # a task that nobody had
         made[task.group] = Made(row.environment_seed, start, row)
     return made
 

@@ -83,6 +83,7 @@ class ImportanceReplayConfig(RecipeConfig):
 
     kind: Literal["importance_replay"] = "importance_replay"
     BUILDER: ClassVar[str] = "crl.recipes.importance_replay.round:build"
+    DRAWS_LISTED: ClassVar[bool] = False
     REPORT: ClassVar[str | None] = "crl.recipes.importance_replay.report:SECTION"
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
         {

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow.compute as pc
 
-from crl.config import Method
+from crl.config import FamilyConfig, Method
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.rows import PROBE
 from crl.records import FREE, Sample, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
-from crl.rounds.tasks import TaskSeed, drawn_tasks, tasks_at, waves_over
-from crl.rounds.waves import play_with_actor, write_played
+from crl.rounds.tasks import TaskSeed, distinct, drawn_tasks, tasks_at, waves_over
+from crl.rounds.waves import play_with_actor, starts_of, write_played
 from crl.rounds.weights import weights_of
 from crl.run.seeds import seed_for
 
@@ -62,8 +62,22 @@ def probe_part(ctx: StageContext, part: int) -> None:
 def _waves(ctx: StageContext) -> list[list[TaskSeed]]:
     if not _moves(ctx):
         return []
-    seeds = probed(ctx.method, ctx.round)
-    return waves_over(ctx.method, lambda family: seeds[family.name])
+    seeds, trained = probed(ctx.method, ctx.round), {task.task_digest for task in ctx.rows(Task, "plan")}
+    return waves_over(ctx.method, lambda family: _untrained(ctx, family, seeds[family.name], trained))
+
+
+def _untrained(ctx: StageContext, family: FamilyConfig, seeds: list[int], trained: set[str]) -> list[int]:
+    """Of some seeds those whose tasks differ and were not trained in this round under other seeds. For the others
+    there are further ones of the pool, as far as it has any."""
+    pool = config_of(ctx.method).probe_seeds(family)
+    others = sorted({*range(pool.start, pool.start + pool.count)} - {*seeds})
+    found = distinct(
+        [*seeds, *others],
+        len(seeds),
+        lambda those: starts_of(ctx, [(family.name, seed) for seed in those], played_here=True),
+        trained - {""},
+    )
+    return sorted(seed for seed, _ in found)
 
 
 def _moves(ctx: StageContext) -> bool:

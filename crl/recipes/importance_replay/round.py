@@ -53,9 +53,9 @@ def build(method: Method) -> Recipe:
 
     measured = when(
         config.learns,
-        probe(play.BEFORE_UPDATE, Read("credit"), weights(1)),
+        probe(play.BEFORE_UPDATE, Read("plan"), Read("credit"), weights(1)),
         update_stage(owner),
-        probe(play.AFTER_UPDATE, weights(0), weights(1, BEFORE)),
+        probe(play.AFTER_UPDATE, Read("plan"), weights(0), weights(1, BEFORE)),
         Stage(
             name=measure.MEASURE,
             run=measure.measure,

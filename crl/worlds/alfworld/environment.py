@@ -7,11 +7,11 @@ engine is this project's own (`game`, about 4,000 steps per second on one core).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -35,6 +35,8 @@ class AlfworldConfig(EnvironmentConfig):
     """ALFWorld's text games: six kinds of household tasks, played in the words of the alfworld package."""
 
     model_config = ConfigDict(title="ALFWorld")
+
+    PATHS: ClassVar[tuple[str, ...]] = ("data",)
 
     kind: Literal["alfworld"] = "alfworld"
     data: Path | None = Field(
@@ -83,6 +85,12 @@ class AlfworldConfig(EnvironmentConfig):
             return None
         return len(games_of(self.data, self.evaluation_split, self.tasks))
 
+    def data_files(self) -> dict[str, list[Path]]:
+        """The games of both splits. Raises BadInput where they are missing."""
+        splits = {"train_split": self.train_split}
+        splits |= {} if self.held_out_from is None else {"evaluation_split": self.evaluation_split}
+        return {name: [game.path for game in games_of(self.data, split, self.tasks)] for name, split in splits.items()}
+
     def make(self) -> AlfworldEnvironment:
         """A wave of ALFWorld episodes. Raises BadInput where game files are missing or damaged."""
         return AlfworldEnvironment(self)
@@ -114,6 +122,11 @@ class AlfworldEnvironment(Slots[_Slot]):
         )
         self._loaded = lru_cache(maxsize=_CACHED)(self._load)
 
+    def items(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Each game, and what compiles it."""
+        for game in (*self.games.evaluation, *self.games.training):
+            yield game.name, partial(self._load, game.path)
+
     def _load(self, path: Path) -> Game:
         return load(path, self.config.wording)
 
@@ -124,8 +137,9 @@ class AlfworldEnvironment(Slots[_Slot]):
 
     def _step(self, slot: _Slot, action: str | None) -> Step:
         state = slot.state
-        command = action if action in state.operators else None
-        text, legal = state.do(command or ""), command is not None
+        command = (action or "").strip()  # as the package alfworld does
+        legal = command in state.operators
+        text = state.do(command if legal else "")
         reason = None
         if state.won:
             reason = StopReason.success

@@ -17,7 +17,9 @@ import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -51,6 +53,8 @@ class TextWorldConfig(BridgeConfig):
 
     PACKAGES: ClassVar[tuple[str, ...]] = ("textworld",)
 
+    PATHS: ClassVar[tuple[str, ...]] = ("games", "held_out_games")
+
     kind: Literal["textworld"] = "textworld"
     games: str = Field(description="Path or pattern of the game files, such as games/*.z8.")
     held_out_games: str | None = Field(
@@ -82,9 +86,22 @@ class TextWorldConfig(BridgeConfig):
             return None
         return _Games(self).held_out
 
+    def data_files(self) -> dict[str, list[Path]]:
+        """The games, each with the `.json` beside it."""
+        named = {"games": self.games, "held_out_games": self.held_out_games}
+        return {name: _with_json(_matching(pattern)) for name, pattern in named.items() if pattern is not None}
+
     def make(self) -> LeveledWave:
         """A wave of games. Raises BadInput where the package or a game is missing, and for games of other kinds."""
-        return LeveledWave(_Games(self).begin, max_turns=self.max_turns)
+        return _Wave(_Games(self), max_turns=self.max_turns)
+
+
+def _matching(pattern: str) -> list[Path]:
+    return sorted(Path(name) for name in glob.glob(str(Path(pattern).expanduser()), recursive=True))  # noqa: PTH207
+
+
+def _with_json(games: list[Path]) -> list[Path]:
+    return sorted({*games, *(path for game in games if (path := game.with_suffix(".json")).is_file())})
 
 
 @dataclass(frozen=True)
@@ -124,7 +141,7 @@ class _Games:
                     "training knows",
                 )
         for file in [*self._training[:1], *self._held_out[:1]]:
-            self._game(file).close()
+            self._begun(file)
 
     def _files(self, pattern: str, field: str) -> list[_File]:
         """The files of a pattern, sorted by path. A `.json` beside its game is that game, and counts once.
@@ -132,7 +149,7 @@ class _Games:
         A game's content is that of its `.json` where it has one: what is compiled of it holds the date, so that on
         another day the same game would be on the other side.
         """
-        found = sorted(Path(name) for name in glob.glob(str(Path(pattern).expanduser()), recursive=True))  # noqa: PTH207
+        found = _matching(pattern)
         games: dict[Path, Path] = {}
         for path in found:
             told = path.with_suffix(".json")
@@ -216,6 +233,14 @@ class _Games:
             )
         return game
 
+    def items(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Each game, and what starts it."""
+        for file in (*self._held_out, *self._training):
+            yield str(file.path), partial(self._begun, file)
+
+    def _begun(self, file: _File) -> None:
+        self._game(file).close()
+
     def begin(self, slot: int, seed: int) -> _Play:
         """The game of a seed."""
         first = self._config.held_out_from
@@ -228,6 +253,14 @@ class _Games:
     def held_out(self) -> int:
         """How many games are held out."""
         return len(self._held_out)
+
+
+class _Wave(LeveledWave):
+    """A wave of games, which are all of some files (protocol `Itemized`)."""
+
+    def __init__(self, games: _Games, *, max_turns: int) -> None:
+        super().__init__(games.begin, max_turns=max_turns)
+        self.items = games.items
 
 
 def _compiled() -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -34,6 +35,8 @@ class DatasetConfig(EnvironmentConfig):
     """A data set whose rows are tasks, and reward functions that score what is written; those of TRL as they are."""
 
     model_config = ConfigDict(title="data set")
+
+    PATHS: ClassVar[tuple[str, ...]] = ("data",)
 
     kind: Literal["dataset"] = "dataset"
     data: str = Field(
@@ -125,9 +128,9 @@ class DatasetConfig(EnvironmentConfig):
             self.held_out_from is not None,
         ).sides()  # fmt: skip
 
-    def data_files(self) -> Mapping[str, Any]:
-        """The data set, as it is named."""
-        return {self.data: located(self.data)}
+    def data_files(self) -> dict[str, Path]:
+        """The data set."""
+        return {"data": located(self.data)}
 
     def outside_rows(self) -> Iterator[OutsideRows]:
         """The rows, before they are played. Raises BadInput as :meth:`sides`."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -30,17 +30,20 @@ from crl.worlds.hotpotqa.search import Search, Way
 from crl.worlds.hotpotqa.sides import Sides, own_sides, sides_of
 
 FORM = FreeText("search[query] or answer[text]")
-_ACTION = re.compile(r"\s*(search|answer)\[(.+)\]", re.IGNORECASE)
+_ACTION = re.compile(r"\s*(search|answer)\[(.+)\]", re.IGNORECASE | re.DOTALL)
 _REFUSAL = (
     "That is no action. Possible: search[query], which shows paragraphs, or answer[text], which ends the episode."
 )
 _LONGEST_QUERY = 1000
+_FILES = ("train", "held_out", "paragraphs")
 
 
 class HotpotQAConfig(EnvironmentConfig):
     """Questions whose answer follows from two paragraphs: search for them, then answer."""
 
     model_config = ConfigDict(title="HotpotQA")
+
+    PATHS: ClassVar[tuple[str, ...]] = ("directory", "train_file", "held_out_file", "paragraphs_file")
 
     kind: Literal["hotpotqa"] = "hotpotqa"
     questions: Literal["own", "distractor", "fullwiki", "files"] = Field(
@@ -130,8 +133,12 @@ class HotpotQAConfig(EnvironmentConfig):
 
     def data_files(self) -> dict[str, Path]:
         """The files of the questions, unless they are our own. Raises BadInput where one is missing."""
-        names = [] if self.questions == "own" else [name for name in self._names() if name is not None]
-        return dict(zip(names, find(self.directory, names), strict=True))
+        names = (None, None, None) if self.questions == "own" else self._names()
+        named = {f"{which}_file": name for which, name in zip(_FILES, names, strict=True) if name is not None}
+        found = dict(zip(named, find(self.directory, list(named.values())), strict=True))
+        if self.search == "embeddings" and (model := Path(self.embedder).expanduser()).is_dir():
+            found["embedder"] = model
+        return found
 
     def outside_rows(self) -> Iterator[OutsideRows]:
         """The questions of files, file by file. Raises BadInput as :meth:`sides`."""

@@ -24,7 +24,7 @@ from crl.errors import BadInput
 from crl.paths import quoted
 from crl.worlds.hotpotqa.questions import Paragraph, Question, malformed, question_of
 from crl.worlds.hotpotqa.search import WordSearch
-from crl.worlds.json_files import array, data_folder
+from crl.worlds.json_files import data_folder, records
 
 VARIABLE = "HOTPOTQA_DATA"
 _DEFAULT = "~/.cache/hotpotqa"
@@ -63,8 +63,8 @@ def read(path: Path) -> list[Question]:
     """
     kept: dict[Paragraph, Paragraph] = {}
     questions = []
-    for number, record in array(path, malformed, of="questions"):
-        question = question_of(record, number, f"{path}, record {number}")
+    for number, where, record in records(path, malformed, of="questions"):
+        question = question_of(record, number, where)
         own = tuple(kept.setdefault(paragraph, paragraph) for paragraph in question.paragraphs)
         questions.append(Question(question.id, question.text, question.answer, question.kind, own, question.support))
     if not questions:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from crl.errors import BadInput
 from crl.records import OutsideRows, Row, Rules, table_of
 from crl.text.unicode import valid_text
-from crl.worlds.json_files import shown
+from crl.worlds.json_files import check_spelling, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class QuestionRow(Row):
     paragraphs: A[int, "its own paragraphs"]
 
 
+_FIELDS = ("question", "answer", "type", "context", "supporting_facts")
 NEXT_STEP = "correct or remove the record, or get the file again (hotpotqa.github.io)"
 
 
@@ -91,6 +92,7 @@ def question_of(record: Any, number: int, where: str) -> Question:
     """The question of a record. Raises BadInput where it has no question, no answer, or fields of other kinds."""
     if not isinstance(record, dict):
         raise malformed(f"it is {shown(record)}", "an object per question", where)
+    check_spelling(record, _FIELDS, malformed, where)
     text, answer = (_text(record, field, where) for field in ("question", "answer"))
     known = record.get("_id", record.get("id"))
     return Question(

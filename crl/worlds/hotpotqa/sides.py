@@ -55,7 +55,7 @@ class Sides:
         self._order = sorted(range(len(held_out.questions)), key=lambda at: _digest(held_out.questions[at].text))
         kept = {normalized(question.text) for question in held_out.questions} if first is not None else set()
         self._trained = [at for at, each in enumerate(train.questions) if normalized(each.text) not in kept]
-        if not self._trained or not (self._order or first is None):
+        if not ((self._trained and self._order) or (first is None and (self._trained or self._order))):
             raise BadInput(
                 f"there is no question {'to train on' if not self._trained else 'that is held out'}: "
                 f"{len(train.questions)} and {len(held_out.questions)}, of which none may be on both sides",

@@ -110,8 +110,14 @@ def environment(interpreter: Interpreter, tree: str, binaries: str) -> dict[str,
     return {
         "PATH": f"{own}:{binaries}:/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "TERM": "dumb",
         "PAGER": "cat", "GIT_PAGER": "cat", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": f"{tree}:{tree}/src", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": ":".join(searched(tree, interpreter.sources)), "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
+
+
+def searched(tree: str, sources: Sequence[str]) -> list[str]:
+    """The folders of a tree that Python looks in."""
+    return [*(f"{tree}/{each}" for each in sources), tree, f"{tree}/src"]
 
 
 def write_binaries(folder: Path, interpreter: Interpreter) -> None:

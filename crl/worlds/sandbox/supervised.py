@@ -19,7 +19,7 @@ from typing import Any
 
 from crl.text.unicode import valid_text
 from crl.worlds.sandbox.limits import MEGABYTE, Ended, Limits
-from crl.worlds.sandbox.usage import Watched
+from crl.worlds.sandbox.usage import Clock, Watched
 
 _LOOK = 0.2
 """Seconds between two looks at what a command uses."""
@@ -119,22 +119,22 @@ class _Supervision:
         self._stdin = b""
 
     def run(self, stdin: bytes, report: int | None) -> Ran:
-        process, deadline = self._process, time.monotonic() + self._limits.seconds
+        process, clock = self._process, Clock(self._limits.seconds)
         ended: Ended = ""
         exited = os.pidfd_open(process.pid)
         try:
             self._register(stdin, report, exited)
             looked = time.monotonic()
             while process.poll() is None:
-                now = time.monotonic()
-                self._read(max(0.0, min(_LOOK, deadline - now)))
+                self._read(max(0.0, min(_LOOK, clock.left())))
                 if self._output.total > self._limits.output_mb * MEGABYTE or len(self._report) > LONGEST_REPORT:
                     ended = "output"
-                elif time.monotonic() >= deadline:
+                elif clock.left() <= 0 and not clock.wait_of(self._launch.members(process.pid)):
                     ended = "time"
                 elif time.monotonic() - looked >= _LOOK:
                     looked = time.monotonic()
                     members = self._launch.members(process.pid)
+                    clock.wait_of(members)
                     many = self._launch.counted and len(members) > self._limits.processes
                     ended = "processes" if many else self._watched.look(members)
                 if ended:

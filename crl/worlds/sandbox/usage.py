@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from pathlib import Path
 from crl.worlds.sandbox.limits import MEGABYTE, Ended, Limits
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_SLOWEST = 10
+"""Times its limit that a command may take on a busy machine."""
 _DEEPEST = 100
 """Folders in folders; a deeper tree counts as one that is too large."""
 _BYTES_MOVED, _FILES_MOVED = 8 * MEGABYTE, 5000
@@ -27,6 +30,40 @@ def memory_of(pids: Sequence[int]) -> int:
             continue
         total += (int(pages[1]) - int(pages[2])) * _PAGE
     return total
+
+
+class Clock:
+    """Wall-clock time of a command, without what its processes waited for a processor: on a busy machine a command has
+    as long as on an idle one, at most ten times its limit."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end, self._most = time.monotonic() + seconds, (_SLOWEST - 1) * seconds
+        self._looked, self._waited = time.monotonic(), dict[int, float]()
+
+    def left(self) -> float:
+        """Seconds until the limit."""
+        return self._end - time.monotonic()
+
+    def wait_of(self, pids: Sequence[int]) -> bool:
+        """Look at how long processes waited since the last look. Whether time is left."""
+        now, before = time.monotonic(), self._waited
+        self._waited = {pid: waited for pid in pids if (waited := _waited(pid)) is not None}
+        if self._waited:
+            delay = sum(waited - before.get(pid, 0.0) for pid, waited in self._waited.items())
+        else:  # of a container, whose processes are not ours to see
+            delay = (now - self._looked) * (1 - 1 / max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+        delay = max(0.0, min(delay, now - self._looked, self._most))
+        self._looked = now
+        self._end, self._most = self._end + delay, self._most - delay
+        return self.left() > 0
+
+
+def _waited(pid: int) -> float | None:
+    """Seconds that a process was ready to run and did not."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

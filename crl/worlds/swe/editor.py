@@ -8,7 +8,9 @@ looked at is what is opened.
 from __future__ import annotations
 
 import os
+import re
 import stat
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +28,7 @@ _NAMED = 20
 """Places that are named where a text is more than once."""
 _AROUND = 4
 """Lines before and behind an edit that are shown."""
+_CRLF = "[Lines of this file end with CR LF. Edits keep that: write plain line breaks.]"
 
 
 class Refused(Exception):
@@ -154,7 +157,8 @@ class Editor:
     def _view(self, path: Path, named: str, lines: list[int] | None) -> str:
         if path.is_dir() and not path.is_symlink():
             return self._listing(path, named)
-        text = self._read(path, named).split("\n")
+        content = self._read(path, named)
+        text = content.replace("\r\n", "\n").split("\n")
         if text[-1] == "" and len(text) > 1:
             text.pop()
         first, last = 1, len(text)
@@ -164,7 +168,8 @@ class Editor:
             first, last = lines[0], len(text) if lines[1] == -1 else min(lines[1], len(text))
             if not 1 <= first <= last:
                 raise Refused(f"view_range {lines} does not fit: {named} has {len(text)} lines.")
-        return cut(_numbered(text[first - 1 : last], first), self._longest)
+        shown = cut(_numbered(text[first - 1 : last], first), self._longest)
+        return f"{shown}\n{_CRLF}" if "\r\n" in content else shown
 
     def _listing(self, path: Path, named: str) -> str:
         """Names in a folder and in those directly below it, hidden ones left out."""
@@ -187,7 +192,7 @@ class Editor:
 
     def _replace(self, path: Path, named: str, old: str, new: str) -> str:
         text = self._read(path, named)
-        starts = _starts(text, old)
+        starts, length = _starts_as_shown(text, old) if "\r\n" in text else (_starts(text, old), len(old))
         if not starts:
             raise Refused(f"old_str is not in {named}: nothing was replaced. It has to match exactly, blanks included.")
         if len(starts) > 1:
@@ -195,7 +200,8 @@ class Editor:
             count = f"more than {_NAMED}" if len(starts) > _NAMED else str(len(starts))
             raise Refused(f"old_str is in {named} {count} times (lines {lines}): give more of what is around.")
         start = starts[0]
-        self._write(path, named, _encoded(text[:start] + new + text[start + len(old) :]))
+        new = _ended_as(text, start, new) if "\r" not in old else new
+        self._write(path, named, _encoded(text[:start] + new + text[start + length :]))
         return self._edited(path, named, text.count("\n", 0, start) + 1, new)
 
     def _insert(self, path: Path, named: str, line: int, new: str) -> str:
@@ -204,9 +210,10 @@ class Editor:
         if not 0 <= line <= len(lines):
             raise Refused(f"insert_line {line} does not fit: {named} has {len(lines)} lines.")
         if line and not lines[line - 1].endswith("\n"):
-            lines[line - 1] += "\n"
+            lines[line - 1] += "\r\n" if lines[0].endswith("\r\n") else "\n"
         unended = line == len(lines) and (not lines or pieces[-1] != "")  # the file has no line break at its end
         piece = new if new.endswith("\n") or unended else new + "\n"
+        piece = _ended_as("".join(lines[max(0, line - 1) :]), 0, piece)
         self._write(path, named, _encoded("".join([*lines[:line], piece, *lines[line:]])))
         return self._edited(path, named, line + 1, new)
 
@@ -218,7 +225,7 @@ class Editor:
         return f"The last edit of {named} is taken back."
 
     def _edited(self, path: Path, named: str, first: int, new: str) -> str:
-        lines = self._read(path, named).split("\n")
+        lines = self._read(path, named).replace("\r\n", "\n").split("\n")
         begin, end = max(1, first - _AROUND), first + new.count("\n") + _AROUND
         return cut(f"{named} is edited:\n{_numbered(lines[begin - 1 : end], begin)}", self._longest)
 
@@ -243,6 +250,22 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 def _numbered(lines: list[str], first: int) -> str:
     return "\n".join(f"{number:6d}\t{line}" for number, line in enumerate(lines, start=first))
+
+
+def _ended_as(text: str, at: int, new: str) -> str:
+    """A new text whose lines end as that line of a text does in which it is put; one with CR keeps its own."""
+    end = text.find("\n", at)
+    end = text.rfind("\n", 0, at) if end < 0 else end
+    return new.replace("\n", "\r\n") if end > 0 and text[end - 1] == "\r" and "\r" not in new else new
+
+
+def _starts_as_shown(text: str, old: str) -> tuple[list[int], int]:
+    """Where a text begins in one with CR LF, as if these were LF; and how long it is there, the first time."""
+    shown, old = text.replace("\r\n", "\n"), old.replace("\r\n", "\n")
+    ends = [found.start() - number for number, found in enumerate(re.finditer("\r\n", text))]
+    found = _starts(shown, old)
+    starts = [at + bisect_left(ends, at) for at in found]
+    return starts, found[0] + len(old) + bisect_left(ends, found[0] + len(old)) - starts[0] if found else 0
 
 
 def _starts(text: str, old: str) -> list[int]:

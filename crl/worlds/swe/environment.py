@@ -5,8 +5,9 @@ A tree is made when the first tool is called and removed when the episode is ove
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ConfigDict
@@ -46,6 +47,11 @@ class SweConfig(SweSettings):
         return True
 
     @property
+    def proves(self) -> bool:
+        """True: each row has a reference fix."""
+        return True
+
+    @property
     def held_out_levels(self) -> int | None:
         """How many tasks are held out; None where their file cannot be read."""
         if self.held_out_from is None:
@@ -57,8 +63,8 @@ class SweConfig(SweSettings):
 
     def data_files(self) -> dict[str, Path]:
         """The files of the tasks, unless they are those that ship."""
-        named = [name for name in (self.rows, self.held_out_rows) if name is not None]
-        return {name: possible_path(name, "the rows", home=True) for name in named}
+        named = {"rows": self.rows, "held_out_rows": self.held_out_rows}
+        return {name: possible_path(path, "the rows", home=True) for name, path in named.items() if path is not None}
 
     def outside_rows(self) -> Iterator[OutsideRows]:
         """The tasks of files, side by side. Raises BadInput where they cannot be read."""
@@ -69,6 +75,12 @@ class SweConfig(SweSettings):
     def make(self) -> SweEnvironment:
         """A wave of tasks. Raises BadInput where rows, a repository, the interpreter or the sandbox are missing."""
         return SweEnvironment(self)
+
+
+class ImpossibleTask(Exception):
+    """Nobody can win a task: an episode of it is no failure of the actor, and counts as broken."""
+
+    code = "environment_impossible_task"
 
 
 @dataclass
@@ -111,6 +123,7 @@ class SweEnvironment(Slots[_Slot]):
             self.repositories, self._sandbox, config.test_limits,
             (config.interpreter or "python") if interpreter is None else interpreter.path,
             config.interpreter is not None if config.plugins is None else config.plugins, self._workplace.folder,
+            () if interpreter is None else interpreter.sources, "" if interpreter is None else interpreter.state,
         )  # fmt: skip
         self._as_text = config.calls == "text"
         self._actions = FORM if self._as_text else TOOLS
@@ -134,6 +147,11 @@ class SweEnvironment(Slots[_Slot]):
         observation = f"The repository is in {TESTBED}: {', '.join(names[:_SHOWN_NAMES])}{more}"
         return Start(row.problem_statement.strip(), observation, self._actions)
 
+    def items(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Each task, and what makes its trees."""
+        for row in (*self.tasks.evaluation, *self.tasks.training):
+            yield row.instance_id, partial(self._start, row)
+
     def _step(self, slot: _Slot, action: str | None) -> Step:
         try:
             call = call_of(action, as_text=self._as_text)
@@ -145,6 +163,9 @@ class SweEnvironment(Slots[_Slot]):
         if call.name == EDITOR:
             return self._edit(slot, call)
         verdict = self._grader.of(slot.row, self._place(slot).tree)
+        if verdict.impossible:
+            self._over(slot)
+            raise ImpossibleTask(f"{slot.row.instance_id}: {verdict.impossible}")
         reason = StopReason.success if verdict.solved else StopReason.failure
         return self._answer(slot, f"Submitted. {verdict.in_words(slot.row)}", reason=reason)
 
@@ -218,8 +239,18 @@ class SweEnvironment(Slots[_Slot]):
 
     def content(self, slot: int) -> str:
         """What the task of a slot is about: its repository, and what is wrong."""
-        row = self._slots[slot].row
-        return f"{row.repo}: {row.problem_statement}"
+        return self._slots[slot].row.content
+
+    def proofs(self, *, kept: bool = False) -> Iterator[tuple[str, str | None]]:
+        """Each task, and why its reference fix does not pass; empty where it does."""
+        for row in (*self.tasks.training, *self.tasks.evaluation):
+            try:
+                graded = self._grader.kept(row) if kept else self._grader.reference(row)
+            except BadInput as error:
+                yield row.instance_id, str(error)
+                continue
+            fault = None if graded is None else graded.fault(row)
+            yield row.instance_id, f"{fault}; pytest says:\n{graded.output.strip()}" if graded and fault else fault
 
     def lesson(self, episode: Episode, turns: Sequence[Turn]) -> Lesson:
         """What an episode teaches, for demonstrations."""

@@ -32,10 +32,25 @@ _TEST_FOLDERS = ("test", "tests", "testing")
 def files_of(row: Row, tested: Path) -> list[str]:
     """The files that hold a row's tests: those that names begin with, and the Python files of `test_patch` for names
     that begin with none. Only those that exist."""
-    named = {name.split("::")[0] for name in row.tests if "::" in name}
+    named = {name.split("::")[0].strip().removeprefix("./") for name in row.tests if "::" in name}
     if len(named) == 0 or any("::" not in name for name in row.tests):
         named |= {path for path in touched(row.test_patch) if path.endswith(".py")}
+    dotted = {name.strip()[:-1].partition(" (")[2] for name in row.tests if name.strip().endswith(")") and " (" in name}
+    if dotted:
+        there = [path for path, name in _entries(tested) if name.endswith(".py")]
+        named |= {path for each in dotted for path in _modules_of(each, there)}
     return sorted(name for name in named if _inside(name) and (tested / name).is_file())
+
+
+def _modules_of(dotted: str, paths: list[str]) -> list[str]:
+    """The files that `module.Class` may be in: those whose path has most of the name."""
+    found: dict[str, int] = {}
+    for path in paths:
+        parts = path.removesuffix(".py").split("/")
+        shared = [len(parts) - at for at in range(len(parts)) if f"{dotted}.".startswith(".".join(parts[at:]) + ".")]
+        if shared:
+            found[path] = max(shared)
+    return [path for path, most in found.items() if most == max(found.values())]
 
 
 def steering_fix(row: Row) -> list[str]:

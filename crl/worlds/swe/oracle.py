@@ -9,8 +9,8 @@ that is no text) is done by the shell. At the end it submits.
 from __future__ import annotations
 
 import base64
-import difflib
 import os
+import re
 import shlex
 import stat
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from crl.records import Episode, Turn
 from crl.worlds.sandbox.bubblewrap import TESTBED
 from crl.worlds.swe.calls import BASH, EDITOR, SUBMIT, BadCall, Call, call_of
 from crl.worlds.swe.editor import LARGEST
-from crl.worlds.swe.patches import touched
+from crl.worlds.swe.patches import hunks, touched
 
 _AROUND = 8
 """Lines before and behind a change that are looked at."""
@@ -72,15 +72,13 @@ def _file(path: str, old: Path, new: Path, *, looking: bool) -> Iterator[Call]:
 
 def _edits(where: str, before: str, after: str, *, looking: bool) -> Iterator[Call]:
     """Replacements that make one text the other, each of a text that is there exactly once when it is replaced."""
-    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    old, new = _lines(before), _lines(after)
     done: list[str] = []
     """The lines that are final, up to where `old` goes on."""
     at = 0
-    for tag, first, last, begin, end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    for first, last, begin, end in hunks(before, after):
         done += old[at:first]
         at = first
-        if tag == "equal":
-            continue
         current = "".join([*done, *old[at:]])
         if not current:
             yield Call(
@@ -99,23 +97,23 @@ def _edits(where: str, before: str, after: str, *, looking: bool) -> Iterator[Ca
         at = last
 
 
+def _lines(text: str) -> list[str]:
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
 def _replacement(where: str, text: str, head: list[str], out: list[str], tail: list[str], into: list[str]) -> Call:
     """Replace lines between others, with as much of what is around as makes them be there once."""
-    before, after = 0, 0
+    around = 0 if out else 1
+    shown = text.replace("\r\n", "\n")  # what the editor looks in
     while True:
-        left, right = head[len(head) - before :], tail[:after]
+        left, right = head[max(0, len(head) - around) :], tail[:around]
         old = "".join([*left, *out, *right])
-        if old and _once(text, old):
+        if _once(shown, old.replace("\r\n", "\n")):
             return Call(
                 EDITOR,
                 {"command": "str_replace", "path": where, "old_str": old, "new_str": "".join([*left, *into, *right])},
             )
-        if before <= after and before < len(head):
-            before += 1
-        elif after < len(tail):
-            after += 1
-        else:
-            before += 1
+        around += max(1, around // 2)  # among many equal lines, all of them are needed
 
 
 def _once(text: str, old: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 from crl.errors import BadInput
@@ -14,6 +15,7 @@ _NAMES = re.compile(rf"({_QUOTED}|a/.*?) ({_QUOTED}|b/.*)")
 _SIDES = re.compile(rf"^(?:---|\+\+\+) ({_QUOTED}|[^\t\n]*)", re.MULTILINE)
 _ESCAPED = re.compile(rb"\\([0-3][0-7]{2}|.)")
 _ESCAPES = dict(zip(b"abtnvfr", b"\a\b\t\n\v\f\r", strict=True))
+_HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 _SECONDS = 120
 
 
@@ -65,6 +67,27 @@ def apply(diff: str, tree: Path, *, column: str, instance: str) -> None:
             where=f"row {instance}, column {column}",
             next_step="correct the row, or the repository that it is about",
         )
+
+
+def hunks(before: str, after: str) -> list[tuple[int, int, int, int]]:
+    """What differs between two texts: the lines from `first` to `last` of one, and from `begin` to `end` of the other.
+
+    By git: Python's difflib takes the square of the number of lines that are alike.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in (("a", before), ("b", after)):
+            Path(folder, name).write_bytes(text.encode("utf-8", "surrogateescape"))
+        done = subprocess.run(
+            ["git", "diff", "--no-index", "--text", "--no-color", "--no-ext-diff", "--unified=0", "a", "b"],
+            cwd=folder, capture_output=True, timeout=_SECONDS, check=False, env=git_environment(Path(folder)),
+        )  # fmt: skip
+    found = []
+    for hunk in _HUNK.finditer(done.stdout):
+        first, removed, begin, added = (1 if each is None else int(each) for each in hunk.groups())
+        # Where nothing is removed or added, git names the line before it.
+        first, begin = first - (removed > 0), begin - (added > 0)
+        found.append((first, first + removed, begin, begin + added))
+    return found
 
 
 def git_environment(tree: Path) -> dict[str, str]:

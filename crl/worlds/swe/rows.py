@@ -30,6 +30,7 @@ from crl.errors import BadInput
 from crl.paths import possible_path, short
 from crl.records import OutsideRows, Rules, table_of
 from crl.records import Row as RecordRow
+from crl.worlds.json_files import check_spelling
 from crl.worlds.records import KINDS, records, splits_of
 
 WHERE = "method.families[].environment.rows"
@@ -97,6 +98,11 @@ class Row(BaseModel):
         """All tests that have to pass, each once."""
         return tuple(dict.fromkeys([*self.fail_to_pass, *self.pass_to_pass]))
 
+    @property
+    def content(self) -> str:
+        """What the task is about: its repository, and what is wrong."""
+        return f"{self.repo}: {self.problem_statement}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow(RecordRow):
@@ -156,6 +162,7 @@ def row_of(record: Any, where: str) -> Row:
     """A record as a row. Raises BadInput that names the file, the line and the column."""
     if not isinstance(record, Mapping):
         raise bad_row(f"it is {_shown(record)}", "an object with the columns of SWE-Bench", where)
+    check_spelling(record, _COLUMNS, bad_row, where)
     try:
         return Row.model_validate(dict(record))
     except ValidationError as error:
@@ -165,6 +172,10 @@ def row_of(record: Any, where: str) -> Row:
         raise bad_row(f"column {column}: {found}", _EXPECTED.get(column, "a text"), where) from None
 
 
+_COLUMNS = (
+    *("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch", "split"),
+    *("FAIL_TO_PASS", "fail_to_pass", "PASS_TO_PASS", "pass_to_pass"),
+)
 _EXPECTED = {
     "FAIL_TO_PASS": "at least one name of a test, as a list or as the text of a JSON list",
     "PASS_TO_PASS": "names of tests, as a list or as the text of a JSON list",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,8 @@ from crl.worlds.sandbox.limits import Limits
 
 class SweSettings(EnvironmentConfig):
     """What may be set; `crl.worlds.swe.environment` makes the environment of it."""
+
+    PATHS: ClassVar[tuple[str, ...]] = ("rows", "held_out_rows", "repositories", "cache")
 
     kind: Literal["swe"] = "swe"
     rows: str | None = Field(
@@ -27,7 +29,8 @@ class SweSettings(EnvironmentConfig):
     held_out_rows: str | None = Field(
         None,
         min_length=1,
-        description="Tasks of the held-out seeds; null: rows whose column split is not train, else a quarter of them.",
+        description="Tasks of the held-out seeds; null: rows whose column split is not train, and a quarter "
+        "of those without one, by a hash of what they are about.",
     )
     repositories: str | None = Field(
         None,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from crl.envs.levels import HELD_OUT_SHARE
+from crl.envs.levels import is_held_out
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.worlds.swe.library import DATA
@@ -113,8 +112,9 @@ def split(rows: Sequence[Row], held_out: Sequence[Row] | None, held_out_from: in
     """The tasks of rows.
 
     Args:
-        held_out: rows that are held out, from a file of their own; None: of `rows`, those whose column `split` is not
-            train; where not all have that column, a quarter of them by a hash of their names.
+        held_out: rows that are held out, from a file of their own; None: those of `rows` whose column `split` is not
+            train, and of rows without one a quarter, by a hash of what the task is about. No other row matters for it.
+            A row about the same as a held-out one is not trained.
         held_out_from: None: all rows are of training.
 
     Raises BadInput where a side has no row.
@@ -123,11 +123,11 @@ def split(rows: Sequence[Row], held_out: Sequence[Row] | None, held_out_from: in
         return Tasks(rows, (), None)
     if held_out is None:
         held_out = _held_out(rows)
-    names = {row.instance_id for row in held_out}
-    training = [row for row in rows if row.instance_id not in names]
+    names, known = {row.instance_id for row in held_out}, {row.content for row in held_out}
+    training = [row for row in rows if row.instance_id not in names and row.content not in known]
     if not training or not held_out:
         raise BadInput(
-            f"of {len(rows)} rows {len(names)} are held out",
+            f"of {len(rows)} rows {len(rows) - len(training)} are held out",
             expected="rows on both sides: to train on, and to evaluate with",
             where=where,
             next_step="add rows, name a file of held_out_rows, or set held_out_from: null, which holds none out",
@@ -136,9 +136,8 @@ def split(rows: Sequence[Row], held_out: Sequence[Row] | None, held_out_from: in
 
 
 def _held_out(rows: Sequence[Row]) -> list[Row]:
-    splits = [(row.model_extra or {}).get("split") for row in rows]
-    if all(isinstance(each, str) for each in splits):
-        return [row for row, name in zip(rows, splits, strict=True) if name not in _TRAINING]
-    ordered = sorted(rows, key=lambda row: hashlib.sha256(row.instance_id.encode("utf-8", "replace")).digest())
-    names = {row.instance_id for row in ordered[: max(1, int(len(rows) * HELD_OUT_SHARE))]}
-    return [row for row in rows if row.instance_id in names]
+    def held_out(row: Row) -> bool:
+        name = (row.model_extra or {}).get("split")
+        return name not in _TRAINING if isinstance(name, str) else is_held_out(row.content)
+
+    return [row for row in rows if held_out(row)]

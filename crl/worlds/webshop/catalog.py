@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 from crl.errors import BadInput
 from crl.paths import quoted
-from crl.worlds.json_files import array, data_folder, shown, table
+from crl.worlds.json_files import check_spelling, data_folder, records, shown, table
 from crl.worlds.search import SearchIndex
 from crl.worlds.webshop.goals import Goals, Instruction
 from crl.worlds.webshop.own import PRODUCTS as OWN_PRODUCTS
-from crl.worlds.webshop.own import records
+from crl.worlds.webshop.own import records as own_records
 from crl.worlds.webshop.products import Product, asin_of, malformed, product_of, text_of, texts_of
 from crl.worlds.webshop.reward import GoalOption
 
@@ -42,6 +42,7 @@ _DRIVE: Mapping[str, str] = {
 Source = Literal["own", "small", "full"]
 Written = Literal["synthetic", "human"]
 _LOCK = threading.Lock()
+_FIELDS = ("attributes", "instruction", "instruction_attributes", "instruction_options")
 _RECORDS = "product ids with their records"
 
 
@@ -69,10 +70,9 @@ def products_of(path: Path, attributes: Mapping[str, Any], attributes_path: Path
     """The first `limit` records of a file (None: all) as products; a later one of the same id is passed over."""
     seen: set[str] = set()
     products = []
-    for index, record in array(path, malformed, of="products"):
+    for index, where, record in records(path, malformed, of="products"):
         if limit is not None and index >= limit:
             break
-        where = f"{path}, record {index}"
         asin = asin_of(record, where)
         if asin is None or asin in seen:
             continue
@@ -90,6 +90,7 @@ def _entry(attributes: Mapping[str, Any], asin: str, path: Path) -> Mapping[str,
     entry = attributes.get(asin, {})
     if not isinstance(entry, dict):
         raise malformed(f"it is {shown(entry)}", "an object per product", f"{path}, record {asin}")
+    check_spelling(entry, _FIELDS, malformed, f"{path}, record {asin}")
     return entry
 
 
@@ -120,6 +121,7 @@ def human_instructions(products: list[Product], written: Mapping[str, Any], path
             where = f"{path}, record {product.asin}, instruction {place}"
             if not isinstance(record, dict):
                 raise malformed(f"it is {shown(record)}", "an object per instruction", where)
+            check_spelling(record, _FIELDS, malformed, where)
             text = text_of(record, "instruction", where, needed=True).strip(".")
             wanted = texts_of(record, "instruction_attributes", where)
             if wanted:
@@ -144,11 +146,12 @@ class Catalog:
 
 
 def files_of(source: Source, written: Written, directory: str | None) -> dict[str, Path]:
-    """The files of some settings, by name; none of our own. Raises BadInput where one is missing."""
+    """The files of some settings, by what they hold; none of our own. Raises BadInput where one is missing."""
     if source == "own":
         return {}
-    names = [PRODUCTS[source], ATTRIBUTES[source], *([HUMAN] if written == "human" else [])]
-    return dict(zip(names, find(directory, names), strict=True))
+    names = {"products": PRODUCTS[source], "attributes": ATTRIBUTES[source]}
+    names |= {"instructions": HUMAN} if written == "human" else {}
+    return dict(zip(names, find(directory, list(names.values())), strict=True))
 
 
 def catalog(source: Source, written: Written, products: int | None, directory: str | None) -> Catalog:
@@ -166,7 +169,7 @@ def catalog(source: Source, written: Written, products: int | None, directory: s
 def _own(products: int) -> Catalog:
     where = "crl/worlds/webshop/own.py"
     sold, instructions = [], []
-    for number, (record, entry) in enumerate(records(products)):
+    for number, (record, entry) in enumerate(own_records(products)):
         sold.append(product_of(record, entry["attributes"], where))
         if "instruction" in entry:
             instructions.append(Instruction(number, entry["instruction"], tuple(entry["instruction_attributes"]), None))

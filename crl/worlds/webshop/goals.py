@@ -6,15 +6,16 @@ ends with a price limit: of the four next multiples of ten above the shop price 
 limit; a product above 980 has none.
 
 All goals are shuffled with seed 233. The first 500 are for tests, the next 1,000 for development, the others for
-training; of 1,500 goals or less a quarter, a quarter, and the rest. Goals are drawn for training by weight: those whose
-attributes are rare are drawn more often. A goal of training whose words are those of a held-out one is passed over, so
-that nothing held out is trained.
+training; of 1,500 goals or less a quarter, a quarter, and the rest, by a hash of their words. Goals are drawn for
+training by weight: those whose attributes are rare are drawn more often. A goal of training whose words are those of a
+held-out one is passed over, so that nothing held out is trained.
 
 The original draws prices and limits anew in every process; here they follow from the product's id.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -72,14 +73,6 @@ def price_limit(product: Product, index: int = 0) -> float:
     return max(random.Random(f"price limit of {product.asin} {index}").sample(above, 2))
 
 
-def sizes(goals: int) -> tuple[int, int]:
-    """How many of so many goals are for tests and for development."""
-    if goals > TEST + DEVELOPMENT:
-        return TEST, DEVELOPMENT
-    test = max(goals // 4, 1 if goals > 1 else 0)
-    return test, goals // 4
-
-
 class Goals:
     """All goals of a catalog, in their shuffled order; a goal is made when it is asked for."""
 
@@ -99,6 +92,20 @@ class Goals:
         self._first = np.concatenate([[0], np.cumsum(counts)])
         self._weights = self._weighted(counts)
         self.get = lru_cache(maxsize=4096)(self._goal)
+        self.test, self.development, self.training = self._sides()
+        """Places of the goals of each side."""
+
+    def _sides(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        if len(self) > TEST + DEVELOPMENT:  # as the original has it
+            held_out = TEST + DEVELOPMENT
+            return range(TEST), range(TEST, held_out), range(held_out, len(self))
+        digests = [
+            hashlib.sha256(self._goal(at).content.encode("utf-8", "replace")).digest() for at in range(len(self))
+        ]
+        places = sorted(range(len(self)), key=digests.__getitem__)
+        quarter = [4 * digests[at][0] // 256 for at in range(len(self))]
+        first, second = ([at for at in places if quarter[at] == number] for number in (0, 1))
+        return first, second, [at for at in range(len(self)) if quarter[at] > 1]
 
     def __len__(self) -> int:
         return len(self._order)
@@ -161,22 +168,25 @@ class Goals:
         """
         if held_out_from is None:
             return seed % len(self)
-        test, development = sizes(len(self))
         if seed < held_out_from:
             return self._trained(seed)
-        first, count = (0, test) if split == "test" else (test, development)
-        if not count:
+        places = self.of_split(split)
+        if not places:
             raise self._too_few(split)
-        return first + (seed - held_out_from) % count
+        return places[(seed - held_out_from) % len(places)]
+
+    def of_split(self, split: Split) -> Sequence[int]:
+        """Places of the goals of a split."""
+        return self.test if split == "test" else self.development
 
     @cached_property
     def _held_out(self) -> frozenset[str]:
-        return frozenset(self._goal(index).content for index in range(sum(sizes(len(self)))))
+        return frozenset(self._goal(index).content for index in (*self.test, *self.development))
 
     @cached_property
     def _cumulated(self) -> np.ndarray:
         """The weights of the goals of training, summed up along the order."""
-        numbers = np.array(self._order[sum(sizes(len(self))) :], dtype=np.int64)
+        numbers = np.array([self._order[place] for place in self.training], dtype=np.int64)
         return np.cumsum(self._weights[np.searchsorted(self._first, numbers, side="right") - 1])
 
     def _trained(self, seed: int) -> int:
@@ -185,7 +195,7 @@ class Goals:
             raise self._too_few("training")
         for _ in range(_DRAWS):
             drawn = int(np.searchsorted(self._cumulated, generator.random() * self._cumulated[-1], side="right"))
-            index = sum(sizes(len(self))) + min(drawn, len(self._cumulated) - 1)
+            index = self.training[min(drawn, len(self._cumulated) - 1)]
             if self.get(index).content not in self._held_out:
                 return index
         raise self._too_few("training that is not held out too")

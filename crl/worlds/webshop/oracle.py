@@ -64,7 +64,7 @@ def _choices(site: Site, goal: Goal, number: int) -> tuple[dict[str, str], float
         for key, (name, value) in sorted(met, key=lambda each: each[1] != option and each[1][1] != option)[:1]:
             chosen[name], visit.chosen[name] = key, value
     offered = site.catalog.products[number].offered
-    return chosen, reward_of(offered, goal.wanted, tuple(visit.chosen.values())).total
+    return chosen, reward_of(offered, goal.wanted, tuple(visit.chosen.values()), site.nouns_of).total
 
 
 def next_action(site: Site, visit: Visit, plan: Plan) -> str | None:

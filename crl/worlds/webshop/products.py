@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 from crl.errors import BadInput
 from crl.records import OutsideRows, Row, Rules, table_of
 from crl.text.unicode import valid_text
-from crl.worlds.json_files import shown
+from crl.worlds.json_files import check_spelling, shown
 from crl.worlds.webshop.reward import Offered
 
 NO_PRICE = 100.0
@@ -25,6 +25,10 @@ NO_PRICE = 100.0
 LONGEST_ASIN = 10
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 """What the site lists for a product that the attribute file does not have."""
+_FIELDS = (
+    "asin", "name", "query", "product_category", "small_description", "full_description", "pricing", "category",
+    "customization_options",
+)  # fmt: skip
 _AMOUNT = re.compile(r"[^\d.]", re.ASCII)
 
 
@@ -112,6 +116,7 @@ def asin_of(record: Any, where: str) -> str | None:
 
 def product_of(record: Mapping[str, Any], attributes: Sequence[str] | None, where: str) -> Product:
     """The product of a record and of its entry in the attribute file. Raises BadInput naming `where`."""
+    check_spelling(record, _FIELDS, malformed, where)
     asin = text_of(record, "asin", where, needed=True)
     amounts = _amounts(given(record, "pricing"), where)
     offered = Offered(

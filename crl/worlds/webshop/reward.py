@@ -8,11 +8,11 @@ text that holds a color only the color counts. The kind is 1 for a product of th
 of category, or whose title has more than 0.2 of the nouns asked for; 0.5 else; 0.1 below 0.1 of the nouns, 0 with none.
 
 The original site asks a language model for the nouns of a title: the words that spaCy's en_core_web_sm tags as noun or
-proper noun. It is not used here: it is a download of its own, and it goes by the capital letters of titles more than by
-their grammar. Here every word of a title is a noun but function words, common adjectives, participles and adverbs, and
-bare numbers. Where the two differ, a title's score differs by a word of some ten; the reward changes only where that
-crosses 0, 0.1 or 0.2, for a product of another kind than was asked for. The very product has the whole reward either
-way.
+proper noun. With a spaCy model the reward is the site's (:func:`tagged_nouns`). It is a download of its own, and goes
+by the capital letters of titles more than by their grammar. Without one, every word of a title is a noun but function
+words, common adjectives, participles and adverbs, and bare numbers. Where the two differ, a title's score differs by a
+word of some ten; the reward changes only where that crosses 0, 0.1 or 0.2, for a product of another kind than was asked
+for. The very product has the whole reward either way.
 
 Source: section 3 of the WebShop paper (arXiv 2207.01206) and the behavior of its site.
 """
@@ -20,13 +20,15 @@ Source: section 3 of the WebShop paper (arXiv 2207.01206) and the behavior of it
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
 from crl.errors import BadInput
+from crl.paths import quoted, short
 
 _WORD = re.compile(r"[^\W_]+(?:[.&][^\W_]+)*")
 _POSSESSIVE = re.compile(r"['’]s\b")
@@ -80,6 +82,9 @@ COLORS: Sequence[str] = tuple(_COLORS.split())
 a word."""
 GoalOption = str | tuple[str, str]
 """An option asked for: a value, or (name, value) where the goal was made from a product's options."""
+Nouns = Callable[[str], Sequence[str]]
+"""The nouns of a title, lower-cased, in order, as often as they come."""
+_TAGGING = Lock()
 _ABOVE_ASCII = dict.fromkeys(range(128, 256))
 
 
@@ -88,6 +93,29 @@ def nouns(title: str) -> tuple[str, ...]:
     """The nouns of a title, lower-cased, in order, as often as they come."""
     found = _WORD.findall(_POSSESSIVE.sub("", title.lower()))
     return tuple(word for word in found if _is_noun(word))
+
+
+@lru_cache(maxsize=4)
+def tagged_nouns(model: str) -> Nouns:
+    """As :func:`nouns`, by a spaCy model: its name as `spacy.load` takes it. Raises BadInput where there is none."""
+    try:
+        import spacy
+
+        tagger = spacy.load(model, exclude=["parser", "ner", "lemmatizer"])
+    except (ImportError, OSError, ValueError) as error:
+        raise BadInput(
+            f"the spaCy model {short(model)} cannot be loaded: {str(error).splitlines()[0]}",
+            expected="a model that tags parts of speech; the original site uses en_core_web_sm",
+            where="environment.spacy_model",
+            next_step=f"pip install spacy && python -m spacy download {quoted(model)}; or leave spacy_model out",
+        ) from error
+
+    @lru_cache(maxsize=65_536)
+    def found(title: str) -> tuple[str, ...]:
+        with _TAGGING:
+            return tuple(token.text.lower() for token in tagger(title) if token.pos_ in ("NOUN", "PROPN"))
+
+    return found
 
 
 def _is_noun(word: str) -> bool:
@@ -170,10 +198,10 @@ def only_color(option: GoalOption) -> GoalOption:
     return next((color for color in COLORS if color in option), option)
 
 
-def kind_of(offered: Offered, wanted: Wanted) -> float:
+def kind_of(offered: Offered, wanted: Wanted, nouns_of: Nouns = nouns) -> float:
     """How right the kind of a product is: 0, 0.1, 0.5 or 1."""
-    asked_for = nouns(wanted.title)
-    common = len(set(nouns(offered.title)) & set(asked_for))
+    asked_for = nouns_of(wanted.title)
+    common = len(set(nouns_of(offered.title)) & set(asked_for))
     score = common / len(asked_for) if asked_for else 0.2
     if score == 0:
         return 0.0
@@ -202,10 +230,10 @@ def option_met(option: GoalOption, chosen: Sequence[str]) -> bool:
     return any(token_set_ratio(only_color(value), asked_for) > NEARLY_EQUAL for value in chosen)
 
 
-def reward_of(offered: Offered, wanted: Wanted, chosen: Sequence[str]) -> Reward:
+def reward_of(offered: Offered, wanted: Wanted, chosen: Sequence[str], nouns_of: Nouns = nouns) -> Reward:
     """What buying a product with the option values that were chosen is worth."""
     return Reward(
-        kind=kind_of(offered, wanted),
+        kind=kind_of(offered, wanted, nouns_of),
         attributes_met=tuple(attribute_met(each, offered) for each in wanted.attributes),
         options_met=tuple(option_met(each, chosen) for each in wanted.options),
         price_met=offered.price <= wanted.price_upper,

@@ -17,7 +17,7 @@ from typing import Literal
 from crl.worlds.webshop.catalog import Catalog
 from crl.worlds.webshop.goals import Goal
 from crl.worlds.webshop.products import Product
-from crl.worlds.webshop.reward import Reward, reward_of
+from crl.worlds.webshop.reward import Nouns, Reward, nouns, reward_of
 
 PAGE = 10
 """Products on a page of results."""
@@ -63,8 +63,8 @@ def _key(value: str) -> str:
 class Site:
     """A shop over a catalog; it holds no visit, so one serves any number of them."""
 
-    def __init__(self, catalog: Catalog, *, attributes_page: bool) -> None:
-        self.catalog = catalog
+    def __init__(self, catalog: Catalog, *, attributes_page: bool, nouns_of: Nouns = nouns) -> None:
+        self.catalog, self.nouns_of = catalog, nouns_of
         self.sub_pages = SUB_PAGES if attributes_page else SUB_PAGES[:3]
 
     def product(self, visit: Visit) -> Product | None:
@@ -150,4 +150,4 @@ class Site:
         """What buying the open product with what is chosen would be worth."""
         product = self.product(visit)
         assert product is not None, "only the page of a product has the button"
-        return reward_of(product.offered, visit.goal.wanted, tuple(visit.chosen.values()))
+        return reward_of(product.offered, visit.goal.wanted, tuple(visit.chosen.values()), self.nouns_of)

@@ -56,7 +56,7 @@ def test_a_named_column_a_table_and_a_list_are_read_too(tmp_path: Path) -> None:
     for name in ("chats.parquet", "chats.json"):
         (chat,) = read(ChatsConfig(data=str(tmp_path / name), messages="dialog", reward="score", success_at=0.3))
         assert (chat.reason_code, chat.answers, chat.reward, chat.success) == (OK, 1, 0.4, True), name
-        assert chat.location == f"{name}, row 0"
+        assert chat.location == f"{name}, {'row 0' if name.endswith('parquet') else 'record 0, line 1'}"
 
 
 def test_what_is_shown_of_a_chat(tmp_path: Path) -> None:

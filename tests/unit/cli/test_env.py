@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from crl.cli.playing import action_of
 from crl.config import ENVIRONMENTS
+from crl.config.load import load_experiment
 from crl.config.recorded import FORMAT, read_recorded
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput
 from crl.protocols import FreeText, Tool, ToolCalls
+from crl.report.views import query
 from tests.recipe_runs import requires
+from tests.tiny_run import ROOT
 from tests.unit.cli.conftest import Crl
 
 
@@ -171,3 +176,59 @@ def test_a_line_means_what_an_actor_s_answer_would() -> None:
     assert action_of("search[a b]", FreeText("search[words]")) == "search[a b]"
     tools = ToolCalls((Tool("f", "", {}),))
     assert action_of('{"name": "f"}', tools) == '{"arguments": {}, "name": "f"}'
+
+
+LAKE = {"kind": "frozenlake", "size_min": 2, "size_max": 3, "frozen_probability": 0.9, "max_turns": 5}
+CONSTRAINED = ("--set", "method.roles.actor.sampling.constrain=actions")
+
+
+def lakes(folder: Path, **family: Any) -> Path:
+    """The tiny experiment over very small lakes, which a model without training wins now and then."""
+    data = yaml.safe_load((ROOT / "conf/tiny.yaml").read_text(encoding="utf-8"))
+    data["method"]["families"] = [{"name": "lake", "environment": LAKE, "groups": 2, **family}]
+    (folder / "prompts").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "conf/prompts/tiny.yaml", folder / "prompts")
+    (folder / "lakes.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    return folder / "lakes.yaml"
+
+
+@pytest.mark.slow
+def test_tasks_that_are_solved_sometimes_are_listed_and_trained_on(crl: Crl, tmp_path: Path) -> None:
+    asked = ("env", "solvable", lakes(tmp_path), *CONSTRAINED, "--tries", "6", "--seeds", "12")
+    done = crl(*asked, "--to", tmp_path / "some.yaml", "--below", "0.8")
+    assert done.code == 0, done.err
+    listed = yaml.safe_load((tmp_path / "some.yaml").read_text())
+    seeds, solved = listed["train_tasks"], listed["solved"]
+    assert 0 < len(seeds) < 12 and list(solved) == seeds and all(0 < share <= 0.8 for share in solved.values())
+    assert f"{len(seeds)} of " in done.out and "train_tasks: some.yaml" in done.out
+    # Again they are the same; all of the tasks fall into one of three lists.
+    again = crl(*asked, "--to", tmp_path / "again.yaml", "--below", "0.8")
+    assert again.code == 0 and (tmp_path / "again.yaml").read_text() == (tmp_path / "some.yaml").read_text()
+    assert crl(*asked, "--to", tmp_path / "some.yaml").code == 2, "nothing is overwritten"
+    none = crl(*asked, "--to", tmp_path / "none.yaml", "--above", "0.98", "--below", "0.99")
+    assert none.code == 2 and "no task of family lake" in none.err and not (tmp_path / "none.yaml").exists()
+    path = lakes(tmp_path, train_tasks="some.yaml")
+    assert load_experiment(path).method.families[0].train_tasks == seeds
+    trained = crl("train", path, "--rounds", "1", "--no-prefect", "--runs", tmp_path / "runs", *CONSTRAINED)
+    assert trained.code == 0, trained.err
+    played = query(tmp_path / "runs/tiny", "SELECT DISTINCT environment_seed FROM episodes WHERE stage = 'collect'")[1]
+    assert played and {seed for (seed,) in played} <= set(seeds)
+
+
+def test_listed_tasks_are_a_part_of_the_method(tmp_path: Path) -> None:
+    plain = load_experiment(lakes(tmp_path)).method
+    assert list(plain.families[0].drawn[:3]) == [0, 1, 2] and "train_tasks" not in plain.families[0].model_dump()
+    (tmp_path / "some.yaml").write_text("train_tasks: [7, 3]\nsolved: {7: 0.5, 3: 0.25}\n")
+    listed = load_experiment(lakes(tmp_path, train_tasks="some.yaml")).method
+    assert listed.families[0].drawn == [7, 3] and listed.digest() != plain.digest()
+    assert listed.digest() == load_experiment(lakes(tmp_path, train_tasks=[7, 3])).method.digest()
+    for wrong, said in (
+        ([1_000_000], "no train seed"),
+        ([3, 3], "twice"),
+        ([], "at least 1"),
+        ("gone.yaml", "no file"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            load_experiment(lakes(tmp_path, train_tasks=wrong))
+    with pytest.raises(BadInput, match="recipe importance_replay draws from ranges"):
+        load_experiment(ROOT / "conf/importance_replay.yaml", {"method.families.0.train_tasks": "[1, 2]"})

@@ -43,6 +43,9 @@ FILES: dict[str, tuple[bytes, str]] = {
     "NUL": (b"\0", "is not YAML"),
     "a control character": (b"name: \x1b[2J", "is not YAML"),
     "a key that is a number": (b"1: 2", "Keys should be strings"),
+    "a key twice": (b"name: x\nmethod: {seed: 1, seed: 2}", "the key 'seed' twice, first in line 2"),
+    "an octal number": (b"name: x\nmethod: {seed: 010}", "versions of YAML read differently"),
+    "a time as a number": (b"name: x\nruntime: {stage_time_limit_seconds: 1:30:00}", "versions of YAML"),
 }  # fmt: skip
 
 SETTINGS = {
@@ -123,6 +126,11 @@ def test_a_directory_and_an_unreadable_file(refuse: Callable[..., str], tmp_path
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting[:40].encode("unicode_escape").decode())
 def test_odd_settings(setting: str, refuse: Callable[..., str]) -> None:
     assert SETTINGS[setting] in refuse("train", "conf/tiny.yaml", "--no-prefect", "--set", setting)
+
+
+def test_a_setting_that_is_given_twice(refuse: Callable[..., str]) -> None:
+    twice = ("--set", "method.seed=1", "--set", "name=x", "--set", "method.seed=2")
+    assert "method.seed' is given twice, as '1' and as '2'" in refuse("train", "conf/tiny.yaml", "--no-prefect", *twice)
 
 
 @pytest.mark.parametrize("listed", sampled(["", ",", " , ", "x", "²", "-1", "9" * 10_000], 3))

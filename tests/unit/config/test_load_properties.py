@@ -77,3 +77,57 @@ def test_the_place_of_a_number_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="line 3, column 9") as refused:
         read_yaml(path)
     assert len(str(refused.value)) < 500
+
+
+KEY = st.from_regex(r"[a-z]{1,3}", fullmatch=True)
+
+
+@RELAXED
+@given(st.dictionaries(KEY, VALUE, min_size=1, max_size=4), st.data())
+def test_a_key_that_is_there_twice_is_named_with_both_lines(outer: dict[str, Any], data: st.DataObject) -> None:
+    again = data.draw(st.sampled_from(sorted(outer)))
+    try:
+        text = yaml.safe_dump(outer, sort_keys=False)
+        assert read_value(text) is not None
+    except yaml.YAMLError:
+        return  # a whole number of more than 64 bits
+    depth = data.draw(st.integers(0, 2))
+    for _ in range(depth):
+        text = "in:\n" + "".join(f"  {line}\n" for line in text.splitlines())
+    text += f"{'  ' * depth}{again}: 1\n"
+    with pytest.raises(yaml.YAMLError, match=f"the key '{again}' twice, first in line") as refused:
+        read_value(text)
+    assert f"line {len(text.splitlines())}, column" in str(refused.value)
+    with pytest.raises(yaml.YAMLError, match="twice"):
+        read_value(f"- {{{again}: 1, b: {{x: 1}}, {again}: 2}}")
+
+
+def test_equal_keys_of_two_kinds_are_one_key_twice() -> None:
+    for text in ("1: a\ntrue: b", "0x10: a\n16: b", "a: 1\n'a': 2", "{a: 1, ? a : 2}", "a: {<<: {b: 1}, <<: {c: 2}}"):
+        with pytest.raises(yaml.YAMLError, match="twice"):
+            read_value(text)
+    merged = "base: {q: &b {k: 1, j: 1}}\ndeep: {x: {y: &x {<<: *b, k: 2}}}\nup: {<<: *x, k: 3}"
+    assert read_value(merged) == yaml.safe_load(merged)
+
+
+@RELAXED
+@given(st.text("0123456789_:+-.", min_size=1, max_size=8))
+def test_a_number_is_what_its_digits_say_or_refused(text: str) -> None:
+    try:
+        value = read_value(f"a: [{text}]")["a"][0]
+    except (yaml.YAMLError, KeyError, TypeError):
+        return
+    if type(value) is int:
+        assert value == int(text.replace("_", ""))
+    elif type(value) is float and value == value and abs(value) != float("inf"):
+        assert value == float(text.replace("_", ""))
+
+
+@pytest.mark.parametrize("text", ["010", "-007", "0_1", "1:30:00", "12:30", "1:30.5", "+190:20:30"])
+def test_a_number_that_versions_of_yaml_read_differently_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"name: x\nmethod:\n  seed: {text}\n")
+    with pytest.raises(BadInput, match="versions of YAML read differently") as refused:
+        read_yaml(path)
+    assert "line 3, column 9" in str(refused.value) and text in str(refused.value)
+    assert read_value(f"a: '{text}'") == {"a": text}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import crl.credit.rules
 from crl.credit.buffer import Output, earners, fill_buffer
@@ -37,7 +39,7 @@ def test_by_other_tasks_the_own_task_is_the_recipients_and_a_task_counts_once_wh
     """x wrote m and n on task 1; y, on task 2, repeated m."""
     tasks = {name: TaskKey("room", int(name[0])) for name in ("1a", "1b", "2a", "3a", "3b", "3c")}
     played = [
-        episode(0, 0, guided=True, success=True, episode_id=name, environment_seed=task.environment_seed)
+        episode(0, 0, guided=True, success=True, episode_id=name, environment_seed=task.level)
         for name, task in tasks.items()
     ]
     rows = fill_buffer([], [Output("y", (1, "distill"), [text("x")])], [], None, round=1)
@@ -51,3 +53,19 @@ def test_by_other_tasks_the_own_task_is_the_recipients_and_a_task_counts_once_wh
     found = {row.generation_id: (row.uses, row.score_sum) for row in buffer}
     assert found["x"] == (2, pytest.approx(1.0 + (-1.0 + 1.0 + 1.0) / 3)), "task 2, and task 3 by both of its notes"
     assert found["y"] == (2, pytest.approx((1.0 - 1.0) / 2 - 1.0)), "tasks 1 and 3, by the text it repeated"
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 3), st.booleans())
+def test_by_other_tasks_a_task_is_known_by_its_content_under_any_seed(levels: list[int], own: int, said: bool) -> None:
+    """Seeds all differ; where the environment says what is in a level, seeds of one level are one task."""
+    played = [
+        episode(
+            0, 0, guided=True, success=True, episode_id=f"e{at}", environment_seed=at, task_digest=f"d{level}" * said
+        )
+        for at, level in enumerate(levels)
+    ]
+    uses = [use_of("x", 1.0, f"e{at}") for at in range(len(levels))]
+    found = scored("other_tasks", uses, episodes=played, own={"x": TaskKey("room", f"d{own}" if said else 100)})
+    bases = [row.basis for row in found.uses]
+    assert bases == ["own_task" if said and level == own else "other_task" for level in levels]
+    assert len(found.earned) == (len({*levels} - {own}) if said else len(levels))

@@ -14,13 +14,15 @@ from typing import Any, ClassVar
 import pytest
 
 from crl.config import SeedRange
+from crl.envs import check_environment
 from crl.envs.check import conduct
 from crl.envs.check.conduct import Finding
 from crl.envs.check.run import Plan, check, require_passed
 from crl.envs.check.walks import draw_action, walked
 from crl.envs.game import Game, Move
 from crl.errors import BadInput
-from crl.protocols import Actions, FreeText, StopReason, Tool, ToolCalls
+from crl.faults import Fault
+from crl.protocols import Actions, FreeText, Start, StopReason, Tool, ToolCalls
 
 SEEDS = [0, 1, 2, 3]
 TRAINING, HELD_OUT = SeedRange(start=0, count=50), SeedRange(start=1_000_000, count=20)
@@ -177,6 +179,40 @@ class Leaking(Count):
         return environment
 
 
+class Losing(Count):
+    """Nobody wins, though it ends."""
+
+    def act(self, state: Any, action: str) -> Move:
+        return Move(over=super().act(state, action).over or state["left"] == 0)
+
+
+class Impossible(Count):
+    """One of its tasks cannot be won."""
+
+    def make(self) -> Any:
+        environment = super().make()
+        environment.proofs = lambda: iter([("a", ""), ("b", "no test is collected"), ("c", "")])  # type: ignore[attr-defined]
+        return environment
+
+
+class Alike(Count):
+    """What random play does not tell apart."""
+
+    kind: str = "tests.unit.envs.test_check:Alike"
+
+    def look(self, state: Any) -> str:
+        return "count"
+
+    def act(self, state: Any, action: str) -> Move:
+        return Move(over=False)
+
+
+@pytest.mark.slow
+def test_seeds_that_random_play_cannot_tell_apart_are_a_note() -> None:
+    findings = check(plan(Alike()))
+    assert found(findings, "seeding").outcome == "note" and "1 different" in found(findings, "seeding").message
+
+
 @pytest.mark.parametrize(
     ("check_of", "game", "name", "said"),
     [
@@ -185,6 +221,8 @@ class Leaking(Count):
         (lambda game: conduct.illegal_actions(game, SEEDS, 50), Punishing(), "illegal actions", "what follows differs"),
         (lambda game: conduct.illegal_actions(game, SEEDS, 50), Patient(), "turns are spent", "after 50 answers"),
         (lambda game: conduct.oracle(game, SEEDS, 50), Cheating(), "oracle", "'cheat' is illegal"),
+        (lambda game: conduct.oracle(game, SEEDS, 50), Losing(), "oracle", "solves 0 of 4"),
+        (lambda game: conduct.tasks(Impossible(), 60), Impossible(), "tasks", "1 of 3 tasks cannot be won"),
         (lambda game: conduct.held_out(game, SEEDS, [10**6]), Leaking(), "held out", "1 shared"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Game) else "",
@@ -274,6 +312,38 @@ class Sleeping(Count):
     def begin(self, random: Random) -> Any:
         while True:
             time.sleep(60)
+
+
+class Lacking(Count):
+    """A package is missing that it needs when it begins."""
+
+    kind: str = "tests.unit.envs.test_check:Lacking"
+    every: bool = True
+    error: type[Exception] = ModuleNotFoundError
+
+    def make(self) -> Any:
+        environment = super().make()
+        whole = environment.reset_many
+
+        def begun(seeds: Any) -> list[Start]:
+            fault = Fault(self.error("No module named 'chess'"))
+            return [
+                Start.failed(fault.code, fault.details) if self.every or seed == 0 else whole([seed])[0]
+                for seed in seeds
+            ]
+
+        environment.reset_many = begun
+        return environment
+
+
+@pytest.mark.parametrize(("every", "error"), [(True, ModuleNotFoundError), (False, ImportError), (True, OSError)])
+def test_what_is_missing_at_a_start_is_refused_before_work_starts(every: bool, error: type[Exception]) -> None:
+    with pytest.raises(BadInput, match="No module named 'chess'"):
+        check_environment(Lacking(every=every, error=error))
+
+
+def test_one_bad_level_is_not_refused() -> None:
+    check_environment(Lacking(every=False, error=OSError))
 
 
 class Walls(Count):

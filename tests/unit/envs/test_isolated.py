@@ -141,7 +141,7 @@ def test_all_of_them_end_with_their_parent_whatever_they_do() -> None:
 
 def test_an_environment_that_dies_at_its_start_is_refused_before_work() -> None:
     with pytest.raises(BadInput, match="its process ended after `reset_many` was called"):
-        check_environment(MisbehavingConfig(ways=("reset_exit",)), isolate=True)
+        check_environment(MisbehavingConfig(ways=("reset_exit",) * 4), isolate=True)
 
 
 def test_what_no_other_process_can_import_is_refused() -> None:

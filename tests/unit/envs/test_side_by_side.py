@@ -131,12 +131,12 @@ def test_a_step_past_its_limit_ends_its_episode_and_no_other(wave):
     assert all(each.closed.is_set() for each in made)
 
 
-def test_a_slot_that_breaks_ends_alone_and_what_people_should_read_is_raised(wave):
+def test_a_slot_that_breaks_ends_alone_whatever_it_raises(wave):
     environment, _ = wave(2, workers=2)
     steps = environment.step_many({0: "break", 1: "go"})
     assert steps[0].error == "environment_KeyError" and steps[0].done and steps[1].error is None
-    with pytest.raises(BadInput, match="not here"):
-        environment.step_many({1: "refuse"})
+    refused = environment.step_many({1: "refuse"})[1]
+    assert refused.error == "environment_BadInput" and "not here" in refused.details
 
 
 def test_rows_are_those_of_the_environment_itself():

@@ -13,7 +13,7 @@ import pytest
 from crl.bank.segments import load_texts
 from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
-from crl.protocols import Start, Step
+from crl.protocols import FreeText, Start, Step
 from crl.records import Evaluation, RetrievalCount
 from crl.rounds.evaluate import RANDOM_PLAYS
 from crl.rounds.recipe import recorded_bank
@@ -97,19 +97,22 @@ def test_the_random_policy_plays_every_held_out_task_in_round_0(played: Played) 
     assert abs(np.mean([row.success for row in rows]) - share) < 4 * spread
 
 
+FREE = FreeText("a direction")
+
+
 class Quiet:
-    """An environment that names no actions: none at all, or none after the first turn."""
+    """An environment that reads text: at once, or after the first turn."""
 
     def __init__(self, inner: Any, *, at_once: bool) -> None:
         self._inner, self._at_once = inner, at_once
 
     def reset_many(self, seeds: Sequence[int]) -> list[Start]:
         starts = self._inner.reset_many(seeds)
-        return [dataclasses.replace(start, actions=()) for start in starts] if self._at_once else starts
+        return [dataclasses.replace(start, actions=FREE) for start in starts] if self._at_once else starts
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         steps = self._inner.step_many(actions)
-        return {slot: dataclasses.replace(step, actions=()) for slot, step in steps.items()}
+        return {slot: dataclasses.replace(step, actions=FREE) for slot, step in steps.items()}
 
 
 @pytest.mark.parametrize("at_once", [True, False])

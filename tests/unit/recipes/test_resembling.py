@@ -131,6 +131,16 @@ def test_an_empty_bank_has_nothing_to_resemble(tmp_path):
         assert found(first, add(2, 0, HOLE, family="pond")) == set()
 
 
+def test_what_plainly_says_something_else_resembles_nothing(tmp_path):
+    """Neither in the bank nor beside it, however near the embedder holds it."""
+    with ScriptedRun(tmp_path, experiment(**NEAR)) as run:
+        run.initialize()
+        run.play(Ask("add", "coin, wine, mask"))
+        new = [add(2, 0, "mask, wine, coin"), add(2, 1, "wine, coin, mask"), add(2, 2, "coin, wine, mask too")]
+        held, listed = text_digest("coin, wine, mask"), text_digest("coin, wine, mask too")
+        assert found(run, *new) == {(listed, held)}
+
+
 def test_a_round_is_consolidated_from_its_rows_alone(run):
     """Distilled texts, then a merge that goes by the same rules; nothing of it asks the embedder again."""
     reader = NextRound(run)

@@ -95,16 +95,16 @@ def test_by_other_tasks_an_output_is_trained_on_one_mean_a_task(tmp_path: Path) 
     made = experiment(**credit, **few)
     run = Played(tmp_path, made, ROUNDS)
     expected: dict[str, list[float]] = defaultdict(list)
-    own: dict[str, int] = {}
+    own: dict[str, str] = {}
     skipped, others_own = 0, 0
     for number in range(1, ROUNDS + 1):
         episodes = {row.episode_id: row for row in run.rows(Episode, "collect", number)}
         items = run.rows(BufferItem, "credit", number - 1) if number > 1 else []
         repeated = [(row.generation_id, set(zip(row.repeated_entries, row.repeats, strict=True))) for row in items]
         uses = {row.episode_id: row for row in run.rows(UseReward, "credit", number)}
-        of_task: dict[tuple[str, int], list[float]] = defaultdict(list)
+        of_task: dict[tuple[str, str], list[float]] = defaultdict(list)
         for row in run.rows(Credit, "credit", number):
-            task = episodes[row.episode_id].environment_seed
+            task = episodes[row.episode_id].task_digest
             assert (uses[row.episode_id].basis == "own_task") == (own[row.generation_id] == task)
             if own[row.generation_id] == task:
                 skipped += 1
@@ -117,7 +117,7 @@ def test_by_other_tasks_an_output_is_trained_on_one_mean_a_task(tmp_path: Path) 
         for (writer, _), outcomes in of_task.items():
             expected[writer].append(float(np.mean(outcomes)))
         for output in run.rows(Distillation, "distill", number):
-            own[output.generation_id] = episodes[output.episode_id or ""].environment_seed
+            own[output.generation_id] = episodes[output.episode_id or ""].task_digest
     assert skipped, "some note was used on the task that it came from"
     assert others_own, "which was not that of an output which repeated it"
     total: dict[str, float] = defaultdict(float)

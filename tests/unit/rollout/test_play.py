@@ -14,6 +14,7 @@ from crl.config import SamplingConfig
 from crl.credit.uses import usable
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.errors import BadInput, PromptTooLong, StageFailed
+from crl.faults import of_run
 from crl.records import Episode, Generation, Turn, rows_of, table_of
 from crl.rollout.environments import MixedEnvironment
 from crl.rollout.live import Guide
@@ -229,13 +230,22 @@ def test_environment_error_keeps_the_row_with_its_reason(raises, together):
     check_tables({Episode: episodes, Turn: turns}, where="here")
 
 
-def test_errors_of_our_own_are_not_swallowed():
+def test_errors_of_our_own_end_their_episode_where_the_environment_raises_them_and_the_stage_else():
     class Refusing(Corridor):
         def step_many(self, actions):
             raise StageFailed("stop")
 
+    policy = ScriptedPolicy(lambda row, turn: ("right", True))
+    [played] = play(policy, Refusing(), [EpisodeSlot(task(0, 3))])
+    assert played.episode.error == "environment_StageFailed" and "stop" in played.details
+
+    class Broken(Corridor):
+        def step_many(self, actions):
+            with of_run():
+                raise StageFailed("stop")
+
     with pytest.raises(StageFailed, match="stop"):
-        play(ScriptedPolicy(lambda row, turn: ("right", True)), Refusing(), [EpisodeSlot(task(0, 3))])
+        play(policy, Broken(), [EpisodeSlot(task(0, 3))])
 
 
 def test_environment_that_starts_otherwise_than_planned_is_refused():

@@ -373,7 +373,10 @@ def test_log_probabilities_of_sixteen_at_once_are_those_of_teacher_forcing(tmp_p
     ]  # fmt: skip
     assert made[0] == made[1], "to the last bit"
     for played in made[0]:
-        assert len(played.generations) == min(2, played.episode.turns - 1) and played.episode.turns == int(played.episode.goal.split()[0]) + 1
+        assert (
+            len(played.generations) == min(2, played.episode.turns - 1)
+            and played.episode.turns == int(played.episode.goal.split()[0]) + 1
+        )
         for record in played.generations:
             ids = torch.tensor([record.token_ids])
             with torch.no_grad():

@@ -56,7 +56,7 @@ def played(environment: Corridor, *, longest: int = 12, constrain: str = "action
 @pytest.mark.parametrize(
     ("actions", "code", "told"),
     [
-        ((), "environment_no_action", "names no legal action"),
+        ((), "environment_no_action", "names no possible action"),
         (("right", "a walk to the far end"), "environment_action_too_long", "'a walk to the far end' takes 22 tokens"),
         (["right"], "environment_actions", "the actions are a list"),
         (("right", 7), "environment_actions", "an action is a int: 7"),
@@ -70,8 +70,9 @@ def test_it_ends_its_episode_alone(turn: int, actions: Any, code: str, told: str
     assert odd.episode.last_observation is None
 
 
-def test_what_is_not_restricted_may_name_nothing_for_a_turn() -> None:
-    assert [each.episode.error for each in played(Odd((), 1), constrain="none")] == [None, None]
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_whoever_is_not_restricted_has_nothing_to_do_either(turn: int) -> None:
+    assert [each.episode.error for each in played(Odd((), turn), constrain="none")] == [None, "environment_no_action"]
 
 
 def test_a_turn_that_is_too_short_for_any_answer_is_refused() -> None:

@@ -88,6 +88,17 @@ def test_slots_of_one_seed_share_a_game_and_nothing_else(data):
     assert environment.step_many({1: walk})[1] == step
 
 
+@pytest.mark.parametrize("padded", ["{} ", "\n{}", "\t{}\r\n"])
+def test_blanks_beside_a_command_are_no_part_of_it(data, padded):
+    environment = AlfworldConfig(data=data).make()
+    first = environment.reset_many([5])[0]
+    plain = environment.step_many({0: first.actions[0]})[0]
+    environment.reset_many([5])
+    step = environment.step_many({0: padded.format(first.actions[0])})[0]
+    assert step.legal and step == plain
+    assert not environment.step_many({0: first.actions[0].replace(" ", "  ", 1)})[0].legal
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_oracle_solves_every_family(data, task):
     config = AlfworldConfig(data=data, tasks=(task,))

@@ -400,7 +400,7 @@ def test_what_cannot_be_played_is_refused_before_work(
     ("rows", "found"),
     [
         ([], "holds no row"),
-        ([row(1), 7], "it is 7"),
+        ([row(1), 7], "'7' is no record"),
         ([row(1), {"prompt": "", "answer": ""}], "the prompt is empty"),
         ([row(1), {"prompt": 3, "answer": ""}], "the prompt is 3"),
         ([{"prompt": [{"role": "assistant", "content": "hi"}]}], "roles of its messages are assistant"),

@@ -126,6 +126,7 @@ def test_it_trains_is_killed_resumes_and_verifies(folder: Path, capfd: pytest.Ca
     assert "correct" in crl(f"sql {run} {shlex.quote(QUERY)}")
     with (folder / "sums.jsonl").open("a") as file:
         file.write('{"prompt": "What is new?", "answer": "this"}\n')
-    for words in (f"resume {run} --rounds 1", f"evaluate {run}"):
+    for words in (f"resume {run} --rounds 1", f"evaluate {run}", train):
         assert "sums.jsonl has changed since the run was made" in crl(words, code=2)
-    assert "data_digests.sums.jsonl" in crl(train, code=2)
+    crl(f"verify {run}")
+    assert "sums.jsonl (data)\n" in crl(f"verify {run} --data", code=4)

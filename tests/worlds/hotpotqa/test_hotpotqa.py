@@ -105,6 +105,8 @@ def test_how_much_is_said(opened: Any) -> None:
         ("answer[x [y]", ("answer", "x [y")),
         ("answer[Paris] because [1] says so", ("answer", "Paris")),
         ("answer[yes]\nsearch[more]", ("answer", "yes")),
+        ("answer[Lake: Nova Scotia\nMine: British Columbia]", ("answer", "Lake: Nova Scotia Mine: British Columbia")),
+        ("\nsearch[old\n mill ]\n", ("search", "old mill")),
         ("Answer[ Paris ] because", ("answer", "Paris")),
         ("search[]", None),
         ("search[ ]", None),

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from crl.envs import check_environment
 from crl.errors import BadInput
@@ -188,3 +190,14 @@ def test_the_oracle_answers_nearly_all_questions_of_others(name: str, scope: str
         assert step.success and step.reward == 1, environment.question_of(slot)
         found += step.feedback.endswith("2 were found: " + ", ".join(environment.question_of(slot).support) + ".")
     assert found >= 90
+
+
+@given(st.sets(st.integers(0, 300), min_size=1, max_size=6))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_without_held_out_questions_all_of_a_file_are_played(tmp_path: Path, numbers: set[int]) -> None:
+    """Wherever their hashes would have put them."""
+    write(tmp_path / "a", [record(number) for number in sorted(numbers)])
+    config = files(tmp_path, held_out_from=None)
+    environment = config.make()
+    played = {environment.question_of(seed).text for seed in range(len(numbers))}
+    assert played == {record(number)["question"] for number in numbers}

@@ -96,7 +96,8 @@ def write(prompt: str, turn: int, row: int) -> str:
     if "Question:" in prompt:
         return f"As the experience says, case {row}."
     if "Trajectory:" in prompt:
-        text = f"Case {sum(map(ord, prompt)) % 9973}: the stairs are close, step on them at once."
+        case = "".join(chr(ord("a") + int(digit)) for digit in str(sum(map(ord, prompt)) % 9973))
+        text = f"Case {case}: the stairs are close, step on them at once."
         return json.dumps({"operations": [{"operation": "add", "experience": text}]})
     merged = {"operation": "merge", "entries": [1, 2], "experience": "Step on stairs that are close."}
     return json.dumps({"operations": [merged]})
@@ -169,7 +170,7 @@ def test_entries_are_found_by_the_models_embedder_and_merged_over_the_bank(run: 
     events = rows(run, BankEvent, "consolidate", range(1, ROUNDS + 1))
     assert "merge" in {each.kind for each in events}
     close = rows(run, Resemblance, "distill", range(1, ROUNDS + 1))
-    assert close and "near_duplicate" in {each.reason for each in events}, "notes that differ in a number alone"
+    assert close and "near_duplicate" in {each.reason for each in events}, "notes that differ in one word alone"
 
 
 def test_experiences_and_answers_are_trained_with_their_thoughts_and_both_roles_are_updated(run: RunDirectory) -> None:

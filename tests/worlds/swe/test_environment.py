@@ -6,6 +6,8 @@ import json
 from contextlib import closing
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from crl.config import FamilyConfig
 from crl.envs import check_environment
@@ -149,18 +151,27 @@ def test_a_row_on_its_own_has_nothing_to_hold_out(tmp_path):
 
 
 def test_seeds_and_rows(tmp_path):
-    from crl.worlds.swe.rows import row_of
+    from crl.worlds.swe.rows import Row, row_of
 
     record = make_row(tmp_path)
-    rows = [row_of({**record, "instance_id": f"t-{number}"}, "here") for number in range(12)]
+
+    def row(number: int, **more: str) -> Row:
+        return row_of({**record, "instance_id": f"t-{number}", "problem_statement": f"Wrong {number}.", **more}, "here")
+
+    rows = [row(number) for number in range(40)]
     tasks = split(rows, None, 100, where="here")
-    assert (len(tasks.training), len(tasks.evaluation)) == (9, 3)
-    held_out = {tasks.of(100 + seed).instance_id for seed in range(3)}
-    assert len(held_out) == 3 and not held_out & {tasks.of(seed).instance_id for seed in range(100)}
-    named = [row_of({**record, "instance_id": f"t-{n}", "split": "train" if n % 2 else "dev"}, "") for n in range(4)]
+    count = len(tasks.evaluation)
+    assert len(tasks.training) == 40 - count and 3 < count < 20
+    held_out = {tasks.of(100 + seed).instance_id for seed in range(count)}
+    assert len(held_out) == count and not held_out & {tasks.of(seed).instance_id for seed in range(100)}
+    named = [row(number, split="train" if number % 2 else "dev") for number in range(4)]
     assert [row.instance_id for row in split(named, None, 9, where="").evaluation] == ["t-0", "t-2"]
     with pytest.raises(BadInput, match="are held out"):
         split(rows[:3], rows, 9, where="here")
+    again = [row(number + 100, problem_statement=rows[number].problem_statement) for number in range(40)]
+    assert {each.content for each in split([*rows, *again], None, 9, where="").training}.isdisjoint(
+        each.content for each in tasks.evaluation
+    )
 
 
 def test_the_family_knows_its_turn_limit_and_held_out_tasks(tmp_path):
@@ -169,3 +180,29 @@ def test_the_family_knows_its_turn_limit_and_held_out_tasks(tmp_path):
     family = FamilyConfig(name="swe", environment=config.model_dump(), train_seeds={"start": 0, "count": 1000},
                           evaluation_seeds={"start": 1000, "count": 1})  # fmt: skip
     assert family.turn_limit == 50 and family.environment.held_out_levels == 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=8), st.sampled_from([None, "train", "test"])), min_size=20, max_size=40,
+                unique_by=lambda each: each[0]), st.data())  # fmt: skip
+def test_a_row_that_goes_moves_no_other_between_the_sides(items, drawn):
+    from crl.worlds.swe.rows import row_of
+
+    def sides(kept):
+        shared = {"repo": "a/b", "base_commit": "c", "patch": "d", "test_patch": "e", "FAIL_TO_PASS": ["f"]}
+        records = [
+            {**shared, "instance_id": f"t-{at}", "problem_statement": f"x {text}", **({"split": side} if side else {})}
+            for at, (text, side) in enumerate(kept)
+        ]
+        rows = [row_of(record, "here") for record in records]
+        tasks = split(rows, None, 9, where="here")
+        return {row.content for row in tasks.training}, {row.content for row in tasks.evaluation}
+
+    items = [("always one", "train"), ("and one", "test"), *items]
+    training, evaluation = sides(items)
+    gone = drawn.draw(st.integers(2, len(items) - 1))
+    left = [*items[:gone], *items[gone + 1 :]]
+    drawn.draw(st.randoms(use_true_random=False)).shuffle(left)
+    after = sides(left)
+    assert after[0] <= training and after[1] <= evaluation
+    assert len(after[0]) + len(after[1]) == len(training) + len(evaluation) - 1

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import textwrap
+import time
 from contextlib import closing
 
 import pytest
 
+from crl.cli.doctor import experiment_findings
+from crl.config.load import load_experiment
+from crl.rollout.environments import step_or_error
+from crl.worlds.swe.environment import ImpossibleTask
 from crl.worlds.swe.grader import _messages
-from tests.worlds.swe.world import FIXED, MEAN, NEW_TEST, OLD_TEST, Player, config_of, made, make_row, needs_bwrap
+from tests.marks import sampled
+from tests.worlds.swe.world import (
+    FIXED,
+    MEAN,
+    NEW_TEST,
+    OLD_TEST,
+    Player,
+    call,
+    config_of,
+    made,
+    make_row,
+    needs_bwrap,
+)
 
 pytestmark = needs_bwrap
 ALL_PASS = "def test_total(): pass\ndef test_mean(): pass\ndef test_none(): pass\n"
@@ -194,7 +213,7 @@ def test_skipped():
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (
-                (UNITTEST, ["test_mean (tests.test_tally.Others)"], 0),
+                (UNITTEST, ["test_mean (tests.test_tally.Others)"], None),
                 (UNITTEST, ["tests/test_tally.py::Means::test_mean"], 1),
                 (NEW_TEST, ["test_mean", "test_none"], 1),
                 (
@@ -203,8 +222,8 @@ def test_skipped():
                     1,
                 ),
                 (PARAMETERS, ["tests/test_tally.py::test_skipped"], 0),
-                (PARAMETERS, ["tests/test_tally.py::test_mean[threes]"], 0),
-                (NEW_TEST, ["tests/test_gone.py::test_mean"], 0),
+                (PARAMETERS, ["tests/test_tally.py::test_mean[threes]"], None),
+                (NEW_TEST, ["tests/test_gone.py::test_mean"], None),
             )
         ),
     ],
@@ -214,9 +233,13 @@ def test_names_of_tests(tmp_path, test, names, worth):
     record = make_row(tmp_path, base=files, tests={"tests/test_tally.py": test}, FAIL_TO_PASS=names, PASS_TO_PASS=[])
     with closing(made(config_of(tmp_path, [record]))) as environment:
         environment.reset_many([0])
-        while not (step := environment.step_many({0: environment.oracle(0)})[0]).done:
-            pass
-    assert step.reward == worth
+        try:
+            while not (step := environment.step_many({0: environment.oracle(0)})[0]).done:
+                pass
+        except ImpossibleTask as impossible:
+            assert worth is None and "not collected, such as" in str(impossible)
+        else:
+            assert step.reward == worth
 
 
 def test_a_package_in_src_with_settings_of_its_own(tmp_path):
@@ -282,3 +305,136 @@ def test_the_oracle_can_do_what_a_diff_can(tmp_path):
             assert os.path.lexists(tree / name) == os.path.lexists(fixed / name)
             assert not (fixed / name).exists() or (tree / name).read_bytes() == (fixed / name).read_bytes()
         assert environment.step_many({0: action})[0].reward == 1
+
+
+def _described(test):
+    return test.replace("    def test_mean(self):\n", '    def test_mean(self):\n        """Means, as they are."""\n')
+
+
+NO_PACKAGE = {"tally.py": MEAN, "tests/test_tally.py": OLD_TEST}
+SUBFOLDER = {"tally.py": MEAN, "tests/deep/test_tally.py": OLD_TEST}
+LETTERS = PARAMETERS.replace('ids=["one - three", "twos"]', 'ids=["für", "twos"]')
+CHANGED_NAMES = [
+    (NO_PACKAGE, NEW_TEST, ["tests/test_tally.py::test_mean ", " tests/test_tally.py::test_none\n"]),
+    (NO_PACKAGE, NEW_TEST, ["./tests/test_tally.py::test_mean"]),
+    (NO_PACKAGE, LETTERS, ["tests/test_tally.py::test_mean[für]"]),
+    (NO_PACKAGE, LETTERS, ["tests/test_tally.py::test_mean[f\\xfcr]"]),
+    (NO_PACKAGE, PARAMETERS, ["tests/test_tally.py::test_mean[one - th"]),
+    (NO_PACKAGE, _described(UNITTEST), ["Means, as they are."]),
+    (NO_PACKAGE, UNITTEST, ["test_mean (tests.test_tally.Means)"]),
+    (NO_PACKAGE, UNITTEST, ["test_mean (test_tally.Means.test_mean)"]),
+    (SUBFOLDER, UNITTEST, ["test_mean (deep.test_tally.Means)"]),
+]
+"""The repository, its tests, and names as logs of test runners have them."""
+
+
+@pytest.mark.parametrize(("base", "test", "names"), sampled(CHANGED_NAMES, 9))
+def test_names_that_a_log_changed(tmp_path, base, test, names):
+    path = next(name for name in base if name.endswith("test_tally.py"))
+    record = make_row(tmp_path, base=base, tests={path: test}, FAIL_TO_PASS=names, PASS_TO_PASS=[])
+    with closing(config_of(tmp_path, [record], sandbox="none").make()) as environment:
+        assert list(environment.proofs()) == [("tally-1", "")]
+        assert _graded(environment).reward == 0, "what is not repaired is not repaired by a name"
+
+
+@pytest.mark.slow
+def test_a_name_of_a_class_finds_its_file(tmp_path):
+    """Also where the tests of the row do not touch it."""
+    base = {**NO_PACKAGE, "tests/deep/test_other.py": UNITTEST, "tests/other.py": ""}
+    record = make_row(tmp_path, base=base, PASS_TO_PASS=[], FAIL_TO_PASS=["test_mean (deep.test_other.Means)"])
+    with closing(config_of(tmp_path, [record], sandbox="none").make()) as environment:
+        assert list(environment.proofs()) == [("tally-1", "")]
+
+
+IMPOSSIBLE = [
+    ({"FAIL_TO_PASS": ["tests/test_tally.py::test_gone"]}, "1 of 2 named tests are not collected, such as"),
+    ({"FAIL_TO_PASS": ["test_mean (tests.test_tally.Nobody)"]}, "not collected"),
+    ({"fix": {"README.md": "Nothing.\n"}}, "1 of 3 named tests fail with the reference fix"),
+    ({"fix": {"tally.py": "import os\nos._exit(0)\n"}}, "with the reference fix, the tested code ended the tests"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), sampled(IMPOSSIBLE, 4))
+def test_a_task_that_nobody_can_win_is_named_with_what_pytest_says(tmp_path, change, said):
+    record = make_row(tmp_path, **change)
+    with closing(config_of(tmp_path, [record, make_row(tmp_path, "tally-2")], sandbox="none").make()) as environment:
+        (one, fault), (other, none) = environment.proofs()
+        assert (one, other, none) == ("tally-1", "tally-2", "") and said in fault and "pytest says" in fault
+        if "collected" in said:  # no failure of the actor
+            player = Player(environment)
+            player.run("true")
+            step = step_or_error(environment, {0: call("submit")})[0]
+            assert (step.done, step.reward, step.error) == (True, 0, "environment_impossible_task")
+            assert "not collected" in step.details and not list(environment._workplace.folder.glob("tree-*"))
+
+
+@pytest.mark.slow
+def test_doctor_says_how_many_tasks_can_be_won(tmp_path):
+    records = [make_row(tmp_path, FAIL_TO_PASS=["tests/test_tally.py::test_gone"]), make_row(tmp_path, "tally-2")]
+    config = config_of(tmp_path, [*records, make_row(tmp_path, "tally-3")], sandbox="none")
+    seeds = {"train_seeds": {"start": 0, "count": 3}, "evaluation_seeds": {"start": 10, "count": 2}}
+    family = {"name": "repairs", "environment": config.model_dump(mode="json"), "groups": 1, **seeds}
+    tiny = load_experiment("conf/tiny.yaml", {"method.families": [family], "method.prompts": "swe"})
+
+    def said():
+        return {each.name: each for each in experiment_findings(tiny, 1)}["tasks of family repairs"]
+
+    assert (said().ok, said().result) == (False, "0 of 3 cannot be won; 3 were never tried")
+    with closing(config.make()) as environment:
+        proofs = environment.proofs()
+        next(proofs)
+        assert said().result == "1 of 3 cannot be won; 2 were never tried"
+        assert [fault == "" for _, fault in proofs] == [True, True]
+    assert said().result == "1 of 3 cannot be won; 0 were never tried"
+
+
+@pytest.mark.slow
+def test_a_busy_machine_does_not_cost_a_right_repair(tmp_path):
+    test = (
+        NEW_TEST
+        + "\n\ndef test_long():\n    import time\n    end = time.process_time() + 2.5\n"
+        + ("    while time.process_time() < end:\n        pass\n")
+    )
+    record = make_row(tmp_path, tests={"tests/test_tally.py": test}, FAIL_TO_PASS=["test_mean", "test_long"])
+    config = config_of(tmp_path, [record], sandbox="none", test_limits={"seconds": 5})
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6 * (os.cpu_count() or 1))]
+    try:
+        with closing(config.make()) as environment:
+            began = time.monotonic()
+            assert _graded(environment, {"tally.py": FIXED}).reward == 1
+            assert time.monotonic() - began > 5, "the machine was busy"
+            over = _graded(environment, {"tally.py": "import time\ntime.sleep(10_000)\n"})
+            assert over.reward == 0 and "ran too long" in over.observation
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finder", [False, True])
+def test_the_tree_comes_before_an_installation_of_it(tmp_path, finder):
+    """An editable one, of a project whose packages are in a folder of another name."""
+    home, project = tmp_path / "python", tmp_path / "project"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    site = next((home / "lib").glob("python3*")) / "site-packages"
+    (project / "lib/tally").mkdir(parents=True)
+    (project / "setup.py").write_text("")
+    (project / "lib/tally/__init__.py").write_text(MEAN.replace("+ 1", "+ 2"))
+    line = str(project / "lib")
+    if finder:
+        line = "import __editable___tally_finder"
+        finds = "import sys\nfrom importlib.util import spec_from_file_location\nclass Finder:\n"
+        finds += "    @staticmethod\n    def find_spec(name, path=None, target=None):\n        if name in MAPPING:\n"
+        finds += "            return spec_from_file_location(name, MAPPING[name] + '/__init__.py')\n"
+        finds += f"MAPPING = {{'tally': {str(project / 'lib/tally')!r}}}\nsys.meta_path.append(Finder)\n"
+        (site / "__editable___tally_finder.py").write_text(finds)
+    (site / "tests.pth").write_text("\n".join([line, *(each for each in sys.path if each.endswith("site-packages"))]))
+    base = {"lib/tally/__init__.py": MEAN, "tests/test_tally.py": OLD_TEST}
+    record = make_row(tmp_path, base=base, fix={"lib/tally/__init__.py": FIXED})
+    python = str(home / "bin" / "python")
+    with closing(config_of(tmp_path, [record], sandbox="none", interpreter=python).make()) as environment:
+        player = Player(environment)
+        asked = player.run("python -c 'import tally; print(tally.__file__)'")
+        assert asked.observation == "/testbed/lib/tally/__init__.py"
+        assert list(environment.proofs()) == [("tally-1", "")]

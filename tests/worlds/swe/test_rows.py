@@ -110,7 +110,9 @@ def test_a_missing_column_is_named(tmp_path):
     ("name", "content", "words"),
     [
         ("rows.jsonl", b"{\n", "line 1"),
-        ("rows.json", b"{}", "JSON list"),
+        ("rows.json", b"{}", "record 0, line 1"),
+        ("rows.json", b"7", "'7' is no record"),
+        ("rows.json", b"[{}] and more", "instance_id: it is missing"),
         ("rows.jsonl", b"\xff\xfe{", "rows.jsonl"),
         ("rows.jsonl", b"", "no row"),
         ("rows.parquet", b"PAR1nothing", "parquet"),

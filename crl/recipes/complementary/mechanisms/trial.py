@@ -36,7 +36,7 @@ from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
 from crl.rounds.proposal import distilled_proposal
 from crl.rounds.stage import BEFORE, Read, RowsOf, Stage
-from crl.rounds.tasks import task_of
+from crl.rounds.tasks import distinct, task_of
 from crl.rounds.waves import play_with_actor, starts_of, together, wave_width, write_played
 
 WRITING = ("add", "update")
@@ -201,18 +201,24 @@ class _Bin:
         return episodes, results
 
     def _drawn(self, family: str) -> list[tuple[int, Start]]:
-        """Seeds and starts of the layouts of a family: training seeds, others than those of the round if there are."""
+        """Seeds and starts of the layouts of a family: training tasks, others than those of the round if there are."""
         ctx, config = self._ctx, self._ctx.method.family(family)
         assert config is not None
-        seeds = config.train_seeds
-        played = {row.environment_seed for row in self._collected if row.family == family}
+        seeds = config.drawn
+        collected = [row for row in self._collected if row.family == family]
+        played = {row.environment_seed for row in collected}
         wanted, generator = self._config.layouts, np.random.default_rng(ctx.seed(family))
-        if seeds.count < wanted + len(played):
+        if len(seeds) < wanted + len(played):
             played = set()
         # As many more as the round played: so many of what is drawn may be taken.
-        drawn = generator.choice(seeds.count, size=wanted + len(played), replace=wanted > seeds.count)
-        chosen = [seed for seed in (seeds.start + int(value) for value in drawn) if seed not in played][:wanted]
-        return list(zip(chosen, starts_of(ctx, [(family, seed) for seed in chosen], played_here=True), strict=True))
+        drawn = generator.choice(len(seeds), size=wanted + len(played), replace=wanted > len(seeds))
+        chosen = [seed for seed in (seeds[int(value)] for value in drawn) if seed not in played]
+        return distinct(
+            chosen,
+            wanted,
+            lambda those: starts_of(ctx, [(family, seed) for seed in those], played_here=True),
+            {row.task_digest for row in collected} - {""},
+        )
 
     def _slots(self, experiences: dict[str, list[Asked]], first: int, last: int) -> Iterator[EpisodeSlot]:
         """Of each family with experiences: every layout without an experience, and with each of them."""
