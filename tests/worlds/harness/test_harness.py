@@ -125,7 +125,7 @@ def test_what_cannot_be_used_is_refused(folder: Path, changes: dict[str, Any], s
         config(**changes).make()
 
 
-@pytest.mark.parametrize("row", [{"task": ""}, {"task": 3}, [], {"task": "a\x00b"}, {"task": "x" * 100_001}])
+@pytest.mark.parametrize("row", [{"task": ""}, {"task": 3}, 7, {"task": "a\x00b"}, {"task": "x" * 100_001}])
 def test_rows_that_are_no_tasks_are_refused_with_their_line(folder: Path, row: Any) -> None:
     (folder / "tasks.jsonl").write_text(f'{{"task": "One."}}\n{json.dumps(row)}\n')
     with pytest.raises(BadInput) as caught:
