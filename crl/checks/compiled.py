@@ -8,6 +8,7 @@ Nothing here says which rows are broken: `native.py` does, where something is.
 
 from __future__ import annotations
 
+import atexit
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -80,6 +81,7 @@ def _query(table: str, statements: tuple[_Statement, ...]) -> str:
 def _database() -> duckdb.DuckDBPyConnection:
     import duckdb
 
+    atexit.register(_database.cache_clear)  # else DuckDB prints a hundred lines about it when the process ends
     # Opened once: that takes 18 ms. One thread: a stage's tables are small, and the cores belong to the models.
     return duckdb.connect(config={"threads": 1})
 

@@ -186,6 +186,11 @@ class EnvironmentConfig(Model):
         return False
 
     @property
+    def ends_with_reward(self) -> bool:
+        """Whether its last observation says nothing but the reward, which a judge is not to read."""
+        return False
+
+    @property
     def checked_turns(self) -> int:
         """Turns of episodes of one seed that are compared before work starts: for one whose code is anybody's, and
         whose steps may be taken for nothing."""

@@ -65,10 +65,11 @@ FORM = {
 _ABOVE = "(the task, as above)"
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _SCORE = rf"{_NUMBER}(?:\s*/\s*{TOP}\b)?"
+_APART = r"[^\w+\-\u2212%]*"
 _LINE = re.compile(
-    rf"[^\w+-]*(?:(?:scores?|ratings?)\b[^\w+-]*)?({_SCORE}(?:(?:\s*[,;|]\s*|\s+){_SCORE})*)[^\w+-]*", re.IGNORECASE
+    rf"{_APART}(?:(?:scores?|ratings?)\b{_APART})?({_SCORE}(?:(?:\s*[,;|]\s*|\s+){_SCORE})*){_APART}", re.IGNORECASE
 )
-"""Scores and nothing else: a number in a sentence, or of an answer, is none."""
+"""Scores and nothing else: a number in a sentence, of an answer, or in percent, is none."""
 _STREAM = 0x6A756467
 """Sets the streams of a judge apart from what an episode draws itself."""
 SeedOf = Callable[[str], np.random.SeedSequence]
@@ -93,6 +94,8 @@ def judged(
     wanted = [each for each in played if reads and each.episode.family in conventions and each.episode.error is None]
     if not wanted:
         return played
+    scored = {family.name for family in ctx.method.judged if family.environment.ends_with_reward}
+    wanted = [_without_end(each) if each.episode.family in scored else each for each in wanted]
     readings = list(_readings(wanted, conventions, seed_of, thinking=thinking, groups=groups))
     weights = weights_of(ctx, JUDGE)
     asker = _Asker(ctx, ctx.services.policy(JUDGE, weights), weights)
@@ -113,6 +116,10 @@ def judged(
         )
     unrewarded = {family.name for family in ctx.method.judged if family.environment.rewards_nothing}
     return _rewarded(played, readings, verdicts, conventions, unrewarded)
+
+
+def _without_end(each: PlayedEpisode) -> PlayedEpisode:
+    return replace(each, episode=replace(each.episode, last_observation=None))
 
 
 def in_vain(last: Sequence[Verdict]) -> bool:

@@ -53,7 +53,7 @@ def splits_of(folder: Path) -> list[str]:
 def _files(folder: Path, refuse: Refuse, split: str | None) -> list[Path]:
     if splits := splits_of(folder):
         if split not in splits:
-            found = f"the data set at {short(folder)} has splits"
+            found = f"the data set at {short(folder)} has no split {short(str(split))}"
             raise refuse(found, f"one of them: {', '.join(splits)}", str(folder))
         folder = folder / split
     if (folder / "state.json").is_file():

@@ -24,7 +24,7 @@ import yaml
 
 from crl.cli.shared import parse_overrides
 from crl.config import FamilyConfig
-from crl.config.load import load_experiment
+from crl.config.load import load_experiment, parse_experiment
 from crl.envs import check_environment, make_environment
 from crl.rollout.environments import Readable, step_or_error
 from crl.run.directory import RunDirectory
@@ -38,6 +38,7 @@ from tests.worlds.hotpotqa import hotpotqa_files
 from tests.worlds.swe import world as swe_files
 
 TESTED = {
+    "bank_from_chats.md": "tests/recipes/bank_from_chats/test_bank_build.py",
     "checks.md": "tests/docs/test_checks_page.py",
     "dataset.md": "tests/worlds/dataset/test_dataset_rounds.py",
     "environments.md": "tests/guests/test_environments_page.py",
@@ -60,6 +61,7 @@ NOT_HERE = {
     r"pytest ": "a test, or a browser",
     r"^python -m pdb ": "a terminal",
     r"^python -m data\.swe\.mutations": "minutes: tests/worlds/swe/test_mutations.py",
+    r"^crl train conf/dreamgym\.yaml": "a model that learns: tests/recipes/dreamgym/test_dreamgym_smollm2.py",
     r"^crl doctor my\.yaml": "a file of the reader's",
     r"^crl env play ": "a person: tests/unit/cli/test_env.py",
     r"^crl approve ": "a person's decision: tests/faults/test_operation_approval.py",
@@ -203,7 +205,7 @@ def written(folder: Path, named: str) -> Path:
     data = yaml.safe_load((ROOT / "conf/tiny.yaml").read_text(encoding="utf-8"))
     data |= {"name": Path(named).stem}
     family = data["method"]["families"][0]
-    data["method"]["families"] = [{**family, "name": name} for name in ("shrine0", "blue")]
+    data["method"]["families"] = [{**family, "name": name} for name in ("shrine0", "shrine1", "blue")]
     (folder / "prompts").exists() or (folder / "prompts").symlink_to(ROOT / "conf/prompts")
     path = folder / Path(named).name
     path.write_text(yaml.safe_dump(data), encoding="utf-8")
@@ -216,8 +218,13 @@ def train_small(words: Sequence[str], folder: Path) -> None:
     pairs = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
     given = {key: value for key, value in parse_overrides(pairs).items() if "/models/" not in str(value)}
     folder.mkdir(exist_ok=True)
-    small = cut(load_experiment(path, given).method, {}, folder)
-    run = train(load_experiment(path, {**given, **small}), folder / "runs", 1)
+    whole = load_experiment(path, given)
+    small = cut(whole.method, {}, folder)
+    for index, family in enumerate(whole.method.families):
+        if family.environment.kind == "realms":  # its levels are made for so many turns
+            del small[f"method.families.{index}.environment.max_turns"]
+    data = whole.model_dump(mode="json")
+    run = train(parse_experiment(data, small, base=path.parent, where=str(path)), folder / "runs", 1)
     assert run.rounds() == [0, 1]
     shutil.rmtree(folder / "runs")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crl.errors import CrlError, StageFailed
-from crl.faults import broke
+from crl.faults import broke, of_run
 from crl.protocols import Actions, Start, Step, StopReason
 from crl.recipes.dreamgym.explore import history_of
 from crl.recipes.dreamgym.form import Predicted
@@ -108,18 +108,19 @@ class DreamEnvironment:
                 steps[slot] = self._refused(state, named)
             else:
                 asked[slot] = self._asked(state, action, named)
-        try:
-            predictions = self._predicted(asked)
-        except (CrlError, MemoryError):
-            raise
-        except Exception as error:
-            # A rollout takes what an environment raises for the end of its episodes. This is the engine that failed:
-            # the stage ends, and the cause says whether in a new engine it may succeed (`crl/engine/failures.py`).
-            raise StageFailed(
-                f"the experience model could not be asked: {type(error).__name__}: {error}",
-                where=f"episodes from {self._tasks[0].episode_id} on",
-                next_step="the log holds the traceback; the stage was not committed, resume runs it again",
-            ) from error
+        # A rollout takes what an environment raises for the end of its episodes. This is the engine that failed: the
+        # stage ends, and the cause says whether in a new engine it may succeed (`crl/engine/failures.py`).
+        with of_run():
+            try:
+                predictions = self._predicted(asked)
+            except (CrlError, MemoryError):
+                raise
+            except Exception as error:
+                raise StageFailed(
+                    f"the experience model could not be asked: {type(error).__name__}: {error}",
+                    where=f"episodes from {self._tasks[0].episode_id} on",
+                    next_step="the log holds the traceback; the stage was not committed, resume runs it again",
+                ) from error
         for slot, answered in zip(asked, predictions, strict=True):
             self.generations.append(answered.generation)
             self.predictions.append(prediction_row(answered, self._round))

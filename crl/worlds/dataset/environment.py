@@ -7,6 +7,7 @@ thoughts too, as in TRL; nothing of it is parsed here. It is scored once, at the
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -99,6 +100,11 @@ class DatasetConfig(EnvironmentConfig):
             raise ValueError(f"{len(self.reward_weights)} reward_weights for {len(self.rewards)} reward functions")
         if len(set(self.rewards)) != len(self.rewards) or self.reward == []:
             raise ValueError("reward names a function twice, or none")
+        if self.reward is None and self.success_at != type(self).model_fields["success_at"].default:
+            raise ValueError(
+                f"success_at {self.success_at:g} is about reward functions, and there is none; a judge's is the "
+                "family's reward.success_at"
+            )
         if (self.answer is None) != (self.max_turns == 1):
             raise ValueError(
                 "max_turns above 1 needs `answer`, the function that answers the actor, and `answer` needs max_turns "
@@ -115,6 +121,11 @@ class DatasetConfig(EnvironmentConfig):
     def rewards_nothing(self) -> bool:
         """Whether there is no reward function."""
         return self.reward is None
+
+    @property
+    def ends_with_reward(self) -> bool:
+        """Yes: after the last answer there is nothing else to see."""
+        return True
 
     @property
     def held_out_levels(self) -> int | None:
@@ -237,7 +248,7 @@ class DatasetEnvironment(Slots[_Slot]):
         if self._answer is None or slot.turns >= self.config.max_turns:
             return None
         messages = [{"role": role, "content": text} for role, text in slot.task.messages] + slot.talk
-        reply = self._answer.of(slot.task.columns, {"messages": messages})
+        reply = self._answer.of(deepcopy(slot.task.columns), {"messages": messages})
         if reply is None or isinstance(reply, str) or self._answer.asynchronous:
             return reply
         raise TypeError(f"{self._answer.name} returned a {type(reply).__name__}; expected a text, or None at the end")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,9 +116,10 @@ class Rewards:
     def begin(self, task: Task, completion: str | Messages, token_ids: Sequence[int]) -> Scoring:
         """Call every function; what async ones return is awaited by :meth:`Scoring.awaited`. Raises what they raise."""
         scoring = Scoring()
-        columns = {name: [value] for name, value in task.columns.items() if name not in _RESERVED}
+        # Copies, as `datasets` gives: the row is played again, and a function may change what it is given.
+        columns = {name: [deepcopy(value)] for name, value in task.columns.items() if name not in _RESERVED}
         given = {
-            "prompts": [task.prompt],
+            "prompts": [deepcopy(task.prompt)],
             "completions": [completion],
             "completion_ids": [list(token_ids)],
             "log_extra": lambda column, values: None,

@@ -24,6 +24,8 @@ from crl.worlds.records import KINDS, records, splits_of
 WHERE = "method.families[].environment"
 _ROLES = ("system", "user", "assistant")
 _IMAGES = ("image", "image_url", "video", "audio")
+_MEDIA = {"bytes", "path"}
+"""As `datasets` stores an image or a sound in a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +232,17 @@ def _task(record: Any, column: str, where: str) -> Task:
             where=where,
             next_step="name it as environment.prompt",
         )
+    for name, value in record.items():
+        if any(isinstance(each, Mapping) and each.keys() == _MEDIA for each in _listed(value)):
+            raise _no_text("an image or a sound", f"{where}, column {name}")
     prompt = _prompt(record[column], f"{where}, column {column}")
     content = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
     digest = hashlib.sha256(content.encode("utf-8", "backslashreplace")).digest()
     return Task(prompt, dict(record), where, digest)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _prompt(value: Any, where: str) -> str | list[dict[str, str]]:
@@ -256,9 +265,8 @@ def _prompt(value: Any, where: str) -> str | list[dict[str, str]]:
 def _content(value: Any, where: str) -> str:
     if isinstance(value, str):
         return value
-    parts = value if isinstance(value, list) else [value]
     texts = []
-    for part in parts:
+    for part in _listed(value):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in _IMAGES:
             raise _no_text(str(kind), where)

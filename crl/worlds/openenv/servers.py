@@ -29,7 +29,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from crl.config.base import LONGEST_SECONDS
 from crl.config.environments import EnvironmentConfig
-from crl.errors import BadInput, EnvironmentBroken
+from crl.errors import BadInput, CrlError, EnvironmentBroken
 from crl.run.guardian import guard
 from crl.worlds.openenv.forms import Form, Refused, ServerFault, form_of, form_of_tools
 
@@ -202,12 +202,30 @@ class Servers:
             await asyncio.sleep(_TICK_SECONDS * (1 + waited))
 
     async def read_form(self) -> Form:
-        """The form of the actions. A server whose action names a tool has tools of its own."""
-        if not {"tool_name", "arguments"} <= set(self.action.get("properties", ())):
-            return form_of(self.action)
-        session, answer = await self.session("step", {"type": "list_tools"})
-        self.idle.append(session)
-        return form_of_tools(answer["observation"]["tools"])
+        """The form of the actions. A server whose action names a tool has tools of its own. Raises BadInput for what
+        is no form, and EnvironmentBroken where the server does not list its tools."""
+        said: Any = self.action
+        kind: type[CrlError]
+        try:
+            if not {"tool_name", "arguments"} <= set(self.action.get("properties", ())):
+                return form_of(self.action)
+            session, answer = await self.session("step", {"type": "list_tools"})
+            self.idle.append(session)
+            said = answer["observation"]
+            return form_of_tools(said["tools"])
+        except ServerFault as error:
+            kind, found = EnvironmentBroken, f"the server does not list its tools: {error}"
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            kind, found = (
+                BadInput,
+                f"the server's actions cannot be read: {type(error).__name__}: {error}: {said!r:.300}",
+            )
+        raise kind(
+            found,
+            expected="a JSON schema of the action, at /schema, or of each tool",
+            where=f"{WHERE}.{'address' if self.config.command is None else 'command'}",
+            next_step="correct the server's action",
+        )
 
     async def close(self) -> None:
         """End the sessions, and what was started here."""

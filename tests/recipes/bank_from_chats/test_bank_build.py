@@ -264,7 +264,9 @@ def test_the_commands_of_the_pages_run_and_a_killed_build_goes_on(finished: Path
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    said = crl(runs, *words(made)).stdout
+    typed = crl(runs, *words(made))
+    assert "leaked" not in typed.stderr, "nothing of DuckDB's is printed as the process ends"
+    said = typed.stdout
     assert "24 chats of" in said and "experiences from 24 chats" in said
     assert entries_after(runs / "chats-bank")
     assert verify(runs / "chats-bank") == []

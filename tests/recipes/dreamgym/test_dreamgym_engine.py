@@ -14,6 +14,7 @@ from crl.engine.execute import Attempt, execute_stage
 from crl.engine.failures import failure_of
 from crl.envs.frozenlake import FrozenLakeConfig, FrozenLakeEnvironment
 from crl.errors import EngineDied, StageFailed
+from crl.faults import of_run
 from crl.policies.embedders import LexicalEmbedder
 from crl.recipes.dreamgym.explore import Watched
 from crl.records import Episode
@@ -94,8 +95,8 @@ def test_what_fails_in_the_experience_model_fails_the_stage(
     }  # fmt: skip
 
 
-class Stopped(MemoryError):
-    """The memory is exhausted: that is no fault of a game, and nothing catches it on the way."""
+class Stopped(Exception):
+    """The run stops: that is no fault of a game, and nothing catches it on the way."""
 
 
 class Silent:
@@ -110,7 +111,8 @@ class Silent:
 
     def step_many(self, actions: Any) -> Any:
         if self.stops and self.over:
-            raise Stopped
+            with of_run():
+                raise Stopped
         self.asked.update(list(actions))
         steps = self.lake.step_many(actions)
         self.over |= {slot for slot, step in steps.items() if step.done}

@@ -75,8 +75,9 @@ def test_files_of_questions(tmp_path: Path) -> None:
 
 def test_rows_of_tasks(tmp_path: Path) -> None:
     listed = [
-        {"instance_id": f"a__b-{number}", "repo": "a/b", "base_commit": "0" * 40, "problem_statement": "It is wrong.",
-         "patch": "", "test_patch": "", "FAIL_TO_PASS": ["test_a"], "PASS_TO_PASS": []}
+        {"instance_id": f"a__b-{number}", "repo": "a/b", "base_commit": "0" * 40,
+         "problem_statement": f"It is wrong: {number}.", "patch": "", "test_patch": "",
+         "FAIL_TO_PASS": ["test_a"], "PASS_TO_PASS": []}
         for number in range(8)
     ]  # fmt: skip
     listed[2]["problem_statement"] = "   "

@@ -78,6 +78,7 @@ def test_an_order_of_an_older_attempt_is_refused_and_nothing_is_committed(tmp_pa
         run_order(order)
 
 
+@pytest.mark.slow
 def test_a_part_that_is_overtaken_at_its_last_step_is_not_committed(tmp_path):
     with (
         pytest.raises(StaleAttempt),  # also from leaving the driver, which has lost its lease
@@ -90,6 +91,7 @@ def test_a_part_that_is_overtaken_at_its_last_step_is_not_committed(tmp_path):
         driver.run_stage(1, "spread")
 
 
+@pytest.mark.slow
 def test_a_part_whose_attempt_ends_meanwhile_is_ended_with_its_engine(tmp_path):
     marker, raised = tmp_path / "marker", []
     with make_driver(tmp_path / "runs", {"spread/0": ["sleep", str(marker)]}, shards=2) as driver:

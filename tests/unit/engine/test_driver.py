@@ -151,6 +151,7 @@ def test_a_heartbeat_that_cannot_be_written_is_told_as_that(tmp_path):
             driver.run_round(1)
 
 
+@pytest.mark.slow
 def test_a_commit_that_its_maker_did_not_live_to_tell_is_told_by_the_next(tmp_path, monkeypatch):
     run = Track.run
 
@@ -286,6 +287,7 @@ def test_one_driver_at_a_time_owns_a_run_and_tasks_find_it(tmp_path):
         driver_for(driver.run.path)
 
 
+@pytest.mark.slow
 def test_targets_are_remembered_for_whoever_set_them(tmp_path):
     with make_driver(tmp_path) as driver:
         assert driver.unfinished() == (0, -1)

@@ -114,6 +114,7 @@ def test_held_out_maps_need_three_moves_and_those_of_training_any_number():
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "found"),
     sampled([

@@ -157,6 +157,7 @@ def test_practice_teaches_no_rule_of_a_world_and_no_name_of_a_shrine() -> None:
     assert {game.name for game in practiced} == set(PRACTICE_NAMES) and not set(PRACTICE_NAMES) & set(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("things", "worlds"), sampled([(4, 4), (5, 20)], 2))
 def test_too_few_things_are_refused_where_a_side_would_be_empty(things: int, worlds: int) -> None:
     refused = 0

@@ -218,6 +218,7 @@ def test_settings_that_cannot_work_are_refused(settings, told):
         SokobanConfig(**settings)
 
 
+@pytest.mark.slow
 def test_lengths_that_no_room_has_are_refused_before_work_starts():
     with pytest.raises(BadInput, match="seed 0 finds no level of training") as caught:
         check_environment(SokobanConfig(boxes=1, size_min=5, size_max=5, solution_min=150, max_turns=200))

@@ -137,6 +137,7 @@ def test_it_samples_and_stays_inside_its_thought_until_it_ends_it(policy: Any, k
     assert np.isfinite([value for result in results for value in result.generation.logprobs]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["extractor", "actor"])
 def test_preflight_takes_it_as_either_role(thinking: Path, tmp_path: Path, role: str) -> None:
     settings = {"runtime.min_free_gigabytes": 0, f"method.roles.{role}.model": str(thinking)}

@@ -53,6 +53,7 @@ class Questions(FrozenLakeConfig):
         return 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("skipped", "count", "refused"),
     [(0, 25, None), (0, 26, "count to 25"), (5, 20, None), (5, 21, "count to 20"), (25, 1, "start to")],

@@ -114,6 +114,7 @@ def test_what_a_person_refuses_stays_as_rejected_and_when_they_decided_changes_n
     assert verify(waiting) == []
 
 
+@pytest.mark.slow
 def test_without_approval_there_is_no_such_stage_and_the_bank_is_that_of_one_who_approves_all(
     waiting: Path, tmp_path: Path
 ) -> None:

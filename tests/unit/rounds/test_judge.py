@@ -64,6 +64,8 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Played:
         ("-1", 1, ("out_of_range", [])),
         ("9" * 400, 1, ("out_of_range", [])),
         ("5, nan", 2, ("no_score", [])),
+        ("7%", 1, ("no_score", [])),
+        ("\N{MINUS SIGN}7", 1, ("no_score", [])),
         ("-1, 3", 2, ("out_of_range", [])),
         ("7" + " " * 5000 + "x", 1, ("no_score", [])),
     ],

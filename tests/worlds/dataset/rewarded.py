@@ -106,3 +106,10 @@ def talk(prompts: list[Any], completions: list[list[dict[str, str]]], answer: li
     """The turns of an actor that ends with the answer, else 0."""
     said = [message["content"] for message in completions[0] if message["role"] == "assistant"]
     return [float(len(said)) if said[-1] == answer[0] else 0.0]
+
+
+def greedy(prompts: list[Any], meta: list[Any], **kwargs: Any) -> list[float]:
+    """Changes what it is given."""
+    prompts[0].insert(0, {"role": "user", "content": "first"})
+    meta[0]["right"] += 1
+    return [float(meta[0]["right"])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,18 @@ def test_the_rewards_are_those_of_the_functions(data: Path) -> None:
         assert step.success == (step.reward >= 1 - 1e-9) and step.done and step.error is None
 
 
+def test_a_function_that_changes_what_it_is_given_changes_no_row(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": str(number)}], "meta": {"right": number + 1}} for number in range(40)
+    ]
+    environment = config(lines(tmp_path / "rows.jsonl", rows), "greedy").make()
+    found = []
+    for _ in range(3):
+        (start,) = environment.reset_many([0])
+        found.append((start.messages, start.observation, environment.step_many({0: "x"})[0].reward))
+    assert found == [found[0]] * 3
+
+
 @pytest.mark.slow
 def test_the_rewards_are_those_of_trl_s_own_functions(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -355,6 +368,26 @@ def test_async_functions_of_a_wave_wait_side_by_side(data: Path) -> None:
     assert [each.episode.reward for each in found] == [1.25] * 16
 
 
+def test_the_functions_of_several_turns_on_the_page_fit_together(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "dataset.md").read_text(encoding="utf-8")
+    (module,) = re.findall(r'^```python title="hints.py"\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "hints_of_the_page.py").write_text(module, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    named = {each: f"hints_of_the_page:{each}" for each in re.findall(r"hints:(\w+)", page)}
+    functions = {"reward": named["right_at_last"], "answer": named["answer"]}
+    found = ENVIRONMENTS.validate({"kind": "dataset", "data": str(data), **functions, "max_turns": 3})
+    environment = found.make()
+    environment.reset_many([0, 1])
+    right = environment._slots[0].task.columns["answer"]
+    assert not any(step.done for step in environment.step_many({0: "?", 1: "?"}).values())
+    first = environment.step_many({0: right, 1: "?"})
+    last = environment.step_many({1: "?"})[1]
+    assert (first[0].reward, first[0].done, first[1].done) == (1.0, True, False)
+    assert (last.reward, last.done, last.error) == (0.0, True, None)
+
+
 def test_a_function_may_answer_and_is_scored_once_at_the_end(data: Path) -> None:
     found = config(data, "talk", answer=f"{HERE}:reply", max_turns=3)
     environment = found.make()
@@ -406,6 +439,8 @@ def test_what_cannot_be_played_is_refused_before_work(
         ([{"prompt": [{"role": "assistant", "content": "hi"}]}], "roles of its messages are assistant"),
         ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], "holds image: text only"),
         ([{"prompt": [{"role": "user", "content": 3}]}], "a message holds 3"),
+        ([row(1), row(2, image={"bytes": None, "path": "cat.png"})], "holds an image or a sound: text only"),
+        ([row(1, images=[{"bytes": None, "path": "cat.png"}])], "holds an image or a sound: text only"),
     ],
 )
 def test_rows_that_cannot_be_read_are_named(tmp_path: Path, rows: list[Any], found: str) -> None:
@@ -421,6 +456,7 @@ def test_rows_that_cannot_be_read_are_named(tmp_path: Path, rows: list[Any], fou
         ({"reward_weights": [1.0, 2.0]}, "2 reward_weights for 1 reward functions"),
         ({"reward": [f"{HERE}:correct"] * 2}, "names a function twice"),
         ({"reward": "no colon"}, "should match pattern"),
+        ({"reward": None, "success_at": 0.5}, "a judge's is the family's reward.success_at"),
         ({"max_turns": 3}, "max_turns above 1 needs `answer`"),
         ({"answer": f"{HERE}:reply"}, "max_turns above 1 needs `answer`"),
     ],

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,10 +16,8 @@ from crl.config import FamilyConfig
 from crl.config.load import load_experiment
 from crl.errors import BadInput
 from crl.recipes.complementary.ready import check_demonstrations
-from crl.records import Episode, rows_of
-from crl.run.directory import RunDirectory
-from tests.processes import reap, wait_until
-from tests.tiny_run import ROOT, digests
+from tests.tiny_run import ROOT
+from tests.worlds.whole import Folder
 
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("dataset", "environments")}
@@ -93,40 +88,16 @@ def test_a_warm_start_without_anything_to_imitate_is_refused(folder: Path) -> No
 
 @pytest.mark.slow
 def test_it_trains_is_killed_resumes_and_verifies(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "prefect")}
-
-    def crl(words: str, runs: str = "runs", code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "crl", *shlex.split(words)], cwd=folder, capture_output=True, text=True, check=False,
-            env={**environ, "CRL_RUNS": str(folder / runs)},
-        )  # fmt: skip
-        assert done.returncode == code, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        return done.stdout + done.stderr
-
+    crl, run = Folder(folder).crl, folder / "runs" / "sums"
     init, check, train = (line.removeprefix("crl ") for line in COMMANDS)
     crl(init)
     assert "failed" not in crl(check)
-    train = f"{train} --no-prefect --set runtime.validate_every=0"
-    crl(train, "undisturbed")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "crl", *shlex.split(train)], cwd=folder, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, env={**environ, "CRL_RUNS": str(folder / "runs")}, start_new_session=True,
-    )  # fmt: skip
-    run = folder / "runs" / "sums"
-    try:
-        wait_until(lambda: (run / "rounds" / "0001" / "plan").is_dir(), "round 1 is planned", 300)
-        process.send_signal(signal.SIGKILL)
-    finally:
-        reap(process)
-    crl(f"resume {run}")
-    assert digests(run) == digests(folder / "undisturbed" / "sums")
-    crl(f"verify {run}")
-    episodes = rows_of(Episode, RunDirectory.open(run).read(2, "collect", Episode))
+    episodes = Folder(folder).trained(train, "sums")
     assert episodes and all(row.reward_names == ["correct"] and row.error is None for row in episodes)
     assert "correct" in crl(f"sql {run} {shlex.quote(QUERY)}")
     with (folder / "sums.jsonl").open("a") as file:
         file.write('{"prompt": "What is new?", "answer": "this"}\n')
-    for words in (f"resume {run} --rounds 1", f"evaluate {run}", train):
+    for words in (f"resume {run} --rounds 1", f"evaluate {run}", f"{train} --no-prefect"):
         assert "sums.jsonl has changed since the run was made" in crl(words, code=2)
     crl(f"verify {run}")
     assert "sums.jsonl (data)\n" in crl(f"verify {run} --data", code=4)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +14,8 @@ from crl.cli import main
 from crl.config.load import load_experiment
 from crl.records import Episode, Verdict, rows_of
 from crl.run.directory import RunDirectory
-from tests.processes import reap, wait_until
-from tests.tiny_run import ROOT, digests
+from tests.tiny_run import ROOT
+from tests.worlds.whole import Folder
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall((ROOT / "docs" / "judge.md").read_text(encoding="utf-8"))
@@ -63,38 +59,33 @@ def test_without_a_judge_or_a_function_nothing_is_written(folder: Path, capsys: 
 
 @pytest.mark.slow
 def test_a_judged_data_set_trains_is_killed_resumes_and_verifies(folder: Path) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "prefect")}
-
-    def crl(words: str, runs: str = "runs") -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "crl", *shlex.split(words)], cwd=folder, capture_output=True, text=True, check=False,
-            env={**environ, "CRL_RUNS": str(folder / runs)},
-        )  # fmt: skip
-        assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-        return done.stdout + done.stderr
-
+    crl, run = Folder(folder).crl, folder / "runs" / "sums"
     crl(INIT)
     assert "failed" not in crl(CHECK)
-    train = f"{TRAIN} --no-prefect --set runtime.validate_every=0"
-    train += " --set method.families.0.reward.mode=group --set method.families.0.reward.twice=1.0"
-    crl(train, "undisturbed")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "crl", *shlex.split(train)], cwd=folder, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, env={**environ, "CRL_RUNS": str(folder / "runs")}, start_new_session=True,
-    )  # fmt: skip
-    run = folder / "runs" / "sums"
-    try:
-        wait_until(lambda: (run / "rounds" / "0001" / "plan").is_dir(), "round 1 is planned", 300)
-        process.send_signal(signal.SIGKILL)
-    finally:
-        reap(process)
-    crl(f"resume {run}")
-    assert digests(run) == digests(folder / "undisturbed" / "sums")
-    crl(f"verify {run}")
-    directory = RunDirectory.open(run)
-    episodes = rows_of(Episode, directory.read(2, "collect", Episode))
+    train = f"{TRAIN} --set method.families.0.reward.mode=group --set method.families.0.reward.twice=1.0"
+    episodes = Folder(folder).trained(train, "sums")
     assert episodes and all(row.reward_names == ["judge"] and row.reward == row.reward_values[0] for row in episodes)
-    verdicts = rows_of(Verdict, directory.read(2, "collect", Verdict))
+    verdicts = rows_of(Verdict, RunDirectory.open(run).read(2, "collect", Verdict))
     assert {row.mode for row in verdicts} == {"group"} and {row.reason_code for row in verdicts} == {"ok"}
     assert {row.reading for row in verdicts} == {0, 1} and all(row.tokens_read > 0 for row in verdicts)
     assert "episode_id" in crl(f"sql {run} {shlex.quote(QUERY)}")
+
+
+@pytest.mark.slow
+def test_a_judge_does_not_read_what_reward_functions_gave(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "lengths.py").write_text("def short(completions, **columns):\n    return [0.4375] * len(completions)\n")
+    runs = f"--runs {shlex.quote(str(folder / 'runs'))}"
+    for words in (
+        f"{INIT} --reward lengths:short",
+        f"train sums.yaml --rounds 1 --no-prefect {runs} --set runtime.validate_every=0",
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(shlex.split(words))
+        assert ended.value.code == 0, capsys.readouterr().err
+    run = RunDirectory.open(folder / "runs" / "sums")
+    episodes = rows_of(Episode, run.read(1, "collect", Episode))
+    assert all(
+        "0.4375" in str(row.last_observation) and row.reward_names[-2:] == ["short", "judge"] for row in episodes
+    )
+    verdicts = rows_of(Verdict, run.read(1, "collect", Verdict))
+    assert verdicts and not any("0.4375" in row.prompt or "Reward" in row.prompt for row in verdicts)

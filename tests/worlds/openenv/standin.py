@@ -144,6 +144,26 @@ class Tools(Guess):
         return super().step(action["arguments"].get("guess", -1))
 
 
+class Unnamed(Tools):
+    """Its list of tools has none of their fields."""
+
+    def step(self, **action: Any) -> tuple[dict[str, Any], float | None, bool]:
+        return {"tools": [{"tool": "guess"}]}, None, False
+
+
+class Untyped(Guess):
+    """Its action has no JSON schema."""
+
+    action: ClassVar[dict[str, Any]] = {"title": "GuessAction", "properties": {"guess": 5}}
+
+
+class Toolless(Tools):
+    """It does not know how to list its tools."""
+
+    def step(self, **action: Any) -> tuple[dict[str, Any], float | None, bool]:
+        raise ValueError("no such action")
+
+
 class Shared(Guess):
     """It draws from one stream of all sessions, which every reset seeds."""
 
@@ -190,7 +210,22 @@ class Slow(Guess):
 
 KINDS: dict[str, type[Guess]] = {
     each.__name__.lower(): each
-    for each in (Guess, Unseeded, Hidden, Shared, Moves, Dies, Listed, Several, Tools, Odd, Slow)
+    for each in (
+        Guess,
+        Unseeded,
+        Hidden,
+        Shared,
+        Moves,
+        Dies,
+        Listed,
+        Several,
+        Tools,
+        Odd,
+        Slow,
+        Unnamed,
+        Untyped,
+        Toolless,
+    )
 }
 
 

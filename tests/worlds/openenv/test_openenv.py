@@ -20,7 +20,7 @@ from crl.config import FamilyConfig, SamplingConfig
 from crl.envs import check_environment, make_environment
 from crl.envs.asynchronous import hold, run
 from crl.envs.check.conduct import starting
-from crl.errors import BadInput, EnvironmentBroken
+from crl.errors import BadInput, CrlError, EnvironmentBroken
 from crl.protocols import FreeText, Step, StopReason, ToolCalls
 from crl.rollout.play import play_wave
 from crl.worlds.openenv import OpenEnvConfig
@@ -333,6 +333,21 @@ def test_no_server(tmp_path: Path) -> None:
     web = f"cd {tmp_path}; exec {sys.executable} -m http.server --bind 127.0.0.1 {{port}}"
     with pytest.raises(BadInput, match=r"does not say what its actions are \(GET http://\S+/schema: status 200"):
         check_environment(OpenEnvConfig(command=web))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("untyped", BadInput, "actions cannot be read: TypeError: .*'guess': 5"),
+        ("unnamed", BadInput, "actions cannot be read: KeyError: 'input_schema': .*'tool': 'guess'"),
+        ("toolless", EnvironmentBroken, "does not list its tools: .*no such action"),
+    ],
+)
+def test_a_server_whose_actions_cannot_be_read_is_refused_in_words(
+    addresses: dict[str, str], kind: str, error: type[CrlError], message: str
+) -> None:
+    with made(addresses[kind]) as environment, pytest.raises(error, match=message):
+        environment.reset_many([0])
 
 
 @pytest.mark.parametrize(
