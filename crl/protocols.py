@@ -440,6 +440,10 @@ class Chat(Protocol):
         tools.
         """
 
+    def keeps_thoughts(self, call: str) -> bool:
+        """Whether thoughts stay in a history that goes on with the result of this tool, though later prompts leave them
+        out; only where the chat takes tools."""
+
     def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
         """The end of a prompt and what was sampled behind it, as both stand in later prompts that leave thoughts out:
         without the ids of the thought, and of what began it."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from crl.config.roles import WindowHistory
 from crl.errors import BadInput, CrlError, HubUnreachable
 
 if TYPE_CHECKING:
@@ -129,6 +128,8 @@ def _chat(method: Method, role: str) -> str:
 
 def _history(method: Method, role: str, update: str) -> Iterator[Finding]:
     """What the sequences that a role's history begins cost an update."""
+    from crl.config.roles import WindowHistory
+
     history = method.role(role).history
     if history == "append":
         return

@@ -2,8 +2,9 @@
 
 A call goes on from the answer whose conversation it begins with, if only messages that the model does not write follow.
 An assistant's message is the same if its content and its tool calls are: clients leave thoughts out and write JSON
-anew. Ids are copied and, where thoughts are stripped, left out; what was sampled is never encoded again, unless the
-program has changed it. A prompt that begins with a whole sequence continues it; any other begins one.
+anew. Ids are copied and, where thoughts are stripped, left out (between tool calls when a user speaks, where the
+template keeps them so long); what was sampled is never encoded again, unless the program has changed it. A prompt that
+begins with a whole sequence continues it; any other begins one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from crl.gateway.messages import ChatRequest
 from crl.protocols import ConversationChat, Message, ParsedTurn, Sampled, StopReason
+from crl.text.prefixes import shared_prefix
+
+_Turn = tuple[list[int], list[int]]
+"""Ids that asked for an answer, behind the answer before, and its own."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +38,33 @@ class _Opening:
 
     def freed(self, token_ids: list[int]) -> list[int]:
         """Ids that begin with it, without that text. They may lack the end of it, where a thought was begun."""
-        counts = range(len(self.token_ids), -1, -1)
-        same = next(count for count in counts if self.token_ids[:count] == token_ids[:count])
+        same = shared_prefix(self.token_ids, token_ids)
         return [*self.free[: len(self.free) - len(self.token_ids) + same], *token_ids[same:]]
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """A conversation up to a call."""
+
+    opening: _Opening
+    settled: list[int]
+    """Ids that all later prompts begin with."""
+    turns: tuple[_Turn, ...]
+    """Behind these, whose thoughts may still go."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its ids."""
+        return [*self.settled, *chain.from_iterable((*asked, *wrote) for asked, wrote in self.turns)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
     """A conversation up to an answer."""
 
-    opening: _Opening
+    history: _History
     sequence: int
     """Which has the answer."""
-    token_ids: list[int]
-    """As later prompts have them."""
     by: int | None
     """The id that ended the answer; None: it was cut off."""
     calls: int
@@ -64,11 +83,12 @@ class Prompt:
     """The messages behind the answer that it goes on from."""
     continues: int | None
     """The sequence that it begins with."""
-    opening: _Opening
+    history: _History
+    """Before `new`."""
 
     def free_prompt(self) -> list[int]:
         """Its ids without what `Conversations` shows besides."""
-        return self.opening.freed(self.token_ids)
+        return self.history.opening.freed(self.token_ids)
 
 
 class Conversations:
@@ -93,29 +113,37 @@ class Conversations:
         shown = with_text(messages, self._shown)
         # What follows it is not the model's, so it is the last assistant's message.
         last = max((at for at, message in enumerate(messages, 1) if message.role == "assistant"), default=0)
-        prompts = []
+        new, prompts = messages[last:], []
         for before in self._answered.get(_key(request, messages[:last], side), ()):
-            piece = self._chat.follow(messages[last:], ended=before.by is not None, by=before.by, calls=before.calls)
-            ids = [*before.token_ids, *piece]
-            whole = self.sequences[before.sequence]
+            history, whole = self._stripped(before.history, new), self.sequences[before.sequence]
+            piece = self._chat.follow(new, ended=before.by is not None, by=before.by, calls=before.calls)
+            ids = [*history.token_ids, *piece]
             continues = before.sequence if ids[: len(whole)] == whole else None
-            prompts.append(Prompt(request, side, ids, shown, messages[last:], continues, before.opening))
+            prompts.append(Prompt(request, side, ids, shown, new, continues, history))
         if prompts:  # of equal answers that of a sequence which ends there
             return next((each for each in prompts if each.continues is not None), prompts[-1])
         ids = self._chat.conversation(shown, tools)
         opening = _Opening(ids, lambda: self._chat.conversation(messages, tools) if self._shown else ids)
-        return Prompt(request, side, ids, shown, messages, None, opening)
+        return Prompt(request, side, ids, shown, messages, None, _History(opening, [], ()))
+
+    def _stripped(self, history: _History, new: Sequence[Message]) -> _History:
+        """A history as a prompt has it that goes on with these messages."""
+        called = self._chat.takes_tools and all(message.role == "tool" for message in new)
+        if not self._strip or (called and self._chat.keeps_thoughts(new[-1].name)):
+            return history
+        turns = (self._chat.without_thoughts(*turn) for turn in history.turns)
+        return _History(history.opening, replace(history, turns=tuple(turns)).token_ids, ())
 
     def answered(self, prompt: Prompt, sampled: Sampled, turn: ParsedTurn) -> int:
         """Take an answer: the sequence that has it, which was continued, or is new."""
-        asked, wrote = prompt.token_ids, sampled.token_ids
+        wrote, history = sampled.token_ids, prompt.history
         by = wrote[-1] if wrote and sampled.stop_reason is StopReason.end_of_turn else None
         index = len(self.sequences) if prompt.continues is None else prompt.continues
-        self.sequences[index : index + 1] = [[*asked, *wrote]]
-        if self._strip:
-            asked, wrote = self._chat.without_thoughts(asked, wrote)
+        self.sequences[index : index + 1] = [[*prompt.token_ids, *wrote]]
+        asked = prompt.token_ids[len(history.token_ids) :]
+        history = replace(history, turns=(*history.turns, (asked, wrote)))
         messages = (*prompt.request.messages, Message("assistant", turn.content, turn.calls))
-        found = _Answered(prompt.opening, index, [*asked, *wrote], by, len(turn.calls))
+        found = _Answered(history, index, by, len(turn.calls))
         self._answered.setdefault(_key(prompt.request, messages, prompt.side), []).append(found)
         return index
 

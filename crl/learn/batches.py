@@ -23,8 +23,8 @@ import torch
 
 from crl.config.models import Update
 from crl.errors import RecordDamaged
-from crl.policies.turn import shared_prefix
 from crl.records import Sample
+from crl.text.prefixes import shared_prefix
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,12 @@ from typing import TYPE_CHECKING, Any
 from crl.errors import BadInput
 from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
 from crl.policies.tool_turns import PROBE, PROBE_CALL, THOUGHTS, ToolTurns, in_words, schema_of
-from crl.policies.turn import StopStrings, shared_prefix
+from crl.policies.turn import StopStrings
 from crl.protocols import Message, ParsedTurn, Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts, marks_thought, thought_of, written_behind
 from crl.text.calls import call_of, json_calls
 from crl.text.channels import CHANNEL_TOKENS, MESSAGE, START, one_text
+from crl.text.prefixes import shared_prefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -67,7 +68,7 @@ OWN, TRAINING, FILE = "the model's own", "TRL's training template of its family"
 """Templates, in words."""
 _THREE = ["user", "assistant", "user"]
 _STAY = "earlier turns stay as they were sampled, thoughts too"
-_GO = "earlier turns stay without their thoughts"
+_GO, _BETWEEN = "earlier turns stay without their thoughts", " (but between tool calls)"
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
 _FIRST_SLOT = 4
 """Of what follows a turn: those before are of the chats that `tool_turns` renders."""
@@ -148,7 +149,7 @@ class ChatFormat:
             self.written = _NO_CLOCK + self.written
         self.template = OWN if template is None else FILE
         if strips:
-            self.template += f"; {_GO}"
+            self.template += f"; {_GO}" + (_BETWEEN if self._tools.keeps_thoughts else "")
         elif self.rewrites:
             told = "which it would change" if training is None else f"a checkpoint gets {TRAINING}"
             self.template += f"; {_STAY} ({told})"
@@ -275,6 +276,10 @@ class ChatFormat:
         before = answer[: max(answer.find(json.loads(calls[0])["name"]), 0)]
         return ParsedTurn(_CALL_BEGINS.split(before)[0].strip(), thought, tuple(calls))
 
+    def keeps_thoughts(self, call: str) -> bool:
+        """Whether the template leaves thoughts in a history that goes on with the result of this tool."""
+        return self._tools.keeps_thoughts and self._tools.result(call, "") is not None
+
     def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
         """The end of a prompt and what was sampled behind it, as both stand in later prompts that leave thoughts out.
 
@@ -306,7 +311,9 @@ class ChatFormat:
         if self._visible(said[:first])[thought:].strip():
             first -= 1  # an id that ends the thought and begins the answer
         goes = thought and not self._breaks_stay
-        while goes and first < len(said) and not self._visible(said[first : first + 1]).strip("\n"):
+        while goes and first < len(said) and said[first] not in self._hidden_ids:
+            if self._visible(said[first : first + 1]).strip("\n"):
+                break
             first += 1
         return first
 

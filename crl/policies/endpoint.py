@@ -150,6 +150,10 @@ class EndpointChat:
         """The end of an answer (unless `ended`), the user's text, and the beginning of the next answer."""
         return [*([] if ended else [_END]), _ROLES["user"], *map(ord, text), _ROLES["assistant"]]
 
+    def keeps_thoughts(self, call: str) -> bool:
+        """No: tools are described in the prompt."""
+        return False
+
     def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
         """The prompt as it is, and what follows the thoughts."""
         answer = (after_thoughts(self.decode(wrote)) or "").lstrip("\n")

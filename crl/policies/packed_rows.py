@@ -19,7 +19,7 @@ import torch
 from crl.policies.cache import Pass, Piece, RowCache, pass_logits
 from crl.policies.machine import PASS_TOKENS
 from crl.policies.pass_graph import PaddedPass, PassGraphs
-from crl.policies.turn import shared_prefix
+from crl.text.prefixes import shared_prefix
 
 _WORTH = 16
 """Tokens that reading once must spare, over all rows that share; each piece costs some calls of its own."""

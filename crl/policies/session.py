@@ -21,8 +21,9 @@ from crl.errors import PromptTooLong
 from crl.policies.own_rows import OwnRows
 from crl.policies.packed_rows import PackedRows
 from crl.policies.sampling import draw, draw_among
-from crl.policies.turn import OwnPace, StopStrings, Turn, shared_prefix
+from crl.policies.turn import OwnPace, StopStrings, Turn
 from crl.protocols import Answers, Sampled
+from crl.text.prefixes import shared_prefix
 
 
 class Rows(Protocol):

@@ -11,12 +11,6 @@ from crl.config import SamplingConfig
 from crl.protocols import Answers, Sampled, StopReason
 
 
-def shared_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids two sequences have in common from the first on."""
-    pairs = zip(one, other, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
 class StopStrings:
     """Whether a turn contains one of the strings that end it, asked after each id."""
 

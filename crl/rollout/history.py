@@ -5,6 +5,8 @@ is the sequence so far and the reply to its last turn; or it is put together ane
 thoughts, or the opening and the last turns. Where it does not begin with the sequence so far, a new sequence begins.
 Ids are copied and left out, never made: what was sampled is never tokenized again.
 
+Where the template keeps thoughts between tool calls, they are left out when a user speaks again.
+
 A summary is a turn of its own, whose action is `SUMMARY`. While it is written the environment's last step is held back;
 then the opening, the summary and that step are the next prompt.
 """
@@ -21,13 +23,15 @@ from crl.rollout.live import Exchange, LiveEpisode, LiveSequence, sequence_id
 from crl.text.outputs import prompt_text
 
 
-def remember(row: LiveEpisode, chat: Chat, wrote: Sequence[int], text: str) -> None:
-    """Keep a turn that is over, before it is among the row's turns."""
-    asked, kept = row.asked, list(wrote)
-    if row.history == "strip_thoughts":
-        asked, kept = chat.without_thoughts(asked, kept)
-        text = chat.decode(kept)
-    row.exchanges.append(Exchange(asked, row.asked_text, kept, text))
+def remember(row: LiveEpisode, chat: Chat, wrote: Sequence[int], text: str, call: str | None) -> None:
+    """Keep a turn that is over. `call`: the tool that it called, whose result comes next."""
+    row.exchanges.append(Exchange(row.asked, row.asked_text, list(wrote), text))
+    if row.history != "strip_thoughts" or (call is not None and chat.keeps_thoughts(call)):
+        return
+    for place in range(row.stripped, len(row.exchanges)):
+        asked, kept = chat.without_thoughts(row.exchanges[place].asked, row.exchanges[place].wrote)
+        row.exchanges[place] = Exchange(asked, row.exchanges[place].asked_text, kept, chat.decode(kept))
+    row.stripped = len(row.exchanges)
 
 
 def following(row: LiveEpisode, reply: Sequence[int], room: int) -> tuple[int, list[int]] | None:

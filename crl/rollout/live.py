@@ -119,6 +119,8 @@ class LiveEpisode:
     history: HistoryConfig = "append"
     exchanges: list[Exchange] = field(default_factory=list)
     """Its turns that are over."""
+    stripped: int = 0
+    """How many of them have lost their thoughts."""
     asked: list[int] = field(default_factory=list)
     """Ids that ask for the next turn, behind the output before."""
     asked_text: str = ""

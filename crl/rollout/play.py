@@ -293,7 +293,8 @@ def _take(
         row.last_observation = None if step.error is not None else step.observation
         if asked:
             step = record(row, step, inquiries[index], advice[index])
-        _record_turn(row, policy.chat, turn, step)
+        call = _called(policy.chat, row, turn)
+        _record_turn(row, policy.chat, turn, step, call)
         if step.done:
             finish(row, step)
             continue
@@ -306,10 +307,10 @@ def _take(
             feedback=step.feedback,
             takes_tools=isinstance(step.actions, ToolCalls) and policy.chat.takes_tools,
         )
-        reply, room = _reply(policy.chat, row, turn, text), policy.context - sampling.max_new_tokens
+        reply, room = _reply(policy.chat, turn, text, call), policy.context - sampling.max_new_tokens
         if is_summary_due(row, reply, sampling.max_new_tokens):
             request = fill(prompt.summarize or "", {"goal": row.slot.task.goal})
-            piece = _reply(policy.chat, row, turn, request)
+            piece = _reply(policy.chat, turn, request, call)
             if len(row.sequence.token_ids) + len(piece) <= room:
                 row.held, row.observation, row.asked, row.asked_text = step, request, piece, request
                 pieces[index] = piece
@@ -331,11 +332,11 @@ def _take(
     return pieces
 
 
-def _record_turn(row: LiveEpisode, chat: Chat, turn: _Acted, step: Step) -> None:
+def _record_turn(row: LiveEpisode, chat: Chat, turn: _Acted, step: Step, call: str | None) -> None:
     """Keep a turn with what came of it. That of a summary is of the turn before, which has it."""
     summary, refused = row.held is not None, step.error is None and not step.legal
     first, last = row.sequence.append_sampled(turn.sampled)
-    remember(row, chat, turn.sampled.token_ids, turn.text)
+    remember(row, chat, turn.sampled.token_ids, turn.text, call)
     refused = refused and not summary
     row.invalid_actions += refused
     said = not summary and (step.feedback or refused or turn.inquiry is not None)
@@ -359,14 +360,19 @@ def _record_turn(row: LiveEpisode, chat: Chat, turn: _Acted, step: Step) -> None
     )
 
 
-def _reply(chat: Chat, row: LiveEpisode, turn: _Acted, text: str) -> list[int]:
+def _called(chat: Chat, row: LiveEpisode, turn: _Acted) -> str | None:
+    """The tool that a turn called, as `_action` read it, the last of several: what came of it is the tool's turn."""
+    if turn.action is None or row.held is not None or not (isinstance(row.actions, ToolCalls) and chat.takes_tools):
+        return None
+    calls = json.loads(turn.action)
+    name: str = (calls[-1] if isinstance(calls, list) else calls)["name"]
+    return name
+
+
+def _reply(chat: Chat, turn: _Acted, text: str, call: str | None) -> list[int]:
     """The ids of a reply to a turn."""
     ended = turn.sampled.stop_reason is StopReason.end_of_turn
-    # The name of the tool, as `_action` read it, the last of several; what came of the call is the tool's turn.
-    in_form = turn.action is not None and isinstance(row.actions, ToolCalls) and chat.takes_tools
-    calls = json.loads(turn.action or "") if in_form and row.held is None else None
-    called = None if calls is None else (calls[-1] if isinstance(calls, list) else calls)["name"]
-    return list(chat.reply(text, ended=ended, by=turn.sampled.token_ids[-1] if ended else None, call=called))
+    return list(chat.reply(text, ended=ended, by=turn.sampled.token_ids[-1] if ended else None, call=call))
 
 
 def finish(row: LiveEpisode, step: Step) -> None:

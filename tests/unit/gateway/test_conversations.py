@@ -22,6 +22,11 @@ class Letters:
     def follow(self, messages: Sequence[Message], *, ended: bool, by: int | None = None, calls: int = 0) -> list[int]:
         return self.conversation(messages)
 
+    takes_tools = True
+
+    def keeps_thoughts(self, call: str) -> bool:
+        return call == "add"
+
     def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
         """A prompt's last character begins a thought, which ends with a brace."""
         thought = wrote.index(ord("}")) + 1 if ord("}") in wrote else 0
@@ -36,7 +41,7 @@ def said(made: Conversations, request: ChatRequest, text: str, *calls: str) -> t
     """Answer a call: whether it went on in place, its prompt, and that without what is shown."""
     prompt = made.prompt(request)
     sampled = Sampled([*map(ord, text), 1], [0.0] * (len(text) + 1), StopReason.end_of_turn)
-    content = text.partition("}")[2] or text
+    content = text.partition("}")[2] if "}" in text else text
     assert made.answered(prompt, sampled, ParsedTurn(content, "", calls)) == (
         len(made.sequences) - 1 if prompt.continues is None else prompt.continues
     )
@@ -91,6 +96,19 @@ def test_thoughts_are_left_out_of_later_prompts() -> None:
     went_on, ids, free = said(made, ChatRequest("m", three), "C")
     assert went_on and ids.endswith("[user:1]B\x01[user:2]") and free == ids.replace("\nHint.", "")
     assert [len(each) for each in made.sequences] == [len("[system:S.\nHint.][user:Hi.]{Hm}A") + 1, len(ids) + 2]
+
+
+def test_thoughts_between_tool_calls_stay_until_a_user_speaks() -> None:
+    made = Conversations(Letters(), strip=True)  # type: ignore[arg-type]
+    called = (user("Hi."), Message("assistant", "", (CALL,)), Message("tool", "1", (), "add"))
+    twice = (*called, Message("assistant", "", (CALL,)), Message("tool", "2", (), "add"))
+    asked = (*twice, Message("assistant", "3"), user("So?"))
+    assert not said(made, ChatRequest("m", called[:1]), "{Hm}", CALL)[0]
+    assert said(made, ChatRequest("m", called), "{Oh}", CALL)[0]
+    went_on, ids, _ = said(made, ChatRequest("m", twice), "{Ah}3")
+    assert went_on and ids == "[user:Hi.]{Hm}\x01[tool:1]{Oh}\x01[tool:2]"
+    went_on, ids, _ = said(made, ChatRequest("m", asked), "4")
+    assert not went_on and ids == "[user:Hi.\x01[tool:1\x01[tool:23\x01[user:So?]"
 
 
 def test_a_call_that_comes_again_has_the_same_ids_and_a_sequence_of_its_own() -> None:

@@ -139,7 +139,7 @@ def test_doctor_says_so(made: Experiment, monkeypatch: pytest.MonkeyPatch) -> No
         }
     )
     found = {finding.name: finding.result for finding in experiment_findings(strips, 1)}
-    assert found["template, actor"] == f"{OWN}; earlier turns stay without their thoughts"
+    assert found["template, actor"] == f"{OWN}; earlier turns stay without their thoughts (but between tool calls)"
 
 
 @pytest.mark.parametrize(

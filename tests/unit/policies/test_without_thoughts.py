@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from crl.policies.chat import OWN, ChatFormat
 from crl.policies.endpoint import EndpointChat
-from tests.unit.policies.families import encoded, ids_of, template_of, tokenizer_of
+from crl.policies.tool_turns import THOUGHTS, schema_of
+from crl.protocols import Start, Tool, ToolCalls
+from crl.rollout.history import following, remember
+from crl.rollout.live import EpisodeSlot, LiveEpisode
+from tests.unit.policies.families import encoded, ids_of, rendered, template_of, tokenizer_of
+from tests.unit.rollout import fakes
 
 TURNS = ("You see: #.@", "You see:\n\n..@", "You see: @")
 STRIP = (
@@ -14,6 +22,11 @@ STRIP = (
     "lfm2_2_5", "exaone_4", "qwq",
 )  # fmt: skip
 """Families whose own templates leave out thoughts."""
+KEEP = (
+    "qwen3", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "glm4moe", "nemotron_3_nano", "lfm2_2_5", "gptoss",
+)  # fmt: skip
+"""Families whose own templates keep thoughts between tool calls, until a user speaks."""
+GO = Tool("go", "Go.", {"type": "object", "properties": {"way": {"type": "string"}}})
 
 
 def cut(chat: ChatFormat, answers: list[list[int]]) -> list[int]:
@@ -38,7 +51,8 @@ def test_a_later_prompt_is_the_templates_own_rendering(name: str) -> None:
     tokenizer = tokenizer_of(name)
     chat = ChatFormat(tokenizer, name, strips=True)
     assert chat.rewrites and chat.written == template_of(name) if name not in ("exaone_4", "qwq") else chat.rewrites
-    assert chat.template == f"{OWN}; earlier turns stay without their thoughts"
+    between = " (but between tool calls)" if name in KEEP else ""
+    assert chat.template == f"{OWN}; earlier turns stay without their thoughts{between}"
     prompt = tokenizer.decode(chat.opening([{"role": "user", "content": TURNS[0]}])).rstrip()
     thought = "" if prompt.endswith("</think>") else "<think>\nIs it north?\n</think>\n\n"
     answers = [chat.answer(f"{thought}{each}") for each in ("north", "south, behind\n\nthe door")]
@@ -46,6 +60,51 @@ def test_a_later_prompt_is_the_templates_own_rendering(name: str) -> None:
     expected = ids_of(tokenizer, messages([begun + chat.decode(each) for each in answers]))
     assert cut(chat, answers) == expected
     assert "Is it" not in tokenizer.decode(expected)
+
+
+@pytest.mark.parametrize("name", KEEP)
+def test_thoughts_between_tool_calls_stay_as_the_template_has_them(name: str) -> None:
+    tokenizer, tools = tokenizer_of(name), [schema_of(GO)]
+    chat = ChatFormat(tokenizer, name, strips=True)
+    assert chat.keeps_thoughts("go") and chat.template.endswith("without their thoughts (but between tool calls)")
+    said: list[dict[str, Any]] = [{"role": "user", "content": TURNS[0]}]
+    prompt = chat.opening([{"role": "user", "content": TURNS[0]}], [GO])
+    row = LiveEpisode(
+        slot=EpisodeSlot(fakes.task(0, 50)), start=Start("Go.", "", ToolCalls((GO,))), actions=ToolCalls((GO,)),
+        observation="", seed=1, sequences=[], history="strip_thoughts", asked=prompt,
+    )  # fmt: skip
+    thinks = "" if tokenizer.decode(prompt).rstrip().endswith("</think>") else "Is it {}?"
+    for turn, way in enumerate(("north", "south", None, "east", "west")):
+        # What was sampled stays: gpt-oss's template writes another end behind answers that are no longer the last.
+        own = rendered(tokenizer, said, tools=tools)
+        assert prompt == encoded(tokenizer, own.replace("All done.<|end|>", "All done.<|return|>")), turn
+        thought = thinks.format(way)
+        call = {"name": "go", "arguments": {"way": way}}
+        text = json.dumps(call) if way else "All done."
+        wrote = chat.answer(f"<think>\n{thought}\n</think>\n\n{text}" if thought else text, call=way is not None)
+        answer: dict[str, Any] = {"role": "assistant", "content": "" if way else text}
+        answer |= dict.fromkeys(THOUGHTS, thought) if thought else {}
+        reply = "It is done."
+        if way:
+            answer["tool_calls"] = [{"id": "call00000", "type": "function", "function": call}]
+            said += [answer, {"role": "tool", "name": "go", "tool_call_id": "call00000", "content": reply}]
+        else:
+            said += [answer, {"role": "user", "content": reply}]
+        remember(row, chat, wrote, text, "go" if way else None)
+        row.asked = chat.reply(reply, ended=True, by=wrote[-1], call="go" if way else None)
+        found = following(row, row.asked, 100_000)
+        assert found is not None
+        _, prompt = found
+    shown = tokenizer.decode(prompt)
+    assert [way for way in ("north", "south", "None", "east", "west") if f"Is it {way}?" in shown] == (
+        ["east", "west"] if thinks else []
+    )
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1_distill", "exaone_4", "qwq", "qwen2_5", "gemma4_v2"])
+def test_other_templates_keep_no_thoughts_between_tool_calls(name: str) -> None:
+    chat = ChatFormat(tokenizer_of(name), name, strips=True)
+    assert not chat.keeps_thoughts("go") and "between" not in chat.template
 
 
 def test_messages_of_an_analysis_are_left_out() -> None:
@@ -76,6 +135,7 @@ def test_messages_of_an_analysis_are_left_out() -> None:
         ("nemotron_3_nano", "Is it", ""),
         ("glm4moe", "<think>Is it?</think>north", "north"),
         ("qwen3", "", ""),
+        ("qwen3", "<think>a</think>\n\n<tool_call>\n{}\n</tool_call>", "<tool_call>\n{}\n</tool_call>"),
     ],
 )
 def test_what_is_written_otherwise_is_cut_at_ends_of_thoughts(name: str, written: str, left: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from crl.checks import check_tables
 from crl.config import Method, RoleConfig, SamplingConfig, SearchAndAskConfig
 from crl.config.roles import SummaryAt, SummaryHistory, WindowHistory
 from crl.extractor.trajectory import render_trajectory
-from crl.protocols import Step
+from crl.protocols import Step, Tool
 from crl.records import QUESTION, SUMMARY, Episode, Generation, Turn, table_of
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave, stripped_contexts
@@ -24,6 +25,7 @@ from crl.rollout.prompts import actor_messages, following_text
 from crl.rounds.demonstrations import ScriptedRole, play_script
 from tests.unit.rollout import fakes
 from tests.unit.rollout.fakes import CharacterChat, Corridor, ScriptedPolicy, ScriptedSession
+from tests.unit.rollout.test_free_text import TOOLS, Shop, last, seen
 from tests.unit.rollout.test_stripped import Echo
 
 NEW, REQUEST = 24, "Sum up {goal}"
@@ -198,6 +200,32 @@ def test_thoughts_are_left_out_of_later_prompts() -> None:
     assert len(played.generations) == 7, "a turn without a thought goes on in its sequence"
     assert [turn.dropped_turns for turn in played.turns] == [0] * 8
     assert played.turns[1].dropped_tokens == len("(0 is it right?)")
+
+
+def test_thoughts_stay_between_calls_until_a_user_speaks() -> None:
+    class Tools(CharacterChat):
+        takes_tools = True
+
+        def opening(self, messages: Any, tools: Sequence[Tool] = ()) -> list[int]:
+            return super().opening(messages)
+
+        def keeps_thoughts(self, call: str) -> bool:
+            return call == "search"
+
+    call = '{"arguments": {"words": "a"}, "name": "search"}'
+    said = [f"(0){call}", f"(1){call}", "(2) I do not know.", f"(3){call}", f"(4){call}", "(5) over"]
+    policy = ScriptedPolicy(lambda row, turn: (said[turn], True))
+    policy.chat = Tools()
+    shop = Shop(*[seen("Seen.", actions=TOOLS, legal=turn != 2) for turn in range(5)], last(), actions=TOOLS)
+    [played] = play_wave(
+        policy, shop, [EpisodeSlot(fakes.task(0, 50))], method=method("strip_thoughts"), sampling=SAMPLING,
+        weights_digest="0" * 64, seed_of=lambda name: np.random.SeedSequence(1), stage="collect",
+    )  # fmt: skip
+    assert policy.session is not None
+    thoughts = [re.findall(r"\((\d)\)", policy.chat.decode(read)) for read in policy.session.read[0]]
+    assert thoughts == [[], ["0"], ["0", "1"], [], ["3"], ["3", "4"]]
+    assert len(played.generations) == 2
+    assert [turn.dropped_tokens for turn in played.turns] == [0, 0, 0, 9, 9, 9]
 
 
 @pytest.mark.parametrize("history", [WindowHistory(window=2), "strip_thoughts"])
