@@ -21,7 +21,7 @@ import signal
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -60,6 +60,10 @@ class Workspace:
     owner: int | None
     image: str | None = None
     """Container image, where there are containers."""
+    mounts: Mapping[str, Path] = field(default_factory=dict)
+    """Folders that can be written, by their paths in a sandbox of bubblewrap. Empty: the tree, at `/testbed`."""
+    folder: str = TESTBED
+    """Where its commands start, in a sandbox of bubblewrap."""
 
 
 class Sandbox(Protocol):
@@ -196,12 +200,12 @@ class Bubblewrap:
             os.close(told)
 
     def launched(
-        self, workspace: Workspace, command: Sequence[str], shown: Mapping[Path, str]
+        self, workspace: Workspace, command: Sequence[str], shown: Mapping[Path, str], limits: Limits | None = None
     ) -> tuple[list[str], dict[str, str], int | None]:
         """The arguments, the environment and the user of a process that runs a program in a new sandbox, for whoever
         starts it, and kills it. Of the limits those of a process hold. `shown`: files that it sees besides, with their
         paths there."""
-        argv, owner = self._started(workspace, command, self.limits, shown, [])
+        argv, owner = self._started(workspace, command, limits or self.limits, shown, [])
         return argv, dict(self._env), owner
 
     def _started(
@@ -209,18 +213,23 @@ class Bubblewrap:
         more: Sequence[str],
     ) -> tuple[list[str], int | None]:  # fmt: skip
         before, owner = self._before(workspace.owner)
-        wrapping = self._wrapping(workspace.tree, limits, shown, more)
+        wrapping = self._wrapping(workspace, limits, shown, more)
         return [*before, *wrapping, *arguments(command, limits, processes=True)], owner
 
-    def _wrapping(self, tree: Path, limits: Limits, shown: Mapping[Path, str], more: Sequence[str]) -> list[str]:
+    def _wrapping(
+        self, workspace: Workspace, limits: Limits, shown: Mapping[Path, str], more: Sequence[str]
+    ) -> list[str]:
         size = str(limits.temporary_mb * MEGABYTE)
         files = [word for path, seen in shown.items() for word in ("--ro-bind", str(path), seen)]
+        # Before what is fixed, which may be in one of them.
+        mounts = workspace.mounts or {TESTBED: workspace.tree}
+        trees = [word for seen, path in mounts.items() for word in ("--bind", str(path), seen)]
         return [
             self._bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session",
             "--as-pid-1", "--uid", "1000", "--gid", "1000", "--hostname", "testbed", *more,
             "--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
-            "--size", size, "--perms", "1777", "--tmpfs", "/tmp", *self._fixed, *files, "--bind", str(tree), TESTBED,
-            "--remount-ro", "/", "--chdir", TESTBED, "--",
+            "--size", size, "--perms", "1777", "--tmpfs", "/tmp", *trees, *self._fixed, *files, "--remount-ro", "/",
+            "--chdir", workspace.folder, "--",
         ]  # fmt: skip
 
     def _system(self) -> list[str]:
