@@ -270,6 +270,9 @@ class _Wave:
         if run.over or run.process is None:
             return
         run.process.end()
+        if run.process.broke:
+            self._lose(run, "program_limits", f"was ended: {run.process.broke}")
+            return
         code = run.process.exit_code or 0
         if code and run.limit is None:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with the exit code {code}"
