@@ -126,8 +126,8 @@ def test_what_its_processes_use_together_has_limits(
     (tmp_path / "agent.py").write_text(f"{CLIENT}ask([user(task)])\n{code}")
     (tmp_path / "tasks.jsonl").write_text('{"task": "One."}')
     config = HarnessConfig(
-        command=["python", str(tmp_path / "agent.py")], tasks=str(tmp_path / "tasks.jsonl"), reward="json:dumps",
-        held_out_from=None, isolate=True,
+        command=["python", str(tmp_path / "agent.py")], tasks=str(tmp_path / "tasks.jsonl"),
+        reward=f"{__name__}:reward", held_out_from=None, isolate=True,
     )  # fmt: skip
     found = played(config, tmp_path, **limits)
     assert found.episode.error in ("program_limits", "program_exit") and said in (found.details or "")
