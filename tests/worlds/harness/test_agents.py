@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 from collections import Counter
@@ -20,7 +19,7 @@ from crl.audit.verify import verify
 from crl.config import RoleConfig
 from crl.policies import load_policy, resolve_model
 from crl.policies.sampling import sequence_logprobs
-from crl.records import Distillation, Episode, Generation, Turn, rows_of
+from crl.records import Distillation, Episode, Generation, Turn, Verdict, rows_of
 from crl.run.directory import RunDirectory
 from tests.processes import wait_until
 from tests.recipes.bank_from_chats.test_bank_build import build, experiment, records
@@ -148,22 +147,41 @@ def check_rows(path: Path, number: int) -> None:
 
 
 @pytest.mark.slow
+def test_a_judge_may_say_what_a_program_is_worth(bank: Path, tmp_path: Path) -> None:
+    text = (HERE / "experiment.yaml").read_text().replace("{agent}", "shell").replace("groups: 4", "groups: 2")
+    rubric = "      reward: {judge: Right answers are good., mode: group}\n"
+    text = text.replace("        reward: tests.worlds.harness.agents.rewards:reward\n        success_at: 0.2\n", "")
+    text = text.replace("      groups: 2\n", f"      groups: 2\n{rubric}").replace(
+        "  rollout:", "    judge: {model: tiny}\n  rollout:"
+    )
+    (tmp_path / "agent.yaml").write_text(text)
+    (tmp_path / "prompts").symlink_to(ROOT / "conf" / "prompts")
+    runs = tmp_path / "runs"
+    crl_here(runs, "bank", "import", tmp_path / "agent.yaml", bank, "--family", "lake=sums")
+    crl_here(runs, "train", tmp_path / "agent.yaml", "--rounds", "1", "--no-prefect")
+    run = RunDirectory.open(runs / "agent")
+    episodes = rows_of(Episode, run.read(1, "collect", Episode))
+    assert len(episodes) == 8 and any(episode.guided for episode in episodes)
+    assert all(row.error is None and row.reward_names == ["judge"] and 0 <= row.reward <= 1 for row in episodes)
+    verdicts = rows_of(Verdict, run.read(1, "collect", Verdict))
+    assert len(verdicts) == 8 and {row.reason_code for row in verdicts} == {"ok"}
+
+
+@pytest.mark.slow
 def test_it_is_checked_before_any_work(tmp_path: Path) -> None:
     text = (HERE / "experiment.yaml").read_text().replace("{agent}", "shell")
+    (tmp_path / "prompts").symlink_to(ROOT / "conf" / "prompts")
     for change, said in [
         (("bank: {capacity: 64}", "bank: {capacity: 64}\n    warm_start: {actor_episodes: 8}"), "step by step"),
         (("action_format: word}", "action_format: word, search_and_ask: {}}"), "between steps"),
         (("sampling: {max_new_tokens: 8}", "sampling: {max_new_tokens: 8, constrain: actions}"), "names no actions"),
         (("groups: 4", "groups: 4\n      workers: 2"), "a program that runs itself"),
         (("success_at: 0.2", "success_at: 0.2\n        max_turns: 3"), "max_turns"),
-        (("shell.py", "nothing.py"), ""),
+        (("model: tiny", "model: tiny\n      history: {window: 2}"), "their own histories"),
+        (("kind: complementary", "kind: dreamgym"), "experience model"),
         (("rewards:reward", "rewards:nothing"), "cannot be imported"),
         (("tasks.jsonl", "nowhere.jsonl"), "there is no file"),
     ]:
-        (tmp_path / "agent.yaml").write_text(text.replace(*change))
-        if not (tmp_path / "prompts").exists():
-            (tmp_path / "prompts").symlink_to(ROOT / "conf" / "prompts")
-        if said:
-            done = crl(tmp_path / "runs", "doctor", str(tmp_path / "agent.yaml"), code=2)
-            assert said in done.stdout + done.stderr, change
-    assert os.access(HERE / "tasks.jsonl", os.R_OK)
+        (tmp_path / "agent.yaml").write_text(text.replace(*change, 1))
+        done = crl_here(tmp_path / "runs", "doctor", str(tmp_path / "agent.yaml"), code=2)
+        assert said in done.stdout + done.stderr, change
