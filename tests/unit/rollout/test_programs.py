@@ -347,6 +347,7 @@ def test_behind_a_server_calls_go_as_they_come(tmp_path: Path) -> None:
     assert not running()
 
 
+@pytest.mark.slow
 def test_programs_that_had_ended_are_not_started_again(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
