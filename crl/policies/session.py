@@ -117,10 +117,12 @@ class BatchSession(OwnPace):
             self._pending[row].extend(piece)
             self._ids[row].extend(piece)
 
-    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+    def replace(self, row: int, token_ids: Sequence[int], seed: int | None = None) -> None:
         """Give a row whose turn is over other ids. What is held of the ids up to the first that differs stays."""
         if row in self._turns or not token_ids:
             raise ValueError("a row is replaced between two turns, and not by nothing")
+        if seed is not None:
+            self._streams[row] = np.random.default_rng(seed)
         # The last id must be read to sample behind it.
         same = min(shared_prefix(self._ids[row], token_ids), len(token_ids) - 1)
         held = len(self._ids[row]) - len(self._pending[row])
