@@ -13,7 +13,7 @@ from crl.run.files import sha256_file
 from crl.run.journal import Committed
 from crl.run.lineage import Ancestor, Lineage
 from crl.run.manifest import Manifest, StageKey, key_of
-from crl.run.retention import Pruned
+from crl.run.pruned import Pruned
 
 FromRows = Callable[[int, str], bool]
 """Whether a stage of a round is a function of recorded rows, so that its files can be made again."""

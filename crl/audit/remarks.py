@@ -17,7 +17,8 @@ from crl.run.directory import is_round
 from crl.run.journal import JOURNAL, Journal, JsonLines, stage_of
 from crl.run.lease import LEASE, LeaseFile
 from crl.run.manifest import MANIFEST, Manifest, key_of
-from crl.run.retention import CHECKPOINT, PRUNED, unlisted
+from crl.run.pruned import PRUNED, unlisted
+from crl.run.retention import CHECKPOINT
 
 _LISTS = {PRUNED: "sha256s", "trackers.jsonl": "tracker"}
 """What each line of a list has, beside those of the journal."""

@@ -35,7 +35,8 @@ from crl.run.journal import Journal, committed, newest_attempt
 from crl.run.lease import LEASE, LOCK, LeaseFile
 from crl.run.lineage import LINEAGE, Lineage, load_lineage
 from crl.run.manifest import MANIFEST, FileDigest, Manifest, StageKey, key_of
-from crl.run.retention import CHECKPOINT, is_pruned, pruned
+from crl.run.pruned import is_pruned, pruned
+from crl.run.retention import CHECKPOINT
 
 _SHOWN = 5
 _RECORD = (EXPERIMENT, LINEAGE, "rounds", "bank", "decisions", "imports")

@@ -19,7 +19,8 @@ from crl.run.aside import take_file
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file
 from crl.run.manifest import Manifest, StageKey, key_of, parse_key
-from crl.run.retention import CHECKPOINT, Pruned, recorded_checkpoints
+from crl.run.pruned import Pruned
+from crl.run.retention import CHECKPOINT, recorded_checkpoints
 
 _OF_A_BANK: tuple[type[Row], ...] = (BankEntry, BankChange, BankSnapshot, Operation)
 """A bank is put together from these of several rounds, whatever stages declare, and mended from its operations."""

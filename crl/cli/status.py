@@ -251,7 +251,7 @@ def redo(
             say(f"The decision about round {number} goes as well: crl approve asks again.")
         for line in _cheaper(directory, recipe, number, stage):
             say(line)
-        agree("Take them back?", yes=yes, again=f"crl redo {shown(path)} --from {start}")
+        agree("Take them back?", yes=yes, again=f"crl redo {shown(path)} --from {quoted(start)}")
         moved = set_aside(path, number, stage, order, token=lease.token)
         if asks:
             withdrawn = withdraw_decision(path, number)
@@ -310,7 +310,7 @@ def _cheaper(directory: RunDirectory, recipe: Recipe, number: int, stage: str) -
         except CrlError:
             continue
         lines += [f"- leave this run as it is, and go on from round {newest} as another one:"]
-        lines += [f"    crl fork {where} --round {newest} --name {name}"]
+        lines += [f"    crl fork {where} --round {quoted(str(newest))} --name {quoted(name)}"]
         break
     return ["What costs less:", *lines] if lines else []
 

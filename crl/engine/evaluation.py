@@ -110,7 +110,7 @@ def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     """Whether retention deleted the weights that the evaluation of a round needs."""
     from crl.records import Weights
     from crl.rounds.weights import update_name
-    from crl.run.retention import pruned
+    from crl.run.pruned import pruned
 
     deleted = {entry.location for entry in pruned(directory.path)}
     updates = {update_name(owner) for owner in directory.method.owners()}

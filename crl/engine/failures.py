@@ -35,15 +35,13 @@ def advised(error: CrlError, run_path: Path, key: StageKey, role: str | None, at
     error.next_step = error.next_step.replace(f"roles.{ROLE}.", f"roles.{role or 'actor'}.")
     if (setting := _SETTING.search(error.next_step)) is None:
         return
-    name, (number, _) = run_path.absolute().name, key
-    changed = f"--set {setting[0]}=…"
-    error.next_step += (
-        f". The method of a run is frozen, so go on as another one: crl fork {quoted(run_path)} --round {number - 1} "
-        f"--name {quoted(f'{name}-2')} {changed}"
-        if number
-        else f". The method of a run is frozen, so begin another one: `crl train` with its file, --set name={name}-2 "
-        f"{changed}"
-    )
+    other, changed = f"{run_path.absolute().name}-2", quoted(f"{setting[0]}=VALUE")
+    if number := key[0]:
+        at = quoted(str(number - 1))
+        step = f"crl fork {quoted(run_path)} --round {at} --name {quoted(other)} --set {changed}"
+    else:
+        step = f"crl train, with its file, --set {quoted(f'name={other}')} and --set {changed}"
+    error.next_step += f". The method of a run is frozen; another one goes on with a changed method: {step}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from crl.report.story import LEFT, MADE, EvaluationUse, Event, Import, SourceEpi
 from crl.report.view_files import Tables
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
-from crl.run.retention import pruned
+from crl.run.pruned import pruned
 
 _CHANGES_NOTHING = ("rejected", "keep")
 _OF_OUTPUT = ("prompt", "output", "weights_digest", "role")

@@ -13,7 +13,7 @@ from crl.run.files import aside, disk_errors, fsync, move, temporary
 from crl.run.journal import Journal
 from crl.run.lease import commit_guard
 from crl.run.manifest import StageKey, key_of
-from crl.run.retention import Pruned, add_pruned, pruned
+from crl.run.pruned import Pruned, add_pruned, pruned
 
 
 def take_out(

@@ -25,7 +25,8 @@ from crl.run.head import heads
 from crl.run.journal import Journal
 from crl.run.lineage import LINEAGE, Ancestor, Lineage
 from crl.run.manifest import MANIFEST, Manifest, StageKey, key_of, stage_directory
-from crl.run.retention import CHECKPOINT, Pruned, add_pruned, is_pruned, pruned
+from crl.run.pruned import Pruned, add_pruned, is_pruned, pruned
+from crl.run.retention import CHECKPOINT
 
 FORKED = "forked"
 """Event of the journal that the run begins with."""

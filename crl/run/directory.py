@@ -37,6 +37,7 @@ from crl.run import files as files_
 from crl.run.data_files import with_data_digests
 from crl.run.lineage import Lineage, load_lineage, method_in
 from crl.run.manifest import MANIFEST, Manifest, parse_key, stage_directory
+from crl.run.pruned import is_left_out
 from crl.run.writer import StageWriter
 
 _ROUND = re.compile(r"^[0-9]{4,}$")
@@ -195,8 +196,6 @@ class RunDirectory:
         if recorded is None:
             return schema_of(row_type).empty_table()
         relative = (directory / name).relative_to(self.path).as_posix()
-        from crl.run.retention import is_left_out  # it reads run directories
-
         if not (directory / name).exists() and is_left_out(self.path, relative):
             raise RecordDamaged(
                 f"this run goes on without {relative}, which was damaged",

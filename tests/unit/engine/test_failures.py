@@ -44,7 +44,7 @@ def test_what_is_advised_can_be_followed() -> None:
     told = advice_of(died, (3, "distill"), (3, 3))
     assert "(attempt 3 of 3)" in told and "again in a new engine" not in told
     assert "method.roles.extractor.deepspeed.micro_batch" in told and "ROLE" not in told
-    command = "crl fork runs/mine --round 2 --name mine-2 --set method.roles.extractor.deepspeed.micro_batch=…"
+    command = "crl fork runs/mine --round 2 --name mine-2 --set method.roles.extractor.deepspeed.micro_batch=VALUE"
     assert command in told
     first = advice_of(failure_of(MemoryError(), "round 0, warm_start").error, (0, "warm_start"))
     assert "crl fork" not in first and "--set name=mine-2" in first, "before round 1 there is no round to fork at"
