@@ -111,7 +111,7 @@ class EndpointSession(SentWhole):
                 f"row {row} has {self.length(row)} characters",
                 expected=f"fewer than {self._policy.context}, the context of the role",
                 where="a running session",
-                next_step="raise the role's context: behind an endpoint it counts characters",
+                next_step="raise method.roles.ROLE.context: behind an endpoint it counts characters",
             )
         return functools.partial(self._answer, row, sampling)
 

@@ -175,7 +175,7 @@ class ServedSession(SentWhole):
                 f"Row {row} has {len(self._ids[row])} tokens and no room to answer.",
                 expected=f"fewer than {self._context}, the context of the role",
                 where=where,
-                next_step="Shorten the prompt, or raise the role's context.",
+                next_step="shorten the prompt, or raise method.roles.ROLE.context",
             )
         return room
 

@@ -94,7 +94,7 @@ class BatchSession(OwnPace):
                 f"A prompt has {len(prompts[longest])} tokens.",
                 expected=f"fewer than {context}, the context of the role",
                 where=f"row {longest} of the batch",
-                next_step="Shorten the prompt (examples, experience) or raise the role's context.",
+                next_step="shorten the prompt (examples, experience), or raise method.roles.ROLE.context",
             )
         self._model, self._end_ids, self._context, self._stops = model, end_ids, context, stops
         self._absent = None if absent is None else absent.to(model.device)
@@ -158,7 +158,7 @@ class BatchSession(OwnPace):
                     f"Row {row} has {len(self._ids[row])} tokens and no room to answer.",
                     expected=f"fewer than {self._context}, the context of the role",
                     where="a running session",
-                    next_step="End such episodes before they are sampled, or raise the role's context.",
+                    next_step="end such episodes before they are sampled, or raise method.roles.ROLE.context",
                 )
             self.extend({row: turn.follow()})
             self._turns[row] = turn

@@ -187,7 +187,7 @@ def opened_row(
             f"the prompt of role actor has {len(token_ids)} tokens without any observation or experience",
             expected=f"at most {allowed}: the context of {policy.context} less {sampling.max_new_tokens} new tokens",
             where=f"episode {task.episode_id}, family {task.family}",
-            next_step="shorten the prompt or its examples, or raise the role's context",
+            next_step="shorten the prompt or its examples, or raise method.roles.ROLE.context",
         )
     first = LiveSequence(
         generation_id=sequence_id(task.episode_id, stage, 0),
