@@ -74,7 +74,7 @@ class HarnessConfig(ProgramConfig):
             return [sys.executable, str(Path(__file__).with_name("call.py")), self.command]
         return found(self.command)
 
-    def sides(self) -> Sides:
+    def sides(self) -> Sides[Task]:
         """The tasks. Raises BadInput where they cannot be read."""
         return sides_of(self.tasks, self.prompt, self.test_size, held_out=self.held_out_from is not None)
 
