@@ -1,44 +1,73 @@
 """The conversations of one client as sequences of token ids: which one a call continues, and the ids of its prompt.
 
-A call continues the sequence whose messages, with what was answered, it begins with, if only messages that the model
-does not write follow. An assistant's message is the same if its content and its tool calls are: clients leave thoughts
-out and write JSON anew. Where it goes on from an earlier answer, the ids up to there are copied into a sequence of its
-own. What was sampled is never encoded again, unless the program has changed it.
+A call goes on from the answer whose conversation it begins with, if only messages that the model does not write follow.
+An assistant's message is the same if its content and its tool calls are: clients leave thoughts out and write JSON
+anew. Ids are copied and, where thoughts are stripped, left out (between tool calls when a user speaks, where the
+template keeps them so long); what was sampled is never encoded again, unless the program has changed it. A prompt that
+begins with a whole sequence continues it; any other begins one.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import chain
 
 from crl.gateway.messages import ChatRequest
-from crl.protocols import ConversationChat, Message, ParsedTurn, Sampled, StopReason, Tool
+from crl.protocols import ConversationChat, Message, ParsedTurn, Sampled, StopReason
+from crl.text.prefixes import shared_prefix
+
+_Turn = tuple[list[int], list[int]]
+"""Ids that asked for an answer, behind the answer before, and its own."""
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """What a conversation begins with."""
+
+    token_ids: list[int]
+    _free: Callable[[], list[int]]
+
+    @cached_property
+    def free(self) -> list[int]:
+        """Its ids without the text that is shown besides."""
+        return self._free()
+
+    def freed(self, token_ids: list[int]) -> list[int]:
+        """Ids that begin with it, without that text. They may lack the end of it, where a thought was begun."""
+        same = shared_prefix(self.token_ids, token_ids)
+        return [*self.free[: len(self.free) - len(self.token_ids) + same], *token_ids[same:]]
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
-    """Where an answer of a sequence ends."""
+class _History:
+    """A conversation up to a call."""
 
-    messages: int
-    tokens: int
+    opening: _Opening
+    settled: list[int]
+    """Ids that all later prompts begin with."""
+    turns: tuple[_Turn, ...]
+    """Behind these, whose thoughts may still go."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its ids."""
+        return [*self.settled, *chain.from_iterable((*asked, *wrote) for asked, wrote in self.turns)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A conversation up to an answer."""
+
+    history: _History
+    sequence: int
+    """Which has the answer."""
     by: int | None
-    """The id that ended it; None: it was cut off."""
+    """The id that ended the answer; None: it was cut off."""
     calls: int
-
-
-@dataclass
-class Sequence_:
-    """One sequence: its messages and its ids."""
-
-    index: int
-    tools: tuple[Tool, ...]
-    side: bool
-    token_ids: list[int]
-    free_prompt: Callable[[], list[int]]
-    """Ids of its first prompt without what `Conversations` shows besides."""
-    prompt_tokens: int
-    messages: list[Message] = field(default_factory=list)
-    ends: list[_End] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,76 +80,78 @@ class Prompt:
     shown: tuple[Message, ...]
     """All messages, as the model reads them."""
     new: tuple[Message, ...]
-    """The messages that its sequence did not have."""
-    continues: Sequence_ | None
-    free_prompt: Callable[[], list[int]]
+    """The messages behind the answer that it goes on from."""
+    continues: int | None
+    """The sequence that it begins with."""
+    history: _History
+    """Before `new`."""
+
+    def free_prompt(self) -> list[int]:
+        """Its ids without what `Conversations` shows besides."""
+        return self.history.opening.freed(self.token_ids)
 
 
 class Conversations:
     """All conversations of a client.
 
     Attributes:
-        sequences: in the order in which they began.
+        sequences: their ids, in the order in which they began.
     """
 
-    def __init__(self, chat: ConversationChat, *, shown: str = "", side: frozenset[str] = frozenset()) -> None:
-        """`shown`: a text at the end of the first system message of each. `side`: models with sequences apart."""
-        self._chat, self._shown, self._side = chat, shown, side
-        self.sequences: list[Sequence_] = []
+    def __init__(
+        self, chat: ConversationChat, *, shown: str = "", side: frozenset[str] = frozenset(), strip: bool = False
+    ) -> None:
+        """`shown`: a text at the end of the first system message of each. `side`: models with conversations apart.
+        `strip`: later prompts have no thoughts."""
+        self._chat, self._shown, self._side, self._strip = chat, shown, side, strip
+        self.sequences: list[list[int]] = []
+        self._answered: dict[str, list[_Answered]] = {}
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """The ids that answer a call. Raises BadInput where the template refuses its messages."""
-        side, messages = request.model in self._side, request.messages
-        shown, matched = with_text(messages, self._shown), self._matched(request, side)
-        if matched is None:
-            ids = self._chat.conversation(shown, request.tools)
-
-            def free() -> list[int]:
-                return self._chat.conversation(messages, request.tools) if self._shown else list(ids)
-
-            return Prompt(request, side, ids, shown, messages, None, free)
-        sequence, end = matched
-        new = messages[end.messages :]
-        piece = self._chat.follow(new, ended=end.by is not None, by=end.by, calls=end.calls)
-        copied = [*sequence.token_ids[: end.tokens], *piece]
-        since, free_before = sequence.prompt_tokens, sequence.free_prompt
-        continues = sequence if end is sequence.ends[-1] else None
-        return Prompt(request, side, copied, shown, new, continues, lambda: [*free_before(), *copied[since:]])
-
-    def _matched(self, request: ChatRequest, side: bool) -> tuple[Sequence_, _End] | None:
-        """The answer that a call goes on from; of equal ones the last of a sequence, for that is continued in place."""
-        answers = [at for at, message in enumerate(request.messages) if message.role == "assistant"]
-        if not answers:
-            return None
+        side, messages, tools = request.model in self._side, request.messages, request.tools
+        shown = with_text(messages, self._shown)
         # What follows it is not the model's, so it is the last assistant's message.
-        before = request.messages[: answers[-1] + 1]
-        ends = [
-            (sequence, end)
-            for sequence in self.sequences
-            if (sequence.tools, sequence.side) == (request.tools, side)
-            for end in sequence.ends
-            if end.messages == len(before) and tuple(sequence.messages[: len(before)]) == before
-        ]
-        return max(ends, key=lambda pair: (pair[1] is pair[0].ends[-1], pair[0].index), default=None)
+        last = max((at for at, message in enumerate(messages, 1) if message.role == "assistant"), default=0)
+        new, prompts = messages[last:], []
+        for before in self._answered.get(_key(request, messages[:last], side), ()):
+            history, whole = self._stripped(before.history, new), self.sequences[before.sequence]
+            piece = self._chat.follow(new, ended=before.by is not None, by=before.by, calls=before.calls)
+            ids = [*history.token_ids, *piece]
+            continues = before.sequence if ids[: len(whole)] == whole else None
+            prompts.append(Prompt(request, side, ids, shown, new, continues, history))
+        if prompts:  # of equal answers that of a sequence which ends there
+            return next((each for each in prompts if each.continues is not None), prompts[-1])
+        ids = self._chat.conversation(shown, tools)
+        opening = _Opening(ids, lambda: self._chat.conversation(messages, tools) if self._shown else ids)
+        return Prompt(request, side, ids, shown, messages, None, _History(opening, [], ()))
 
-    def answered(self, prompt: Prompt, sampled: Sampled, turn: ParsedTurn) -> Sequence_:
-        """The sequence with an answer: the one that was continued, or a new one, whose `token_ids` are its prompt.
+    def _stripped(self, history: _History, new: Sequence[Message]) -> _History:
+        """A history as a prompt has it that goes on with these messages."""
+        called = self._chat.takes_tools and all(message.role == "tool" for message in new)
+        if not self._strip or (called and self._chat.keeps_thoughts(new[-1].name)):
+            return history
+        turns = (self._chat.without_thoughts(*turn) for turn in history.turns)
+        return _History(history.opening, replace(history, turns=tuple(turns)).token_ids, ())
 
-        The sampled ids are not appended: the record of the sequence does that (`token_ids` may be shared with it).
-        """
-        sequence = prompt.continues
-        if sequence is None:
-            sequence = Sequence_(
-                len(self.sequences), prompt.request.tools, prompt.side, list(prompt.token_ids), prompt.free_prompt,
-                len(prompt.token_ids),
-            )  # fmt: skip
-            self.sequences.append(sequence)
-        sequence.messages = [*prompt.request.messages, Message("assistant", turn.content, turn.calls)]
-        ended = sampled.stop_reason is StopReason.end_of_turn and bool(sampled.token_ids)
-        tokens = len(prompt.token_ids) + len(sampled.token_ids)
-        by = sampled.token_ids[-1] if ended else None
-        sequence.ends.append(_End(len(sequence.messages), tokens, by, len(turn.calls)))
-        return sequence
+    def answered(self, prompt: Prompt, sampled: Sampled, turn: ParsedTurn) -> int:
+        """Take an answer: the sequence that has it, which was continued, or is new."""
+        wrote, history = sampled.token_ids, prompt.history
+        by = wrote[-1] if wrote and sampled.stop_reason is StopReason.end_of_turn else None
+        index = len(self.sequences) if prompt.continues is None else prompt.continues
+        self.sequences[index : index + 1] = [[*prompt.token_ids, *wrote]]
+        asked = prompt.token_ids[len(history.token_ids) :]
+        history = replace(history, turns=(*history.turns, (asked, wrote)))
+        messages = (*prompt.request.messages, Message("assistant", turn.content, turn.calls))
+        found = _Answered(history, index, by, len(turn.calls))
+        self._answered.setdefault(_key(prompt.request, messages, prompt.side), []).append(found)
+        return index
+
+
+def _key(request: ChatRequest, messages: Sequence[Message], side: bool) -> str:
+    """What conversations have in common that are one."""
+    written = json.dumps([side, [*map(asdict, request.tools)], [*map(asdict, messages)]], sort_keys=True)
+    return hashlib.sha256(written.encode()).hexdigest()
 
 
 def with_text(messages: Sequence[Message], text: str) -> tuple[Message, ...]:

@@ -24,6 +24,7 @@ import torch
 from crl.config.models import Update
 from crl.errors import RecordDamaged
 from crl.records import Sample
+from crl.text.prefixes import shared_prefix
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,6 @@ def tree_of(samples: Sequence[Sample]) -> Tree:
         tree.segments.append(own)
         before = inputs
     return tree
-
-
-def shared_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from the first on."""
-    pairs = zip(one, other, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, way: Update = "packed") -> list[list[list[Sample]]]:

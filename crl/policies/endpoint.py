@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 
 from crl.config import RoleConfig, SamplingConfig
 from crl.config.engines import ServerConfig
@@ -24,6 +23,7 @@ from crl.paths import quoted
 from crl.policies.served import SentWhole
 from crl.policies.serving import Client, key_of
 from crl.protocols import Answers, Sampled, StopReason, Tool
+from crl.text.answers import after_thoughts
 from crl.text.unicode import valid_text
 
 _TRIES = 5
@@ -102,9 +102,7 @@ class EndpointSession(SentWhole):
 
     def __init__(self, policy: EndpointPolicy, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
         self._policy = policy
-        super().__init__(policy.client, prompts)
-        self._seeds = [np.random.SeedSequence(seed) for seed in seeds]
-        self._turns = [0] * len(seeds)
+        super().__init__(policy.client, prompts, seeds)
 
     def _turn(self, row: int, sampling: SamplingConfig, answers: Answers | None) -> Callable[[], Sampled]:
         assert answers is None, "refused in the config"
@@ -118,14 +116,12 @@ class EndpointSession(SentWhole):
         return functools.partial(self._answer, row, sampling)
 
     def _answer(self, row: int, sampling: SamplingConfig) -> Sampled:
-        seed = np.random.SeedSequence(self._seeds[row].entropy, spawn_key=(self._turns[row],))
-        self._turns[row] += 1
         request: dict[str, Any] = {
             "model": self._policy.model,
             "messages": [{**each, "content": valid_text(each["content"])} for each in messages_of(self._ids[row])],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": int(seed.generate_state(1)[0] >> 1),  # 31 bits: some endpoints take no more
+            "seed": int(self._drawn(row).generate_state(1)[0] >> 1),  # 31 bits: some endpoints take no more
             self._policy.limit: sampling.max_new_tokens,
         }
         sent = {name: value for name, value in request.items() if name not in self._policy.leave_out}
@@ -153,6 +149,15 @@ class EndpointChat:
     def reply(self, text: str, *, ended: bool, by: int | None = None, call: str | None = None) -> list[int]:
         """The end of an answer (unless `ended`), the user's text, and the beginning of the next answer."""
         return [*([] if ended else [_END]), _ROLES["user"], *map(ord, text), _ROLES["assistant"]]
+
+    def keeps_thoughts(self, call: str) -> bool:
+        """No: tools are described in the prompt."""
+        return False
+
+    def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The prompt as it is, and what follows the thoughts."""
+        answer = (after_thoughts(self.decode(wrote)) or "").lstrip("\n")
+        return list(asked), [*map(ord, answer), *([_END] if _END in wrote else [])]
 
     def answer(self, text: str, *, call: bool = False) -> list[int]:
         """What an answer of this text is."""

@@ -40,21 +40,24 @@ class SentWhole(OwnPace):
         self,
         client: Client,
         prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
         failed: Callable[[EngineDied], EngineDied] = lambda error: error,
     ) -> None:
         """`failed`: told of an answer that did not come or cannot be; the error that is raised in its place."""
         self._client, self._failed = client, failed
         self._ids = {row: list(prompt) for row, prompt in enumerate(prompts)}
+        self._streams = [np.random.SeedSequence(seed) for seed in seeds]
+        self._draws = [0] * len(seeds)
         self._begun: dict[Future[Sampled], int] = {}
 
     def begin(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
     ) -> None:
-        """Send a turn of each row given, all at once; with `answers` one of the row's own.
+        """Send a turn of each row given, all at once; of a row that has `answers` one of these.
 
         Raises PromptTooLong where a row has no room for an answer; nothing is sent then.
         """
-        turns = {row: self._turn(row, sampling, None if answers is None else answers[row]) for row in rows}
+        turns = {row: self._turn(row, sampling, (answers or {}).get(row)) for row in rows}
         self._begun |= {self._client.begin(turn): row for row, turn in turns.items()}
 
     def advance(self) -> dict[int, Sampled]:
@@ -97,6 +100,19 @@ class SentWhole(OwnPace):
         """Append ids that the model did not sample to the rows given."""
         for row, piece in pieces.items():
             self._ids[row] += piece
+
+    def replace(self, row: int, token_ids: Sequence[int], seed: int | None = None) -> None:
+        """Give a row other ids. What both begin with is in the server's prefix cache."""
+        self._ids[row] = list(token_ids)
+        if seed is not None:
+            self._streams[row], self._draws[row] = np.random.SeedSequence(seed), 0
+
+    def _drawn(self, row: int) -> np.random.SeedSequence:
+        """What the next draw of a row follows from."""
+        # spawn_key as SeedSequence.spawn sets it, without the state that spawn keeps: a retry draws the same again.
+        stream = np.random.SeedSequence(self._streams[row].entropy, spawn_key=(self._draws[row],))
+        self._draws[row] += 1
+        return stream
 
     def drop(self, rows: Sequence[int]) -> None:
         """Forget rows that are finished; they may not be used again."""
@@ -141,9 +157,7 @@ class ServedSession(SentWhole):
         self._weights, self._end_ids, self._context, self._stops = weights, end_ids, context, stops
         self._absent = frozenset(absent)
         self._bias = {"logit_bias": {str(index): _NEVER for index in absent}} if absent else {}
-        super().__init__(client, prompts, failed)
-        self._streams = [np.random.SeedSequence(seed) for seed in seeds]
-        self._draws = [0] * len(seeds)
+        super().__init__(client, prompts, seeds, failed)
         for row in self._ids:
             self._room(row, "the batch")
 
@@ -196,9 +210,6 @@ class ServedSession(SentWhole):
 
     def _request(self, row: int, read: Sequence[int], temperature: float, **more: Any) -> tuple[list[int], list[float]]:
         """Ids and their log-probabilities, from one request."""
-        # spawn_key as SeedSequence.spawn sets it, without the state that spawn keeps: a retry draws the same again.
-        stream = np.random.SeedSequence(self._streams[row].entropy, spawn_key=(self._draws[row],))
-        self._draws[row] += 1
         found = self._client.post(
             GENERATE,
             {
@@ -206,7 +217,7 @@ class ServedSession(SentWhole):
                 "cache_salt": self._weights,
                 "sampling_params": {
                     "temperature": temperature,
-                    "seed": int(stream.generate_state(1, np.uint64)[0] >> 1),  # the server takes 63 bits
+                    "seed": int(self._drawn(row).generate_state(1, np.uint64)[0] >> 1),  # the server takes 63 bits
                     "logprobs": 0,
                     "stop_token_ids": sorted(self._end_ids),
                     # Ids that end a turn are those above, whatever the checkpoint's files name.

@@ -44,6 +44,8 @@ from crl.protocols import (
     Policy,
     RunsPrograms,
     Sampled,
+    Served,
+    Session,
     Step,
     StopReason,
 )
@@ -52,7 +54,6 @@ from crl.rollout.environments import Readable, is_finite
 from crl.rollout.live import EpisodeSlot, LiveEpisode, LiveSequence, as_planned, sequence_id
 from crl.rollout.play import PlayedEpisode, Progress, finish, played_episode, tell
 from crl.rollout.processes import ProgramProcess
-from crl.rollout.stepping import EndsByTime
 from crl.run.journal import JsonLines
 from crl.run.seeds import number_of
 from crl.text.outputs import fill, prompt_text
@@ -106,6 +107,12 @@ class _Run:
     limit: StopReason | None = None
     """Why a call was refused that asked for more than there is."""
     over: bool = False
+
+    @property
+    def next(self) -> _Next:
+        """What it is answered next, where it waits."""
+        assert self.following is not None
+        return self.following
 
 
 def play_programs(
@@ -163,7 +170,10 @@ class _Wave:
         self._kept = {} if file is None else {line.get("episode"): line for line in file.read()}
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._runs: list[_Run] = []
-        self._by_time = False
+        self._by_time = isinstance(policy, Served)
+        self._session: Session | None = None
+        self._rows: dict[int, _Run] = {}
+        """The programs whose conversations the rows of the session hold."""
 
     def add(self, number: int, row: LiveEpisode) -> None:
         """An episode to play."""
@@ -188,7 +198,7 @@ class _Wave:
         with Gateway(socket) as gateway, ExitStack() as stack:
             self._gateway = gateway
             stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            stack.callback(self._end_all)
+            stack.callback(self._close)
             self._threads = stack.enter_context(ThreadPoolExecutor(len(self._runs)))
             for run in self._runs:
                 if run.kept is None and not run.over:
@@ -213,7 +223,8 @@ class _Wave:
     def _conversations(self, row: LiveEpisode) -> Conversations:
         prompt, shown = self._method.prompts_of(row.slot.task.family)["actor"], row.slot.shown
         text = "" if shown is None else fill(prompt.experience, {"experience": shown}).rstrip()
-        return Conversations(self._chat, shown=text, side=frozenset(self._environment.side))
+        strip = self._method.role("actor").history == "strip_thoughts"
+        return Conversations(self._chat, shown=text, side=frozenset(self._environment.side), strip=strip)
 
     def _start(self, run: _Run) -> None:
         run.kept, run.since = None, time.monotonic()
@@ -307,7 +318,9 @@ class _Wave:
             end = _STEP.dump_python(step, mode="json", warnings=False)
             self._file.append({"episode": row.slot.task.episode_id, "calls": _folded(run.asked), "end": end})
 
-    def _end_all(self) -> None:
+    def _close(self) -> None:
+        if self._session is not None:
+            self._session.close()
         for run in self._runs:
             if run.process is not None and not run.over:
                 run.process.end()
@@ -412,29 +425,37 @@ class _Wave:
 
     def _sample(self, runs: Sequence[_Run]) -> None:
         """Answer one call of each, all side by side."""
-        following = [cast(_Next, run.following) for run in runs]
-        prompts = [each.prompt.token_ids for each in following]
-        session = self._policy.open(prompts, [each.seed for each in following], self._method.rollout.batch)
-        self._by_time = isinstance(session, EndsByTime)
-        sampled: dict[int, Sampled] = {}
-        with closing(session):
-            session.begin(range(len(runs)), self._sampling)
-            while len(sampled) < len(runs):
-                ended = session.advance()
-                if not ended:
-                    raise StageFailed(
-                        "the policy's session ended no turn",
-                        expected="a turn of each row",
-                        where=f"stage {self._stage}",
-                    )
-                sampled |= ended
-                session.drop(list(ended))
-        for index, run in enumerate(runs):
-            self._take(run, following[index], sampled[index])
+        waiting = list(runs)
+        if self._session is None:
+            opened = waiting[: self._method.rollout.batch]
+            prompts, seeds = zip(*((run.next.prompt.token_ids, run.next.seed) for run in opened), strict=True)
+            self._session, self._rows = self._policy.open(prompts, seeds), dict(enumerate(opened))
+        session, rows = self._session, self._rows
+        under_way: dict[int, _Run] = {}
+        while waiting or under_way:
+            begun = []
+            for row in sorted(rows.keys() - under_way.keys()):
+                # What was read of its conversations is kept where a program keeps its row.
+                run = rows[row] if rows[row] in waiting else next((r for r in waiting if r not in rows.values()), None)
+                if run is not None:
+                    waiting.remove(run)
+                    session.replace(row, run.next.prompt.token_ids, run.next.seed)
+                    rows[row] = under_way[row] = run
+                    begun.append(row)
+            if begun:
+                session.begin(sorted(begun), self._sampling)
+            ended = session.advance()
+            if not ended:
+                raise StageFailed(
+                    "the policy's session ended no turn", expected="a turn of each row", where=f"stage {self._stage}"
+                )
+            for row, sampled in sorted(ended.items()):
+                run = under_way.pop(row)
+                self._take(run, run.next, sampled)
 
     def _sample_beside(self, run: _Run) -> None:
         """The same of one program, in a thread: behind a server rows do not depend on each other."""
-        following = cast(_Next, run.following)
+        following = run.next
 
         def taken(work: Callable[[], Sampled]) -> None:
             run.sampling = False
@@ -470,21 +491,19 @@ class _Wave:
         run.repeats[following.digest] += 1
         run.asked.append((prompt.request, answer))
         turn = self._chat.parsed(sampled.token_ids, prompt.request.tools)
-        sequence = run.conversations.answered(prompt, sampled, turn)
+        index = run.conversations.answered(prompt, sampled, turn)
         if prompt.continues is None:
             text = _text(prompt.shown)
-            # The ids are shared: what is appended to the record is appended to the conversation.
-            live = LiveSequence(self._name(run, sequence.index), text, prompt.free_prompt, sequence.token_ids)
-            row.sequences.append(live)
-        else:
-            live = row.sequences[sequence.index]
-            live.append(prompt.token_ids[len(live.token_ids) :])
+            ids = list(prompt.token_ids)
+            row.sequences.append(LiveSequence(self._name(run, index), text, prompt.free_prompt, ids))
+        live = row.sequences[index]
+        live.append(prompt.token_ids[len(live.token_ids) :])
         recorded = sampled
         if prompt.side:
             nothing = len(sampled.token_ids)
             recorded = dataclasses.replace(sampled, drawn=[0] * nothing, logprobs=[0.0] * nothing, choices=[])
         else:
-            run.messages = tuple(sequence.messages)
+            run.messages = (*prompt.request.messages, Message("assistant", turn.content, turn.calls))
         first, last = live.append_sampled(recorded)
         number = len(row.turns)
         row.turns.append(

@@ -22,20 +22,30 @@ class Letters:
     def follow(self, messages: Sequence[Message], *, ended: bool, by: int | None = None, calls: int = 0) -> list[int]:
         return self.conversation(messages)
 
+    takes_tools = True
+
+    def keeps_thoughts(self, call: str) -> bool:
+        return call == "add"
+
+    def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
+        """A prompt's last character begins a thought, which ends with a brace."""
+        thought = wrote.index(ord("}")) + 1 if ord("}") in wrote else 0
+        return list(asked[:-1] if thought else asked), list(wrote[thought:])
+
 
 def user(text: str) -> Message:
     return Message("user", text)
 
 
-def said(made: Conversations, request: ChatRequest, text: str, *calls: str) -> tuple[bool, list[int]]:
-    """Answer a call: whether it went on in place, and its prompt."""
+def said(made: Conversations, request: ChatRequest, text: str, *calls: str) -> tuple[bool, str, str]:
+    """Answer a call: whether it went on in place, its prompt, and that without what is shown."""
     prompt = made.prompt(request)
     sampled = Sampled([*map(ord, text), 1], [0.0] * (len(text) + 1), StopReason.end_of_turn)
-    sequence = made.answered(prompt, sampled, ParsedTurn(text, "", calls))
-    if prompt.continues is not None:
-        sequence.token_ids += prompt.token_ids[len(sequence.token_ids) :]
-    sequence.token_ids += sampled.token_ids
-    return prompt.continues is not None, prompt.token_ids
+    content = text.partition("}")[2] if "}" in text else text
+    assert made.answered(prompt, sampled, ParsedTurn(content, "", calls)) == (
+        len(made.sequences) - 1 if prompt.continues is None else prompt.continues
+    )
+    return prompt.continues is not None, *("".join(map(chr, ids)) for ids in (prompt.token_ids, prompt.free_prompt()))
 
 
 def test_answers_are_the_same_if_content_and_calls_are() -> None:
@@ -52,9 +62,8 @@ def test_answers_are_the_same_if_content_and_calls_are() -> None:
         ],
     }  # fmt: skip
     request = read_request(json.dumps(again).encode())
-    went_on, ids = said(made, request, "One.")
-    assert went_on and len(made.sequences) == 1
-    assert "".join(map(chr, ids)) == "[user:Hi.]Well.\x01[tool:1]"
+    assert said(made, request, "One.")[:2] == (True, "[user:Hi.]Well.\x01[tool:1]")
+    assert len(made.sequences) == 1
     for changed in (
         ChatRequest("m", request.messages),  # without the tools
         ChatRequest("m", (request.messages[0], Message("assistant", "Well!", (CALL,)), request.messages[2]), (TOOL,)),
@@ -70,28 +79,53 @@ def test_a_call_from_an_earlier_answer_copies_the_ids_up_to_there() -> None:
     said(made, ChatRequest("m", start), "A")
     after = (*start, Message("assistant", "A"))
     assert said(made, ChatRequest("m", (*after, user("1"))), "B")[0]
-    went_on, ids = said(made, ChatRequest("m", (*after, user("2"))), "C")
-    assert not went_on and "".join(map(chr, ids)) == "[system:S.\nHint.][user:Hi.]A\x01[user:2]"
+    went_on, ids, free = said(made, ChatRequest("m", (*after, user("2"))), "C")
+    assert not went_on and ids == "[system:S.\nHint.][user:Hi.]A\x01[user:2]" and free == ids.replace("\nHint.", "")
     assert said(made, ChatRequest("m", (*after, user("2"), Message("assistant", "C"), user("3"))), "D")[0]
-    free = ["".join(map(chr, each.free_prompt())) for each in made.sequences]
-    assert free == ["[system:S.][user:Hi.]", "[system:S.][user:Hi.]A\x01[user:2]"]
+
+
+def test_thoughts_are_left_out_of_later_prompts() -> None:
+    made = Conversations(Letters(), shown="Hint.", strip=True)  # type: ignore[arg-type]
+    one = (Message("system", "S."), user("Hi."))
+    two = (*one, Message("assistant", "A"), user("1"))
+    three = (*two, Message("assistant", "B"), user("2"))
+    said(made, ChatRequest("m", one), "{Hm}A")
+    went_on, ids, free = said(made, ChatRequest("m", two), "B")
+    assert not went_on and ids == "[system:S.\nHint.][user:Hi.A\x01[user:1]", "as the prompt began the thought"
+    assert free == ids.replace("\nHint.", "")
+    went_on, ids, free = said(made, ChatRequest("m", three), "C")
+    assert went_on and ids.endswith("[user:1]B\x01[user:2]") and free == ids.replace("\nHint.", "")
+    assert [len(each) for each in made.sequences] == [len("[system:S.\nHint.][user:Hi.]{Hm}A") + 1, len(ids) + 2]
+
+
+def test_thoughts_between_tool_calls_stay_until_a_user_speaks() -> None:
+    made = Conversations(Letters(), strip=True)  # type: ignore[arg-type]
+    called = (user("Hi."), Message("assistant", "", (CALL,)), Message("tool", "1", (), "add"))
+    twice = (*called, Message("assistant", "", (CALL,)), Message("tool", "2", (), "add"))
+    asked = (*twice, Message("assistant", "3"), user("So?"))
+    assert not said(made, ChatRequest("m", called[:1]), "{Hm}", CALL)[0]
+    assert said(made, ChatRequest("m", called), "{Oh}", CALL)[0]
+    went_on, ids, _ = said(made, ChatRequest("m", twice), "{Ah}3")
+    assert went_on and ids == "[user:Hi.]{Hm}\x01[tool:1]{Oh}\x01[tool:2]"
+    went_on, ids, _ = said(made, ChatRequest("m", asked), "4")
+    assert not went_on and ids == "[user:Hi.\x01[tool:1\x01[tool:23\x01[user:So?]"
 
 
 def test_a_call_that_comes_again_has_the_same_ids_and_a_sequence_of_its_own() -> None:
     made = Conversations(Letters())  # type: ignore[arg-type]
     request = ChatRequest("m", (user("Hi."),))
     first, second = said(made, request, "A"), said(made, request, "A")
-    assert first == second == (False, first[1]) and len(made.sequences) == 2
-    went_on, _ = said(made, ChatRequest("m", (user("Hi."), Message("assistant", "A"), user("B"))), "C")
-    again, _ = said(made, ChatRequest("m", (user("Hi."), Message("assistant", "A"), user("B"))), "C")
-    assert went_on and again and len(made.sequences) == 2, "each goes on in one of the two"
+    assert first == second == (False, "[user:Hi.]", "[user:Hi.]") and len(made.sequences) == 2
+    further = ChatRequest("m", (user("Hi."), Message("assistant", "A"), user("B")))
+    assert said(made, further, "C")[0] and said(made, further, "C")[0]
+    assert len(made.sequences) == 2, "each goes on in one of the two"
 
 
 def test_side_models_have_sequences_apart() -> None:
     made = Conversations(Letters(), side=frozenset({"critic"}))  # type: ignore[arg-type]
     said(made, ChatRequest("m", (user("Hi."),)), "A")
-    went_on, _ = said(made, ChatRequest("critic", (user("Hi."), Message("assistant", "A"), user("B"))), "C")
-    assert not went_on and [each.side for each in made.sequences] == [False, True]
+    assert not said(made, ChatRequest("critic", (user("Hi."), Message("assistant", "A"), user("B"))), "C")[0]
+    assert len(made.sequences) == 2
 
 
 def test_a_text_stands_at_the_end_of_the_first_system_message() -> None:

@@ -90,16 +90,23 @@ class ReadingPolicy:
     def __init__(
         self, chat: ChatFormat, says: Callable[[str], str], context: int = 4000, by_time: bool = False
     ) -> None:
-        self.chat, self.says, self.context, self.by_time = chat, says, context, by_time
+        self.chat, self.says, self.context = chat, says, context
         self.batches: list[list[tuple[int, list[int], list[int]]]] = []
 
+        if by_time:
+            self.hand_over = lambda checkpoint, weights: None  # as behind a server
+
     def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limit: int | None = None) -> ReadingSession:
-        return (TimedSession if self.by_time else ReadingSession)(self, prompts, seeds)
+        return ReadingSession(self, prompts, seeds)
 
 
 class ReadingSession(WholeTurns):
     def __init__(self, policy: ReadingPolicy, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
         self.policy, self.prompts, self.seeds = policy, [list(each) for each in prompts], list(seeds)
+
+    def replace(self, row: int, token_ids: Sequence[int], seed: int | None = None) -> None:
+        assert seed is not None
+        self.prompts[row], self.seeds[row] = list(token_ids), seed
 
     def sample(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Any] | None = None
@@ -117,8 +124,3 @@ class ReadingSession(WholeTurns):
 
     def drop(self, rows: Sequence[int]) -> None:
         pass
-
-
-class TimedSession(ReadingSession):
-    def advance_beside(self, others: Any) -> dict[int, Sampled]:
-        return self.advance()

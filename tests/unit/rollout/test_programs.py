@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from crl.checks import check_tables
-from crl.config import SamplingConfig
+from crl.config import RoleConfig, SamplingConfig
 from crl.policies.chat import ChatFormat
+from crl.protocols import Message
 from crl.records import Episode, Generation, Turn, table_of
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, stripped_contexts
@@ -52,8 +53,8 @@ def play(
     folder: Path, policy: ReadingPolicy, environment: Programs, played: Sequence[EpisodeSlot], **options: Any
 ) -> list[PlayedEpisode]:
     found = play_programs(
-        policy, environment, played, method=method(), seed_of=seed_of, sampling=SAMPLING, weights_digest="0" * 64,
-        stage="collect", folder=folder / "programs", **options,
+        policy, environment, played, seed_of=seed_of, sampling=SAMPLING, weights_digest="0" * 64, stage="collect",
+        folder=folder / "programs", **{"method": method(), **options},
     )  # fmt: skip
     assert not (folder / "programs").exists(), "their folders are gone"
     assert not running(), "no program, and nothing that one started, is left"
@@ -139,6 +140,27 @@ ask([*longer, two, user("Last.")])                      # the first one, still
     assert not any(branch.loss_mask[: first.last_token]) and sum(branch.loss_mask) > 0
     assert "No." in chat()._tokenizer.decode(changed.token_ids) and len(alone.token_ids) < len(main.token_ids)
     assert found.episode.tokens_read == sum(record.loss_mask.count(0) for record in found.generations)
+
+
+@pytest.mark.slow
+def test_thoughts_stay_or_go_as_the_actor_s_history_says(tmp_path: Path) -> None:
+    thinks = chat("qwen3")
+    played = {}
+    for history in ("append", "strip_thoughts"):
+        roles = {"actor": RoleConfig(history=history), "extractor": RoleConfig()}
+        made = ReadingPolicy(thinks, lambda text: "<think>\nI count.\n</think>\n\nThree.")
+        (played[history],) = play(
+            tmp_path, made, Programs(TALK), slots(3), method=method().model_copy(update={"roles": roles})
+        )
+    (whole,), stripped = (played[history].generations for history in ("append", "strip_thoughts"))
+    assert sum(whole.loss_mask) == sum(sum(record.loss_mask) for record in stripped) and len(stripped) == 3
+    texts = [thinks._tokenizer.decode(record.token_ids) for record in stripped]
+    assert [text.count("I count.") for text in texts] == [1, 1, 1]
+    messages = [Message("system", "Be short."), Message("user", task_of(3))]
+    for at, record in enumerate(stripped):
+        prompt = record.token_ids[: record.loss_mask.index(1)]
+        assert prompt == thinks.conversation(messages), "the template's own rendering"
+        messages += [Message("assistant", "Three."), Message("user", f"Go on {at}.")]
 
 
 @pytest.mark.slow
@@ -349,11 +371,11 @@ def test_the_same_seeds_are_drawn_whatever_else_is_in_the_wave(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_log_probabilities_of_sixteen_at_once_are_those_of_teacher_forcing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", [None, 5])
+def test_log_probabilities_of_sixteen_at_once_are_those_of_teacher_forcing(tmp_path: Path, batch: int | None) -> None:
     """On the own sampler, with a real model: what a call read and wrote is what its row says."""
     import torch
 
-    from crl.config import RoleConfig
     from crl.policies import load_policy, resolve_model
 
     role = RoleConfig(model="tiny", context=600, sampling=SAMPLING.model_copy(update={"max_new_tokens": 12}))
@@ -364,14 +386,24 @@ def test_log_probabilities_of_sixteen_at_once_are_those_of_teacher_forcing(tmp_p
         replace(slot, task=replace(slot.task, episode_id=f"r1-walk-g{at}-m0", group=at, member=0))
         for at, slot in enumerate(wave)
     ]
+    read = 0
+
+    def count(module: Any, args: Any, given: Any) -> None:
+        nonlocal read
+        read += given["input_ids"].numel()
+
+    hook = tiny.model.register_forward_pre_hook(count, with_kwargs=True)
     made = [
         play_programs(
-            tiny, Programs(code), wave, method=method(), seed_of=seed_of, sampling=role.sampling,
+            tiny, Programs(code), wave, method=method(batch=batch), seed_of=seed_of, sampling=role.sampling,
             weights_digest="0" * 64, stage="collect", folder=tmp_path / "programs",
         )
         for _ in range(2)
     ]  # fmt: skip
+    hook.remove()
     assert made[0] == made[1], "to the last bit"
+    ids = sum(len(record.token_ids) for played in made[0] for record in played.generations)
+    assert batch or read < 2 * ids, "what was read for the call before is kept"
     for played in made[0]:
         assert (
             len(played.generations) == min(2, played.episode.turns - 1)
