@@ -234,6 +234,8 @@ class Program:
     """Where it reaches the gateway, in a sandbox with a loopback of its own."""
     user: int | None = None
     """Of this machine, that it is started as; None: this process's."""
+    seconds: float | None = None
+    """Its own limit, where that is shorter than the one of all."""
 
 
 @dataclass(frozen=True, slots=True)

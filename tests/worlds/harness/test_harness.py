@@ -168,6 +168,6 @@ for thread in both: thread.join()
 def test_programs_are_checked_with_the_tiny_model(folder: Path, code: str, outcomes: list[str], said: str) -> None:
     (folder / "agent.py").write_text(ASKS + code)
     family = FamilyConfig(name="sums", environment=config(command=["python", "agent.py"]))
-    found = check_programs(family)
+    found = check_programs(family, 60.0)
     assert [finding.outcome for finding in found] == outcomes
     assert any(said in finding.message for finding in found)
