@@ -73,6 +73,8 @@ def layout_of(text: str) -> Layout:
             raise Refused(line, f"{word}, which is done when an image is built: {rest[:80]}")
     if not bases:
         raise Refused(1, "it names no base: FROM is missing")
+    if len(folders) == 1:
+        raise Refused(1, "it names no folder to work in: WORKDIR is missing")
     return Layout(tuple(steps), folders[-1], tuple(folders[1:]), tuple(variables.items()))
 
 

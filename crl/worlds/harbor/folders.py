@@ -114,9 +114,9 @@ def tasks_of(name: str) -> Sequence[FolderTask]:
         try:
             found.append(_task(folder))
         except Refused as refused:
-            faults.append(f"{short(folder)}/environment/Dockerfile, {refused}")
+            faults.append(f"{folder.name}/environment/Dockerfile, {refused}")
         except (OSError, ValueError) as error:
-            faults.append(f"{short(folder)}: {error}")
+            faults.append(f"{folder.name}: {error}")
     if faults or not found:
         more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
         said = "\n".join([*faults[:_SHOWN], *more]) if faults else "no folder in it holds a task.toml"

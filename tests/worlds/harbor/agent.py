@@ -20,4 +20,7 @@ messages = [{"role": "user", "content": os.environ["CRL_TASK"]}]
 for _ in range(2):
     command = answered(messages)
     done = subprocess.run(["bash", "-c", command.replace("\0", "")], capture_output=True, text=True, errors="replace")
-    messages += [{"role": "assistant", "content": command}, {"role": "user", "content": (done.stdout + done.stderr)[:200]}]
+    messages += [
+        {"role": "assistant", "content": command},
+        {"role": "user", "content": (done.stdout + done.stderr)[:200]},
+    ]
