@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import verifiers as vf  # type: ignore[import-not-found]
@@ -63,6 +65,9 @@ async def remembered(state: Any) -> float:
 
 
 def load_environment(kind: str, count: int = 120) -> Any:
+    if starts := os.environ.get("CRL_TEST_STARTS"):
+        with Path(starts).open("a") as file:
+            file.write(f"{Path.cwd().name}\n")
     rubric = vf.Rubric(funcs=[right, length], weights=[1.0, 0.25])
     both = {"dataset": rows(count), "eval_dataset": rows(20, 1000), "rubric": rubric}
     if kind == "single":
