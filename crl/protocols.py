@@ -236,6 +236,8 @@ class Program:
     """Of this machine, that it is started as; None: this process's."""
     seconds: float | None = None
     """Its own limit, where that is shorter than the one of all."""
+    watch: Callable[[Sequence[int]], str] | None = None
+    """Which limit its processes break, in words, from their ids; empty: none. It is asked while they run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from crl.protocols import Message, ParsedTurn, StopReason, Tool
 from crl.text.calls import JSON, call_of
 from crl.text.unicode import valid_text
 
-MOST_MESSAGES, MOST_TOOLS = 4096, 256
+MOST_MESSAGES, MOST_TOOLS, DEEPEST = 4096, 256, 64
 ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
 }  # fmt: skip
@@ -48,7 +48,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
 
 
-def read_request(body: bytes) -> ChatRequest:
+def read_request(body: bytes | bytearray) -> ChatRequest:
     """Raises ApiError for what is no chat completion, or one that cannot be answered."""
     try:
         value = json.loads(body)
@@ -129,8 +129,8 @@ def _calls(values: Any, where: str) -> Iterator[tuple[str, str]]:
             written = call_of(call) if isinstance(call, dict) else None
         except (ValueError, RecursionError):
             written = None
-        if written is None or not _is_text(value.get("id")):
-            raise _bad("A call has an id, a name, and a JSON object as arguments.", where)
+        if written is None or not _is_text(value.get("id")) or not _is_shallow(json.loads(written)):
+            raise _bad("A call has an id, a name, and a JSON object as arguments, not too deep.", where)
         yield value["id"], written
 
 
@@ -143,10 +143,16 @@ def _tools(values: Any) -> tuple[Tool, ...]:
         if not isinstance(called, dict) or not _is_text(called.get("name")):
             raise _bad(f"tools[{at}] is no function with a name.", f"tools[{at}]")
         parameters, about = called.get("parameters") or {}, called.get("description") or ""
-        if not isinstance(parameters, dict) or not isinstance(about, str):
-            raise _bad(f"tools[{at}] has a description and a JSON schema.", f"tools[{at}]")
+        if not isinstance(parameters, dict) or not isinstance(about, str) or not _is_shallow(parameters):
+            raise _bad(f"tools[{at}] has a description and a JSON schema, not too deep.", f"tools[{at}]")
         found.append(Tool(called["name"], valid_text(about), parameters))
     return tuple(found)
+
+
+def _is_shallow(value: Any, levels: int = DEEPEST) -> bool:
+    """Whether whoever reads it can go through all of it."""
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_shallow(each, levels - 1) for each in values)
 
 
 def _is_text(value: Any) -> bool:

@@ -1,8 +1,8 @@
 """The server: chat completions on loopback, for clients that each have a path and a key of their own.
 
 It answers nobody else: a wrong key, a Host that is not this machine (a page that rebinds a name), and any Origin (a
-page in a browser) are refused. Bodies and open calls are bounded. It samples nothing: a call is handed to whoever
-opened the path, and is answered from any thread.
+page in a browser) are refused. Bodies, open calls and connections are bounded, so that a program can harm only itself.
+It samples nothing: a call is handed to whoever opened the path, and is answered from any thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,13 +26,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from crl.gateway.messages import Answer, ApiError, ChatRequest, read_request
 
 LARGEST_BODY = 16 << 20
-"""Bytes of a call."""
+"""Bytes of a call, and of all calls of a client that are open at one time."""
 MOST_OPEN = 64
 """Calls of a client that are open at one time."""
+MOST_IDLE = 256
+"""Connections without a call: of more the oldest is closed, for each costs this process a file."""
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -65,7 +68,22 @@ class Client:
     submit: Callable[[Call], None]
     """Takes a call; may raise ApiError. Called in the server's thread: it must not wait."""
     open: int = 0
+    size: int = 0
+    """Bytes of the calls that are open."""
     calls: set[Call] = field(default_factory=set)
+
+
+class _Connection(H11Protocol):
+    """A connection; the server's list of them has no order."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Make room for it."""
+        super().connection_made(cast(asyncio.Transport, transport))
+        self.since = self.loop.time()
+        connections = cast("set[_Connection]", self.connections)
+        idle = [each for each in connections if each.cycle is None or each.cycle.response_complete]
+        if len(idle) > MOST_IDLE:
+            min(idle, key=lambda each: each.since).transport.abort()
 
 
 class Gateway:
@@ -97,7 +115,9 @@ class Gateway:
             unix_socket.chmod(0o666)
         config = uvicorn.Config(
             app, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False,
-            timeout_graceful_shutdown=1, h11_max_incomplete_event_size=64 << 10, http="h11", loop="asyncio",
+            timeout_graceful_shutdown=1, h11_max_incomplete_event_size=64 << 10, http=_Connection, loop="asyncio",
+            # Longer than clients keep an idle connection: a call that is sent on one that just closes is lost.
+            timeout_keep_alive=75,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
@@ -157,8 +177,10 @@ class Gateway:
         if client.open >= MOST_OPEN:
             raise ApiError(f"At most {MOST_OPEN} calls are open at one time.", code="too_many_calls", status=429)
         client.open += 1
+        body = bytearray()
         try:
-            chat = read_request(await _body(request))
+            await _read(request, client, body)
+            chat = read_request(body)
             call = Call(chat)
             client.calls.add(call)
             try:
@@ -170,23 +192,23 @@ class Gateway:
             return Response(status_code=499)
         finally:
             client.open -= 1
+            client.size -= len(body)
         if chat.stream:
             return StreamingResponse(_events(answer, chat), media_type="text/event-stream")
         return JSONResponse(answer.body(chat))
 
 
-async def _body(request: Request) -> bytes:
+async def _read(request: Request, client: Client, body: bytearray) -> None:
     """Raises ApiError for one that is too large, ClientDisconnect where it does not come."""
-    too_large = ApiError(f"A call has at most {LARGEST_BODY} bytes.", code="too_large", status=413)
+    too_large = ApiError(f"The open calls of a client have at most {LARGEST_BODY} bytes.", code="too_large", status=413)
     length = request.headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > LARGEST_BODY:
+    if not length.isdigit() or int(length) > LARGEST_BODY - client.size:
         raise too_large
-    body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > LARGEST_BODY:
+        client.size += len(piece)
+        if client.size > LARGEST_BODY:
             raise too_large
-    return bytes(body)
 
 
 async def _answer(request: Request, call: Call) -> Answer:

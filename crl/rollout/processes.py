@@ -1,7 +1,8 @@
 """The program of an episode as a process: how it is started, what it wrote, and that nothing of it stays.
 
 It has a session of its own, which is killed at its end with every process that carries its mark in the environment.
-Its output is read to the end and only the last of it is kept: a program that floods it costs no memory.
+Its output is read to the end and only the last of it is kept: a program that floods it costs no memory. What its
+processes use together is looked at once a second, where it has a limit.
 """
 
 from __future__ import annotations
@@ -25,10 +26,16 @@ KEPT = 8000
 """Bytes of what a program wrote that are kept: the last."""
 _ENDS = 10.0
 """Seconds until what was killed has ended."""
+_LOOK = 1.0
+"""Seconds between two looks at what its processes use."""
 
 
 class ProgramProcess:
-    """A running program."""
+    """A running program.
+
+    Attributes:
+        broke: the limit of its processes that it was killed at, in words; empty: none.
+    """
 
     def __init__(
         self, program: Program, folder: Path, variables: Mapping[str, str], mark: str, ended: Callable[[], None]
@@ -38,8 +45,8 @@ class ProgramProcess:
 
         Raises OSError where it cannot be started.
         """
-        self._mark = mark
-        self._output = bytearray()
+        self._mark, self._watch = mark, program.watch
+        self._output, self.broke = bytearray(), ""
         self._process = subprocess.Popen(
             program.command, cwd=folder if program.port is None else None,
             env={**(os.environ if program.port is None else {}), **program.variables, **variables, MARK: mark},
@@ -89,5 +96,12 @@ class ProgramProcess:
                 del self._output[:-KEPT]
 
     def _wait(self, ended: Callable[[], None]) -> None:
+        while self._watch is not None and not self.broke:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LOOK)
+                break
+            self.broke = self._watch([process.pid for process in self._alive()])
+        if self.broke:
+            self.end()
         self._process.wait()
         ended()

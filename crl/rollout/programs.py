@@ -274,6 +274,9 @@ class _Wave:
         if run.over or run.process is None:
             return
         run.process.end()
+        if run.process.broke:
+            self._lose(run, "program_limits", f"was ended: {run.process.broke}")
+            return
         code = run.process.exit_code or 0
         if code and run.limit is None:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with the exit code {code}"
@@ -376,8 +379,9 @@ class _Wave:
                     candidates.append(self._next(run, call.request, call))
                 except ApiError as error:
                     call.refuse(error)
-                except BadInput as error:
-                    call.refuse(ApiError(str(error), code="invalid_request", param="messages"))
+                except Exception as error:  # whatever a template makes of what a program wrote
+                    found = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+                    call.refuse(ApiError(found, code="invalid_request", param="messages"))
             if run.kept is None and len(candidates) < len(run.waiting):
                 run.waiting = [each.call for each in candidates if each.call is not None]
                 run.since = time.monotonic()

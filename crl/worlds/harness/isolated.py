@@ -10,7 +10,8 @@ from pathlib import Path
 from crl.protocols import Program
 from crl.worlds.sandbox.bubblewrap import Bubblewrap, Workspace
 from crl.worlds.sandbox.interpreters import interpreter_of
-from crl.worlds.sandbox.limits import Limits
+from crl.worlds.sandbox.limits import Limits, in_words
+from crl.worlds.sandbox.usage import Watched
 from crl.worlds.sandbox.workplace import Workplace
 
 _PORT = 8000
@@ -60,8 +61,12 @@ class Isolated:
         command = [words[0], *(named.get(word, word) for word in words[1:])]
         shown = {**seen, self.home / "gateway.sock": "/crl/gateway.sock"}
         inside = [sys.executable, "-I", "/crl/0-forward.py", str(_PORT), "/crl/gateway.sock", *command]
+        limits = limits or self.sandbox.limits
         argv, given, user = self.sandbox.launched(workspace, inside, shown, limits)
-        return Program(tuple(argv), {**given, **variables}, _PORT, user)
+        watched = Watched(workspace.tree, limits)
+        return Program(
+            tuple(argv), {**given, **variables}, _PORT, user, lambda pids: in_words(limits, watched.look(pids))
+        )
 
     def close(self) -> None:
         """Remove the folder of sandboxes."""

@@ -7,12 +7,14 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 
+from crl.gateway import server
 from crl.gateway.messages import Answer, ApiError
-from crl.gateway.server import LARGEST_BODY, MOST_OPEN, Call, Client, Gateway
+from crl.gateway.server import MOST_OPEN, Call, Client, Gateway
 from crl.protocols import ParsedTurn, StopReason
 from tests.processes import wait_until
 
@@ -52,6 +54,17 @@ def ask(
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         return response.status, read.decode().split("\n\n")
     return response.status, json.loads(read)
+
+
+def raw(gateway: Gateway, client: Client, header: str) -> socket.socket:
+    """A connection that has sent its headers, and no body yet."""
+    made = socket.create_connection(("127.0.0.1", gateway.port), timeout=30)
+    lines = (
+        f"POST /{client.path}/v1/chat/completions HTTP/1.1", "Host: localhost", f"Authorization: Bearer {client.key}",
+        header, "", "",
+    )  # fmt: skip
+    made.sendall("\r\n".join(lines).encode())
+    return made
 
 
 def test_an_answer_has_the_api_s_form_and_no_time(gateway: Gateway) -> None:
@@ -102,6 +115,10 @@ def test_only_the_holder_of_the_key_on_this_machine_is_answered(gateway: Gateway
     assert not reached and client.key not in repr(ask(gateway, other, {"model": "m"}))
 
 
+def deep(levels: int) -> dict[str, Any]:
+    return {"a": deep(levels - 1)} if levels else {}
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -120,6 +137,9 @@ def test_only_the_holder_of_the_key_on_this_machine_is_answered(gateway: Gateway
         {**ASKED, "messages": ASKED["messages"] * 5000},
         {**ASKED, "tools": 3}, {**ASKED, "tools": [{"type": "web_search"}]}, {**ASKED, "tools": [{}] * 300},
         {**ASKED, "tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]},
+        {**ASKED, "tools": [{"type": "function", "function": {"name": "f", "parameters": deep(200)}}]},
+        {**ASKED, "messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {
+            "name": "f", "arguments": json.dumps(deep(200))}}]}, *ASKED["messages"]]},
         {**ASKED, "n": 2}, {**ASKED, "stop": 3}, {**ASKED, "response_format": {"type": "json_object"}},
         {**ASKED, "audio": {"voice": "x"}},
     ],
@@ -132,24 +152,75 @@ def test_nonsense_is_refused_in_the_api_s_form(gateway: Gateway, body: Any) -> N
     assert not reached
 
 
-def test_sizes_are_bounded(gateway: Gateway) -> None:
+def test_sizes_are_bounded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LARGEST_BODY", 1 << 16)
     client = gateway.open(answered(ParsedTurn("x")))
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as raw:
-        head = (
-            f"POST /{client.path}/v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {client.key}"
-        )
-        raw.sendall(f"{head}\r\nContent-Length: {LARGEST_BODY + 1}\r\n\r\n".encode())
-        assert b" 413 " in raw.recv(4096), "before it is read"
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as raw:
-        raw.sendall(f"{head}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
-        piece = b" " * (1 << 20)
-        try:
-            for _ in range(LARGEST_BODY // len(piece) + 2):
-                raw.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
-        except OSError:
-            pass
-        assert b" 413 " in raw.recv(4096), "without a length, as it comes"
+    with raw(gateway, client, f"Content-Length: {(1 << 16) + 1}") as sent:
+        assert b" 413 " in sent.recv(4096), "before it is read"
+    with raw(gateway, client, "Transfer-Encoding: chunked") as sent:
+        piece = b" " * (1 << 14)
+        with suppress(OSError):
+            for _ in range(6):
+                sent.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+        assert b" 413 " in sent.recv(4096), "without a length, as it comes"
+    with raw(gateway, client, "Content-Length: 50000") as waits:
+        waits.sendall(b" " * 40_000)
+        wait_until(lambda: client.size == 40_000, "it is being read")
+        with raw(gateway, client, "Content-Length: 30000") as sent:
+            assert b" 413 " in sent.recv(4096), "all that a client has open counts together"
+    wait_until(lambda: (client.open, client.size) == (0, 0), "nothing of them is left")
     assert ask(gateway, client)[0] == 200
+
+
+def test_connections_that_ask_nothing_lock_nobody_out(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_IDLE", 8)
+    client = gateway.open(answered(ParsedTurn("x")))
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port), timeout=30)) for _ in range(30)
+        ]
+        for number, each in enumerate(opened):
+            with suppress(OSError):
+                each.sendall(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nA: " if number % 2 else b"")
+        assert ask(gateway, client)[0] == 200
+        with suppress(ConnectionError):
+            assert opened[0].recv(1) == b"", "the oldest is closed"
+    long = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA: " + b"x" * (1 << 17)
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as endless:
+        with suppress(OSError):
+            endless.sendall(long)
+        with suppress(ConnectionError):
+            assert b" 400 " in endless.recv(4096), "headers have an end"
+    assert ask(gateway, client)[0] == 200
+
+
+def test_a_client_that_goes_while_it_is_answered_is_let_go(gateway: Gateway) -> None:
+    client = gateway.open(answered(ParsedTurn("x" * 3_000_000)))
+    body = json.dumps({**ASKED, "stream": True}).encode()
+    for _ in range(4):
+        with raw(gateway, client, f"Content-Length: {len(body)}") as sent:
+            sent.sendall(body)
+            assert sent.recv(10).startswith(b"HTTP/1.1")
+    wait_until(lambda: client.open == 0, "nothing of them is left")
+    assert ask(gateway, client)[0] == 200
+
+
+@pytest.mark.slow
+def test_a_hundred_clients_wait_at_once(gateway: Gateway) -> None:
+    waiting: list[Call] = []
+    clients = [gateway.open(waiting.append) for _ in range(100)]
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda each=each: found.append(ask(gateway, each)[0]), daemon=True) for each in clients
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(waiting) == 100, "all calls wait")
+    for call in waiting:
+        call.answer(Answer(0, ParsedTurn("x"), StopReason.end_of_turn, 1, 1))
+    for thread in threads:
+        thread.join()
+    assert found == [200] * 100
 
 
 @pytest.mark.slow  # as many connections as a client may have open
@@ -165,12 +236,9 @@ def test_calls_that_wait_are_bounded_and_those_whose_client_went_are_known(gatew
         call.refuse(ApiError("no", code="no"))
     for thread in threads:
         thread.join()
-    with socket.create_connection(("127.0.0.1", gateway.port)) as raw:
-        body = json.dumps(ASKED).encode()
-        head = (
-            f"POST /{client.path}/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {client.key}"
-        )
-        raw.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    body = json.dumps(ASKED).encode()
+    with raw(gateway, client, f"Content-Length: {len(body)}") as sent:
+        sent.sendall(body)
         wait_until(lambda: len(waiting) == MOST_OPEN + 1, "one more waits")
         assert not waiting[-1].gone
     wait_until(lambda: waiting[-1].gone, "its client is known to have gone")

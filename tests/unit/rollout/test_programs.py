@@ -241,6 +241,20 @@ def test_what_breaks_a_program_costs_its_episode_and_no_other(
     assert environment.ended == [(1, 0)] * len(others)
 
 
+@pytest.mark.slow
+def test_the_key_of_another_episode_opens_nothing(tmp_path: Path) -> None:
+    holds = "open('../mine', 'w').write(path + ' ' + os.environ['OPENAI_API_KEY'])\n" + TALK
+    steals = """
+while not os.path.exists("../mine") or not open("../mine").read(): time.sleep(0.05)
+other, key = open("../mine").read().split()
+ask([user("x")])
+ask([user("x")], key=key)
+"""
+    own, thief = play(tmp_path, policy(), Programs(holds, steals), slots(2, 1))
+    assert own.episode.success and own.episode.turns == 2
+    assert thief.episode.error == "program_exit" and "401: invalid_api_key" in (thief.details or "")
+
+
 def test_a_program_that_cannot_be_started_costs_its_episode(tmp_path: Path) -> None:
     environment = Programs(TALK)
     environment.program = lambda slot, folder: replace(  # type: ignore[method-assign]

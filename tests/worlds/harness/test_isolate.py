@@ -49,9 +49,12 @@ def reward(folder: Path) -> float:
 FOUND: list[dict[str, object]] = []
 
 
-def played(config: HarnessConfig, folder: Path) -> PlayedEpisode:
+def played(config: HarnessConfig, folder: Path, **limits: int) -> PlayedEpisode:
     environment = config.make()
     try:
+        assert environment._isolated is not None
+        sandbox = environment._isolated.sandbox
+        sandbox.limits = sandbox.limits.model_copy(update=limits)
         (start,) = environment.reset_many([0])
         planned = replace(task(0, 0), goal=start.goal, first_observation="")
         (found,) = play_programs(
@@ -97,6 +100,38 @@ def test_a_program_in_a_sandbox_plays_and_reaches_no_other_port(
     config = config.model_copy(update={"command": ["python", str(broken)], "call_seconds": 60.0})
     found_error = played(config, tmp_path)
     assert found_error.episode.error == "program_exit" and "in here" in (found_error.details or "")
+
+
+HOARDS = """
+import subprocess, sys
+held = "held = b'x' * (100 << 20); print(len(held), flush=True); import time; time.sleep(600)"
+for _ in range(3): subprocess.Popen([sys.executable, "-c", held])
+time.sleep(600)
+"""
+FILLS = "for at in range(4): open(str(at), 'wb').write(b'x' * (10 << 20))\ntime.sleep(600)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "limits", "said"),
+    [
+        (HOARDS, {"memory_mb": 200}, "more than 200 MB of memory"),
+        (FILLS, {"tree_mb": 16}, "more than 16 MB"),
+        ("import subprocess\nwhile True: subprocess.Popen(['sleep', '600'])", {"processes": 20}, "unavailable"),
+    ],
+)  # fmt: skip
+def test_what_its_processes_use_together_has_limits(
+    tmp_path: Path, code: str, limits: dict[str, int], said: str
+) -> None:
+    (tmp_path / "agent.py").write_text(f"{CLIENT}ask([user(task)])\n{code}")
+    (tmp_path / "tasks.jsonl").write_text('{"task": "One."}')
+    config = HarnessConfig(
+        command=["python", str(tmp_path / "agent.py")], tasks=str(tmp_path / "tasks.jsonl"),
+        reward=f"{__name__}:reward", held_out_from=None, isolate=True,
+    )  # fmt: skip
+    found = played(config, tmp_path, **limits)
+    assert found.episode.error in ("program_limits", "program_exit") and said in (found.details or "")
+    assert not running(str(tmp_path)) and found.episode.turns == 1
 
 
 def test_a_function_cannot_be_isolated(tmp_path: Path) -> None:

@@ -62,6 +62,9 @@ def main(spec: dict[str, Any]) -> None:
             environments[kind] = play.loaded({"id": "kinds", "args": {"kind": kind}, "folder": spec["folder"]})
         environment = environments[kind]
         row = play.rows_of(environment, split)[index]
+        if kind == "gym":
+            right = environment.rg_dataset[int(row["answer"])]["answer"]
+            answers = [{**each, "content": each["content"].replace("RIGHT", right)} for each in answers]
         one: dict[str, Any] = {}
         for name in ("ours", "own"):
             ANSWERS[:], ASKED[:] = answers, []

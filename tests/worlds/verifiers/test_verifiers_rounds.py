@@ -66,7 +66,7 @@ def said(text: str) -> dict[str, Any]:
 
 def answers(kind: str, at: int) -> list[dict[str, Any]]:
     """What an actor says in the episode of a row: right, wrong, long, a call of a tool that is there or is not."""
-    texts = [f"It is {at + at % 7}.", "I do not know. " * (at % 9 + 1), f"<answer>{at * 3}</answer>", "stop"]
+    texts = [f"It is {at + at % 7}.", "I do not know. " * (at % 9 + 1), "<answer>RIGHT</answer>", "stop"]
     plain = [said(texts[(at + turn) % 4]) for turn in range(3)]
     if kind == "tool":
         plain[0] = [call(1, "add", f'{{"a": {at}, "b": 1}}'), call(2, "gone", "{}"), call(3, "add", '{"a": 1}')][at % 3]
