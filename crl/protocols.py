@@ -234,10 +234,10 @@ class Program:
     """Where it reaches the gateway, in a sandbox with a loopback of its own."""
     user: int | None = None
     """Of this machine, that it is started as; None: this process's."""
-    seconds: float | None = None
-    """Its own limit, where that is shorter than the one of all."""
     watch: Callable[[Sequence[int]], str] | None = None
     """Which limit its processes break, in words, from their ids; empty: none. It is asked while they run."""
+    seconds: float | None = None
+    """Its own limit, where that is shorter than the one of all."""
 
 
 @dataclass(frozen=True, slots=True)
