@@ -77,7 +77,7 @@ class HarborConfig(ProgramConfig):
         return HarborEnvironment(self)
 
 
-class TestsBroken(Exception):
+class NoReward(Exception):
     """Tests that say nothing."""
 
     code = "environment_tests"
@@ -116,7 +116,7 @@ class HarborEnvironment(ProgramEnvironment):
         return replace(started, seconds=task.seconds)
 
     def outcome(self, slot: int, messages: Sequence[Mapping[str, Any]], folder: Path, exit_code: int) -> Step:
-        """What the task's own tests say. Raises TestsBroken where they say nothing, OSError where they cannot run."""
+        """What the task's own tests say. Raises NoReward where they say nothing, OSError where they cannot run."""
         reward, parts = self._tested(self._tasks[slot], self._workspaces[slot])
         return ended(reward, parts, self.config.success_at)
 
@@ -138,7 +138,7 @@ class HarborEnvironment(ProgramEnvironment):
     def _fault(self, task: FolderTask) -> str:
         try:
             reward, _ = self._tried(task, solved=True)
-        except (TestsBroken, OSError) as error:
+        except (NoReward, OSError) as error:
             return getattr(error, "details", str(error))
         return "" if reward >= self.config.success_at else f"its tests give the reward {reward:g} to solution/solve.sh"
 
@@ -171,7 +171,7 @@ class HarborEnvironment(ProgramEnvironment):
         return Limits.model_validate({**limits.model_dump(), **changes, **stored})
 
     def _ran(self, script: str, task: FolderTask, workspace: Workspace, seconds: float, logs: Path) -> str:
-        """Run a script of a task folder, with the files beside it. What it wrote. Raises TestsBroken at a limit."""
+        """Run a script of a task folder, with the files beside it. What it wrote. Raises NoReward at a limit."""
         source = (task.folder / script).parent
         copied = logs.with_name(f"{logs.name}-{source.name}")
         shutil.copytree(source, copied, symlinks=True)
@@ -186,7 +186,7 @@ class HarborEnvironment(ProgramEnvironment):
         finally:
             remove(copied)
         if ran.ended:
-            raise TestsBroken(f"{script} was stopped: {in_words(limits, ran.ended)}", ran.output)
+            raise NoReward(f"{script} was stopped: {in_words(limits, ran.ended)}", ran.output)
         return ran.output
 
     def _tested(self, task: FolderTask, workspace: Workspace) -> tuple[float, Mapping[str, float]]:
@@ -201,7 +201,7 @@ class HarborEnvironment(ProgramEnvironment):
             try:
                 return _reward(logs / "verifier")
             except (OSError, ValueError) as error:
-                raise TestsBroken(f"tests/test.sh gave no reward: {error}", output) from None
+                raise NoReward(f"tests/test.sh gave no reward: {error}", output) from None
         finally:
             remove(logs)
 
