@@ -9,8 +9,9 @@ the wave goes in step: it samples when every program that still runs waits for a
 at one time are answered one after the other, in the order of their digests. Only where turns end in the order of time
 anyway, behind a server, calls go as they come.
 
-Of each program that has ended a file keeps what it asked and how it ended. When a killed wave is played again, its
-calls are sampled again, beside the same rows, and it is not started: its end is read.
+Of each program that has ended a file keeps what it asked, what it was answered, and how it ended. When a killed wave is
+played again, its calls are sampled again, beside the same rows (behind a server they are read, too), and it is not
+started: its end is read.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import queue
 import shutil
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,13 +59,14 @@ from crl.rollout.processes import ProgramProcess
 from crl.run.journal import JsonLines
 from crl.run.seeds import number_of
 from crl.text.outputs import fill, prompt_text
+from crl.text.prefixes import shared_prefix
 from crl.text.unicode import valid_text
 
 _LOOK_SECONDS = 1.0
 """Longest wait before limits are looked at again."""
 _FLOOD = 4
 """A program that sends more than so many times the calls it may is ended."""
-_CALLS: TypeAdapter[list[tuple[ChatRequest, str]]] = TypeAdapter(list[tuple[ChatRequest, str]])
+_CALLS: TypeAdapter[list[tuple[int, ChatRequest, Sampled]]] = TypeAdapter(list[tuple[int, ChatRequest, Sampled]])
 _STEP: TypeAdapter[Step] = TypeAdapter(Step)
 
 
@@ -86,8 +88,8 @@ class _Run:
     number: int
     row: LiveEpisode
     conversations: Conversations
-    kept: deque[tuple[ChatRequest, str]] | None = None
-    """Calls of an earlier attempt with digests of their answers."""
+    kept: deque[tuple[ChatRequest, Sampled]] | None = None
+    """Calls of an earlier attempt with their answers."""
     kept_end: Step | None = None
     process: ProgramProcess | None = None
     client: Client | None = None
@@ -95,10 +97,11 @@ class _Run:
     waiting: list[Call] = field(default_factory=list)
     following: _Next | None = None
     sampling: bool = False
-    asked: list[tuple[ChatRequest, str]] = field(default_factory=list)
+    asked: list[tuple[ChatRequest, Sampled]] = field(default_factory=list)
     repeats: Counter[str] = field(default_factory=Counter)
     known: dict[int, Sampled] = field(default_factory=dict)
-    """Answers by their seed that an attempt to repeat it gave before it went another way."""
+    """Answers by their seed that are given again: behind a server, and where an attempt to repeat it went another
+    way."""
     messages: tuple[Message, ...] = ()
     """Of its last conversation that is trained."""
     requests: int = 0
@@ -185,7 +188,7 @@ class _Wave:
         line = self._kept.get(row.slot.task.episode_id)
         if line is not None:
             try:
-                run.kept = deque(_CALLS.validate_python(_unfolded(line["calls"])))
+                run.kept = _unfolded(line["calls"])
                 run.kept_end = _STEP.validate_python(line["end"])
             except (ValidationError, KeyError, TypeError, ValueError):  # a line of another version
                 run.kept = None
@@ -212,8 +215,7 @@ class _Wave:
                 if self._by_time:
                     for run in ready:
                         if not run.sampling:
-                            run.sampling = True
-                            self._threads.submit(self._sample_beside, run)
+                            self._sample_beside(run)
                     self._wait(busy)
                 elif busy:
                     self._wait(busy)
@@ -367,11 +369,14 @@ class _Wave:
                 if not run.kept:
                     self._finish(run, cast(Step, run.kept_end))
                     break
+                request, sampled = run.kept[0]
                 try:
-                    candidates.append(self._next(run, run.kept[0][0], None))
+                    candidates.append(self._next(run, request, None))
                 except (BadInput, ApiError):
                     self._play_on(run)
                     break
+                if self._by_time:  # what is computed beside it says nothing about it
+                    run.known[candidates[0].seed] = sampled
             for call in run.waiting:
                 if call.gone:
                     continue
@@ -463,41 +468,34 @@ class _Wave:
 
     def _sample_beside(self, run: _Run) -> None:
         """The same of one program, in a thread: behind a server rows do not depend on each other."""
-        following = run.next
+        run.sampling, following = True, run.next
 
-        def taken(work: Callable[[], Sampled]) -> None:
+        def sample() -> Sampled:
+            with closing(self._policy.open([following.prompt.token_ids], [following.seed])) as session:
+                session.begin([0], self._sampling)
+                return session.advance()[0]
+
+        def taken(future: Future[Sampled]) -> None:
             run.sampling = False
-            sampled = work()
+            sampled = future.result()  # what it raises is raised where the wave is played
             if not run.over:
                 self._take(run, following, sampled)
 
-        def failed(error: BaseException) -> Sampled:
-            raise error
-
-        try:
-            session = self._policy.open([following.prompt.token_ids], [following.seed])
-            with closing(session):
-                session.begin([0], self._sampling)
-                sampled = session.advance()[0]
-            self._events.put(lambda: taken(lambda: sampled))
-        except BaseException as error:  # raised where the wave is played
-            broken = error
-            self._events.put(lambda: taken(lambda: failed(broken)))
+        self._threads.submit(sample).add_done_callback(lambda future: self._events.put(lambda: taken(future)))
 
     def _take(self, run: _Run, following: _Next, sampled: Sampled) -> None:
         """Record an answer, and give it."""
         prompt, row = following.prompt, run.row
         run.following = None
-        answer = hashlib.sha256(repr(sampled.token_ids).encode()).hexdigest()[:16]
         run.known[following.seed] = sampled
-        if run.kept is not None and run.kept.popleft()[1] != answer:
+        if run.kept is not None and run.kept.popleft()[1].token_ids != sampled.token_ids:
             self._play_on(run)
             return
         if sampled.error is not None:
             self._lose(run, sampled.error, "was to be answered, and sampling broke")
             return
         run.repeats[following.digest] += 1
-        run.asked.append((prompt.request, answer))
+        run.asked.append((prompt.request, sampled))
         turn = self._chat.parsed(sampled.token_ids, prompt.request.tools)
         index = run.conversations.answered(prompt, sampled, turn)
         if prompt.continues is None:
@@ -552,35 +550,20 @@ def _text(messages: Sequence[Message]) -> str:
     )
 
 
-def _folded(calls: Sequence[tuple[ChatRequest, str]]) -> list[dict[str, Any]]:
-    """Calls as plain data: of each what it does not share with the one before."""
-    found: list[dict[str, Any]] = []
-    before = ChatRequest("", ())
-    for request, answer in calls:
-        same = 0
-        for one, other in zip(before.messages, request.messages, strict=False):
-            if one != other:
-                break
-            same += 1
-        data = {"same": same, "answer": answer, **dataclasses.asdict(request), "messages": list(
-            map(dataclasses.asdict, request.messages[same:])
-        )}  # fmt: skip
-        if request.tools == before.tools:
-            del data["tools"]
-        found.append(data)
-        before = request
-    return found
+def _folded(calls: Sequence[tuple[ChatRequest, Sampled]]) -> Any:
+    """Calls as plain data: of each the messages that it does not share with the one before, and their number."""
+    found, before = [], tuple[Message, ...]()
+    for request, sampled in calls:
+        same = shared_prefix(before, request.messages)
+        found.append((same, dataclasses.replace(request, messages=request.messages[same:]), sampled))
+        before = request.messages
+    return _CALLS.dump_python(found, mode="json")
 
 
-def _unfolded(calls: Sequence[Mapping[str, Any]]) -> list[tuple[dict[str, Any], str]]:
-    """What :func:`_folded` was given, as plain data."""
-    found: list[tuple[dict[str, Any], str]] = []
-    messages: list[Any] = []
-    tools: Any = ()
-    for line in calls:
-        data = dict(line)
-        messages = [*messages[: data.pop("same")], *data["messages"]]
-        tools = data.get("tools", tools)
-        answer = str(data.pop("answer"))
-        found.append(({**data, "messages": messages, "tools": tools}, answer))
+def _unfolded(data: Any) -> deque[tuple[ChatRequest, Sampled]]:
+    """What :func:`_folded` was given. Raises ValidationError."""
+    found, messages = deque[tuple[ChatRequest, Sampled]](), tuple[Message, ...]()
+    for same, request, sampled in _CALLS.validate_python(data):
+        messages = (*messages[:same], *request.messages)
+        found.append((dataclasses.replace(request, messages=messages), sampled))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -67,7 +68,7 @@ class ProgramEnvironment:
     def __init__(self, config: ProgramConfig) -> None:
         self.limits = ProgramLimits(config.max_calls, config.max_tokens, config.seconds, config.call_seconds)
         self.side, self._kind = frozenset(config.side), config.kind
-        self.home = None
+        self.home: Path | None = None
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Raises BadInput: nobody steps a program."""

@@ -364,6 +364,31 @@ def test_programs_that_had_ended_are_not_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_behind_a_server_what_had_ended_is_read(tmp_path: Path) -> None:
+    wave, file = slots(2, 3), JsonLines(tmp_path / "steps.jsonl")
+    expected = play(tmp_path, policy(by_time=True), Programs(TALK), wave, file=file)
+    other, environment = policy(lambda text: "A server need not say it again.", by_time=True), Programs(TALK)
+    assert play(tmp_path, other, environment, wave, file=file) == expected
+    assert not environment.started and not other.batches
+
+
+@pytest.mark.slow
+def test_what_a_template_makes_of_a_call_costs_that_call_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = policy()
+    whole = made.chat.conversation
+
+    def breaks(messages: Sequence[Message], tools: Any = ()) -> list[int]:
+        if "deep" in messages[-1].content:
+            raise RecursionError("too deep")
+        return whole(messages, tools)
+
+    monkeypatch.setattr(made.chat, "conversation", breaks)
+    bad = "try: ask([user('deep')])\nexcept SystemExit as end: assert '400' in str(end)\nask([user(task)])"
+    one, other = play(tmp_path, made, Programs(bad, TALK), slots(1, 1))
+    assert one.episode.success and other.episode.success and one.episode.turns == 1
+
+
+@pytest.mark.slow
 def test_a_program_that_is_answered_otherwise_now_is_started_after_all(tmp_path: Path) -> None:
     wave, file = slots(2, 2), JsonLines(tmp_path / "steps.jsonl")
     play(tmp_path, policy(), Programs(TALK), wave, file=file)
