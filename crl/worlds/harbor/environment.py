@@ -23,7 +23,7 @@ from crl.protocols import Program, Start, Step
 from crl.records import OutsideRows
 from crl.worlds.harbor.dockerfile import lay_out
 from crl.worlds.harbor.folders import FolderTask, located, tasks_of
-from crl.worlds.harness.isolated import Isolated, found, is_file
+from crl.worlds.harness.isolated import Isolated, argv_of, is_file
 from crl.worlds.harness.programs import FORM, ProgramConfig, ProgramEnvironment, ended, outside_rows
 from crl.worlds.harness.tasks import Sides, split
 from crl.worlds.sandbox.bubblewrap import Workspace, give
@@ -94,7 +94,7 @@ class HarborEnvironment(ProgramEnvironment):
         """Raises BadInput where the tasks cannot be read, or there are no sandboxes here."""
         super().__init__(config)
         self.config, self._sides = config, config.sides()
-        self._argv = found(config.command)
+        self._argv = argv_of(config.command)
         self._isolated = Isolated(self._argv, Limits(seconds=min(config.seconds + config.max_calls, 86_400.0)))
         self.home = self._isolated.home
         self._tasks: list[FolderTask] = []

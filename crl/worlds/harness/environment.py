@@ -18,7 +18,7 @@ from crl.config.registry import load_object
 from crl.errors import BadInput
 from crl.protocols import FreeText, Program, Start, Step, StopReason
 from crl.records import OutsideRows
-from crl.worlds.harness.isolated import Isolated, found, is_file
+from crl.worlds.harness.isolated import Isolated, argv_of, is_file
 from crl.worlds.harness.programs import FORM, ProgramConfig, ProgramEnvironment, ended, outside_rows
 from crl.worlds.harness.tasks import WHERE, Sides, Task, located, sides_of
 from crl.worlds.json_files import shown
@@ -72,7 +72,7 @@ class HarnessConfig(ProgramConfig):
         """The command with what it names found; {task} still stands for the task."""
         if isinstance(self.command, str):
             return [sys.executable, str(Path(__file__).with_name("call.py")), self.command]
-        return found(self.command)
+        return argv_of(self.command)
 
     def sides(self) -> Sides[Task]:
         """The tasks. Raises BadInput where they cannot be read."""

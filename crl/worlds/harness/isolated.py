@@ -25,7 +25,7 @@ def is_file(word: str) -> bool:
     return False
 
 
-def found(command: Sequence[str]) -> list[str]:
+def argv_of(command: Sequence[str]) -> list[str]:
     """A command with the whole paths of the files that it names; `python` is the interpreter that runs this."""
     words = [str(Path(word).absolute()) if is_file(word) else word for word in command]
     return [sys.executable if command[0] in ("python", "python3") else words[0], *words[1:]]
