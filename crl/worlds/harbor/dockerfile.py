@@ -102,7 +102,7 @@ def _under(tree: Path, path: PurePosixPath) -> Path:
 
 
 def _sources(context: Path, source: str, line: int) -> list[Path]:
-    name = source.lstrip("/") or "."
+    name = str(PurePosixPath(source.lstrip("/") or "."))
     if ".." in PurePosixPath(name).parts:
         raise Refused(line, f"{source} is outside of the folder environment")
     found = [context] if name == "." else sorted(context.glob(name))

@@ -109,10 +109,9 @@ class HarborEnvironment(ProgramEnvironment):
     def program(self, slot: int, folder: Path) -> Program:
         """The command, in the world of a slot's task. Raises Refused where a file of it is missing."""
         task = self._tasks[slot]
-        words = [word.replace("{task}", task.text) for word in self._argv]
+        words = _with(task.variables, [word.replace("{task}", task.text) for word in self._argv])
         workspace = self._workspaces[slot] = self._laid_out(task, folder)
-        variables = {**_HOME, **task.variables, "CRL_TASK": task.text}
-        started = self._isolated.program(words, workspace, variables, self._limits(task))
+        started = self._isolated.program(words, workspace, {"CRL_TASK": task.text}, self._limits(task))
         return replace(started, seconds=task.seconds)
 
     def outcome(self, slot: int, messages: Sequence[Mapping[str, Any]], folder: Path, exit_code: int) -> Step:
@@ -179,8 +178,8 @@ class HarborEnvironment(ProgramEnvironment):
             if workspace.owner is not None:
                 give(copied, workspace.owner)
             mounts = {**workspace.mounts, f"/{source.name}": copied}
-            variables = {**_HOME, **task.variables, **(task.tests_variables if source.name == "tests" else {})}
-            command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items()), "bash", f"/{script}"]
+            variables = {**task.variables, **(task.tests_variables if source.name == "tests" else {})}
+            command = _with(variables, ["bash", f"/{script}"])
             limits, world = self._limits(task, seconds), replace(workspace, mounts=mounts)
             ran = self._isolated.sandbox.run(world, command, longest=_OUTPUT, limits=limits)
         finally:
@@ -210,7 +209,11 @@ class HarborEnvironment(ProgramEnvironment):
         self._isolated.close()
 
 
-_HOME = {"HOME": "/root", "PYTHONPATH": ""}
+def _with(variables: Mapping[str, str], command: Sequence[str]) -> list[str]:
+    """A command with variables of a task. They are set in the sandbox: what starts it is not a task's to lead."""
+    own = {name: value for name, value in variables.items() if not name.startswith(("OPENAI_", "CRL_", "-"))}
+    given = {"HOME": "/root", "PYTHONPATH": "", **own}
+    return ["/usr/bin/env", *(f"{name}={value}" for name, value in given.items()), *command]
 
 
 def _reward(folder: Path) -> tuple[float, Mapping[str, float]]:

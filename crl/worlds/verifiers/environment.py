@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue
 
 from crl.errors import BadInput
 from crl.protocols import Program, Start, Step
@@ -39,7 +39,7 @@ class VerifiersConfig(ProgramConfig):
         description="What vf.load_environment loads: a module of its interpreter, or one in the folder that crl is "
         "started in.",
     )
-    args: dict[str, Any] = Field({}, description="Arguments of its load_environment.")
+    args: dict[str, JsonValue] = Field({}, description="Arguments of its load_environment.")
     python: str = Field(
         ".venv-verifiers/bin/python", min_length=1, description="An interpreter that verifiers is installed in."
     )

@@ -41,7 +41,16 @@ def test_folders_are_tasks_with_their_limits(tmp_path: Path) -> None:
     found = {each.name: each for each in made.sides().training}
     assert list(found) == sorted(FOLDERS) and found["greet"].text == FOLDERS["greet"]["instruction.md"]
     assert (found["greet"].seconds, found["greet"].tests_seconds, found["greet"].memory_mb) == (900.0, 600.0, 1024)
-    assert found["sum"].variables == {"NAME": "sum", "MORE": "a b", "UNIT": "m"} and found["sum"].seconds is None
+    assert (
+        found["sum"].variables
+        == {
+            "NAME": "sum",
+            "MORE": "a b",
+            "UNIT": "m",
+            "LD_PRELOAD": "/none.so",
+        }
+        and found["sum"].seconds is None
+    )
     assert set(made.data_files()) == {str(tmp_path / "tasks"), str(AGENT)}, "a changed task is another experiment"
     (rows,) = made.outside_rows()
     assert len(rows.rows) == 3
@@ -125,8 +134,8 @@ def test_files_are_copied_as_a_build_copies_them(tmp_path: Path) -> None:
     context = write(tmp_path / "context", files)
     text = (
         "FROM base:1\nENV HERE=/app/deep THERE=/data\nWORKDIR $HERE\nCOPY a.txt .\nCOPY a.txt renamed.txt\n"
-        "COPY *.txt ${THERE}/\nCOPY code src\nWORKDIR more\nCOPY --chmod=755 --chown=a:b run.sh /opt/x/run\n"
-        "COPY . /all\n"
+        "COPY *.txt ${THERE}/\nCOPY code src\nWORKDIR more\nCOPY --chmod=755 --chown=a:b ./run.sh /opt/x/run\n"
+        "COPY ./ /all\n"
     )
     layout = layout_of(text)
     lay_out(layout, context, tmp_path / "tree")

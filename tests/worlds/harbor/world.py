@@ -18,7 +18,8 @@ FOLDERS = {
     "sum": {
         "instruction.md": "Add the numbers of /data/numbers.txt. Write the sum into sum.txt.",
         "task.toml": 'schema_version = "1.3"\n[task]\nname = "a/sum"\n[environment.env]\nUNIT = "m"\n',
-        "environment/Dockerfile": "FROM python:3.12-slim AS base\nARG where=/data\nENV NAME=sum \\\n    MORE='a b'\n"
+        "environment/Dockerfile": "FROM python:3.12-slim AS base\nARG where=/data\nENV NAME=sum \\\n    MORE='a b' "
+        "LD_PRELOAD=/none.so\n"
         'LABEL a="b"\nCOPY --chmod=644 ["numbers.txt", "${where}/"]\nWORKDIR /workspace/here\nCOPY code .\n',
         "environment/numbers.txt": "3\n4\n5\n",
         "environment/code/tool.py": "print('a tool')\n",
