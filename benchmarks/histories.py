@@ -3,10 +3,10 @@
     python benchmarks/histories.py [--pairs 7] [--model smollm2-135m-instruct] [--games 2] [--micro-batch 4]
 
 A script plays games of 60 turns in a context of 2,048 tokens, once for each history. Their sequences are the samples of
-an update; the tokens that it computes, of what sequences share once, are the distinct ones. The other update has
-appended episodes with as many tokens in all, each as long as the context, and as many trained ones. Both are made in
-turn by one trainer, after one of each that is not counted; a ratio is that of neighbors, in seconds of CPU where there
-is no GPU: other load hits both alike.
+an update; its tokens, of what sequences share once, are the distinct ones. The other update has appended episodes with
+as many tokens in all, each as long as the context, and as many trained ones. Both are made in turn by one trainer,
+after one of each that is not counted; a ratio is that of neighbors, in seconds of CPU where there is no GPU: other load
+hits both alike.
 """
 
 from __future__ import annotations
@@ -135,9 +135,14 @@ def positions(samples: Sequence[Sample], micro_batch: int) -> int:
     return sum(len(tree_of(part).token_ids) for [part] in zip(*cut(samples, micro_batch, 1), strict=True))
 
 
-def appended(samples: Sequence[Sample], micro_batch: int) -> list[Sample]:
-    """Episodes of one sequence with as many tokens to compute, and as many trained ones, spread over them."""
-    whole, trained = positions(samples, micro_batch), sum(sum(sample.loss_mask) for sample in samples)
+def distinct(samples: Sequence[Sample]) -> int:
+    """Tokens of which what samples share is one."""
+    return len(tree_of(sorted(samples, key=lambda sample: sample.token_ids)).token_ids)
+
+
+def appended(samples: Sequence[Sample]) -> list[Sample]:
+    """Episodes of one sequence with as many distinct tokens, and as many trained ones, spread over them."""
+    whole, trained = distinct(samples), sum(sum(sample.loss_mask) for sample in samples)
     many = -(-whole // CONTEXT)
     lengths = [whole // many + (index < whole % many) + 1 for index in range(many)]
     random = np.random.default_rng(2)
@@ -188,15 +193,16 @@ def main() -> None:
         return clock() - begun
 
     print(f"{machine()}, {options.model}, {options.games} games of {TURNS} turns, micro-batch {options.micro_batch}\n")
-    print("| history | sequences | tokens | distinct | trained | s | s, appended | ratio |")
-    print("|---" * 8 + "|")
+    print("| history | sequences | tokens | distinct | computed | trained | s | s, appended | ratio |")
+    print("|---" * 9 + "|")
     for name in options.histories:
         mine = samples_of(played(chat, HISTORIES[name], options.games))
-        other = appended(mine, options.micro_batch)
+        other = appended(mine)
         pairs: list[tuple[float, float]] = [(seconds(mine), seconds(other)) for _ in range(options.pairs + 1)][1:]
         columns: list[Any] = [
-            name, len(mine), sum(len(sample.token_ids) for sample in mine), positions(mine, options.micro_batch),
-            sum(sum(sample.loss_mask) for sample in mine), f"{statistics.median(one for one, _ in pairs):.2f}",
+            name, len(mine), sum(len(sample.token_ids) for sample in mine), distinct(mine),
+            positions(mine, options.micro_batch), sum(sum(sample.loss_mask) for sample in mine),
+            f"{statistics.median(one for one, _ in pairs):.2f}",
             f"{statistics.median(two for _, two in pairs):.2f}", spread([one / two for one, two in pairs]),
         ]  # fmt: skip
         print(f"| {' | '.join(map(str, columns))} |", flush=True)

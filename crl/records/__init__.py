@@ -49,6 +49,7 @@ from crl.records.play import (
     StrippedContext,
     Task,
     Turn,
+    first_sequence,
     numbered,
     shown_text,
 )
@@ -112,6 +113,7 @@ __all__ = [
     "UseReward",
     "Verdict",
     "Weights",
+    "first_sequence",
     "numbered",
     "rows_of",
     "rows_with",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Annotated as A
 from typing import ClassVar
@@ -488,6 +489,11 @@ class Generation(Row):
             ),
         },
     )
+
+
+def first_sequence(generation_id: str) -> str:
+    """Id of the first sequence of the episode that a sequence is of: later ones have `-s` and a number behind it."""
+    return re.sub(r"-s\d+$", "", generation_id)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

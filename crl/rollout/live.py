@@ -50,7 +50,8 @@ class EpisodeSlot:
 
 
 def sequence_id(episode_id: str, stage: str, index: int) -> str:
-    """Id of a sequence of an episode, its token record; `index` counts from 0 in the order in which they begin."""
+    """Id of a sequence of an episode, its token record; `index` counts from 0 in the order in which they begin. See
+    `crl.records.first_sequence`."""
     return f"{episode_id}-{stage}" + (f"-s{index}" if index else "")
 
 

@@ -1,16 +1,17 @@
 """The program of an episode as a process: how it is started, what it wrote, and that nothing of it stays.
 
-It has a session of its own, which is killed at its end with every process that carries its mark in the environment.
-Its output is read to the end and only the last of it is kept: a program that floods it costs no memory. What its
-processes use together is looked at once a second, where it has a limit.
+All that it starts is below one process (`reaper`, or the first one of a sandbox), whose end is that of all. Its output
+is read to the end and only the last of it is kept: a program that floods it costs no memory. What its processes use
+together is looked at once a second, where it has a limit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,6 @@ import psutil
 from crl.protocols import Program
 from crl.text.unicode import valid_text
 
-MARK = "CRL_PROGRAM"
 KEPT = 8000
 """Bytes of what a program wrote that are kept: the last."""
 _ENDS = 10.0
@@ -37,19 +37,20 @@ class ProgramProcess:
         broke: the limit of its processes that it was killed at, in words; empty: none.
     """
 
-    def __init__(
-        self, program: Program, folder: Path, variables: Mapping[str, str], mark: str, ended: Callable[[], None]
-    ) -> None:
-        """`variables`: beside the program's own. `mark`: no other process has it. `ended` is called, in a thread, when
-        the program has ended.
+    def __init__(self, program: Program, folder: Path, variables: Mapping[str, str], ended: Callable[[], None]) -> None:
+        """`variables`: beside the program's own. `ended` is called, in a thread, when the program has ended.
 
         Raises OSError where it cannot be started.
         """
-        self._mark, self._watch = mark, program.watch
-        self._output, self.broke = bytearray(), ""
+        self._watch, self._output, self.broke = program.watch, bytearray(), ""
+        isolated = program.port is not None  # everything ends with the first process of a sandbox
+        path = {**os.environ, **program.variables}.get("PATH")
+        if shutil.which(program.command[0], path=path) is None:
+            raise FileNotFoundError("there is no such program")
+        reaper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("reaper.py")), str(os.getpid())]
         self._process = subprocess.Popen(
-            program.command, cwd=folder if program.port is None else None,
-            env={**(os.environ if program.port is None else {}), **program.variables, **variables, MARK: mark},
+            [*([] if isolated else reaper), *program.command], cwd=None if isolated else folder,
+            env={**({} if isolated else os.environ), **program.variables, **variables},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             user=program.user, group=program.user, extra_groups=None if program.user is None else [],
         )  # fmt: skip
@@ -64,14 +65,14 @@ class ProgramProcess:
 
     def end(self) -> None:
         """Kill it and all that it started."""
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
         deadline = time.monotonic() + _ENDS
-        while (alive := self._alive()) and time.monotonic() < deadline:  # one may start another meanwhile
-            for process in alive:
+        while (below := self._below()) and time.monotonic() < deadline:  # one may start another meanwhile
+            for process in below:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-            psutil.wait_procs(alive, timeout=0.2)
+            psutil.wait_procs(below, timeout=0.2)
+        with contextlib.suppress(OSError):
+            self._process.kill()
         self._process.wait()
         self._reader.join(_ENDS)
 
@@ -80,13 +81,13 @@ class ProgramProcess:
         """The last that it wrote."""
         return valid_text(bytes(self._output).decode("utf-8", "replace")).strip()
 
-    def _alive(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+    def _below(self) -> list[psutil.Process]:
+        """The processes that it started, and these."""
+        try:
+            found = psutil.Process(self._process.pid).children(recursive=True)
+            return [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
+        except psutil.NoSuchProcess:
+            return []
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -100,8 +101,16 @@ class ProgramProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LOOK)
                 break
-            self.broke = self._watch([process.pid for process in self._alive()])
+            self.broke = self._watch([process.pid for process in self._below()])
         if self.broke:
             self.end()
         self._process.wait()
         ended()
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of a program, whatever modes it gave its folders."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.is_dir() and not folder.is_symlink():
+        subprocess.run(["chmod", "-R", "u+rwX", str(folder)], check=False, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -20,7 +20,6 @@ import dataclasses
 import hashlib
 import math
 import queue
-import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -55,7 +54,7 @@ from crl.records import Turn
 from crl.rollout.environments import Readable, is_finite
 from crl.rollout.live import EpisodeSlot, LiveEpisode, LiveSequence, as_planned, sequence_id
 from crl.rollout.play import PlayedEpisode, Progress, finish, played_episode, tell
-from crl.rollout.processes import ProgramProcess
+from crl.rollout.processes import ProgramProcess, remove
 from crl.run.journal import JsonLines
 from crl.run.seeds import number_of
 from crl.text.outputs import fill, prompt_text
@@ -200,10 +199,10 @@ class _Wave:
         home = self._environment.home
         socket = None if home is None else home / "gateway.sock"
         self._folder = self._folder if home is None else home / "programs"
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove(self._folder)
         with Gateway(socket) as gateway, ExitStack() as stack:
             self._gateway = gateway
-            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            stack.callback(remove, self._folder)
             stack.callback(self._close)
             self._threads = stack.enter_context(ThreadPoolExecutor(len(self._runs)))
             for run in self._runs:
@@ -235,7 +234,7 @@ class _Wave:
         run.kept, run.since = None, time.monotonic()
         run.client = self._gateway.open(lambda call: self._asked(run, call))
         run.folder = folder = self._folder / run.row.slot.task.episode_id.replace("/", "_")
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
         folder.mkdir(parents=True)
         made = attempt(lambda: self._environment.program(run.number, folder))
         if isinstance(made, Fault):
@@ -245,9 +244,7 @@ class _Wave:
         url = self._gateway.url(run.client, made.port)
         here = {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": run.client.key}
         try:
-            run.process = ProgramProcess(
-                made, folder, here, run.client.path, lambda: self._events.put(lambda: self._ended(run)),
-            )  # fmt: skip
+            run.process = ProgramProcess(made, folder, here, lambda: self._events.put(lambda: self._ended(run)))
         except (OSError, ValueError) as error:
             self._finish(run, broke("program_start", f"{made.command[0]} cannot be started: {error}"))
 
@@ -284,8 +281,7 @@ class _Wave:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with the exit code {code}"
             self._finish(run, broke("program_signal" if code < 0 else "program_exit", self._about(run, how)))
             return
-        folder = cast(Path, run.folder)
-        messages = as_messages(run.messages)
+        folder, messages = cast(Path, run.folder), as_messages(run.messages)
         step = attempt(lambda: self._environment.outcome(run.number, messages, folder, code))
         if isinstance(step, Fault):
             step = broke(step.code, step.details)
@@ -322,7 +318,7 @@ class _Wave:
             row.turns[-1] = dataclasses.replace(row.turns[-1], valid=False)
         finish(row, step)
         if run.folder is not None:
-            shutil.rmtree(run.folder, ignore_errors=True)
+            remove(run.folder)
         if self._file is not None and run.kept is None:
             end = _STEP.dump_python(step, mode="json", warnings=False)
             self._file.append({"episode": row.slot.task.episode_id, "calls": _folded(run.asked), "end": end})

@@ -145,6 +145,7 @@ class HarnessEnvironment(ProgramEnvironment):
         """What the reward function says of a program that has ended. Raises what it raises, and TypeError for what is
         no reward."""
         task = self._tasks[slot]
+        _tidy(folder, isolated=self._isolated is not None)
         if self._reward is None:  # a judge reads what was asked and answered
             return Step("", FreeText(""), True, "", True, False, 0.0, StopReason.failure)
         given = {"task": task.text, "messages": list(messages), "folder": folder, "exit_code": exit_code}
@@ -165,6 +166,16 @@ class HarnessEnvironment(ProgramEnvironment):
         self._tasks = []
         if self._isolated is not None:
             self._isolated.close()
+
+
+def _tidy(folder: Path, *, isolated: bool) -> None:
+    """Remove what a reward function would wait for without end: what is neither a file nor a folder. Of a program in a
+    sandbox also links that lead out of its folder, to what it could not read itself."""
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            leads_out = isolated and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+            if leads_out if path.is_symlink() else not (path.is_file() or path.is_dir()):
+                path.unlink()
 
 
 async def _awaited(returned: Any) -> Any:

@@ -50,7 +50,7 @@ class Isolated:
         for path, copy in self._shown.items():
             copy.write_bytes(path.read_bytes())
             copy.chmod(0o644)
-        self.sandbox = Bubblewrap(interpreter_of(None, "json"), limits, tools, [], "json")
+        self.sandbox = Bubblewrap(interpreter_of(None, "json"), limits, tools, [], "json", "isolate: false")
 
     def program(
         self, words: Sequence[str], workspace: Workspace, variables: Mapping[str, str], limits: Limits | None = None

@@ -35,7 +35,8 @@ TESTBED = "/testbed"
 """Where a work tree is, in the sandbox."""
 _BESIDE = "/crl"
 """Where the commands of Python and programs are, in the sandbox: no interpreter is installed there."""
-WHERE = "method.families[].environment.sandbox"
+_SETTINGS = "method.families[].environment"
+WHERE = f"{_SETTINGS}.sandbox"
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
 _USERS = {"passwd": "root:x:0:0::/root:/bin/sh\nactor:x:1000:1000::/tmp:/bin/bash\n", "group": "actor:x:1000:\n",
@@ -153,20 +154,27 @@ class Bubblewrap:
     pipes = True
 
     def __init__(
-        self, interpreter: Interpreter, limits: Limits, folder: Path, hidden: Sequence[Path], needs: str = "pytest"
+        self,
+        interpreter: Interpreter,
+        limits: Limits,
+        folder: Path,
+        hidden: Sequence[Path],
+        needs: str = "pytest",
+        setting: str = "sandbox: none",
     ) -> None:
         """
         Args:
             folder: for what the sandbox shows beside the tree; whoever commands run as may read it.
             hidden: files and folders that no command may read, wherever they are.
             needs: a module that the interpreter must have there.
+            setting: of the environment, by which there is no sandbox.
 
         Raises BadInput where there is no bubblewrap, or no sandbox of it here.
         """
-        self.limits, self._interpreter, self._folder = limits, interpreter, folder
+        self.limits, self._interpreter, self._folder, self._setting = limits, interpreter, folder, setting
         self._bwrap = shutil.which("bwrap") or ""
         if not self._bwrap:
-            raise _unavailable("bubblewrap is not installed (no `bwrap`)", "apt install bubblewrap, 0.8 or later")
+            raise self._unavailable("bubblewrap is not installed (no `bwrap`)", "apt install bubblewrap, 0.8 or later")
         self._write_files()
         self._reached = self._reach()
         self._fixed = [*self._system(), *self._hiding(hidden)]
@@ -297,13 +305,21 @@ class Bubblewrap:
         ran = self.run(self.prepare(folder), command, longest=2000, limits=limits)
         shutil.rmtree(folder)
         if ran.code != 0 or ran.output.strip() != "True":
-            raise _unavailable(
+            raise self._unavailable(
                 f"no sandbox can be had here: {ran.output.strip() or ran.ended or ran.code}",
                 "install bubblewrap 0.8 or later; allow user namespaces "
                 "(`sysctl -w kernel.unprivileged_userns_clone=1`, "
                 "`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`; in docker: `--privileged`); "
                 f"keep {self._interpreter.path} and {folder.parent} where every user may read them",
             )
+
+    def _unavailable(self, found: str, next_step: str) -> BadInput:
+        return BadInput(
+            found,
+            expected="a sandbox of bubblewrap, which keeps commands of an actor from this machine and from solutions",
+            where=f"{_SETTINGS}.{self._setting.partition(':')[0]}",
+            next_step=f"{next_step}. Or, at your own risk, run them as they are: environment.{self._setting}",
+        )
 
 
 def _found_by(told: int) -> tuple[Callable[[int], list[int]], Callable[[int], None]]:
@@ -349,12 +365,3 @@ def _of_namespace(first: int) -> list[int]:
             if (process / "ns/pid").stat().st_ino == wanted:
                 found.append(int(process.name))
     return found
-
-
-def _unavailable(found: str, next_step: str) -> BadInput:
-    return BadInput(
-        found,
-        expected="a sandbox of bubblewrap, which keeps an actor's commands from this machine and from the solutions",
-        where=WHERE,
-        next_step=f"{next_step}. Or, at your own risk, run them as they are: environment.sandbox: none",
-    )

@@ -21,7 +21,6 @@ from crl.protocols import Message
 from crl.records import Episode, Generation, Turn, table_of
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, stripped_contexts
-from crl.rollout.processes import MARK
 from crl.rollout.programs import play_programs
 from crl.run.journal import JsonLines
 from tests.unit.policies.families import tokenizer_of
@@ -70,7 +69,7 @@ def play(
 def running(tasks: str = f" {os.getpid()}") -> list[psutil.Process]:
     """Programs that run, and what they started, whose tasks hold this: others may be tested beside."""
     processes = list(psutil.process_iter(["environ"]))
-    return [each for each in processes if MARK in (own := each.info["environ"] or {}) and tasks in own["CRL_TASK"]]
+    return [each for each in processes if tasks in (each.info["environ"] or {}).get("CRL_TASK", "")]
 
 
 def test_each_call_is_a_turn_and_a_conversation_that_goes_on_is_one_sequence(tmp_path: Path) -> None:
@@ -268,12 +267,20 @@ def test_a_program_that_cannot_be_started_costs_its_episode(tmp_path: Path) -> N
 def test_children_end_with_their_program(tmp_path: Path) -> None:
     code = """
 import subprocess
-for more in ({}, {"start_new_session": True}):
-    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], **more)
+sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+for more in ({}, {"start_new_session": True}, {"start_new_session": True, "env": {}}):
+    subprocess.Popen([*sleeps, os.getcwd()], **more)
+orphan = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True, env={})"
+subprocess.run([sys.executable, "-S", "-c", orphan, *sleeps, os.getcwd()], env={})
 ask([user("x")])
+os.makedirs("closed/more")
+os.chmod("closed", 0)
 """
-    (found,) = play(tmp_path, policy(), Programs(code), slots(1))
-    assert found.episode.success
+    for more, limits in (("", {}), ("time.sleep(600)", {"call_seconds": 3.0}), ("os.kill(os.getppid(), 15)", {})):
+        (found,) = play(tmp_path, policy(), Programs(code + more, **limits), slots(1))
+        assert found.episode.success is (more == "") and found.episode.turns == 1, found.details
+        left = [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])]
+        assert not [each for each in left if each.pid != os.getpid()], "nothing of it is left, whatever it hid"
 
 
 @pytest.mark.slow
@@ -340,6 +347,7 @@ def test_behind_a_server_calls_go_as_they_come(tmp_path: Path) -> None:
     assert not running()
 
 
+@pytest.mark.slow
 def test_programs_that_had_ended_are_not_started_again(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass

@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,12 @@ from crl.run.directory import RunDirectory
 from tests.processes import wait_until
 from tests.recipes.bank_from_chats.test_bank_build import build, experiment, records
 from tests.tiny_run import ROOT, command, crl, crl_here, digests, environment, leftovers
+from tests.worlds.openenv.test_openenv_rounds import installed
 
 HERE = Path(__file__).parent / "agents"
 ROUNDS = 2
-AGENTS = {"plain": "openai", "framework": "pydantic_ai", "shell": None}
+AGENTS = {"plain": ("openai", "openai"), "framework": ("pydantic_ai", "pydantic-ai-slim[openai]"), "shell": None}
+"""By the name of an agent, the module that it imports, and what to install for it."""
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +39,16 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=AGENTS)
-def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """An agent's name, and its experiment."""
-    library = AGENTS[request.param]
-    if library is not None and importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed")
+def agent(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    """An agent's name, and its experiment. What it imports may be in an interpreter of its own."""
+    needs, python = AGENTS[request.param], "python"
+    if needs is not None and importlib.util.find_spec(needs[0]) is None:
+        python = str(installed(tmp_path / "venv", "-c", str(ROOT / "constraints.txt"), needs[1]))
     made = tmp_path / "agent.yaml"
-    made.write_text((HERE / "experiment.yaml").read_text().replace("{agent}", request.param))
+    text = (HERE / "experiment.yaml").read_text().replace("[python,", f"[{python},")
+    made.write_text(text.replace("{agent}", request.param))
     (tmp_path / "prompts").symlink_to(ROOT / "conf" / "prompts")
-    yield request.param, made
+    return request.param, made
 
 
 def started(file: Path) -> Counter[str]:

@@ -48,6 +48,7 @@ def test_its_ten_lines_make_an_experiment(folder: Path, capsys: pytest.CaptureFi
     assert len(COMMANDS) + len(FILES["earned.py"].splitlines()) + len(FILES["agent.py"].splitlines()) <= 12
     assert len(PAGE.split()) <= 800
     assert here(COMMANDS[0]) == 0, capsys.readouterr().err
+    assert "costs its own episode.\n" in (folder / "sums.yaml").read_text(), "no setting of steps"
     (family,) = load_experiment(folder / "sums.yaml").method.families
     assert family.environment.runs_programs and set(family.environment.data_files()) == {"tasks.jsonl", "agent.py"}
     named = set(re.findall(r"`(max_\w+|call_seconds|seconds|side|success_at|test_size)`", PAGE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,24 @@ def test_a_reward_is_a_number_or_its_parts(folder: Path) -> None:
     environment.reset_many([0])
     with pytest.raises(ValueError, match="much"):
         environment.outcome(0, [], folder, 0)
+
+
+def test_a_reward_function_finds_nothing_to_wait_for(folder: Path) -> None:
+    made = folder / "made"
+    (made / "in").mkdir(parents=True)
+    os.mkfifo(made / "in/answer.txt")
+    (made / "link").symlink_to("in/kept")
+    (made / "in/kept").write_text("x")
+    (made / "out").symlink_to(folder / "tasks.jsonl")
+    environment = config().make()
+    environment.reset_many([0])
+    environment.outcome(0, [], made, 0)
+    assert sorted(path.name for path in made.rglob("*")) == ["in", "kept", "link", "out"]
+    environment._isolated = object()
+    environment.outcome(0, [], made, 0)
+    assert sorted(path.name for path in made.rglob("*")) == ["in", "kept", "link"], (
+        "what it could not read, it gives not"
+    )
 
 
 def test_a_judge_may_stand_in_for_a_reward_function(folder: Path) -> None:

@@ -134,7 +134,7 @@ def test_what_its_processes_use_together_has_limits(
     assert not running(str(tmp_path)) and found.episode.turns == 1
 
 
-def test_a_function_cannot_be_isolated(tmp_path: Path) -> None:
+def test_a_function_cannot_be_isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"task": "One."}')
     config = HarnessConfig(
         command="json:loads", tasks=str(tmp_path / "tasks.jsonl"), reward="json:dumps", held_out_from=None,
@@ -142,3 +142,8 @@ def test_a_function_cannot_be_isolated(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(BadInput, match="a sandbox does not show"):
         config.make()
+    config = config.model_copy(update={"command": ["python"]})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadInput, match="bubblewrap is not installed") as caught:
+        config.make()
+    assert "environment.isolate" in str(caught.value) and "environment.isolate: false" in str(caught.value)
