@@ -95,7 +95,8 @@ class HarborEnvironment(ProgramEnvironment):
         super().__init__(config)
         self.config, self._sides = config, config.sides()
         self._argv = argv_of(config.command)
-        self._isolated = Isolated(self._argv, Limits(seconds=min(config.seconds + config.max_calls, 86_400.0)))
+        limits = Limits(seconds=min(config.seconds + config.max_calls, 86_400.0))
+        self._isolated = Isolated(self._argv, limits, "kind: harness")
         self.home = self._isolated.home
         self._tasks: list[FolderTask] = []
         self._workspaces: dict[int, Workspace] = {}
