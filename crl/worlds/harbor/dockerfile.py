@@ -79,11 +79,11 @@ def layout_of(text: str) -> Layout:
 
 
 def lay_out(layout: Layout, context: Path, tree: Path) -> None:
-    """Copy the files of a context to where they are in a tree. Raises Refused where there is none to copy."""
+    """Copy the files of a context to where they are in a tree. Raises Refused where one is not there."""
     for folder in layout.folders:
         _under(tree, folder).mkdir(parents=True, exist_ok=True)
     for step in layout.steps:
-        found = [path for source in step.sources for path in _sources(context, source, step.line)]
+        found = sources_of(step, context)
         to = _under(tree, step.to)
         into = step.into or len(found) > 1 or to.is_dir()
         for path in found:
@@ -101,13 +101,17 @@ def _under(tree: Path, path: PurePosixPath) -> Path:
     return tree.joinpath(*path.parts[1:])
 
 
-def _sources(context: Path, source: str, line: int) -> list[Path]:
-    name = str(PurePosixPath(source.lstrip("/") or "."))
-    if ".." in PurePosixPath(name).parts:
-        raise Refused(line, f"{source} is outside of the folder environment")
-    found = [context] if name == "." else sorted(context.glob(name))
-    if not found:
-        raise Refused(line, f"there is no {source} in the folder environment")
+def sources_of(step: Copy, context: Path) -> list[Path]:
+    """The files and folders that are copied. Raises Refused where one is not there."""
+    found = list[Path]()
+    for source in step.sources:
+        name = str(PurePosixPath(source.lstrip("/") or "."))
+        if ".." in PurePosixPath(name).parts:
+            raise Refused(step.line, f"{source} is outside of the folder environment")
+        matches = [context] if name == "." else sorted(context.glob(name))
+        if not matches:
+            raise Refused(step.line, f"there is no {source} in the folder environment")
+        found += matches
     return found
 
 

@@ -11,20 +11,19 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from crl.protocols import Program, Start, Step
+from crl.protocols import Program, Step
 from crl.records import OutsideRows
 from crl.worlds.harbor.dockerfile import lay_out
 from crl.worlds.harbor.folders import FolderTask, located, tasks_of
 from crl.worlds.harness.isolated import Isolated, argv_of, is_file
-from crl.worlds.harness.programs import FORM, ProgramConfig, ProgramEnvironment, ended, outside_rows
+from crl.worlds.harness.programs import ProgramConfig, ProgramEnvironment, ended, outside_rows
 from crl.worlds.harness.tasks import Sides, split
 from crl.worlds.sandbox.bubblewrap import Workspace, give
 from crl.worlds.sandbox.limits import Limits, in_words
@@ -52,11 +51,6 @@ class HarborConfig(ProgramConfig):
     success_at: float = Field(
         1.0, ge=-1_000_000, le=1_000_000, description="An episode whose reward is at least this counts as solved."
     )
-
-    @property
-    def held_out_levels(self) -> int | None:
-        """The number of held-out tasks. Raises BadInput where they cannot be read."""
-        return None if self.held_out_from is None else len(self.sides().held_out)
 
     def sides(self) -> Sides[FolderTask]:
         """The tasks. Raises BadInput where they cannot be read."""
@@ -87,29 +81,23 @@ class NoReward(Exception):
         self.details = f"{why}; tests/test.sh wrote:\n{output}"
 
 
-class HarborEnvironment(ProgramEnvironment):
-    """A wave of task folders (protocols `Environment`, `RunsPrograms`, `Leveled`, `Itemized`, `Proves`)."""
+class HarborEnvironment(ProgramEnvironment[FolderTask]):
+    """A wave of task folders (protocols `Environment`, `RunsPrograms`, `Leveled`, `Proves`)."""
 
     def __init__(self, config: HarborConfig) -> None:
         """Raises BadInput where the tasks cannot be read, or there are no sandboxes here."""
         super().__init__(config)
-        self.config, self._sides = config, config.sides()
+        self.config = config
         self._argv = argv_of(config.command)
         limits = Limits(seconds=min(config.seconds + config.max_calls, 86_400.0))
         self._isolated = Isolated(self._argv, limits, "kind: harness")
         self.home = self._isolated.home
-        self._tasks: list[FolderTask] = []
         self._workspaces: dict[int, Workspace] = {}
-
-    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        """The tasks of some seeds; nothing is started yet."""
-        self._tasks = [self._sides.of(seed, self.config.held_out_from) for seed in seeds]
-        self._workspaces = {}
-        return [Start(task.text, "", FORM) for task in self._tasks]
+        """Of the slots."""
 
     def program(self, slot: int, folder: Path) -> Program:
-        """The command, in the world of a slot's task. Raises Refused where a file of it is missing."""
-        task = self._tasks[slot]
+        """The command, in the world of a slot's task."""
+        task = self.tasks[slot]
         words = _with(task.variables, [word.replace("{task}", task.text) for word in self._argv])
         workspace = self._workspaces[slot] = self._laid_out(task, folder)
         started = self._isolated.program(words, workspace, {"CRL_TASK": task.text}, self._limits(task))
@@ -117,17 +105,12 @@ class HarborEnvironment(ProgramEnvironment):
 
     def outcome(self, slot: int, messages: Sequence[Mapping[str, Any]], folder: Path, exit_code: int) -> Step:
         """What the task's own tests say. Raises NoReward where they say nothing, OSError where they cannot run."""
-        reward, parts = self._tested(self._tasks[slot], self._workspaces[slot])
+        reward, parts = self._tested(self.tasks[slot], self._workspaces[slot])
         return ended(reward, parts, self.config.success_at)
 
     def content(self, slot: int) -> str:
         """The name and the instruction of a slot's task."""
-        return self._tasks[slot].content
-
-    def items(self) -> Iterable[tuple[str, Callable[[], object]]]:
-        """Each task, held-out ones first, with what lays out its files."""
-        tasks = {task.name: task for task in (*self._sides.held_out, *self._sides.training)}
-        return [(name, partial(self._tried, task)) for name, task in tasks.items()]
+        return self.tasks[slot].content
 
     def proofs(self, *, kept: bool = False) -> Iterator[tuple[str, str | None]]:
         """Each task with a reference solution, and why it does not win; empty where it does."""
@@ -136,24 +119,18 @@ class HarborEnvironment(ProgramEnvironment):
                 yield name, None if kept else self._fault(task)
 
     def _fault(self, task: FolderTask) -> str:
-        try:
-            reward, _ = self._tried(task, solved=True)
-        except (NoReward, OSError) as error:
-            return getattr(error, "details", str(error))
-        return "" if reward >= self.config.success_at else f"its tests give the reward {reward:g} to solution/solve.sh"
-
-    def _tried(self, task: FolderTask, *, solved: bool = False) -> tuple[float, Mapping[str, float]]:
-        """Lay out a task; `solved`: run its reference solution, and its tests."""
+        """Why the reference solution of a task does not win."""
         folder = self._isolated.home / f"try-{task.digest.hex()[:16]}"
         folder.mkdir()
         try:
             workspace = self._laid_out(task, folder)
-            if not solved:
-                return 0.0, {}
             self._ran("solution/solve.sh", task, workspace, task.seconds or self.config.seconds, folder)
-            return self._tested(task, workspace)
+            reward, _ = self._tested(task, workspace)
+        except (NoReward, OSError) as error:
+            return str(getattr(error, "details", error))
         finally:
             remove(folder)
+        return "" if reward >= self.config.success_at else f"its tests give the reward {reward:g} to solution/solve.sh"
 
     def _laid_out(self, task: FolderTask, folder: Path) -> Workspace:
         """The folders of a task, in an empty one, for a user of their own."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from crl.errors import BadInput
 from crl.paths import possible_path, short
-from crl.worlds.harbor.dockerfile import Layout, Refused, layout_of
+from crl.worlds.harbor.dockerfile import Layout, Refused, layout_of, sources_of
 from crl.worlds.harness.tasks import LONGEST, WHERE
 
 _SHOWN = 5
@@ -148,6 +148,8 @@ def _task(folder: Path) -> FolderTask:
         if each.is_symlink() or each.name in _COMPOSE:
             raise ValueError(f"{each.relative_to(folder)} is {'a link' if each.is_symlink() else 'not read here'}")
     layout = layout_of((context / "Dockerfile").read_text(encoding="utf-8"))
+    for step in layout.steps:
+        sources_of(step, context)
     world = settings.environment
     return FolderTask(
         folder.name, folder.absolute(), text, layout, settings.agent.timeout_sec,

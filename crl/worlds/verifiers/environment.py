@@ -15,9 +15,9 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, JsonValue
 
 from crl.errors import BadInput
-from crl.protocols import Program, Start, Step
+from crl.protocols import Program, Step
 from crl.records import OutsideRows
-from crl.worlds.harness.programs import FORM, ProgramConfig, ProgramEnvironment, ended, outside_rows
+from crl.worlds.harness.programs import ProgramConfig, ProgramEnvironment, ended, outside_rows
 from crl.worlds.harness.tasks import WHERE, Sides, split
 from crl.worlds.verifiers.play import OUTCOME
 
@@ -50,11 +50,6 @@ class VerifiersConfig(ProgramConfig):
         description="An episode whose reward is at least this counts as solved. null: the environment's own "
         "pass_threshold.",
     )
-
-    @property
-    def held_out_levels(self) -> int | None:
-        """The number of held-out tasks. Raises BadInput where they cannot be listed."""
-        return None if self.held_out_from is None else len(self.sides().held_out)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -116,24 +111,18 @@ class Listed:
     """Its pass_threshold."""
 
 
-class VerifiersEnvironment(ProgramEnvironment):
+class VerifiersEnvironment(ProgramEnvironment[VerifiersTask]):
     """A wave of programs that verifiers plays (protocols `Environment`, `RunsPrograms`, `Leveled`)."""
 
     def __init__(self, config: VerifiersConfig) -> None:
         """Raises BadInput where its interpreter or the environment cannot be used."""
         super().__init__(config)
-        self.config, self._sides = config, config.sides()
+        self.config = config
         self._solved = config.listed().solved if config.success_at is None else config.success_at
-        self._tasks: list[VerifiersTask] = []
-
-    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        """The tasks of some seeds; nothing is started yet."""
-        self._tasks = [self._sides.of(seed, self.config.held_out_from) for seed in seeds]
-        return [Start(task.text, "", FORM) for task in self._tasks]
 
     def program(self, slot: int, folder: Path) -> Program:
         """One row, played by its interpreter."""
-        task = self._tasks[slot]
+        task = self.tasks[slot]
         spec = {**self.config.spec, "split": task.split, "index": task.index, "digest": task.digest}
         outside = {name: value for name, value in os.environ.items() if name.startswith("OPENAI_")}
         return Program((*self.config.argv, json.dumps(spec)), {**_VARIABLES, "CRL_OUTSIDE": json.dumps(outside)})
@@ -145,7 +134,7 @@ class VerifiersEnvironment(ProgramEnvironment):
 
     def content(self, slot: int) -> str:
         """All that the row of a slot holds."""
-        return self._tasks[slot].digest
+        return self.tasks[slot].digest
 
 
 _MISSING = ("No module named 'verifiers", "module 'verifiers' has no attribute")

@@ -85,7 +85,7 @@ def test_a_reward_is_a_number_or_its_parts(folder: Path) -> None:
     environment = config(success_at=1.25).make()
     environment.reset_many([0])
     step = environment.outcome(0, [], folder, 0)
-    right = environment._tasks[0].columns["answer"]
+    right = environment.tasks[0].columns["answer"]
     assert step.reward == right + 0.25 and step.reward_parts == {"right": float(right), "style": 0.25}
     assert step.success is (right == 1) and step.done
     environment = config(reward="rewarding:number").make()
