@@ -78,7 +78,7 @@ class NoReward(Exception):
 
     def __init__(self, why: str, output: str) -> None:
         super().__init__(why)
-        self.details = f"{why}; tests/test.sh wrote:\n{output}"
+        self.details = f"{why}; it wrote:\n{output}"
 
 
 class HarborEnvironment(ProgramEnvironment[FolderTask]):
@@ -143,9 +143,9 @@ class HarborEnvironment(ProgramEnvironment[FolderTask]):
 
     def _limits(self, task: FolderTask, seconds: float | None = None) -> Limits:
         limits = self._isolated.sandbox.limits
-        changes = {"seconds": seconds or limits.seconds, "memory_mb": task.memory_mb}
-        stored = {} if task.storage_mb is None else {"tree_mb": task.storage_mb}
-        return Limits.model_validate({**limits.model_dump(), **changes, **stored})
+        memory, stored = max(task.memory_mb, limits.memory_mb), task.storage_mb or limits.tree_mb
+        changes = {"memory_mb": memory, "tree_mb": stored, "file_mb": min(stored, 1 << 20)}
+        return limits.model_copy(update={"seconds": seconds or limits.seconds, **changes})
 
     def _ran(self, script: str, task: FolderTask, workspace: Workspace, seconds: float, logs: Path) -> str:
         """Run a script of a task folder, with the files beside it. What it wrote. Raises NoReward at a limit."""
@@ -169,10 +169,11 @@ class HarborEnvironment(ProgramEnvironment[FolderTask]):
     def _tested(self, task: FolderTask, workspace: Workspace) -> tuple[float, Mapping[str, float]]:
         """The reward, and its parts, by the tests of a task."""
         logs = workspace.tree.with_name(f"{workspace.tree.name}-logs")
-        (logs / "verifier").mkdir(parents=True)
         try:
-            if workspace.owner is not None:
-                give(logs, workspace.owner)
+            for name in ("agent", "artifacts", "verifier"):  # in a folder that tests cannot make anything else of
+                (logs / name).mkdir(parents=True)
+                if workspace.owner is not None:
+                    give(logs / name, workspace.owner)
             world = replace(workspace, mounts={**workspace.mounts, "/logs": logs})
             output = self._ran("tests/test.sh", task, world, task.tests_seconds, logs)
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from crl.worlds.harness.tasks import LONGEST, WHERE
 _SHOWN = 5
 """Folders that a refusal names."""
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", ".dockerignore")
-_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
 
 
 class _Timed(BaseModel):
@@ -34,8 +32,7 @@ class _Verifier(_Timed):
 
 class _World(BaseModel):
     env: dict[str, str] = {}
-    memory_mb: int | None = Field(None, ge=64, le=1 << 22)
-    memory: str | None = None
+    memory_mb: int = Field(0, ge=0, le=1 << 22)
     storage_mb: int | None = Field(None, ge=1, le=1 << 22)
     os: str = "linux"
     gpus: int = 0
@@ -153,12 +150,6 @@ def _task(folder: Path) -> FolderTask:
     world = settings.environment
     return FolderTask(
         folder.name, folder.absolute(), text, layout, settings.agent.timeout_sec,
-        settings.verifier.timeout_sec or 600.0, world.memory_mb or _megabytes(world.memory) or 2048, world.storage_mb,
+        settings.verifier.timeout_sec or 600.0, world.memory_mb, world.storage_mb,
         {**dict(layout.variables), **world.env, **settings.agent.env}, settings.verifier.env,
     )  # fmt: skip
-
-
-def _megabytes(text: str | None) -> int | None:
-    """A size such as 4G, as older folders write it."""
-    found = re.fullmatch(r"(\d+)([KMG])i?B?", (text or "").strip(), re.IGNORECASE)
-    return None if found is None else max(64, int(int(found[1]) * _UNITS[found[2].upper()]))
