@@ -236,6 +236,8 @@ class Program:
     """Of this machine, that it is started as; None: this process's."""
     watch: Callable[[Sequence[int]], str] | None = None
     """Which limit its processes break, in words, from their ids; empty: none. It is asked while they run."""
+    seconds: float | None = None
+    """Its own limit, where that is shorter than the one of all."""
 
 
 @dataclass(frozen=True, slots=True)

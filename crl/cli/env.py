@@ -71,7 +71,7 @@ def check_environment(
     errors = console(stderr=True)
     with errors.status("starting") as status:
         programs = chosen.environment.runs_programs
-        found = check_programs(chosen) if programs else check(plan, lambda each: status.update(each))
+        found = check_programs(chosen, time_limit) if programs else check(plan, lambda each: status.update(each))
     if json:
         say_json([{"check": each.check, "outcome": each.outcome, "message": each.message} for each in found], indent=2)
     else:

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crl.envs.check.conduct import Finding
+from crl.envs.check.conduct import Finding, tasks
 
 if TYPE_CHECKING:
     from crl.config import FamilyConfig
@@ -17,8 +17,9 @@ _FEW = 4
 """Programs that are played."""
 
 
-def check_programs(family: FamilyConfig) -> list[Finding]:
-    """Whether programs end well, and ask the same in a second play. Raises BadInput where none can be started."""
+def check_programs(family: FamilyConfig, seconds: float) -> list[Finding]:
+    """Whether programs end well, and ask the same in a second play; then, as far as `seconds` go, whether the reference
+    solutions of tasks win. Raises BadInput where none can be started."""
     several: set[str] = set()
     first, again = _played(family, several)
     calls = sum(each.episode.turns for each in first)
@@ -37,7 +38,8 @@ def check_programs(family: FamilyConfig) -> list[Finding]:
         message = f"{different} of {len(first)} programs acted otherwise in a second play: another run may, too"
     else:
         message = f"{len(first)} programs acted the same in a second play"
-    return [*found, Finding("determinism", "note" if several or different else "ok", message)]
+    found.append(Finding("determinism", "note" if several or different else "ok", message))
+    return [*found, *tasks(family.environment, seconds)]
 
 
 def _conduct(played: PlayedEpisode) -> list[object]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import queue
 import time
 from collections import Counter, deque
@@ -106,6 +107,8 @@ class _Run:
     since: float = 0.0
     """When it last had no call open."""
     own_seconds: float = 0.0
+    seconds: float = math.inf
+    """What it may have of them."""
     limit: StopReason | None = None
     """Why a call was refused that asked for more than there is."""
     over: bool = False
@@ -237,6 +240,7 @@ class _Wave:
         if isinstance(made, Fault):
             self._finish(run, broke(made.code, made.details))
             return
+        run.seconds = min(self._limits.seconds, made.seconds or self._limits.seconds)
         url = self._gateway.url(run.client, made.port)
         here = {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": run.client.key}
         try:
@@ -344,14 +348,14 @@ class _Wave:
             if run.process is not None and run.process.exit_code is not None:
                 continue
             used = run.own_seconds + time.monotonic() - run.since
-            if used >= self._limits.seconds:
-                self._lose(run, "program_seconds", f"ran for {used:.0f} s of its own; it has {self._limits.seconds:g}")
+            if used >= run.seconds:
+                self._lose(run, "program_seconds", f"ran for {used:.0f} s of its own; it has {run.seconds:g}")
             else:
                 limit = self._limits.call_seconds
                 self._lose(run, "program_call_seconds", f"made no call for {limit:g} s, and kept the wave waiting")
 
     def _deadline(self, run: _Run) -> float:
-        return run.since + min(self._limits.call_seconds, self._limits.seconds - run.own_seconds)
+        return run.since + min(self._limits.call_seconds, run.seconds - run.own_seconds)
 
     def _following(self, run: _Run) -> _Next | None:
         """What a program is answered next; None where it has no call open that can be answered, or is over."""

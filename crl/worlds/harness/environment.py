@@ -16,10 +16,10 @@ from pydantic import ConfigDict, Field
 from crl.config.base import off
 from crl.config.registry import load_object
 from crl.errors import BadInput
-from crl.protocols import FreeText, Program, Start, Step, StopReason
+from crl.protocols import FreeText, Program, Step, StopReason
 from crl.records import OutsideRows
-from crl.worlds.harness.isolated import Isolated, found, is_file
-from crl.worlds.harness.programs import FORM, ProgramConfig, ProgramEnvironment, ended, outside_rows
+from crl.worlds.harness.isolated import Isolated, argv_of, is_file
+from crl.worlds.harness.programs import ProgramConfig, ProgramEnvironment, ended, outside_rows
 from crl.worlds.harness.tasks import WHERE, Sides, Task, located, sides_of
 from crl.worlds.json_files import shown
 from crl.worlds.sandbox.limits import Limits
@@ -63,18 +63,13 @@ class HarnessConfig(ProgramConfig):
         return self.reward is None
 
     @property
-    def held_out_levels(self) -> int | None:
-        """The number of held-out tasks. Raises BadInput where they cannot be read."""
-        return None if self.held_out_from is None else len(self.sides().held_out)
-
-    @property
     def argv(self) -> list[str]:
         """The command with what it names found; {task} still stands for the task."""
         if isinstance(self.command, str):
             return [sys.executable, str(Path(__file__).with_name("call.py")), self.command]
-        return found(self.command)
+        return argv_of(self.command)
 
-    def sides(self) -> Sides:
+    def sides(self) -> Sides[Task]:
         """The tasks. Raises BadInput where they cannot be read."""
         return sides_of(self.tasks, self.prompt, self.test_size, held_out=self.held_out_from is not None)
 
@@ -94,14 +89,13 @@ class HarnessConfig(ProgramConfig):
         return HarnessEnvironment(self)
 
 
-class HarnessEnvironment(ProgramEnvironment):
+class HarnessEnvironment(ProgramEnvironment[Task]):
     """A wave of programs (protocols `Environment`, `RunsPrograms`, `Leveled`)."""
 
     def __init__(self, config: HarnessConfig) -> None:
         """Raises BadInput where the tasks, the program or the reward cannot be used."""
         super().__init__(config)
-        self.config, self._sides = config, config.sides()
-        self._tasks: list[Task] = []
+        self.config = config
         self._argv = config.argv
         self._isolated = self._in_sandboxes() if config.isolate else None
         if self._isolated is not None:
@@ -113,11 +107,6 @@ class HarnessEnvironment(ProgramEnvironment):
         self._reward = None if config.reward is None else _function(config.reward, "reward")
         if self._reward is not None:
             self._wanted = _wanted(self._reward, str(config.reward), self._sides.training[0].columns)
-
-    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
-        """The tasks of some seeds; nothing is started yet."""
-        self._tasks = [self._sides.of(seed, self.config.held_out_from) for seed in seeds]
-        return [Start(task.text, "", FORM) for task in self._tasks]
 
     def _in_sandboxes(self) -> Isolated:
         """Sandboxes. Raises BadInput where there are none here, or the program would not be there."""
@@ -133,7 +122,7 @@ class HarnessEnvironment(ProgramEnvironment):
 
     def program(self, slot: int, folder: Path) -> Program:
         """The command with the task of a slot."""
-        task = self._tasks[slot].text
+        task = self.tasks[slot].text
         words = [word.replace("{task}", task) for word in self._argv]
         if self._isolated is not None:
             return self._isolated.program(words, self._isolated.sandbox.prepare(folder), {"CRL_TASK": task})
@@ -144,7 +133,7 @@ class HarnessEnvironment(ProgramEnvironment):
     def outcome(self, slot: int, messages: Sequence[Mapping[str, Any]], folder: Path, exit_code: int) -> Step:
         """What the reward function says of a program that has ended. Raises what it raises, and TypeError for what is
         no reward."""
-        task = self._tasks[slot]
+        task = self.tasks[slot]
         _tidy(folder, isolated=self._isolated is not None)
         if self._reward is None:  # a judge reads what was asked and answered
             return Step("", FreeText(""), True, "", True, False, 0.0, StopReason.failure)
@@ -159,11 +148,10 @@ class HarnessEnvironment(ProgramEnvironment):
 
     def content(self, slot: int) -> str:
         """The task of a slot."""
-        return self._tasks[slot].text
+        return self.tasks[slot].text
 
     def close(self) -> None:
         """Remove the folder of sandboxes."""
-        self._tasks = []
         if self._isolated is not None:
             self._isolated.close()
 

@@ -25,7 +25,7 @@ def is_file(word: str) -> bool:
     return False
 
 
-def found(command: Sequence[str]) -> list[str]:
+def argv_of(command: Sequence[str]) -> list[str]:
     """A command with the whole paths of the files that it names; `python` is the interpreter that runs this."""
     words = [str(Path(word).absolute()) if is_file(word) else word for word in command]
     return [sys.executable if command[0] in ("python", "python3") else words[0], *words[1:]]
@@ -38,8 +38,9 @@ class Isolated:
         home: the folder that they run in folders of.
     """
 
-    def __init__(self, argv: Sequence[str], limits: Limits) -> None:
-        """`argv`: the command. Raises BadInput where there are no sandboxes here."""
+    def __init__(self, argv: Sequence[str], limits: Limits, setting: str = "isolate: false") -> None:
+        """`argv`: the command. `setting`: of the environment, by which there is no sandbox. Raises BadInput where there
+        are no sandboxes here."""
         self._workplace = workplace = Workplace()
         self.home, tools = workplace.folder / "home", workplace.folder / "tools"
         self.home.mkdir(mode=0o711)
@@ -50,7 +51,7 @@ class Isolated:
         for path, copy in self._shown.items():
             copy.write_bytes(path.read_bytes())
             copy.chmod(0o644)
-        self.sandbox = Bubblewrap(interpreter_of(None, "json"), limits, tools, [], "json", "isolate: false")
+        self.sandbox = Bubblewrap(interpreter_of(None, "json"), limits, tools, [], "json", setting)
 
     def program(
         self, words: Sequence[str], workspace: Workspace, variables: Mapping[str, str], limits: Limits | None = None

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import Field
 
 from crl.config.base import LONGEST_SECONDS, off
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.errors import BadInput
-from crl.protocols import FreeText, ProgramLimits, Step, StopReason
+from crl.protocols import FreeText, ProgramLimits, Start, Step, StopReason
 from crl.records import OutsideRows, Row, Rules, table_of
+from crl.worlds.harness.tasks import Sides
 
 FORM = FreeText("what the program asks for")
 _SOLVED = 1e-9
 """What a sum may lack of `success_at` by rounding."""
+
+
+class _Worded(Protocol):
+    @property
+    def text(self) -> str:
+        """What a task says."""
+
+
+T = TypeVar("T", bound=_Worded)
 
 
 class ProgramConfig(EnvironmentConfig):
@@ -55,20 +65,39 @@ class ProgramConfig(EnvironmentConfig):
         """A program that has ended is not started again."""
         return True
 
+    @property
+    def held_out_levels(self) -> int | None:
+        """The number of held-out tasks. Raises BadInput where they cannot be read."""
+        return None if self.held_out_from is None else len(self.sides().held_out)
 
-class ProgramEnvironment:
+    def sides(self) -> Sides[Any]:
+        """The tasks; each has a `text`. Raises BadInput where they cannot be read."""
+        raise NotImplementedError
+
+
+class ProgramEnvironment(Generic[T]):
     """A wave of programs. It cannot be stepped.
 
     Attributes:
         limits: what a program may use.
         side: names of models whose calls are not trained.
         home: where programs in sandboxes run.
+        tasks: of the slots.
     """
 
     def __init__(self, config: ProgramConfig) -> None:
+        """Raises BadInput where the tasks cannot be read."""
         self.limits = ProgramLimits(config.max_calls, config.max_tokens, config.seconds, config.call_seconds)
         self.side, self._kind = frozenset(config.side), config.kind
         self.home: Path | None = None
+        self.tasks: list[T] = []
+        self._sides: Sides[T] = config.sides()
+        self._held_out_from = config.held_out_from
+
+    def reset_many(self, seeds: Sequence[int]) -> list[Start]:
+        """The tasks of some seeds; nothing is started yet."""
+        self.tasks = [self._sides.of(seed, self._held_out_from) for seed in seeds]
+        return [Start(task.text, "", FORM) for task in self.tasks]
 
     def step_many(self, actions: Mapping[int, str | None]) -> dict[int, Step]:
         """Raises BadInput: nobody steps a program."""

@@ -7,17 +7,18 @@ moves when another is added.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from crl.errors import BadInput
 from crl.paths import possible_path, short
 from crl.worlds.json_files import shown
 from crl.worlds.records import KINDS, records
 
+T = TypeVar("T")
 WHERE = "method.families[].environment"
 LONGEST = 100_000
 """Bytes of a task: it is handed over as an environment variable, which Linux bounds."""
@@ -39,13 +40,13 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Sides:
+class Sides(Generic[T]):
     """Tasks of training and held-out ones."""
 
-    training: Sequence[Task]
-    held_out: Sequence[Task]
+    training: Sequence[T]
+    held_out: Sequence[T]
 
-    def of(self, seed: int, first: int | None) -> Task:
+    def of(self, seed: int, first: int | None) -> T:
         """The task of a seed: seeds from `first` on mean held-out ones."""
         if first is None or seed < first:
             return self.training[seed % len(self.training)]
@@ -75,7 +76,7 @@ def located(name: str) -> Path:
     return path
 
 
-def sides_of(name: str, column: str, share: float, *, held_out: bool) -> Sides:
+def sides_of(name: str, column: str, share: float, *, held_out: bool) -> Sides[Task]:
     """The tasks of a file, read once while it stays as it is. Raises BadInput."""
     path = located(name)
     state = path.stat()
@@ -83,13 +84,20 @@ def sides_of(name: str, column: str, share: float, *, held_out: bool) -> Sides:
 
 
 @lru_cache(maxsize=4)
-def _sides(path: Path, modified: int, size: int, column: str, share: float, held_out: bool) -> Sides:
+def _sides(path: Path, modified: int, size: int, column: str, share: float, held_out: bool) -> Sides[Task]:
     rows = [_task(record, column, where) for where, record in _rows(path)]
     tasks = list({task.digest: task for task in rows}.values())
+    return split(tasks, lambda task: task.digest, share, held_out=held_out)
+
+
+def split(tasks: Sequence[T], digest: Callable[[T], bytes], share: float, *, held_out: bool) -> Sides[T]:
+    """Which of some tasks are held out. Raises BadInput where a side is empty."""
     if not held_out:
         return Sides(tasks, tasks)
-    kept = [task for task in tasks if int.from_bytes(task.digest[:8]) / 2**64 < share]
-    training = [task for task in tasks if task not in kept]
+    sides: tuple[list[T], list[T]] = ([], [])
+    for task in tasks:
+        sides[int.from_bytes(digest(task)[:8]) / 2**64 < share].append(task)
+    training, kept = sides
     if not training or not kept:
         raise BadInput(
             f"{len(tasks)} different tasks leave {len(training)} to train on and {len(kept)} to evaluate on",
@@ -97,7 +105,7 @@ def _sides(path: Path, modified: int, size: int, column: str, share: float, held
             where=f"{WHERE}.test_size",
             next_step=f"change test_size ({share:g}), bring more tasks, or set held_out_from: null",
         )
-    return Sides(training, sorted(kept, key=lambda task: task.digest))
+    return Sides(training, sorted(kept, key=digest))
 
 
 def _rows(path: Path) -> list[tuple[str, Any]]:

@@ -16,6 +16,8 @@ import pytest
 
 from crl.audit.verify import verify
 from crl.config import RoleConfig
+from crl.config.load import load_experiment
+from crl.errors import BadInput
 from crl.policies import load_policy, resolve_model
 from crl.policies.sampling import sequence_logprobs
 from crl.records import Distillation, Episode, Generation, Turn, Verdict, rows_of
@@ -166,7 +168,8 @@ def test_a_judge_may_say_what_a_program_is_worth(bank: Path, tmp_path: Path) -> 
     assert len(episodes) == 8 and any(episode.guided for episode in episodes)
     assert all(row.error is None and row.reward_names == ["judge"] and 0 <= row.reward <= 1 for row in episodes)
     verdicts = rows_of(Verdict, run.read(1, "collect", Verdict))
-    assert len(verdicts) == 8 and {row.reason_code for row in verdicts} == {"ok"}
+    assert {each for row in verdicts for each in row.episode_ids} == {row.episode_id for row in episodes}
+    assert {row.reason_code for row in verdicts} == {"ok"}
 
 
 @pytest.mark.slow
@@ -180,10 +183,12 @@ def test_it_is_checked_before_any_work(tmp_path: Path) -> None:
         (("groups: 4", "groups: 4\n      workers: 2"), "a program that runs itself"),
         (("success_at: 0.2", "success_at: 0.2\n        max_turns: 3"), "max_turns"),
         (("model: tiny", "model: tiny\n      history: {window: 2}"), "their own histories"),
-        (("kind: complementary", "kind: dreamgym"), "experience model"),
         (("rewards:reward", "rewards:nothing"), "cannot be imported"),
         (("tasks.jsonl", "nowhere.jsonl"), "there is no file"),
     ]:
         (tmp_path / "agent.yaml").write_text(text.replace(*change, 1))
         done = crl_here(tmp_path / "runs", "doctor", str(tmp_path / "agent.yaml"), code=2)
         assert said in done.stdout + done.stderr, change
+    program = {"kind": "harness", "command": ["python"], "tasks": "nowhere.jsonl", "reward": "nothing:here"}
+    with pytest.raises(BadInput, match="an experience model stands for an environment's steps"):
+        load_experiment(ROOT / "conf/dreamgym_tiny.yaml", {"method.families.0.environment": program})

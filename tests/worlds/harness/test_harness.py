@@ -85,7 +85,7 @@ def test_a_reward_is_a_number_or_its_parts(folder: Path) -> None:
     environment = config(success_at=1.25).make()
     environment.reset_many([0])
     step = environment.outcome(0, [], folder, 0)
-    right = environment._tasks[0].columns["answer"]
+    right = environment.tasks[0].columns["answer"]
     assert step.reward == right + 0.25 and step.reward_parts == {"right": float(right), "style": 0.25}
     assert step.success is (right == 1) and step.done
     environment = config(reward="rewarding:number").make()
@@ -187,6 +187,6 @@ for thread in both: thread.join()
 def test_programs_are_checked_with_the_tiny_model(folder: Path, code: str, outcomes: list[str], said: str) -> None:
     (folder / "agent.py").write_text(ASKS + code)
     family = FamilyConfig(name="sums", environment=config(command=["python", "agent.py"]))
-    found = check_programs(family)
+    found = check_programs(family, 60.0)
     assert [finding.outcome for finding in found] == outcomes
     assert any(said in finding.message for finding in found)
