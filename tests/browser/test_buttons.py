@@ -75,7 +75,7 @@ def test_cancel_ends_every_process_at_once_and_resume_finishes(screen: Screen, d
 
         screen.open_form("resume")
         screen.page.get_by_text("Another path", exact=True).click()
-        screen.fill("run_path", segment.name)
+        screen.page.locator("textarea").first.fill(segment.name)
         screen.shoot("resume", 560)
         resumed = screen.submit()
         assert screen.wait_for(resumed, "Completed", "Failed", "Crashed") == "Completed"

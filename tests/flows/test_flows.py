@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.events.filters import EventFilter
 from prefect.flow_engine import run_flow
 from prefect.states import AwaitingRetry
 
@@ -16,6 +17,7 @@ from crl.errors import BadInput, DataCheckFailed, StageFailed
 from crl.run.directory import RunDirectory, manifests
 from crl.run.head import heads
 from flows.train import resume, train
+from tasks.events import EXPERIMENT, ROUND_COMPLETED
 from tests.processes import wait_until
 from tests.unit.engine.harness import digests, make_driver, make_experiment
 
@@ -47,6 +49,14 @@ def artifacts(key):
         return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
 
 
+def told_of(experiment):
+    """Heads by round, of the events `crl.round.completed` about an experiment."""
+    wanted = {"event": {"name": [ROUND_COMPLETED]}, "resource": {"id": [f"{EXPERIMENT}.{experiment}"]}}
+    with get_client(sync_client=True) as client:
+        events = client.read_events(EventFilter.model_validate(wanted), limit=50).events
+    return {event.payload["round"]: event.payload["head"] for event in events}
+
+
 def children_of(state):
     """Child flow runs of a flow run, by name without that of the experiment, the newest of each name."""
     parent = state.state_details.flow_run_id
@@ -71,6 +81,9 @@ def test_a_transient_failure_is_retried_and_the_record_is_that_of_an_undisturbed
         str(each.flow_run_id) for kind in ("rounds", "learning-curve", "report") for each in artifacts(f"fake-{kind}")
     ]
     assert own.count(str(state.state_details.flow_run_id)) == 3
+    # Every round was told to automations, with its head.
+    wait_until(lambda: len(told_of("fake")) == 3, lambda: str(told_of("fake")), every=0.5)
+    assert told_of("fake") == {number: told[number] for number in range(3)}
     stages = task_runs(children["round 1"].id)
     assert set(stages) == {"draw", "spread", "learn", "total"}
     assert (stages["draw"].run_count, stages["spread"].run_count) == (2, 1)

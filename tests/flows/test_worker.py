@@ -100,7 +100,7 @@ def test_a_transient_failure_is_retried_and_a_permanent_one_is_not(
     (task,) = tasks_of(operated, retried, "draw")
     assert task["run_count"] == 2
     (task,) = tasks_of(operated, failed, "draw")
-    assert (task["run_count"], task["state"]["message"]) == (1, message)
+    assert (task["run_count"], task["state"]["message"]) == (1, of_round)
 
 
 def test_cancel_ends_the_engines_and_leaves_a_run_that_resumes(
