@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from crl.errors import BadInput
-from crl.paths import short
+from crl.paths import quoted, short
 
 WHERE = "method.families[].environment.interpreter"
 _ASK = (
@@ -70,7 +69,7 @@ def interpreter_of(name: str | None, needs: str = "pytest") -> Interpreter:
             f"the interpreter {short(path)} has no {needs}, which grades the tasks",
             expected=f"a Python with {needs} and what the repositories need",
             where=WHERE,
-            next_step=f"{shlex.quote(str(path))} -m pip install {needs}",
+            next_step=f"{quoted(path)} -m pip install {quoted(needs)}",
         )
     folders = [*(Path(prefix) for prefix in prefixes), *(each.parent for each in _links(Path(path)))]
     both = {str(folder) for each in folders for folder in (each, each.resolve())}
