@@ -30,7 +30,8 @@ from crl.records import (
     schema_of,
 )
 from crl.report.success import Z
-from crl.report.view_files import MANIFEST, Source, sql_type
+from crl.report.view_files import Source, sql_type
+from crl.run.manifest import MANIFEST
 from crl.run.validations import VALIDATIONS
 
 _PLACE = (
@@ -451,11 +452,24 @@ def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]], add
     read = f"read_parquet({files}, filename = true, hive_partitioning = false"
     read += ", union_by_name = true" if added else ""
     if source.patterns:
-        return _unless_elsewhere(source, f"{read})", columns)
+        return _unless_elsewhere(source, f"{read}) SEMI JOIN {_named(source, files)}", columns)
     if added:
         none = ", ".join(f"NULL::{kind} AS {identifier(name)}" for name, kind in columns)
         return f"(SELECT {none} WHERE false UNION ALL BY NAME SELECT * FROM {read}))"
     return f"{read})"
+
+
+def _named(source: Source, files: str) -> str:
+    """What patterns find beside what manifests name, to be joined: a file that lies there and that no stage wrote is no
+    part of the record."""
+    place = "parse_path(filename)[-3] || '/' || parse_path(filename)[-2] || '/'"
+    of, name = ("shared", "''") if files == source.segments() else ("files", place)
+    vouched = f"{name} || unnest(json_keys(TRY_CAST(content AS JSON), '$.digested.{of}')) AS named"
+    written = "'bank/segments/'" if of == "shared" else place
+    return (
+        f"(SELECT {vouched} FROM read_text({source.files(MANIFEST)})) AS vouched "
+        f"ON vouched.named = {written} || parse_filename(filename)"
+    )
 
 
 def _unless_elsewhere(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:

@@ -62,7 +62,9 @@ def connect(
     for a file that no view can read.
     """
     _check_rounds(run_path, [*(rounds or ()), *(() if until is None else (until,))])
-    return _open(run_path, Pinned(run_path, rounds, until), until)
+    files = Pinned(run_path, rounds, until)
+    files.only_named()
+    return _open(run_path, files, until)
 
 
 def query(

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -74,7 +75,7 @@ class StageWriter:
         self._rows: dict[str, int] = {}
         self._shared: dict[str, str] = {}
         self._started = datetime.now(UTC)
-        self._clock = time.monotonic()
+        self._clock, self._processor = time.monotonic(), time.process_time()
         check_token(run_path, token)
         if target.exists():
             raise self._complete_already()
@@ -192,6 +193,8 @@ class StageWriter:
             "started": self._started.isoformat(),
             "committed": datetime.now(UTC).isoformat(),
             "seconds": round(time.monotonic() - self._clock, 3),
+            "processor_seconds": round(time.process_time() - self._processor, 3),
+            "memory_bytes": psutil.Process().memory_info().rss,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "token": self.token,

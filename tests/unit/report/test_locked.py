@@ -18,6 +18,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.report.views import connect, query, write_catalog
 from tests.marks import sampled
 from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, as_in_the_background
+from tests.unit.report.builder import add_table
 
 SECRET = "a secret of the neighbor"
 
@@ -280,7 +281,7 @@ def test_in_the_background_of_a_script_ctrl_c_is_not_for_it(place: Path) -> None
 @pytest.mark.parametrize("table", ["worldModel", "my-rows"])
 def test_a_table_of_another_package_may_have_any_name(run: Path, tmp_path: Path, table: str) -> None:
     shutil.copytree(run, tmp_path / "run")
-    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "run" / "rounds" / "0001" / "plan" / f"{table}.parquet")
+    add_table(tmp_path / "run", "0001/plan", f"{table}.parquet", pa.table({"a": [1, 2]}))
     for name in (table, table.upper()):
         assert query(tmp_path / "run", f'SELECT count(*) FROM "{name}"')[1] == [(2,)]
 
@@ -293,7 +294,7 @@ def test_names_in_a_file_that_somebody_sent_are_names_and_no_sql(run: Path, tmp_
     evil = f"""x" FROM (SELECT 1 AS "x"); COPY (SELECT 42) TO '{written}'; CREATE VIEW "zz" AS SELECT 1 AS "y"""
     stage = victim / "rounds" / "0001" / "plan"
     kinds = {"odd": pa.array([3], pa.int16()), evil: pa.array(["a"])}
-    pq.write_table(pa.table(kinds), stage / "others.parquet")
+    add_table(victim, "0001/plan", "others.parquet", pa.table(kinds))
     pq.write_table(pa.table({"a": [1]}), stage / f"""v" AS SELECT 1; COPY (SELECT 1) TO '{written.name}'; --.parquet""")
     if catalog:
         with duckdb.connect(str(write_catalog(victim)), read_only=True) as connection:
