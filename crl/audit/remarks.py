@@ -12,20 +12,27 @@ from pathlib import Path
 
 from crl.audit.problem import Record, on_one_line
 from crl.errors import RecordDamaged
+from crl.limits import is_count
+from crl.run import cache
 from crl.run.decisions import DECISIONS, decided_rounds, decision_path
 from crl.run.directory import is_round
 from crl.run.journal import JOURNAL, Journal, JsonLines, stage_of
 from crl.run.lease import LEASE, LeaseFile
+from crl.run.logs import LOGS, NOTED, TRACKERS, Seen, differing
 from crl.run.manifest import MANIFEST, Manifest, key_of
 from crl.run.retention import PRUNED, unlisted
 
-_LISTS = {PRUNED: "sha256s", "trackers.jsonl": "tracker"}
+_LISTS = {PRUNED: "sha256s", TRACKERS: "tracker"}
 """What each line of a list has, beside those of the journal."""
 
 
 def remarks(record: Record) -> list[str]:
     """What is to be said of a run beside its problems, one line each."""
-    found = [*_journal(record), *_swapped(record.run_path), *_rounds(record.run_path), *_stores(record)]
+    found = [*_logs(record), *_journal(record), *_swapped(record.run_path), *_rounds(record.run_path), *_stores(record)]
+    found += [
+        f"{place} was made by another user, or on another machine: it is made anew when it is needed"
+        for place in cache.foreign(record.run_path)
+    ]
     return [on_one_line(line) for line in found]
 
 
@@ -57,6 +64,20 @@ def _journal(record: Record) -> Iterator[str]:
             yield f"{file} is of attempt {token}, and {JOURNAL} says that attempt {commit.token} made it: an older one"
         elif token == commit.token and manifest.digest != commit.digest:
             yield f"{file} has digest {manifest.digest}, and {JOURNAL} says that {commit.digest} was committed"
+
+
+def _logs(record: Record) -> Iterator[str]:
+    """Logs that do not begin any more with what the stages of this run saw when they were committed."""
+    seen: dict[str, list[Seen]] = {}
+    for place, manifest in record.manifests.items():
+        if place in record.stale or record.lineage.maker(*place) is not None:
+            continue  # the logs of the run that made it
+        for name, mark in manifest.provenance.get(NOTED, {}).items():
+            if name in LOGS and isinstance(mark, dict) and is_count(mark.get("bytes")):
+                seen.setdefault(name, []).append((mark["bytes"], str(mark.get("sha256")), key_of(*place)))
+    for name, marks in seen.items():
+        if found := differing(record.run_path / name, marks):
+            yield f"{name}: {found}"
 
 
 def _swapped(run_path: Path) -> Iterator[str]:

@@ -39,7 +39,7 @@ from crl.run.lineage import Lineage, load_lineage, method_in
 from crl.run.manifest import MANIFEST, Manifest, parse_key, stage_directory
 from crl.run.writer import StageWriter
 
-_ROUND = re.compile(r"^[0-9]{4,}$")
+_ROUND = re.compile(r"^[0-9]{4,15}$")
 
 
 class RunDirectory:

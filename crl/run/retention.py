@@ -21,9 +21,8 @@ from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import fsync, mending, remove
 from crl.run.journal import Journal, JsonLines
 from crl.run.lease import commit_guard
+from crl.run.logs import PRUNED as PRUNED
 from crl.run.manifest import Manifest, StageKey, key_of, stage_directory
-
-PRUNED = "pruned.jsonl"
 
 
 class Pruned(BaseModel):
@@ -44,7 +43,8 @@ class Pruned(BaseModel):
 
 def pruned(run_path: Path) -> list[Pruned]:
     """Everything that was pruned, in order: from the list, and from the journal what the list lacks."""
-    return _entries(JsonLines(run_path / PRUNED)) + unlisted(run_path)
+    listed = _entries(JsonLines(run_path / PRUNED))
+    return listed + [entry for entry in _entries(Journal(run_path)) if entry not in listed]
 
 
 def unlisted(run_path: Path) -> list[Pruned]:
@@ -63,7 +63,7 @@ def add_pruned(run_path: Path, entry: Pruned, token: int) -> None:
 
 def _entries(lines: JsonLines) -> list[Pruned]:
     found = []
-    for payload in lines.read():
+    for payload in lines.read(having=None if lines.path.name == PRUNED else b'"pruned"'):
         if payload.get("event", "pruned") != "pruned":
             continue
         try:
@@ -149,7 +149,10 @@ def _committed(run_path: Path, stages: Collection[str]) -> list[StageKey]:
     """Complete stages of these names, oldest first."""
     found = []
     for round_number in round_numbers(run_path):
-        found += [(round_number, name) for name in complete_stages(run_path, round_number) if name in stages]
+        present = [name for name in dict.fromkeys(stages) if stage_directory(run_path, round_number, name).is_dir()]
+        if len(present) > 1:  # which of them came first, their manifests say; for one nothing is read
+            present = [name for name in complete_stages(run_path, round_number) if name in present]
+        found += [(round_number, name) for name in present]
     return found
 
 
@@ -164,6 +167,8 @@ def _in_use(run_path: Path, committed: Sequence[StageKey], keep_every: int) -> s
 def recorded_checkpoints(run_path: Path, key: StageKey) -> set[str]:
     """The checkpoints that the weights rows of a stage point to. Raises RecordDamaged where they cannot be read."""
     path = stage_directory(run_path, *key) / _WEIGHTS
+    if _WEIGHTS not in Manifest.load(path.parent).digested.files:
+        return set()
     try:
         rows = pq.read_table(path).column("checkpoint").to_pylist()
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:

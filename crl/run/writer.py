@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from crl.errors import CrlError, DataCheckFailed, StageAlreadyComplete, StaleAttempt
 from crl.records import Row, schema_of, without_defaults
+from crl.run import logs
 from crl.run.files import (
     disk_errors,
     disk_full,
@@ -194,6 +195,7 @@ class StageWriter:
             "committed": datetime.now(UTC).isoformat(),
             "seconds": round(time.monotonic() - self._clock, 3),
             "processor_seconds": round(time.process_time() - self._processor, 3),
+            logs.NOTED: logs.marks(self.run_path),
             "memory_bytes": psutil.Process().memory_info().rss,
             "host": socket.gethostname(),
             "pid": os.getpid(),
