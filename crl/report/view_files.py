@@ -9,7 +9,6 @@ row groups that are needed.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import RecordDamaged
+from crl.limits import parse_json, read_limited
 from crl.records import (
     ROW_TYPE_BY_TABLE,
     ROW_TYPES,
@@ -36,10 +36,11 @@ from crl.run.cache import CACHE, cached
 from crl.run.directory import round_numbers
 from crl.run.experiment_file import check_format
 from crl.run.files import mending
-from crl.run.manifest import MANIFEST, Manifest
+from crl.run.manifest import KEY, MANIFEST, Manifest
 from crl.run.validations import VALIDATIONS
 
-_SEGMENTS = "bank/segments"
+_SEGMENTS, _EMBEDDINGS = "bank/segments", "bank/embeddings"
+VECTORS = "bank_vectors"
 _OF_A_BANK = _BANK, _CHANGES, _SNAPSHOTS = tuple(
     f"{row_type.table}.parquet" for row_type in (BankEntry, BankChange, BankSnapshot)
 )
@@ -47,9 +48,9 @@ _OF_A_BANK = _BANK, _CHANGES, _SNAPSHOTS = tuple(
 _FIRST_BANK, _LATER_BANK = "initialize", "consolidate"
 _ALWAYS_WRITTEN = _CHANGES, _SNAPSHOTS, f"{BankEvent.table}.parquet"
 # A committed stage starts with a letter; what is being written starts with a dot.
-_ROUND, _STAGE = re.compile(r"\d{4,}"), re.compile(r"[a-z][a-z0-9_]*")
+_ROUND, _STAGE = re.compile(r"\d{4,15}"), re.compile(r"[a-z][a-z0-9_]*")
 _FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
-_VERDICT = re.compile(r"\d{4,}\.json", re.ASCII)
+_VERDICT = re.compile(r"\d{4,15}\.json", re.ASCII)
 _ROUND_GLOB, _STAGE_GLOB = "[0-9]*", "[a-z]*"
 # Begins as a round does and ends as the folder of segments: the patterns of both find it.
 _EMPTY_KEY = "0 written by crl catalog RUN beside rounds and segments"
@@ -94,7 +95,7 @@ class Pinned:
         self.only_named(others)
         self.foreign = foreign_tables(self.root, (path for file in others for path in self._every[file]))
         """Tables of row types that are not the project's, and their columns: another package's recipe wrote them."""
-        published = (path for path in self._shown.get(_SNAPSHOTS, []) if _publishes(path.split("/", 1)[1]))
+        published = (path for path in self._shown.get(_SNAPSHOTS, []) if _publishes(path[7:].rpartition("/")[0]))
         self.latest = max(map(_round_of, published), default=None)
         """The newest round whose bank is published; None before the first."""
 
@@ -110,6 +111,7 @@ class Pinned:
             for name, paths in list(listed.items()):
                 listed[name] = [path for path in paths if name in names and path not in gone]
         self._texts = [path for path in self._texts if BankText.table in views and path not in gone]
+        self._vectors = [path for path in self._vectors if VECTORS in views and path not in gone]
         self._verdicts = self._verdicts if VALIDATIONS in views else []
         self.only_named()
 
@@ -143,20 +145,25 @@ class Pinned:
         """The SQL list of the bank's texts."""
         return self._listed(self._texts)
 
+    def vectors(self) -> str | None:
+        """The SQL list of the embeddings of the bank's texts."""
+        return self._listed(self._vectors)
+
     def verdicts(self) -> str | None:
         """The SQL list of what Great Expectations found in rounds."""
         return self._listed(self._verdicts)
 
     def paths(self) -> list[str]:
         """Every file: each as it is opened and as it is named in SQL."""
-        listed = [path for paths in self._every.values() for path in paths] + self._texts + self._verdicts
+        listed = [path for paths in self._every.values() for path in paths]
+        listed += [*self._texts, *self._vectors, *self._verdicts]
         roots = dict.fromkeys((str(self.root), _literal(str(self.root))))
         return [f"{root}/{path}" for root in roots for path in listed]
 
     def tables(self) -> str | None:
         """The SQL list of every Parquet file; None where there is none."""
         listed = [path for paths in self._every.values() for path in paths if path.endswith(".parquet")]
-        return self._listed(listed + self._texts)
+        return self._listed([*listed, *self._texts, *self._vectors])
 
     def _list_lost(self, shown: frozenset[int] | None) -> list[str]:
         """What the stages that publish banks wrote and what is gone. It is listed all the same: reading it fails,
@@ -164,14 +171,15 @@ class Pinned:
         listed = {path for paths in self._every.values() for path in paths}
         stages = {path.rpartition("/")[0] for name in _OF_A_BANK for path in self._every.get(name, [])}
         committed = {path.rpartition("/")[0] for path in self._every.get(MANIFEST, [])}
-        due, due_texts, read = set[str](), set[str](), set[str]()
+        due, due_texts, due_vectors, read = set[str](), set[str](), set[str](), set[str]()
         for stage in stages | {stage for stage in committed if _publishes(stage.partition("/")[2])}:
             digested = self._digested(stage)
             if stage not in stages and not any(file in digested.get("files", {}) for file in _OF_A_BANK):
                 continue  # of a run without a bank
             stages.add(stage)
             due |= {f"{stage}/{file}" for file in digested.get("files", {}) if _FILE.fullmatch(file)}
-            due_texts |= {path for path in digested.get("shared", {}) if path.startswith(f"{_SEGMENTS}/")}
+            due_texts |= {path for path in digested.get("shared", {}) if _is_in(_SEGMENTS, path)}
+            due_vectors |= {path for path in digested.get("shared", {}) if _is_in(_EMBEDDINGS, path)}
             read |= {f"rounds/{key}" for key in digested.get("inputs", {}) if _publishes(key)}
         for stage in _between(stages | read) - stages:
             due |= {f"{stage}/{file}" for file in _ALWAYS_WRITTEN}
@@ -182,9 +190,9 @@ class Pinned:
             if shown is None or _round_of(path) in shown:
                 self._shown.setdefault(file, []).append(path)
         # Texts are written before the stage that names them: of the stages listed, all are there.
-        self._texts = sorted(due_texts)
-        present = {f"{_SEGMENTS}/{file}" for file in self._names(_SEGMENTS, _FILE)}
-        return [*lost, *sorted(due_texts - present)]
+        self._texts, self._vectors = sorted(due_texts), sorted(due_vectors)
+        present = {f"{folder}/{file}" for folder in (_SEGMENTS, _EMBEDDINGS) for file in self._names(folder, _FILE)}
+        return [*lost, *sorted((due_texts | due_vectors) - present)]
 
     def _digested(self, stage: str) -> dict[str, Any]:
         """What the manifest of a stage vouches for; nothing where it cannot be read: `crl verify` names that."""
@@ -224,10 +232,17 @@ class Pinned:
 def digested_in(stage: Path) -> dict[str, Any]:
     """The digest section of a stage's manifest as it is written, unchecked; empty where it cannot be read."""
     try:
-        found = json.loads((stage / MANIFEST).read_bytes())["digested"]
+        found = parse_json(read_limited(stage / MANIFEST))["digested"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: named if isinstance(named := found.get(name), dict) else {} for name in ("files", "shared", "inputs")}
+
+
+def _is_in(folder: str, path: str) -> bool:
+    """Whether a path that a manifest names is that of a file in a folder: it goes into SQL as it is."""
+    return path.startswith(f"{folder}/") and _FILE.fullmatch(path[len(folder) + 1 :]) is not None
 
 
 class Patterns:
@@ -441,7 +456,7 @@ def _round_of(path: str) -> int:
 
 def _publishes(key: str) -> bool:
     """Whether a key of a manifest's `inputs`, such as `0007/consolidate`, names a stage that publishes a bank."""
-    return key.partition("/")[2].partition("/")[0] in (_FIRST_BANK, _LATER_BANK)
+    return KEY.fullmatch(key) is not None and key.partition("/")[2] in (_FIRST_BANK, _LATER_BANK)
 
 
 def _between(stages: Collection[str]) -> set[str]:

@@ -203,17 +203,21 @@ def stages() -> dict[tuple[int, str], list[list[Row]]]:
 
 def build_run(path: Path) -> Path:
     """Write the run directory."""
-    for (number, stage), tables in stages().items():
-        write_stage(path, number, stage, tables)
+    shared = {}
     # A text may lie in more than one segment.
     for texts in ([OLD], [NEW], ["Both."], [OLD, "Both."]):
         for name, content in new_segments(texts, Embedder()).files.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_bytes(content)
+            shared[name] = sha256_file(path / name)
+    for (number, stage), tables in stages().items():
+        write_stage(path, number, stage, tables, shared if stage == "consolidate" else None)
     return path
 
 
-def write_stage(path: Path, number: int, stage: str, tables: Sequence[Sequence[Row]]) -> None:
+def write_stage(
+    path: Path, number: int, stage: str, tables: Sequence[Sequence[Row]], shared: dict[str, str] | None = None
+) -> None:
     """Write one committed stage."""
     directory = path / "rounds" / f"{number:04d}" / stage
     directory.mkdir(parents=True)
@@ -227,7 +231,7 @@ def write_stage(path: Path, number: int, stage: str, tables: Sequence[Sequence[R
         file = directory / f"{row_type.table}.parquet"
         pq.write_table(table_of(row_type, rows), file)
         files[file.name] = FileDigest(sha256=sha256_file(file), bytes=file.stat().st_size, rows=len(rows))
-    digested = Digested(stage=stage, round=number, files=files, shared={}, inputs={}, method="m", seed="0")
+    digested = Digested(stage=stage, round=number, files=files, shared=shared or {}, inputs={}, method="m", seed="0")
     provenance = {"seconds": 1.5, "sequence": len(list(directory.parent.iterdir()))}
     (directory / "manifest.json").write_bytes(Manifest.seal(digested, provenance).render())
 
