@@ -293,11 +293,16 @@ class Session(Protocol):
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         """Append ids that the model did not sample (observations, glue) to the rows given."""
 
+    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+        """Give a row whose turn is over other ids, at least one. It keeps its place, its random stream, and what was
+        computed of the ids up to the first that differs."""
+
     def begin(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
     ) -> None:
         """Begin a turn in each row given. What is drawn follows from the row's own seed and what it drew before, never
-        from the rows beside it. With `answers`: one of the row's own, from the distribution renormalized over them."""
+        from the rows beside it. A row that has `answers` gives one of them, from the distribution renormalized over
+        them; the others write free text."""
 
     def advance(self) -> dict[int, Sampled]:
         """Sample until a turn ends; the turns that have, by row. Their ids have joined the rows.
@@ -366,6 +371,14 @@ class Chat(Protocol):
         `by`: the id that ended it. `call`: the tool that it called, whose result the text is; only where the chat takes
         tools.
         """
+
+    def keeps_thoughts(self, call: str) -> bool:
+        """Whether thoughts stay in a history that goes on with the result of this tool, though later prompts leave them
+        out; only where the chat takes tools."""
+
+    def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The end of a prompt and what was sampled behind it, as both stand in later prompts that leave thoughts out:
+        without the ids of the thought, and of what began it."""
 
     def answer(self, text: str, *, call: bool = False) -> list[int]:
         """Ids a model would have sampled to say `text` and end its turn (demonstrations only).

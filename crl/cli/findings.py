@@ -113,11 +113,35 @@ def looked_at(model: str, *, prepare: bool) -> bool:
 def _chat(method: Method, role: str) -> str:
     from crl.rounds.ready import chat_of
 
-    template = chat_of(method, role).template
-    which, _, turns = template.partition("; ")
+    chat = chat_of(method, role)
+    which, _, turns = chat.template.partition("; ")
     if not method.uses()[role].multi_turn:
         return f"{which}; for one turn"
-    return template if turns else f"{which}; thoughts stay in the history"
+    if method.role(role).history != "strip_thoughts" and getattr(chat, "rewrites", False):
+        return (
+            f"{chat.template}. Where it is served by its own template, an earlier turn loses its thoughts. history: "
+            "strip_thoughts trains that, and costs a sequence for each turn with a thought; as it is, thoughts cost "
+            "room in the context"
+        )
+    return chat.template if turns else f"{which}; thoughts stay in the history"
+
+
+def _history(method: Method, role: str, update: str) -> Iterator[Finding]:
+    """What the sequences that a role's history begins cost an update."""
+    from crl.config.roles import WindowHistory
+
+    history = method.role(role).history
+    if history == "append":
+        return
+    if history == "strip_thoughts":
+        turns = max((family.turn_limit or 0 for family in method.families), default=0)
+        begins = "each turn that follows a thought"
+        times = f", up to {(turns + 1) / 2:g} times the tokens" if turns else ""
+    else:
+        begins = f"each {'window' if isinstance(history, WindowHistory) else 'summary'}"
+        times = ", with what it keeps of the one before"
+    cost = "in one tree, so what they share is computed once" if update.startswith("in packed") else f"alone{times}"
+    yield Finding(f"history, {role}", f"{begins} begins a sequence; an update computes them {cost}")
 
 
 def computed_findings(experiment: Experiment, needed: Estimate, compared: Comparison) -> Iterator[Finding]:
@@ -137,6 +161,8 @@ def computed_findings(experiment: Experiment, needed: Estimate, compared: Compar
         engine = method.role(role).engine
         how = f"by {engine.kind}" if engine.SERVED else _way(ways, method.owner(role), "sampling")
         yield Finding(f"sampling, {role}", f"{how}: {sizes(parts_of(sampling))}")
+        if updated := ways.get(method.owner(role), {}).get("update"):
+            yield from _history(method, role, updated)
     for owner, update in needed.updates.items():
         ranks = method.role(owner).deepspeed.ranks
         more = "" if ranks == 1 else f" on each of {ranks} ranks"

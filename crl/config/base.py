@@ -123,3 +123,9 @@ class PromptConfig(Model):
         min_length=1,
         description="Shown to guided actors, directly behind the experience (ask).",
     )
+    summarize: str | None = Field(
+        None,
+        min_length=1,
+        exclude_if=unset,
+        description="How an actor is asked for a summary (actor, with the history `summarize`).",
+    )

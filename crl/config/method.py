@@ -19,7 +19,7 @@ from crl.config.base import Model, PromptConfig, off
 from crl.config.environments import FamilyConfig
 from crl.config.mechanisms import BankConfig, EvaluationConfig, RolloutConfig
 from crl.config.registry import Registry
-from crl.config.roles import ENDPOINT, OF_RUN, RoleConfig, SamplingConfig
+from crl.config.roles import ENDPOINT, OF_RUN, RoleConfig, SamplingConfig, SummaryHistory
 from crl.errors import BadInput
 
 
@@ -259,7 +259,7 @@ class Method(Model):
     @model_validator(mode="after")
     def _possible_together(self) -> Method:
         # One at a time: a later question may make no sense where an earlier one has found something.
-        for problem in chain(self.recipe.problems(self), self._engine_problems()):
+        for problem in chain(self.recipe.problems(self), self._engine_problems(), self._history_problems()):
             raise problem
         return self
 
@@ -288,6 +288,46 @@ class Method(Model):
             yield from role.engine_problems(name, temperatures)
             if use.multi_turn:
                 yield from self._problems_of_families(role, name)
+
+    def _history_problems(self) -> Iterator[BadInput]:
+        """Histories that change nothing, or that are impossible."""
+        for name, use in self.uses().items():
+            history, where = self.roles[name].history, f"method.roles.{name}.history"
+            if history != "append" and not use.multi_turn:
+                yield BadInput(
+                    f"{where} is set, and the role {name} answers once",
+                    expected="none: a role that does not play has no history",
+                    where=where,
+                    next_step="leave it out",
+                )
+                continue
+            for family in self.families:
+                sampling = self.sampling(name, family.name)
+                if history == "strip_thoughts" and sampling.constrain == "actions":
+                    yield BadInput(
+                        f"{where} is strip_thoughts, and in family {family.name} a turn is an action and nothing else",
+                        expected="constrain: none, or another history: there are no thoughts",
+                        where=where,
+                        next_step="choose one of them",
+                    )
+                if not isinstance(history, SummaryHistory):
+                    continue
+                room = self.roles[name].context - sampling.max_new_tokens
+                if history.summarize.at >= room:
+                    yield BadInput(
+                        f"{where} asks for a summary at {history.summarize.at} tokens, where it no longer fits",
+                        expected=f"fewer than {room}: the context of {self.roles[name].context} less "
+                        f"{sampling.max_new_tokens} new tokens, and room for the question",
+                        where=f"{where}.summarize.at",
+                        next_step="lower it, or raise the role's context",
+                    )
+                if self.prompts_of(family.name)[name].summarize is None:
+                    yield BadInput(
+                        f"{where} is summarize, and the prompt of family {family.name} asks for no summary",
+                        expected="prompts.actor.summarize, such as: Sum up what you know and what you have done.",
+                        where=f"method.prompts.{name}.summarize",
+                        next_step="add it to the prompt file",
+                    )
 
     def _problems_of_families(self, role: RoleConfig, name: str) -> Iterator[BadInput]:
         """What the engine cannot do of the sampling that task families have of their own."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, StrictBool, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag, model_validator
 
 from crl.config.base import COLDEST, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.models import Sampling
@@ -72,6 +72,38 @@ class LoraConfig(Model):
         "all-linear", description="Modules that get an adapter; all-linear: every linear layer and expert."
     )
 
+
+class WindowHistory(Model):
+    """Once the next turn does not fit into the context, the opening and the last turns are kept."""
+
+    window: int = Field(ge=1, le=1_000_000, description="Turns that are kept at most, beside the opening.")
+
+
+class SummaryAt(Model):
+    """When a history is summarized."""
+
+    at: int = Field(ge=32, le=1_048_576, description="Tokens that a sequence may have with its next turn.")
+
+
+class SummaryHistory(Model):
+    """Once the next turn takes a sequence past a size, the actor writes a summary, which stands for what it knows."""
+
+    summarize: SummaryAt = Field(description="When; what it is asked is `prompts.actor.summarize`.")
+
+
+def _form_of(history: object) -> str:
+    """Which form of a history a value is meant as."""
+    if isinstance(history, SummaryHistory) or (isinstance(history, Mapping) and "summarize" in history):
+        return "summarize"
+    return "window" if isinstance(history, WindowHistory | Mapping) else "name"
+
+
+HistoryConfig = Annotated[
+    Annotated[Literal["append", "strip_thoughts"], Tag("name")]
+    | Annotated[WindowHistory, Tag("window")]
+    | Annotated[SummaryHistory, Tag("summarize")],
+    Discriminator(_form_of),
+]
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -250,6 +282,13 @@ class RoleConfig(Model):
         "reasoning_effort: low. A name that the template does not read is an error.",
     )
     context: int = Field(2048, ge=32, le=1_048_576, description="Longest sequence in tokens.")
+    history: HistoryConfig = Field(
+        "append",
+        exclude_if=lambda value: value == "append",
+        description="What a turn reads of the earlier ones (a role that plays). append: all, as it was sampled; "
+        "strip_thoughts: all but their thoughts; {window: N}: once the next turn does not fit, the opening and the "
+        "last N turns; {summarize: {at: TOKENS}}: once a sequence would be longer, the opening and a summary.",
+    )
     sampling: SamplingConfig = Field(SamplingConfig(), description="How it samples.")
     engine: Annotated[EngineConfig, ENGINES] = Field(TransformersEngine(), description="What samples for it.")
     lora: LoraConfig | None = Field(None, description="Adapters; none trains full weights.")

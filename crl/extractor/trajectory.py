@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from crl.records import QUESTION, Episode, Turn
+from crl.records import QUESTION, SUMMARY, Episode, Turn
 
 _UNCHANGED = "(unchanged)"
+_SUMMARIZED = "(asked to sum up what it knows)"
 _CUT = " … "
 _SAME_ROWS = re.compile(r"(?m)^(Turn \d+: |End: )?=\d+$")
 _EXPLAINED = "(=3: three rows as before)\n"
@@ -71,6 +72,9 @@ def _pieces(turns: Sequence[Turn], last: str | None) -> list[str]:
     pieces: list[str] = []
     before: str | None = None
     for turn in turns:
+        if turn.action == SUMMARY:  # no step of the environment
+            pieces.append(f"Turn {turn.turn + 1}: {_SUMMARIZED}\nAction: {turn.output.strip()}")
+            continue
         pieces.append(f"Turn {turn.turn + 1}: {_seen(turn.observation, before)}\nAction: {_done(turn)}")
         before = turn.observation
     if last is not None and last.strip():

@@ -14,6 +14,7 @@ ordered the same way on every run and rank.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -23,7 +24,8 @@ import torch
 
 from crl.config.models import Update
 from crl.errors import RecordDamaged
-from crl.records import Sample
+from crl.records import Sample, first_sequence
+from crl.text.prefixes import shared_prefix
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Tree:
     """Of each sample, the positions of its inputs in their order."""
     segments: list[int]
     """Of each sample, how many positions it adds: the last of its path, and the next of all. 0 where it adds none."""
+    continued: bool = False
+    """Whether several samples are sequences of one episode: many that see almost the same, or few long ones."""
 
 
 def tree_of(samples: Sequence[Sample]) -> Tree:
@@ -44,7 +48,8 @@ def tree_of(samples: Sequence[Sample]) -> Tree:
 
     Each shares with the sample before it, so those that begin alike should be neighbors, as :func:`cut` has them.
     """
-    tree = Tree([], [], [], [])
+    episodes = {first_sequence(sample.generation_id) for sample in samples}
+    tree = Tree([], [], [], [], continued=len(episodes) < len(samples))
     before: Sequence[int] = ()
     for sample in samples:
         inputs = sample.token_ids[:-1]
@@ -58,17 +63,12 @@ def tree_of(samples: Sequence[Sample]) -> Tree:
     return tree
 
 
-def shared_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from the first on."""
-    pairs = zip(one, other, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
 def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, way: Update = "packed") -> list[list[list[Sample]]]:
     """[rank][step] → the samples of one micro-batch, all of one objective, in the order of their trees.
 
     A micro-batch computes at most as many positions, and predicts at most as many trained tokens, as `micro_batch` of
-    the longest samples of its objective have: that bounds the memory. A model whose attention cannot be told what a
+    the longest samples of its objective have: that bounds the memory. Sequences of one episode are one sample here, or
+    each few would be a micro-batch that reads again what all share. A model whose attention cannot be told what a
     position sees reads at most `micro_batch` samples of about one length, `padded`, or a single one in `rows`.
 
     Micro-batches are ordered by size (largest first, so that what does not fit in memory fails at once), and the cut
@@ -85,8 +85,11 @@ def cut(samples: Sequence[Sample], micro_batch: int, ranks: int, *, way: Update 
     ordered = sorted(samples, key=order)
     for _, same in groupby(ordered, key=lambda sample: sample.objective):
         listed = list(same)
-        most = micro_batch * max(len(sample.token_ids) - 1 for sample in listed)
-        most_trained = micro_batch * max(sum(sample.loss_mask) for sample in listed)
+        longest = max(len(sample.token_ids) - 1 for sample in listed)
+        of_episode = Counter[str]()
+        for sample in listed:
+            of_episode[first_sequence(sample.generation_id)] += sum(sample.loss_mask)
+        most, most_trained = micro_batch * longest, micro_batch * min(max(of_episode.values()), longest)
         positions, trained, together = 0, 0, list[Sample]()
         for sample in listed:
             own = len(sample.token_ids) - 1

@@ -24,8 +24,8 @@ from crl.learn.batches import Tree
 
 NAME = "crl_tree"
 KEYWORD = "crl_paths"
-_BLOCK = 64
-"""Queries of one block: its scores stay in a core's cache."""
+_BLOCK, _LONG = 64, 256
+"""Queries of one block: its scores stay in a core's cache; of one that the fused kernels compute."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Paths:
     """Positions of each segment; together P."""
     rows_BT: torch.Tensor
     """Of each sample its path, padded on the right with its last position: for what reads samples apart."""
+    continued: bool = False
+    """See :class:`crl.learn.batches.Tree`."""
     masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
     """What :meth:`mask` has made, for all layers of a pass."""
 
@@ -52,7 +54,8 @@ class Paths:
         rows_BT = torch.tensor(
             [[*path, *(path or [0])[-1:] * (width - len(path))] for path in tree.paths], device=device
         )
-        return cls(seen_K, [len(path) for path, _ in pairs], [own for _, own in pairs], rows_BT)
+        lengths, segments = [len(path) for path, _ in pairs], [own for _, own in pairs]
+        return cls(seen_K, lengths, segments, rows_BT, tree.continued)
 
     def mask(self, own: int, seen: int, dtype: torch.dtype) -> torch.Tensor | None:
         """What is added to the scores of a segment, [1, 1, N, S], to hide from each position those that come after it;
@@ -103,6 +106,8 @@ def tree_attention(
     if len(crl_paths.segments) == 1:
         output, _ = sdpa_attention_forward(module, query, key, value, None, **more)
         return output, None
+    if crl_paths.continued:
+        return _continued(module, query, key, value, crl_paths, more), None
     queries = torch.split(query, crl_paths.segments, dim=2)
     keys = torch.split(key.index_select(2, crl_paths.seen_K), crl_paths.lengths, dim=2)
     values = torch.split(value.index_select(2, crl_paths.seen_K), crl_paths.lengths, dim=2)
@@ -111,6 +116,68 @@ def tree_attention(
         mask_11NS = crl_paths.mask(query_1QND.shape[2], key_1HSD.shape[2], _computed(query))
         outputs.append(sdpa_attention_forward(module, query_1QND, key_1HSD, value_1HSE, mask_11NS, **more)[0])
     return torch.cat(outputs, dim=1), None
+
+
+def _continued(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, paths: Paths, more: Any
+) -> torch.Tensor:
+    """Of sequences of one episode. A long segment is computed in blocks, each with the keys that it reaches; segments
+    that see far more than they add gather their keys again in the backward pass."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def attended(query_1QND: torch.Tensor, key_1HSD: torch.Tensor, value_1HSE: torch.Tensor) -> torch.Tensor:
+        mask_11NS = paths.mask(query_1QND.shape[2], key_1HSD.shape[2], _computed(query))
+        found: torch.Tensor = sdpa_attention_forward(module, query_1QND, key_1HSD, value_1HSE, mask_11NS, **more)[0]
+        return found
+
+    parts: list[tuple[slice, torch.Tensor, bool]] = []  # queries, what they see, whether their segment adds little
+    for path_S, blocks in _segments((paths.seen_K, paths.lengths, paths.segments), _LONG):
+        first, last = blocks[0][0], blocks[-1][1]
+        if last - first == len(path_S):  # no mask
+            blocks = [(first, last, len(path_S))]
+        parts += [(slice(one, end), path_S[:reach], len(path_S) > 2 * (last - first)) for one, end, reach in blocks]
+    often = [(own, seen) for own, seen, adds_little in parts if adds_little]
+    again = iter(_Again.apply(query, key, value, often, attended) if often else ())  # type: ignore[no-untyped-call]
+    outputs = [
+        next(again)
+        if adds_little
+        else attended(query[:, :, own], key.index_select(2, seen), value.index_select(2, seen))
+        for own, seen, adds_little in parts
+    ]
+    return torch.cat(outputs, dim=1)
+
+
+class _Again(torch.autograd.Function):
+    """Outputs of parts of a tree, by a function of queries, keys and values. These are gathered again in the backward
+    pass: nothing is held that grows with what the parts see."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, parts: Any, attended: Any
+    ) -> Any:
+        ctx.save_for_backward(query, key, value)
+        ctx.parts, ctx.attended, kind = parts, attended, query.device.type
+        ctx.precision = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        return tuple(
+            attended(query[:, :, own], key.index_select(2, seen), value.index_select(2, seen)) for own, seen in parts
+        )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        query, key, value = ctx.saved_tensors
+        to_query, to_key, to_value = map(torch.zeros_like, (query, key, value))
+        kind, dtype, enabled = ctx.precision
+        for (own, seen), gradient in zip(ctx.parts, gradients, strict=True):
+            inputs = query[:, :, own], key.index_select(2, seen), value.index_select(2, seen)
+            inputs = tuple(each.detach().requires_grad_() for each in inputs)
+            with torch.enable_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled):
+                output = ctx.attended(*inputs)
+            found = torch.autograd.grad(output, inputs, gradient)
+            to_query[:, :, own] = found[0]
+            to_key.index_add_(2, seen, found[1])
+            to_value.index_add_(2, seen, found[2])
+        return to_query, to_key, to_value, None, None
 
 
 def _blocks(
@@ -206,14 +273,14 @@ class _Attention(torch.autograd.Function):
         return to_query_HGPD * ctx.scaling, to_key_HPD.to(dtype), to_value_HPE.to(dtype), None, None
 
 
-def _segments(paths: Any) -> Iterator[tuple[torch.Tensor, list[tuple[int, int, int]]]]:
+def _segments(paths: Any, block: int = _BLOCK) -> Iterator[tuple[torch.Tensor, list[tuple[int, int, int]]]]:
     """The path of each segment, and its blocks: first and last query among the P positions, positions they reach."""
     seen_K, lengths, segments = paths
     begun = 0
     for path_S, own in zip(torch.split(seen_K, lengths), segments, strict=True):
         before = len(path_S) - own
-        starts = range(0, own, _BLOCK)
-        ends = [min(own, start + _BLOCK) for start in starts]
+        starts = range(0, own, block)
+        ends = [min(own, start + block) for start in starts]
         yield path_S, [(begun + start, begun + end, before + end) for start, end in zip(starts, ends, strict=True)]
         begun += own
 

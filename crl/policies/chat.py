@@ -16,7 +16,8 @@ Leading and trailing white space that a template would strip from a message is k
 A chat of several turns is only ever appended to: between two turns stands what the model's own template writes there in
 a short chat. Some templates render earlier turns anew once a chat goes on (they drop thoughts). Here nothing is
 rendered again: what was sampled stays in the history, and is what is trained. A checkpoint then gets TRL's training
-template of the family, where that keeps thoughts too.
+template of the family, where that keeps thoughts too. Where a role's history is to be without thoughts, their ids are
+cut out (:meth:`ChatFormat.without_thoughts`), and a checkpoint gets the template that does so.
 
 Tool calls are read in the model's own format, and answered in it: see `crl/policies/tool_turns.py`.
 """
@@ -25,10 +26,11 @@ from __future__ import annotations
 
 import inspect
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
@@ -40,7 +42,8 @@ from crl.policies.turn import StopStrings
 from crl.protocols import Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts, marks_thought, thought_of, written_behind
 from crl.text.calls import call_of, json_calls
-from crl.text.channels import CHANNEL_TOKENS, MESSAGE, one_text
+from crl.text.channels import CHANNEL_TOKENS, MESSAGE, START, one_text
+from crl.text.prefixes import shared_prefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -66,6 +69,7 @@ OWN, TRAINING, FILE = "the model's own", "TRL's training template of its family"
 """Templates, in words."""
 _THREE = ["user", "assistant", "user"]
 _STAY = "earlier turns stay as they were sampled, thoughts too"
+_GO, _BETWEEN = "earlier turns stay without their thoughts", " (but between tool calls)"
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
 
@@ -89,6 +93,7 @@ class ChatFormat:
         template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         rows: int | None = None,
+        strips: bool = False,
     ) -> None:
         """
         Args:
@@ -96,6 +101,7 @@ class ChatFormat:
             name: the model, for messages.
             template: a chat template in place of the tokenizer's own.
             template_kwargs: what the template is given beside the messages (`enable_thinking`).
+            strips: whether later prompts are :meth:`without_thoughts`.
             rows: of the model's embeddings; None: any id may be used.
 
         Raises:
@@ -134,12 +140,14 @@ class ChatFormat:
         self._folds_system = not self._shows_system()
         self._check_ids(rows)
         self.rewrites = not self._keeps_history(text)
-        training = self._training_template() if self.rewrites and template is None else None
+        training = self._training_template() if self.rewrites and template is None and not strips else None
         self.written = training or text
         if "strftime_now" in self.written:
             self.written = _NO_CLOCK + self.written
         self.template = OWN if template is None else FILE
-        if self.rewrites:
+        if strips:
+            self.template += f"; {_GO}" + (_BETWEEN if self._tools.keeps_thoughts else "")
+        elif self.rewrites:
             told = "which it would change" if training is None else f"a checkpoint gets {TRAINING}"
             self.template += f"; {_STAY} ({told})"
 
@@ -148,8 +156,8 @@ class ChatFormat:
         """With the settings of a role; None: without any."""
         if role is None:
             return cls(tokenizer, name, rows=rows)
-        template, given = role.chat_template, role.chat_template_kwargs
-        return cls(tokenizer, name, template=template, template_kwargs=given, rows=rows)
+        template, given, strips = role.chat_template, role.chat_template_kwargs, role.history == "strip_thoughts"
+        return cls(tokenizer, name, template=template, template_kwargs=given, rows=rows, strips=strips)
 
     @property
     def response_template(self) -> Any:
@@ -197,6 +205,62 @@ class ChatFormat:
         # Where a template does not close a turn, its first id opens the next one (GLM): it stays behind another end.
         there = ended and (by is None or by == ids[0] or ids[0] in self._closing)
         return ids[1:] if there else ids
+
+    def keeps_thoughts(self, call: str) -> bool:
+        """Whether the template leaves thoughts in a history that goes on with the result of this tool."""
+        return self._tools.keeps_thoughts and self._tools.result(call, "") is not None
+
+    def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The end of a prompt and what was sampled behind it, as both stand in later prompts that leave thoughts out.
+
+        Ids are left out and none is made: the thought, what the prompt began it with, and line breaks behind it unless
+        the template keeps them. Where it writes an empty thought there (GLM), the ids of its tags stay.
+        """
+        if self._channel_ids:
+            return list(asked), self._without_analysis(wrote)
+        begin = self._answer_begins(wrote)
+        same = shared_prefix(self._ready, self._later)
+        begun, rest = self._ready[same:], self._later[same:]
+        first = 0 if begun else shared_prefix(rest, wrote[:begin])
+        last = max(first, begin - len(rest) + first)
+        if list(wrote[last:begin]) != rest[first:]:  # the model writes otherwise than its template
+            begun, first, last = self._ready[self._bare :], 0, begin
+        gone = len(begun) if list(asked[len(asked) - len(begun) :]) == begun else 0
+        return list(asked[: len(asked) - gone]), [*wrote[:first], *wrote[last:]]
+
+    def _answer_begins(self, wrote: Sequence[int]) -> int:
+        """How many ids of a turn are its thoughts, and line breaks behind them that go with them; all but its end where
+        they do not end."""
+        said = wrote[: len(wrote) - self._is_ended(wrote)]
+        text = self._visible(said)
+        answer = after_thoughts(text, begun=self.opens_thought)
+        if answer is None:
+            return len(said)
+        thought = len(text) - len(answer)
+        first = bisect_left(range(len(said) + 1), thought, key=lambda count: len(self._visible(said[:count])))
+        if self._visible(said[:first])[thought:].strip():
+            first -= 1  # an id that ends the thought and begins the answer
+        goes = thought and not self._breaks_stay
+        while goes and first < len(said) and said[first] not in self._hidden_ids:
+            if self._visible(said[first : first + 1]).strip("\n"):
+                break
+            first += 1
+        return first
+
+    def _without_analysis(self, wrote: Sequence[int]) -> list[int]:
+        """The messages of a turn (harmony) that are no thoughts; the first one's header stands in the prompt."""
+        start = self._ids.control_ids[START]
+        begins = [0, *(place for place, index in enumerate(wrote) if place and index == start), len(wrote)]
+        messages = [list(wrote[first:last]) for first, last in pairwise(begins)]
+        kept = [ids for ids in messages if not marks_thought(self.decode(ids)[: len("<think>")])]
+        header = self._ready[len(self._ready) - self._ready[::-1].index(start) - 1 :]
+        if kept and kept[0][: len(header)] == header:
+            kept[0] = kept[0][len(header) :]
+        return [index for ids in kept for index in ids] or list(wrote[len(wrote) - self._is_ended(wrote) :])
+
+    def _is_ended(self, wrote: Sequence[int]) -> bool:
+        """Whether the last id of a turn is a control token, and no tag of a thought."""
+        return bool(wrote) and wrote[-1] in self._special_ids & self._hidden_ids
 
     def answer(self, text: str, *, call: bool = False) -> list[int]:
         """Ids a model would have sampled to say `text` and end its turn (demonstrations only).
@@ -337,6 +401,13 @@ class ChatFormat:
         self._after, self._before = after.lstrip(), before
         self.opens_thought = after_thoughts(before) is None
         self._begin = first.removeprefix(before) if first.startswith(before) else ""
+        bare = before[: list(THOUGHT_TAG.finditer(before))[-1].start()] if self.opens_thought else before
+        later = self._before_later("")
+        self._breaks_stay = later is not None and self._before_later("\n\n") == later + "\n\n"
+        self._ready, self._later, without = (
+            self._ids.encode(each, [], continues=True) for each in (before, first if later is None else later, bare)
+        )
+        self._bare = len(without)
         last = self._after
         with suppress(BadInput):  # some templates want the last message to be the user's
             opened, whole = self._render_slots(_THREE[:1], ready=True), self._render_slots(_THREE[:2], ready=False)
@@ -353,6 +424,18 @@ class ChatFormat:
             )
         self._closing = {self._ids.control_ids[goes_on.group()]} if closes and goes_on else set()
         return self._ids.control_ids[end.group()]
+
+    def _before_later(self, breaks: str) -> str | None:
+        """What the template writes before an answer, with these line breaks behind its thought, where it leaves the
+        thought out; None where it leaves none out."""
+        user, thought, said, last = map(SLOT.format, (0, 2, 1, 3))
+        texts = (user, f"<think>\n{thought}\n</think>{breaks}{said}", last)
+        messages = [{"role": role, "content": text} for role, text in zip(_THREE, texts, strict=True)]
+        with suppress(BadInput):
+            parts = SLOTS.split(self._render(messages, ready=True))
+            if parts[1::2] == ["0", "1", "3"]:
+                return str(parts[2])
+        return None
 
     def _reads_calls(self) -> bool:
         """Probe: a call that the template writes is read again; whether so also where it writes none."""

@@ -43,8 +43,8 @@ def add_companions(checkpoint: Path, model_path: Path, digest: str, role: RoleCo
         before: an earlier checkpoint of the run. Files that it has in the same form are linked, not written again: the
             tokenizer of SmolLM2 is larger than a small adapter.
     """
-    given = json.dumps(role.chat_template_kwargs, sort_keys=True)
-    files, end_ids = _companions(model_path, digest, role.chat_template, given)
+    given, strips = json.dumps(role.chat_template_kwargs, sort_keys=True), role.history == "strip_thoughts"
+    files, end_ids = _companions(model_path, digest, role.chat_template, given, strips)
     for name, content in files.items():
         _linked(before / name if before else None, checkpoint / name, content)
     from transformers import AutoConfig
@@ -64,7 +64,7 @@ def add_companions(checkpoint: Path, model_path: Path, digest: str, role: RoleCo
 
 @lru_cache(maxsize=4)
 def _companions(
-    model_path: Path, digest: str, template: str | None, template_kwargs: str
+    model_path: Path, digest: str, template: str | None, template_kwargs: str, strips: bool
 ) -> tuple[dict[str, bytes], tuple[int, ...]]:
     """The files of a tokenizer with the template that renders what was trained on, and the ids that end a turn."""
     from transformers import AutoConfig
@@ -73,8 +73,8 @@ def _companions(
 
     config = pretrained(AutoConfig, model_path)
     tokenizer = load_tokenizer(model_path)
-    given = json.loads(template_kwargs)
-    chat = ChatFormat(tokenizer, model_path.name, template=template, template_kwargs=given, rows=rows_of_model(config))
+    given, rows = json.loads(template_kwargs), rows_of_model(config)
+    chat = ChatFormat(tokenizer, model_path.name, template=template, template_kwargs=given, rows=rows, strips=strips)
     tokenizer.chat_template = chat.written
     if chat.response_template is not None:  # TRL knows it by the model's own template, which this may not be
         tokenizer.response_template = chat.response_template

@@ -24,6 +24,7 @@ from crl.paths import quoted
 from crl.policies.served import SentWhole
 from crl.policies.serving import Client, key_of
 from crl.protocols import Answers, Sampled, StopReason, Tool
+from crl.text.answers import after_thoughts
 from crl.text.unicode import valid_text
 
 _TRIES = 5
@@ -153,6 +154,15 @@ class EndpointChat:
     def reply(self, text: str, *, ended: bool, by: int | None = None, call: str | None = None) -> list[int]:
         """The end of an answer (unless `ended`), the user's text, and the beginning of the next answer."""
         return [*([] if ended else [_END]), _ROLES["user"], *map(ord, text), _ROLES["assistant"]]
+
+    def keeps_thoughts(self, call: str) -> bool:
+        """No: tools are described in the prompt."""
+        return False
+
+    def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The prompt as it is, and what follows the thoughts."""
+        answer = (after_thoughts(self.decode(wrote)) or "").lstrip("\n")
+        return list(asked), [*map(ord, answer), *([_END] if _END in wrote else [])]
 
     def answer(self, text: str, *, call: bool = False) -> list[int]:
         """What an answer of this text is."""

@@ -57,6 +57,28 @@ class OwnRows:
             logits.append(logits_BV)
         return order, torch.cat(logits)
 
+    def keep(self, row: int, count: int, token_ids: Sequence[int]) -> int:
+        """See the protocol. A state that was carried on, or a window, cannot be taken back: then nothing is left."""
+        if self._way == "reread":
+            self._ids[row] = self._ids.get(row, [])[:count]
+            return count
+        group, (state, past) = self._groups.get(row), self._states.get(row, ({}, 0))
+        cut = count > 0 and (not self._recurrent if group is not None else _can_be_cut(state))
+        if not cut:
+            self.drop(row)
+            return 0
+        if group is not None:
+            slots, place = max(group.lengths), group.rows.index(row)
+            ends = [slots] * len(group.rows)
+            ends[place] += count - group.lengths[place]
+            group.lengths[place] = count
+            group.shift(slots, ends)
+        else:
+            for cache in state.values():
+                cache.crop(count - past)
+            self._states[row] = state, count
+        return count
+
     def drop(self, row: int) -> None:
         """See the protocol."""
         self._ids.pop(row, None)
@@ -242,6 +264,14 @@ def _together(groups: Sequence[_Group]) -> _Group:
         holder, name, _ = same[0]
         holder[name] = torch.cat(parts)
     return joined
+
+
+def _can_be_cut(state: Mapping[str, Any]) -> bool:
+    """Whether a row's caches keep the keys and values of every token, and nothing else."""
+    return bool(state) and all(
+        isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
+        for cache in state.values()
+    )
 
 
 def _new_cache(model: Any) -> DynamicCache:

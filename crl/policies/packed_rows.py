@@ -19,6 +19,7 @@ import torch
 from crl.policies.cache import Pass, Piece, RowCache, pass_logits
 from crl.policies.machine import PASS_TOKENS
 from crl.policies.pass_graph import PaddedPass, PassGraphs
+from crl.text.prefixes import shared_prefix
 
 _WORTH = 16
 """Tokens that reading once must spare, over all rows that share; each piece costs some calls of its own."""
@@ -35,7 +36,7 @@ class PackedRows:
             limit: most rows that are held at one time.
             context: longest row in tokens.
         """
-        self._model, self._prompts = model, prompts
+        self._model, self._prompts = model, list(prompts)
         on_gpu = model.device.type == "cuda"
         self._cache = RowCache(model.config.get_text_config().num_hidden_layers, limit, context)
         self._graphs = PassGraphs(model, self._cache) if on_gpu else None
@@ -44,6 +45,11 @@ class PackedRows:
         self._place: dict[int, int] = {}  # cache row of each row that is in the batch
         self._left: dict[int, list[int]] = {}  # what free cache rows still hold: the start of the row that left
         self._cached = dict.fromkeys(range(len(prompts)), 0)  # tokens of each row that are in the cache
+
+    def keep(self, row: int, count: int, token_ids: Sequence[int]) -> int:
+        """Forget what a row holds behind its first `count` ids: new keys are written over it."""
+        self._prompts[row], self._cached[row] = token_ids, count
+        return count
 
     def drop(self, row: int) -> None:
         """Free a row, which may be held or not."""
@@ -108,8 +114,10 @@ class PackedRows:
         held: dict[int, tuple[int, int, int]] = {}
         for row in own:
             ids = pending[row]
-            length, place = max(((_same(ids, other), place) for place, other in others.items()), default=(0, -1))
-            held[row] = _same(ids, own[row]), length, place
+            length, place = max(
+                ((shared_prefix(ids, other), place) for place, other in others.items()), default=(0, -1)
+            )
+            held[row] = shared_prefix(ids, own[row]), length, place
         kept, begun, passed = [], dict.fromkeys(own, 0), dict.fromkeys(own, 0)
         for reading in readings:
             start = begun[reading.rows[0]]
@@ -159,11 +167,6 @@ class _Reading:
     skipped: int = 0
 
 
-def _same(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 def _shared_at_start(prompts: Mapping[int, list[int]]) -> list[_Reading]:
     """Rows of nothing cached: what several share once, as a tree, parents first; then what each has to itself."""
     readings = []
@@ -175,7 +178,7 @@ def _shared_at_start(prompts: Mapping[int, list[int]]) -> list[_Reading]:
             continue
         lowest, highest = min(prompts[row] for row in rows), max(prompts[row] for row in rows)
         # What these two share, all share. The last id of a row is never shared: it must be read to sample.
-        same = min(_same(lowest, highest), min(len(prompts[row]) for row in rows) - 1)
+        same = min(shared_prefix(lowest, highest), min(len(prompts[row]) for row in rows) - 1)
         if (len(rows) - 1) * (same - start) >= _WORTH:
             readings.append(_Reading(tuple(rows), prompts[rows[0]][start:same], None))
             start = same

@@ -50,11 +50,11 @@ class SentWhole(OwnPace):
     def begin(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
     ) -> None:
-        """Send a turn of each row given, all at once; with `answers` one of the row's own.
+        """Send a turn of each row given, all at once; of a row that has `answers` one of these.
 
         Raises PromptTooLong where a row has no room for an answer; nothing is sent then.
         """
-        turns = {row: self._turn(row, sampling, None if answers is None else answers[row]) for row in rows}
+        turns = {row: self._turn(row, sampling, (answers or {}).get(row)) for row in rows}
         self._begun |= {self._client.begin(turn): row for row, turn in turns.items()}
 
     def advance(self) -> dict[int, Sampled]:
@@ -97,6 +97,10 @@ class SentWhole(OwnPace):
         """Append ids that the model did not sample to the rows given."""
         for row, piece in pieces.items():
             self._ids[row] += piece
+
+    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+        """Give a row other ids. What both begin with is in the server's prefix cache."""
+        self._ids[row] = list(token_ids)
 
     def drop(self, rows: Sequence[int]) -> None:
         """Forget rows that are finished; they may not be used again."""

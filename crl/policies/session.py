@@ -23,6 +23,7 @@ from crl.policies.packed_rows import PackedRows
 from crl.policies.sampling import draw, draw_among
 from crl.policies.turn import OwnPace, StopStrings, Turn
 from crl.protocols import Answers, Sampled
+from crl.text.prefixes import shared_prefix
 
 
 class Rows(Protocol):
@@ -33,6 +34,11 @@ class Rows(Protocol):
 
         Returns the rows in the order of the logits, and the logits after each row's last token, [B, V].
         """
+        ...
+
+    def keep(self, row: int, count: int, token_ids: Sequence[int]) -> int:
+        """Forget what a row holds behind its first `count` ids, or more where that is all that can be done; how many
+        are left. `token_ids`: what the row is going to hold, which begins with them."""
         ...
 
     def drop(self, row: int) -> None:
@@ -94,7 +100,7 @@ class BatchSession(OwnPace):
         self._absent = None if absent is None else absent.to(model.device)
         self._prompts = [list(prompt) for prompt in prompts]
         self._streams = [np.random.default_rng(seed) for seed in seeds]
-        self._lengths = {row: len(prompt) for row, prompt in enumerate(prompts)}
+        self._ids = {row: list(prompt) for row, prompt in enumerate(prompts)}
         self._limit = min(len(prompts), limit or len(prompts))
         self._rows: Rows = (
             PackedRows(model, self._prompts, self._limit, context) if way == "packed" else OwnRows(model, way)
@@ -109,7 +115,17 @@ class BatchSession(OwnPace):
         """Append ids that the model did not sample to the rows given. They are read when the row is next sampled."""
         for row, piece in pieces.items():
             self._pending[row].extend(piece)
-            self._lengths[row] += len(piece)
+            self._ids[row].extend(piece)
+
+    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+        """Give a row whose turn is over other ids. What is held of the ids up to the first that differs stays."""
+        if row in self._turns or not token_ids:
+            raise ValueError("a row is replaced between two turns, and not by nothing")
+        # The last id must be read to sample behind it.
+        same = min(shared_prefix(self._ids[row], token_ids), len(token_ids) - 1)
+        held = len(self._ids[row]) - len(self._pending[row])
+        kept = self._rows.keep(row, min(same, held), list(token_ids))
+        self._ids[row], self._pending[row] = list(token_ids), list(token_ids[kept:])
 
     def begin(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
@@ -117,12 +133,13 @@ class BatchSession(OwnPace):
         """Begin a turn in each row given; :meth:`advance` samples it.
 
         A turn ends with an id of `end_ids` (it belongs to the turn), with one that completes a stop string, or after
-        `max_new_tokens` or where the context is full (`length`). With `answers` it ends where the answer does.
+        `max_new_tokens` or where the context is full (`length`). One of the row's `answers` ends where the answer does.
 
         Args:
             rows: rows whose turn is not under way.
             sampling: temperature, top_k, top_p, max_new_tokens, stop_strings.
-            answers: the answers each row may give. Ids that leave no choice are not drawn and cost no pass.
+            answers: the answers a row may give; a row without any writes free text. Ids that leave no choice are not
+                drawn and cost no pass.
 
         Raises:
             PromptTooLong: a row has no room for a token.
@@ -132,11 +149,11 @@ class BatchSession(OwnPace):
         if sampling != self._sampling:
             self._sampling, self._stop = sampling, self._stops(sampling.stop_strings)
         for row in rows:
-            room = min(sampling.max_new_tokens, self._context - self._lengths[row])
-            turn = Turn(room, answers and answers[row], self._stop)
+            room = min(sampling.max_new_tokens, self._context - len(self._ids[row]))
+            turn = Turn(room, (answers or {}).get(row), self._stop)
             if turn.room < 1:
                 raise PromptTooLong(
-                    f"Row {row} has {self._lengths[row]} tokens and no room to answer.",
+                    f"Row {row} has {len(self._ids[row])} tokens and no room to answer.",
                     expected=f"fewer than {self._context}, the context of the role",
                     where="a running session",
                     next_step="End such episodes before they are sampled, or raise the role's context.",
@@ -164,17 +181,17 @@ class BatchSession(OwnPace):
         for row in rows:
             self._held.discard(row)
             self._rows.drop(row)
-            del self._lengths[row], self._pending[row]
-        if not self._lengths:
+            del self._ids[row], self._pending[row]
+        if not self._ids:
             self._rows.clear()
 
     def close(self) -> None:
         """Free all rows."""
-        self.drop(list(self._lengths))
+        self.drop(list(self._ids))
 
     def length(self, row: int) -> int:
         """Tokens of a row so far."""
-        return self._lengths[row]
+        return len(self._ids[row])
 
     @property
     def cache_bytes(self) -> int:

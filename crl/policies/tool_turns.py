@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from itertools import product
@@ -138,6 +139,19 @@ class ToolTurns:
 
     def _is_special(self, control: str) -> bool:
         return bool(self._tokenizer.added_tokens_decoder[self._ids.control_ids[control]].special)
+
+    @cached_property
+    def keeps_thoughts(self) -> bool:
+        """Whether the template shows a thought before a call with its result, and no longer once a user speaks."""
+        user, call, result = self._chat(_NAME, {_ARGUMENT: _VALUE})
+        thought, more = SLOT.format(4), [{"role": "assistant", "content": _RESULT}, {"role": "user", "content": _USER}]
+        for form in (dict.fromkeys(THOUGHTS, thought), {"content": f"<think>\n{thought}\n</think>\n\n"}):
+            with suppress(BadInput):
+                shown = self._render([user, call | form, result], ready=True)
+                later = self._render([user, call | form, result, *more], ready=True)
+                if thought in shown and thought not in later:
+                    return self._result is not None
+        return False
 
     def result(self, name: str, text: str) -> tuple[str, list[str]] | None:
         """The result of a call, from the end of its turn to the next opening, with the texts of its slots; None where

@@ -90,7 +90,7 @@ def estimate(experiment: Experiment) -> Estimate:
     compares = any(objective.reference for objective in recipe.objectives.values())
     embedder, reading = method.recipe.embedder(), 0
     outputs = method.recipe.outputs(method)
-    round_bytes = _TOKEN_ROW * sum(method.role(name).context * count for name, count in outputs.items())
+    round_bytes = _TOKEN_ROW * sum(int(_tokens(method, name) * count) for name, count in outputs.items())
     if method.judged:
         round_bytes += _LETTERS * method.role(JUDGE).context * max(outputs.values())
     shapes = {name: shape_of(method.role(name).model) for name in method.uses()}
@@ -364,6 +364,18 @@ def _new_tokens(method: Method, role: str) -> int:
         )
         for family in method.families
     )
+
+
+def _tokens(method: Method, role: str) -> float:
+    """Tokens of one output that are stored: a full context; where histories are cut, in all sequences of an episode."""
+    config = method.role(role)
+    if config.history == "append":
+        return config.context
+    turns = max(family.turn_limit or 1 for family in method.families)
+    # Without thoughts each turn may have a sequence, on the average of half the turns. Else as many as what is written
+    # fills, once more for what is read.
+    sequences = 1 + 2 * turns * config.sampling.max_new_tokens / config.context
+    return config.context * ((turns + 1) / 2 if config.history == "strip_thoughts" else sequences)
 
 
 def _rows(method: Method, role: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Annotated as A
 from typing import ClassVar
@@ -286,16 +287,21 @@ class Turn(Row):
     last_token: A[int, "offset one past the output's last token"]
     stop_reason: A[str, "end_of_turn, stop_string or length"]
     turn_reward: A[float | None, "what the turn itself earned; null: the environment does not pay turn by turn"] = None
+    dropped_turns: A[int, "turns of the episode, from the first on, that its prompt leaves out (`history`)"] = 0
+    dropped_tokens: A[int, "tokens of the episode so far that its prompt leaves out: of these turns, or thoughts"] = 0
 
-    added: ClassVar[tuple[str, ...]] = ("turn_reward",)
+    added: ClassVar[tuple[str, ...]] = ("turn_reward", "dropped_turns", "dropped_tokens")
     rules: ClassVar[Rules] = Rules(
         key=("episode_id", "turn"),
         filled=("episode_id", "generation_id"),
         ordered=(("last_token", "first_token"),),
         sets={"stop_reason": ("end_of_turn", "stop_string", "length")},
-        ranges={"first_token": (0, None)},
+        ranges={"first_token": (0, None), "dropped_turns": (0, None)},
         rows={
             "a valid turn has an action": "NOT valid OR action IS NOT NULL",
+            "what a prompt leaves out was there, and has tokens": (
+                "dropped_turns <= turn AND (dropped_turns = 0 OR dropped_tokens > 0)"
+            ),
             "what a turn earned is finite": "turn_reward IS NULL OR isfinite(turn_reward)",
             "turns of an episode are numbered without a gap": (
                 "turn = row_number() OVER (PARTITION BY episode_id ORDER BY turn) - 1"
@@ -316,6 +322,10 @@ class Turn(Row):
 QUESTION = "<ask>"
 """Column `action` of a turn that asked a question (search-and-ask): answered if `valid`, else refused; what was replied
 is in `feedback`."""
+
+SUMMARY = "<summarize>"
+"""Column `action` of a turn in which the actor wrote a summary of its history (`roles.actor.history`); the environment
+took no step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,6 +489,11 @@ class Generation(Row):
             ),
         },
     )
+
+
+def first_sequence(generation_id: str) -> str:
+    """Id of the first sequence of the episode that a sequence is of: later ones have `-s` and a number behind it."""
+    return re.sub(r"-s\d+$", "", generation_id)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from crl.config import Method, SamplingConfig
+from crl.config.roles import HistoryConfig
 from crl.errors import PromptTooLong, StageFailed
-from crl.protocols import Actions, Policy, Sampled, Start, StopReason
+from crl.protocols import Actions, Policy, Sampled, Start, Step, StopReason
 from crl.records import Generation, Question, Task, Turn, shown_text
 from crl.rollout.prompts import Placement, opened
 from crl.run.seeds import number_of
@@ -49,7 +50,8 @@ class EpisodeSlot:
 
 
 def sequence_id(episode_id: str, stage: str, index: int) -> str:
-    """Id of a sequence of an episode, its token record; `index` counts from 0 in the order in which they begin."""
+    """Id of a sequence of an episode, its token record; `index` counts from 0 in the order in which they begin. See
+    `crl.records.first_sequence`."""
     return f"{episode_id}-{stage}" + (f"-s{index}" if index else "")
 
 
@@ -68,8 +70,14 @@ class LiveSequence:
     choices: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.token_ids)
         self.loss_mask = [0] * len(self.token_ids)
         self.logprobs = [0.0] * len(self.token_ids)
+
+    @property
+    def first_prompt(self) -> list[int]:
+        """Ids before its first output."""
+        return self.token_ids[: self.prompt_tokens]
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Ids that the model read and did not write."""
@@ -87,6 +95,17 @@ class LiveSequence:
         return first, len(self.token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A turn that is over, as later prompts have it."""
+
+    asked: list[int]
+    """Ids between the output before and its own: the opening, or a reply."""
+    asked_text: str
+    wrote: list[int]
+    text: str
+
+
 @dataclass
 class LiveEpisode:
     """One episode while it is played."""
@@ -98,6 +117,20 @@ class LiveEpisode:
     seed: int
     sequences: list[LiveSequence]
     """In the order in which they began: turns are sampled in the last one."""
+    history: HistoryConfig = "append"
+    exchanges: list[Exchange] = field(default_factory=list)
+    """Its turns that are over."""
+    stripped: int = 0
+    """How many of them have lost their thoughts."""
+    asked: list[int] = field(default_factory=list)
+    """Ids that ask for the next turn, behind the output before."""
+    asked_text: str = ""
+    first: int = 0
+    """The first turn that the next one's prompt shows."""
+    unshown: int = 0
+    """Tokens of the episode that its prompt does not show."""
+    held: Step | None = None
+    """What came of the turn before, while the actor writes a summary."""
     turns: list[Turn] = field(default_factory=list)
     may_ask: bool = False
     handed_on: int = 0
@@ -176,6 +209,8 @@ def opened_row(
         observation=start.observation,
         seed=number_of(seed_of(task.episode_id)),
         sequences=[first],
+        history=method.role("actor").history,
+        asked=list(token_ids),
         may_ask=may_ask,
     )
 

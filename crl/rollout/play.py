@@ -5,7 +5,8 @@ prompts and the reward convention of its family. Its rows share one
 session, which keeps the key-value cache between turns. A row acts as soon as its turn is sampled, and reads what came
 of it while others still write theirs; a finished row is dropped and makes room for a waiting one. The token record
 of an episode is exactly what went into the session, in order: first prompt, sampled ids, reply ids, sampled ids …
-Nothing is tokenized twice, and the mask is 1 exactly on the ids that were drawn. Rows are returned to the caller.
+What later turns read of it may be cut (`history`): then the row goes on in a new sequence. Nothing is tokenized twice,
+and the mask is 1 exactly on the ids that were drawn. Rows are returned to the caller.
 """
 
 from __future__ import annotations
@@ -35,13 +36,27 @@ from crl.protocols import (
     ToolCalls,
     Written,
 )
-from crl.records import FREE, GUIDED, QUESTION, Episode, Generation, Question, StrippedContext, Task, Turn, Verdict
+from crl.records import (
+    FREE,
+    GUIDED,
+    QUESTION,
+    SUMMARY,
+    Episode,
+    Generation,
+    Question,
+    StrippedContext,
+    Task,
+    Turn,
+    Verdict,
+)
 from crl.rollout.actions import AnswerTrees, from_calls, parse_action
 from crl.rollout.asking import advise, questions_of, record
 from crl.rollout.environments import Readable
+from crl.rollout.history import begin_sequence, following, is_summary_due, remember
 from crl.rollout.live import EpisodeSlot, LiveEpisode, opened_row
 from crl.rollout.prompts import following_text
 from crl.rollout.stepping import Stepping
+from crl.text.outputs import fill
 from crl.text.unicode import valid_text
 
 __all__ = ["EpisodeSlot", "PlayedEpisode", "PlayedSequence", "Progress", "play_wave", "waves_of"]
@@ -169,7 +184,8 @@ def play_wave(
     session = policy.open([row.sequence.token_ids for row in rows], [row.seed for row in rows], method.rollout.batch)
 
     def begin(indices: Sequence[int]) -> None:
-        answers = None if trees is None else {index: trees.of(rows[index].actions) for index in indices}
+        acting = [index for index in indices if rows[index].held is None]
+        answers = None if trees is None else {index: trees.of(rows[index].actions) for index in acting}
         session.begin(indices, sampling, answers)
 
     begin(range(len(rows)))
@@ -183,13 +199,16 @@ def play_wave(
             if trees is not None:
                 steps = {index: _answered_next(trees, step) for index, step in steps.items()}
             turns = {index: acted.pop(index) for index in steps}
-            pieces = _take(policy, rows, turns, steps, method=method, sampling=sampling, advisor=advisor)
+            pieces = _take(policy, rows, turns, steps, method=method, sampling=sampling, advisor=advisor, stage=stage)
             over = [index for index in turns if rows[index].stop_reason is not None]
             environment.ended(over)
             session.drop(over)
-            session.extend(pieces)
+            session.extend({index: piece for index, piece in pieces.items() if piece is not None})
             for index, piece in pieces.items():
-                rows[index].sequence.append(piece)
+                if piece is None:
+                    session.replace(index, rows[index].sequence.token_ids)
+                else:
+                    rows[index].sequence.append(piece)
             _compare_lengths(session, rows, list(pieces))
             begin(list(pieces))
             _tell(progress, rows)
@@ -232,14 +251,16 @@ def _act(
     texts = {index: valid_text(policy.chat.decode(sampled[index].token_ids)) for index in sorted(sampled)}
     rollout, thinking = method.rollout, policy.chat.opens_thought
     errors = {index: rows[index].start.error or sampled[index].error for index in texts}
-    whole = {index: text for index, text in texts.items() if errors[index] is None}
+    held = {index: step for index in texts if (step := rows[index].held) is not None}
+    whole = {index: text for index, text in texts.items() if errors[index] is None and index not in held}
     inquiries = questions_of(rows, whole, rollout, thinking=thinking)
     actions = {
         index: None if index in inquiries else _action(policy.chat, sampled[index], text, rows[index], rollout)
         for index, text in texts.items()
-    }
+        if index not in held
+    } | dict.fromkeys(held, SUMMARY)
     failed = {index: broke(error, rows[index].start.details) for index, error in errors.items() if error is not None}
-    stepping.begin({index: actions[index] for index in whole}, failed)
+    stepping.begin({index: actions[index] for index in whole}, held | failed)
     return {index: _Acted(sampled[index], text, actions[index], inquiries.get(index)) for index, text in texts.items()}
 
 
@@ -260,61 +281,97 @@ def _take(
     method: Method,
     sampling: SamplingConfig,
     advisor: Advisor | None,
-) -> dict[int, list[int]]:
-    """Record turns with what came of them; the reply ids of the rows that play on."""
+    stage: str,
+) -> dict[int, list[int] | None]:
+    """Record turns with what came of them; the reply ids of the rows that play on, None where a sequence began."""
     inquiries = {index: turn.inquiry for index, turn in turns.items() if turn.inquiry is not None}
     advice = advise(rows, inquiries, steps, method.rollout, advisor)
-    pieces: dict[int, list[int]] = {}
+    pieces: dict[int, list[int] | None] = {}
     for index, turn in sorted(turns.items()):
         row, step, asked = rows[index], steps[index], index in inquiries
         row.last_observation = None if step.error is not None else step.observation
         if asked:
             step = record(row, step, inquiries[index], advice[index])
-        first, last = row.sequence.append_sampled(turn.sampled)
-        refused_turn = step.error is None and not step.legal
-        row.invalid_actions += refused_turn
-        row.turns.append(
-            Turn(
-                episode_id=row.slot.task.episode_id,
-                turn=len(row.turns),
-                observation=row.observation,
-                output=turn.text,
-                action=QUESTION if asked else turn.action,
-                valid=step.legal and step.error is None,
-                feedback=step.feedback if step.feedback or refused_turn or asked else None,
-                generation_id=row.sequence.generation_id,
-                first_token=first,
-                last_token=last,
-                stop_reason=turn.sampled.stop_reason.value,
-                turn_reward=step.turn_reward if step.error is None else None,
-            )
-        )
+        call = _called(policy.chat, row, turn)
+        _record_turn(row, policy.chat, turn, step, call)
         if step.done:
             _finish(row, step)
             continue
-        reply = following_text(
-            method.prompts_of(row.slot.task.family)["actor"],
+        prompt = method.prompts_of(row.slot.task.family)["actor"]
+        text = following_text(
+            prompt,
             goal=row.slot.task.goal,
             observation=step.observation,
             actions=step.actions,
             feedback=step.feedback,
             takes_tools=isinstance(step.actions, ToolCalls) and policy.chat.takes_tools,
         )
-        ended = turn.sampled.stop_reason is StopReason.end_of_turn
-        # The name of the tool, as `_action` read it, the last of several; what came of the call is the tool's turn.
-        in_form = turn.action is not None and isinstance(row.actions, ToolCalls) and policy.chat.takes_tools
-        calls = json.loads(turn.action or "") if in_form else None
-        called = None if calls is None else (calls[-1] if isinstance(calls, list) else calls)["name"]
-        piece = list(
-            policy.chat.reply(reply, ended=ended, by=turn.sampled.token_ids[-1] if ended else None, call=called)
-        )
-        if len(row.sequence.token_ids) + len(piece) + sampling.max_new_tokens > policy.context:
+        reply, room = _reply(policy.chat, turn, text, call), policy.context - sampling.max_new_tokens
+        if is_summary_due(row, reply, sampling.max_new_tokens):
+            request = fill(prompt.summarize or "", {"goal": row.slot.task.goal})
+            piece = _reply(policy.chat, turn, request, call)
+            if len(row.sequence.token_ids) + len(piece) <= room:
+                row.held, row.observation, row.asked, row.asked_text = step, request, piece, request
+                pieces[index] = piece
+                continue
+        prompted = following(row, reply, room)
+        if prompted is None:
             row.stop_reason, row.reward = StopReason.context_limit, step.reward
             row.reward_parts = dict(step.reward_parts or {})
             continue
+        row.first, ids = prompted
+        row.held, row.asked, row.asked_text = None, reply, text
         row.observation, row.actions = step.observation, step.actions
-        pieces[index] = piece
+        before = row.sequence.token_ids
+        row.unshown += len(before) + len(reply) - len(ids)
+        pieces[index] = reply
+        if ids != [*before, *reply]:
+            begin_sequence(row, row.first, ids, reply, text, stage)
+            pieces[index] = None
     return pieces
+
+
+def _record_turn(row: LiveEpisode, chat: Chat, turn: _Acted, step: Step, call: str | None) -> None:
+    """Keep a turn with what came of it. That of a summary is of the turn before, which has it."""
+    summary, refused = row.held is not None, step.error is None and not step.legal
+    first, last = row.sequence.append_sampled(turn.sampled)
+    remember(row, chat, turn.sampled.token_ids, turn.text, call)
+    refused = refused and not summary
+    row.invalid_actions += refused
+    said = not summary and (step.feedback or refused or turn.inquiry is not None)
+    row.turns.append(
+        Turn(
+            episode_id=row.slot.task.episode_id,
+            turn=len(row.turns),
+            observation=row.observation,
+            output=turn.text,
+            action=QUESTION if turn.inquiry is not None else turn.action,
+            valid=step.error is None and not refused,
+            feedback=step.feedback if said else None,
+            generation_id=row.sequence.generation_id,
+            first_token=first,
+            last_token=last,
+            stop_reason=turn.sampled.stop_reason.value,
+            turn_reward=None if summary or step.error is not None else step.turn_reward,
+            dropped_turns=row.first,
+            dropped_tokens=row.unshown,
+        )
+    )
+
+
+def _called(chat: Chat, row: LiveEpisode, turn: _Acted) -> str | None:
+    """The tool that a turn called, as `_action` read it, the last of several: what came of it is the tool's turn."""
+    if turn.action is None or row.held is not None or not (isinstance(row.actions, ToolCalls) and chat.takes_tools):
+        return None
+    calls = json.loads(turn.action)
+    name: str = (calls[-1] if isinstance(calls, list) else calls)["name"]
+    return name
+
+
+def _reply(chat: Chat, turn: _Acted, text: str, call: str | None) -> list[int]:
+    """The ids of a reply to a turn."""
+    ended = turn.sampled.stop_reason is StopReason.end_of_turn
+    return list(chat.reply(text, ended=ended, by=turn.sampled.token_ids[-1] if ended else None, call=call))
 
 
 def _finish(row: LiveEpisode, step: Step) -> None:

@@ -50,6 +50,7 @@ def check_prompts(prompts: Mapping[str, PromptConfig], placement: Placement = "u
     check(actor.first, FIRST_NAMES, "prompts.actor.first")
     check(actor.following, FOLLOWING_NAMES, "prompts.actor.following")
     check(actor.experience, {"experience"}, "prompts.actor.experience")
+    check(actor.summarize or "", {"goal"}, "prompts.actor.summarize")
     if "ask" in prompts:
         check(prompts["ask"].offer, (), "prompts.ask.offer")
     _require(actor.first, ("observation",), "prompts.actor.first")

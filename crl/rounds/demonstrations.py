@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from crl.bank.segments import text_digest
 from crl.config import DistillConfig, FamilyConfig, Method, SamplingConfig
+from crl.config.roles import SummaryHistory
 from crl.extractor.distill import DistillItem, distill_wave
 from crl.extractor.formats import ParsedOperation, write_operations
 from crl.extractor.outputs import Distilled
@@ -115,7 +116,12 @@ def play_script(
     advisor: Advisor | None = None,
     progress: Progress | None = None,
 ) -> list[PlayedEpisode]:
-    """Play a wave by a script. `move` gives what the actor says in a slot, as its answer is to be worded."""
+    """Play a wave by a script. `move` gives what the actor says in a slot, as its answer is to be worded. No script
+    writes summaries: a history that has them is appended to here."""
+    actor_role = method.roles["actor"]
+    if isinstance(actor_role.history, SummaryHistory):
+        roles = {**method.roles, "actor": actor_role.model_copy(update={"history": "append"})}
+        method = method.model_copy(update={"roles": roles})
 
     def calls(row: int) -> bool:
         return isinstance(environment, Watched) and isinstance(environment.shown.get(row), ToolCalls)
@@ -254,6 +260,9 @@ class ScriptedSession(WholeTurns):
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         for row, ids in pieces.items():
             self._lengths[row] += len(ids)
+
+    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+        self._lengths[row] = len(token_ids)
 
     def sample(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None

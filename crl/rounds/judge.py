@@ -32,7 +32,7 @@ from crl.config.method import JUDGE, JUDGED_AT_ONCE
 from crl.errors import EngineDied, RequestRefused, StageFailed
 from crl.extractor.trajectory import render_trajectory
 from crl.protocols import Chat, Policy, Session, StopReason
-from crl.records import QUESTION, Episode, Turn, Verdict, Weights
+from crl.records import QUESTION, SUMMARY, Episode, Turn, Verdict, Weights
 from crl.records.play import UNSCORED
 from crl.rollout.actions import AnswerTrees
 from crl.rollout.play import PlayedEpisode
@@ -269,7 +269,7 @@ def shown_text(members: Sequence[PlayedEpisode], *, thinking: bool = False) -> s
 
 
 def _answer(each: PlayedEpisode, *, thinking: bool) -> str:
-    turns = [turn for turn in each.turns if turn.action != QUESTION]
+    turns = [turn for turn in each.turns if turn.action not in (QUESTION, SUMMARY)]
     shown = [_without_thoughts(turn, number, thinking=thinking) for number, turn in enumerate(turns)]
     if shown and shown[0].observation == each.start.observation:
         shown[0] = replace(shown[0], observation=_ABOVE)

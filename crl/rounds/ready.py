@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from crl.config import Method, PromptConfig
+from crl.config.roles import SummaryHistory
 from crl.errors import BadInput, PromptTooLong
 from crl.policies import ModelSource, check_computable, load_chat
 from crl.policies.sources import described
@@ -155,16 +156,21 @@ def check_actor_room(
             check_writes(chat, method, ACTOR, family.name, answers)
             for name, reader in readers.items():
                 check_reads(reader, method, name, family.name, [start.goal, start.observation])
-        prompts = [(len(token_ids), "", f"{place}.prompts.actor", "shorten the prompt or its examples")]
+        what = f"the first prompt of family {family.name}"
+        prompts = [(len(token_ids), what, f"{place}.prompts.actor", "shorten the prompt or its examples")]
         if instructions is not None:
             _, token_ids = opened(chat, prompt, start, experience="", placement="instructions")
-            told = f" with a reflection of {instructions} in its system text"
+            what += f" with a reflection of {instructions} in its system text"
             where, advice = "roles.reflector.sampling.max_new_tokens", "lower it, lower recipe.reflect.max_characters"
-            prompts.append((len(token_ids) + instructions, told, f"method.{where}", advice))
-        for needed, told, where, advice in prompts:
+            prompts.append((len(token_ids) + instructions, what, f"method.{where}", advice))
+        if isinstance(role.history, SummaryHistory):
+            request = len(chat.reply(prompt.summarize or "", ended=False))
+            what, where = f"a history of family {family.name} with the request for its summary", "roles.actor.history"
+            prompts.append((role.history.summarize.at + request, what, f"method.{where}", "lower summarize.at"))
+        for needed, what, where, advice in prompts:
             if needed > allowed:
                 raise PromptTooLong(
-                    f"the first prompt of family {family.name} takes {needed} tokens{told}",
+                    f"{what} takes {needed} tokens",
                     expected=f"at most {allowed}: actor.context {role.context} less {new} new tokens",
                     where=where,
                     next_step=f"{advice}, or raise method.roles.actor.context",

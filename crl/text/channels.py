@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-MESSAGE = "<|message|>"
+START, MESSAGE = "<|start|>", "<|message|>"
 CHANNEL_TOKENS = frozenset(
     {
         "<|start|>",
@@ -25,8 +25,8 @@ CHANNEL_TOKENS = frozenset(
     }
 )
 """Control tokens that say whom a message is for, and where it ends."""
-_START, _ENDS = "<|start|>", {"<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>"}
-_PARTS = re.compile("(" + "|".join(map(re.escape, sorted({_START, MESSAGE, *_ENDS}))) + ")")
+_ENDS = {"<|end|>", "<|return|>", "<|call|>", "<|eom|>", "<|eot|>"}
+_PARTS = re.compile("(" + "|".join(map(re.escape, sorted({START, MESSAGE, *_ENDS}))) + ")")
 _IN_HEADERS = re.compile(r"<\|(?:channel|constrain)\|>")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
@@ -41,7 +41,7 @@ def one_text(written: str) -> str:
     for part in [*_PARTS.split(written), ""]:
         if part == MESSAGE and text is None:
             text = ""
-        elif part == _START or part in _ENDS:
+        elif part == START or part in _ENDS:
             messages.append(_message(header, text, ended=part in _ENDS))
             header, text = "", None
         elif text is None:

@@ -133,6 +133,7 @@ def test_a_part_that_a_worker_has_is_not_waited_for_with_this_clock(
     assert ended == [None]
 
 
+@pytest.mark.slow
 def test_ended_from_another_thread_the_call_returns_though_its_parts_run(
     cluster: Any, now: SimpleNamespace, said: list[str]
 ) -> None:

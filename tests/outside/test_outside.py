@@ -68,6 +68,7 @@ def asked(run: Path, sql: str) -> list[dict[str, object]]:
     return [dict(zip(names, row, strict=True)) for row in found]
 
 
+@pytest.mark.slow
 def test_it_trains_both_roles_on_one_set_of_weights_with_two_objectives(whole: Path) -> None:
     [weights] = asked(whole, "SELECT count(DISTINCT role) AS sets, max(updates) AS updates FROM weights")
     assert weights == {"sets": 1, "updates": ROUNDS}, "the reviewer has no weights of its own"
@@ -84,6 +85,7 @@ def test_it_trains_both_roles_on_one_set_of_weights_with_two_objectives(whole: P
     assert step == {"steps": ROUNDS, "mixed": ROUNDS}, "one step per round, of both objectives"
 
 
+@pytest.mark.slow
 def test_free_text_is_played_for_rewards_that_are_not_binary(whole: Path) -> None:
     [played] = asked(
         whole,
@@ -96,6 +98,7 @@ def test_free_text_is_played_for_rewards_that_are_not_binary(whole: Path) -> Non
     assert int(str(turn["n"])) > 0, "the environment is given what the actor wrote"
 
 
+@pytest.mark.slow
 def test_its_rows_are_checked_and_open_to_sql(site: Path, whole: Path) -> None:
     sql = (
         "SELECT reviews.round, count(*) AS n, bool_and(score BETWEEN 0 AND 1) AS fits "
@@ -109,6 +112,7 @@ def test_its_rows_are_checked_and_open_to_sql(site: Path, whole: Path) -> None:
     assert checks["reviews"]["passed"] and checks["reviews"]["rules"] > 4
 
 
+@pytest.mark.slow
 def test_its_section_is_in_the_report_of_its_runs(site: Path, whole: Path) -> None:
     said = crl(site, whole.parent, "status", whole.name)
     assert "reviews" in said and "seconds of reviewing" in said
@@ -131,6 +135,7 @@ def test_killed_in_the_middle_it_resumes_to_the_same_digests(site: Path, whole: 
     assert "intact" in crl(site, tmp_path, "verify", "outside")
 
 
+@pytest.mark.slow
 def test_where_the_package_is_missing_a_reader_says_so_and_not_that_the_record_is_damaged(whole: Path) -> None:
     done = crl_here(whole.parent, "status", "outside", code=2)
     assert "there is no environment 'lengths'" in done.stderr and "install the package" in done.stderr

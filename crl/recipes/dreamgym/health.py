@@ -17,7 +17,7 @@ from crl.recipes.dreamgym.plan import DRAWN
 from crl.recipes.dreamgym.rows import ENDINGS, REAL, DreamTask, PoolItem, Prediction
 from crl.recipes.dreamgym.store import POOL
 from crl.recipes.dreamgym.validate import DRIFT, FLOORED, UNSEEN, VALIDATE
-from crl.records import SYNTHETIC, Episode, Generation, Turn, rows_with
+from crl.records import SUMMARY, SYNTHETIC, Episode, Generation, Turn, rows_with
 from crl.rounds.alarms import Metrics, turn_metrics
 from crl.rounds.context import StageContext
 from crl.rounds.health import (
@@ -132,7 +132,8 @@ def blank_steps(episodes: Sequence[Episode], turns: Sequence[Seen]) -> tuple[int
 
 def _turns(ctx: StageContext) -> list[Seen]:
     tables = [ctx.table(Turn, stage).select(["episode_id", "observation", "action"]) for stage in (EXPLORE, COLLECT)]
-    return [tuple(row.values()) for table in tables for row in table.to_pylist()]
+    rows = [row for table in tables for row in table.to_pylist()]
+    return [tuple(row.values()) for row in rows if row["action"] != SUMMARY]
 
 
 def _pools(ctx: StageContext) -> Metrics:

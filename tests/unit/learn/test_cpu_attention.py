@@ -18,7 +18,7 @@ MODULE: Any = SimpleNamespace(num_key_value_groups=2, is_causal=True)
 
 def sample(tokens: list[int]) -> Any:
     """All of a sample that a tree is made of; its last token is only predicted."""
-    return SimpleNamespace(token_ids=[*tokens, 0])
+    return SimpleNamespace(token_ids=[*tokens, 0], generation_id=str(tokens))
 
 
 def by_definition(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from crl.errors import RecordDamaged
 from crl.learn.batches import check_sample, collate, cut, has_gradient, tree_of
 from crl.records import Sample
+from crl.rollout.live import sequence_id
 
 MakeSamples = Callable[..., list[Sample]]
 
@@ -64,6 +65,28 @@ def test_a_prompt_that_a_group_shares_is_computed_once(random_samples: MakeSampl
     assert together == samples
     assert len(tree_of(together).token_ids) == 80 + len(tree_of(own).token_ids)
     assert len(cut(samples, 1, 1)[0]) > 1, "one sample of the largest size is all that fits then"
+
+
+def test_sequences_of_an_episode_read_what_they_share_once(random_samples: MakeSamples) -> None:
+    """Each trains its last turn alone: by what one of them trains, few would be together."""
+    [sample] = random_samples(1)
+    length = 20
+    own = [
+        dataclasses.replace(
+            sample, sample_id=f"s{turn}", generation_id=sequence_id("e", "collect", turn),
+            token_ids=[1] * length + [2] * turn + [3] * 4, loss_mask=[0] * (length + turn) + [1] * 4,
+            logprobs=[0.0] * (length + turn + 4),
+        )
+        for turn in range(10)
+    ]  # fmt: skip
+    [[together]] = cut(own, 2, 1)
+    assert len(together) == 10 and len(tree_of(together).token_ids) == length + 9 + 10 * 3
+    others = [dataclasses.replace(each, generation_id=each.sample_id) for each in own]
+    assert {len(part) for part in cut(others, 2, 1)[0]} == {2}, "episodes apart are bounded by what one of them trains"
+    assert tree_of(own).continued and not tree_of(others).continued
+    trained = [dataclasses.replace(each, loss_mask=[0, *[1] * (len(each.token_ids) - 1)]) for each in own]
+    longest = length + 9 + 4 - 1
+    assert all(sum(sum(each.loss_mask) for each in part) <= 2 * longest for part in cut(trained, 2, 1)[0])
 
 
 def test_every_sample_reads_its_own_tokens_in_segments(random_samples: MakeSamples) -> None:

@@ -149,3 +149,13 @@ def test_answers_that_cannot_be_given_are_refused(policy, actions, longest, said
 
     with pytest.raises(BadInput, match=said):
         AnswerTrees(policy.chat, longest=longest).of(actions)
+
+
+def test_rows_without_answers_write_free_text_beside_those_that_have_some(policy):
+    sampling = SamplingConfig(max_new_tokens=6)
+    session = policy.open([[20, 21], [22, 23]], [1, 2])
+    found = session.sample([0, 1], sampling, {0: {10: {END: {}}, 11: {END: {}}}})
+    assert found[0].token_ids in ([10, END], [11, END]) and found[0].choices == [[10, 11]]
+    assert found[1].choices == [] and found[1].drawn is None
+    alone = policy.open([[22, 23]], [2]).sample([0], sampling)
+    assert found[1].token_ids == alone[0].token_ids

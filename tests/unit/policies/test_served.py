@@ -58,6 +58,25 @@ def test_a_row_is_its_prompt_what_was_sampled_and_what_was_appended(fake: FakeVl
         rows.length(1)
 
 
+def test_a_replaced_row_is_sent_as_it_is_and_draws_on(fake: FakeVllm) -> None:
+    rows, others = session(fake), session(fake)
+    for each in (rows, others):
+        each.sample([0], SAMPLING)
+    kept = [7, 9]
+    rows.replace(0, kept)
+    kept.append(10)
+    assert rows.length(0) == 2
+    rows.sample([0], SAMPLING)
+    others.sample([0], SAMPLING)
+    asked = fake.asked(GENERATE)
+    assert asked[2]["token_ids"] == [7, 9]
+    assert (
+        asked[2]["sampling_params"]["seed"]
+        == asked[3]["sampling_params"]["seed"]
+        != asked[0]["sampling_params"]["seed"]
+    )
+
+
 def test_a_request_says_how_to_sample_and_which_weights_may_have_read_the_prefix(fake: FakeVllm) -> None:
     session(fake, prompts=[[7] * 37], seeds=[2**200]).sample([0], SAMPLING)
     [body] = fake.asked(GENERATE)

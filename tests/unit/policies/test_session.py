@@ -64,10 +64,11 @@ def way(request, monkeypatch):
     return made
 
 
-def _play(policy, prompts, *, turns, sampling, seed=0, leave=0.0, keys=None, limit=None):
-    """Play turns with ragged observations, each row at its own pace; rows leave at random.
+def _play(policy, prompts, *, turns, sampling, seed=0, leave=0.0, keys=None, limit=None, cut=0.0):
+    """Play turns with ragged observations, each row at its own pace; rows leave at random, or go on with a part of
+    their ids cut out.
 
-    Returns ids, and logprobs (NaN: not sampled).
+    Returns ids, and logprobs (NaN: not sampled); behind those of the rows, what they were before they were cut.
     """
     keys = list(range(len(prompts))) if keys is None else keys
     session = policy.open(prompts, [100 + key for key in keys], limit)
@@ -75,6 +76,7 @@ def _play(policy, prompts, *, turns, sampling, seed=0, leave=0.0, keys=None, lim
     logprobs = [[np.nan] * len(prompt) for prompt in prompts]
     worlds = [np.random.default_rng([seed, row]) for row in range(len(prompts))]
     left = dict.fromkeys(range(len(prompts)), turns)
+    earlier = []
     session.begin(list(left), sampling)
     while sampled := session.advance():
         going_on = []
@@ -87,14 +89,21 @@ def _play(policy, prompts, *, turns, sampling, seed=0, leave=0.0, keys=None, lim
                 del left[row]
                 continue
             piece = worlds[row].integers(5, VOCABULARY, int(worlds[row].integers(1, 30))).tolist()
-            session.extend({row: piece})
-            ids[row] += piece
-            logprobs[row] += [np.nan] * len(piece)
+            if worlds[row].random() < cut:
+                earlier.append((ids[row], logprobs[row]))
+                first, last = np.sort(worlds[row].integers(0, len(ids[row]) + 1, 2))
+                ids[row] = ids[row][:first] + ids[row][last:] + piece
+                session.replace(row, ids[row])
+                logprobs[row] = [np.nan] * len(ids[row])
+            else:
+                session.extend({row: piece})
+                ids[row] = ids[row] + piece
+                logprobs[row] = logprobs[row] + [np.nan] * len(piece)
             assert session.length(row) == len(ids[row])
             going_on.append(row)
         session.begin(going_on, sampling)
     assert not left and session.cache_bytes == 0
-    return ids, logprobs
+    return ids + [old for old, _ in earlier], logprobs + [old for _, old in earlier]
 
 
 @contextmanager
@@ -117,7 +126,7 @@ def _largest_difference(policy, ids, logprobs, temperature):
     return np.concatenate(differences).max()
 
 
-@example(seed=2644387, groups=1, members=3, common=1, temperature=0.7, tokens=7, limit=None)
+@example(seed=2644387, groups=1, members=3, common=1, temperature=0.7, tokens=7, limit=None, cut=0.0)
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -127,16 +136,44 @@ def _largest_difference(policy, ids, logprobs, temperature):
     temperature=st.sampled_from([0.7, 1.0, 1.5]),
     tokens=st.sampled_from([7, 4096]),
     limit=st.sampled_from([None, 1, 3]),
+    cut=st.sampled_from([0.0, 0.5]),
 )
 def test_stored_logprobs_are_those_of_teacher_forcing(
-    way, policy, seed, groups, members, common, temperature, tokens, limit
+    way, policy, seed, groups, members, common, temperature, tokens, limit, cut
 ):
     prompts = _prompts(np.random.default_rng(seed), groups, members, common=common)
     sampling = SamplingConfig(temperature=temperature, max_new_tokens=5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_rows, "PASS_TOKENS", tokens)
-        ids, logprobs = _play(policy, prompts, turns=4, sampling=sampling, seed=seed, leave=0.25, limit=limit)
+        ids, logprobs = _play(policy, prompts, turns=4, sampling=sampling, seed=seed, leave=0.25, limit=limit, cut=cut)
     assert _largest_difference(policy, ids, logprobs, temperature) < 1e-4
+
+
+def test_a_replaced_row_reads_from_the_first_id_that_differs(policy):
+    rng, sampling = np.random.default_rng(5), SamplingConfig(max_new_tokens=3)
+    prompts = [rng.integers(5, VOCABULARY, 60).tolist() for _ in range(2)]
+    session = policy.open(prompts, [1, 2])
+    other = [*prompts[0][:50], *rng.integers(5, VOCABULARY, 12).tolist()]
+    session.sample([0], sampling)
+    for ids, new in ((other, 12), (other[:40], 1), ([*other[:40], 7, 8], 2)):
+        session.replace(0, ids)
+        assert session.length(0) == len(ids)
+        with _tokens_read(policy) as read:
+            turn = session.sample([0], sampling)[0]
+        assert read == [new] + [1] * (len(turn.token_ids) - 1)
+        differs = _largest_difference(
+            policy, [[*ids, *turn.token_ids]], [[np.nan] * len(ids) + turn.logprobs], sampling.temperature
+        )
+        assert differs < 1e-4
+    session.replace(1, other)  # it was not read yet, and begins as the other does
+    with _tokens_read(policy) as read:
+        session.sample([1], sampling)
+    assert read[0] == 12 + 10, "keys of the other row are taken over as far as both begin alike"
+    with pytest.raises(ValueError, match="between two turns"):
+        session.replace(0, [])
+    session.begin([0], sampling)
+    with pytest.raises(ValueError, match="between two turns"):
+        session.replace(0, other)
 
 
 def test_long_and_very_ragged_prompts_are_read_in_pieces(way, policy, monkeypatch):

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.chat_template_utils import get_training_chat_template
 
 from crl.cli.doctor import experiment_findings
+from crl.cli.findings import _history
 from crl.config import Experiment
 from crl.config.load import load_experiment
 from crl.engine.execute import Attempt, execute_stage
@@ -122,4 +123,40 @@ def test_doctor_says_so(made: Experiment, monkeypatch: pytest.MonkeyPatch) -> No
     )  # seconds, and tested elsewhere
     found = {finding.name: finding.result for finding in experiment_findings(made, 1)}
     assert found["template, actor"].startswith(f"{OWN}; earlier turns stay as they were sampled, thoughts too")
+    assert "history: strip_thoughts trains that" in found["template, actor"]
     assert found["template, extractor"] == f"{OWN}; for one turn"
+    assert "history, actor" not in found
+    strips = made.model_copy(
+        update={
+            "method": made.method.model_copy(
+                update={
+                    "roles": {
+                        **made.method.roles,
+                        "actor": made.method.roles["actor"].model_copy(update={"history": "strip_thoughts"}),
+                    }
+                }
+            )
+        }
+    )
+    found = {finding.name: finding.result for finding in experiment_findings(strips, 1)}
+    assert found["template, actor"] == f"{OWN}; earlier turns stay without their thoughts (but between tool calls)"
+
+
+@pytest.mark.parametrize(
+    ("history", "update", "words"),
+    [
+        ("strip_thoughts", "in packed passes", "each turn that follows a thought begins a sequence; an update computes "
+         "them in one tree, so what they share is computed once"),
+        ("strip_thoughts", "row by row", "alone, up to 3.5 times the tokens"),
+        ({"window": 3}, "in padded batches", "each window begins a sequence; an update computes them alone, with what"),
+        ({"summarize": {"at": 200}}, "in packed passes", "each summary begins a sequence"),
+    ],
+)  # fmt: skip
+def test_doctor_says_what_the_sequences_cost(history: object, update: str, words: str) -> None:
+    settings = {
+        "method.roles.actor.history": history, "method.roles.actor.context": 400,
+        "method.prompts.actor.summarize": "Sum up.",
+    }  # fmt: skip
+    method = load_experiment(ROOT / "conf/tiny.yaml", settings).method
+    [finding] = _history(method, "actor", update)
+    assert finding.name == "history, actor" and words in finding.result

@@ -119,6 +119,18 @@ def test_top_p_of_one_family_takes_memory() -> None:
     assert cut.working > whole.working and cut.cache == whole.cache
 
 
+def test_disk_grows_with_the_sequences_of_an_episode() -> None:
+    experiment = load_experiment(ROOT / "conf/tiny.yaml")
+    actor = experiment.method.roles["actor"].model_dump()
+    found = [
+        estimate(changed(experiment, actor={**actor, "history": history})).round_bytes
+        for history in ("append", {"window": 2}, "strip_thoughts")
+    ]
+    assert found == sorted(found) and len(set(found)) == 3
+    assert experiment.method.families[0].turn_limit == 6, "a sequence for each turn, of half the turns on the average"
+    assert found[2] - found[0] == 18 * 2048 * (7 / 2 - 1) * experiment.method.episodes
+
+
 def test_disk_grows_with_rounds_and_kept_checkpoints() -> None:
     few, many = (estimate(make_experiment(save_total_limit=keep)) for keep in (1, 5))
     assert (many.checkpoint_bytes or 0) == 3 * (few.checkpoint_bytes or 0)

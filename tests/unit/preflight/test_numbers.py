@@ -89,6 +89,7 @@ def test_what_can_work_is_not_refused(changes, monkeypatch):
     checked(changes, model_checks)
 
 
+@pytest.mark.slow
 def test_doctor_names_them_as_well(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     made = load_experiment(CONF / "tiny.yaml", {"method.threads": 9, "method.roles.actor.sampling.top_k": 513})

@@ -32,6 +32,11 @@ class CharacterChat:
     def reply(self, text: str, *, ended: bool, by: int | None = None, call: str | None = None) -> list[int]:
         return [*([] if ended else [END]), USER, *map(ord, text), END, ASSISTANT]
 
+    def without_thoughts(self, asked: Sequence[int], wrote: Sequence[int]) -> tuple[list[int], list[int]]:
+        """A thought is in parentheses."""
+        behind = wrote.index(ord(")")) + 1 if ord(")") in wrote else 0
+        return list(asked), list(wrote[behind:])
+
     def calls(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[str]:
         return json_calls(self.decode(token_ids), {tool.name for tool in tools})
 
@@ -48,6 +53,7 @@ class ScriptedSession(WholeTurns):
         self.streams = [np.random.default_rng(seed) for seed in seeds]
         self.ids = [list(prompt) for prompt in prompts]
         self.sampled_at: list[list[tuple[int, int]]] = [[] for _ in prompts]
+        self.read: list[list[list[int]]] = [[] for _ in prompts]  # the whole prompt of each turn of each row
         self.dropped: set[int] = set()
         self.script = script
 
@@ -59,6 +65,10 @@ class ScriptedSession(WholeTurns):
             self._alive(row)
             self.ids[row].extend(piece)
 
+    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+        self._alive(row)
+        self.ids[row] = list(token_ids)
+
     def sample(
         self,
         rows: Sequence[int],
@@ -68,6 +78,7 @@ class ScriptedSession(WholeTurns):
         found = {}
         for row in rows:
             self._alive(row)
+            self.read[row].append(list(self.ids[row]))
             text, ended = self.script(row, len(self.sampled_at[row]))
             ids = [*map(ord, text), *([END] if ended else [])]
             logprobs = [-float(value) for value in self.streams[row].random(len(ids))]
