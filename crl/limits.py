@@ -16,13 +16,15 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 MEGABYTE = 10**6
 RECORD_FILE_BYTES = 256 * MEGABYTE
 """Of a manifest, a seal, a lease, a decision: of one with 10,000 files 2 MB are used."""
 LOG_BYTES = 4_000 * MEGABYTE
 """Of a file of JSON lines, such as the journal: 100,000 rounds of twenty stages."""
+TABLE_BYTES = 64_000 * MEGABYTE
+"""Of a table whose size no manifest says."""
 LINE_BYTES = 64 * MEGABYTE
 """Of one line of such a file."""
 MODEL_JSON_BYTES = 500 * MEGABYTE
@@ -72,6 +74,6 @@ def depth(value: Any) -> int:
     return found
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
     """Whether a value is a whole number that can be that of a round or of an attempt."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_NUMBER

@@ -35,7 +35,7 @@ def main(seconds: int, memory: int) -> int:
     class Generation(Extension):
         """`{% generation %}`, which marks what the assistant wrote."""
 
-        tags = frozenset({"generation"})
+        tags = {"generation"}  # noqa: RUF012 - as the class above declares it
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)

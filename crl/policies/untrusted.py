@@ -31,17 +31,17 @@ READ = (".safetensors", ".json", ".jinja", ".txt", ".model")
 """Suffixes of files that are part of a model."""
 _TEXT_BYTES = 200 * MEGABYTE
 _LARGEST = 10**9
-_COUNTS = (
-    "vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head",
+_COUNTS = ("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head")
+_MORE_COUNTS = (
     "num_key_value_heads", "intermediate_size", "head_dim", "max_position_embeddings", "num_experts",
     "num_local_experts", "num_experts_per_tok",
 )  # fmt: skip
-"""Of a config: whole numbers, that programs make memory of."""
+"""Of a config: whole numbers that programs make memory of, from 1; and from 0, of some models a list for each layer."""
 _TYPES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "config.json": {
         "model_type": str, "architectures": list, "text_config": dict, "quantization_config": dict, "auto_map": dict,
         "tie_word_embeddings": bool, "dtype": (str, dict), "torch_dtype": (str, dict),
-        **dict.fromkeys(_COUNTS, int),
+        **dict.fromkeys(_COUNTS, int), **dict.fromkeys(_MORE_COUNTS, (int, float, list)),
     },
     "tokenizer_config.json": {
         "chat_template": (str, list), "added_tokens_decoder": dict, "tokenizer_class": str,
@@ -118,10 +118,10 @@ def _wrong_type(name: str, found: Any) -> str | None:
             continue
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             return f"{key} is {_in_words(value)}"
-        if isinstance(value, int | float) and not abs(value) <= (_LARGEST if kind is int else math.inf):
-            return f"{key} is {value}"
-        if key in _COUNTS and value < 1:
-            return f"{key} is {value}"
+        if isinstance(value, int) and key in (*_COUNTS, *_MORE_COUNTS):
+            least = 1 if key in _COUNTS else 0
+            if not least <= value <= _LARGEST:
+                return f"{key} is {value}"
     if name == "config.json" and isinstance(inner := found.get("text_config"), dict):
         return _wrong_type(name, {key: value for key, value in inner.items() if key != "text_config"})
     if name == "model.safetensors.index.json":

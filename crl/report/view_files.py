@@ -215,6 +215,13 @@ class Pinned:
                         found.append(entry.name)
                         if entry.is_symlink():
                             self._check_inside(Path(entry.path))
+                        elif wanted in (_FILE, _VERDICT) and not entry.is_file():
+                            raise RecordDamaged(
+                                f"{directory}/{entry.name} is a folder, a pipe or a device, and no file",
+                                expected="the file that was committed",
+                                where=str(self.root),
+                                next_step=mending(self.root),
+                            )
         except (FileNotFoundError, NotADirectoryError):
             return []
         return found

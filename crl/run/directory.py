@@ -195,7 +195,8 @@ class RunDirectory:
         if recorded is None:
             return schema_of(row_type).empty_table()
         relative = (directory / name).relative_to(self.path).as_posix()
-        return with_added(row_type, files_.parsed_parquet(files_.read_checked(self.path, relative, recorded.sha256)))
+        content = files_.read_checked(self.path, relative, recorded.sha256, recorded.bytes)
+        return with_added(row_type, files_.parsed_parquet(content))
 
     def unfinished_path(self, round_number: int, stage: str) -> Path:
         """Where finished parts of a stage are until it is committed, and what its attempts leave to later ones."""
