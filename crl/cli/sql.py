@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,7 +98,7 @@ def _distinct(names: list[str]) -> list[str]:
     return found
 
 
-def _listing(names: list[str], rows: list[tuple[Any, ...]]) -> Listing:
+def _listing(names: list[str], rows: Sequence[Sequence[Any]]) -> Listing:
     """The rows of a result for people: numbers to four digits; columns with spaces in them may wrap."""
     from crl.report.terminal import Listing
 

@@ -75,6 +75,8 @@ class Pinned:
         self._shown: dict[str, list[str]] = {}
         self._every: dict[str, list[str]] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
+        self._texts: list[str] = []
+        self._vectors: list[str] = []
         for name in sorted(self._names("rounds", _ROUND), key=int, reverse=True):
             if (last is not None and int(name) > last) or not (banks or shown is None or int(name) in shown):
                 continue

@@ -30,7 +30,7 @@ from crl.records import (
     schema_of,
 )
 from crl.report.success import Z
-from crl.report.view_files import VECTORS, Source, sql_type
+from crl.report.view_files import VECTORS, Pinned, Source, sql_type
 from crl.run.manifest import MANIFEST
 from crl.run.validations import VALIDATIONS
 
@@ -428,7 +428,7 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies[BankEntry.table] = _bank(source)
     bodies[BankText.table] = _texts(source, earlier)
     bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}
-    if not source.patterns:  # a pattern has to find a file, and of vectors there is none of any dimension
+    if isinstance(source, Pinned):  # a pattern has to find a file, and of vectors there is none of any dimension
         bodies[VECTORS] = _vectors(source)
     bodies["stages"] = _stages(source)
     bodies[VALIDATIONS] = _validations(source)
@@ -564,9 +564,9 @@ def _texts(source: Source, earlier: bool) -> str:
     return _TEXTS_THEN.format(texts=texts, changes=changes, bases=bases)
 
 
-def _vectors(source: Source) -> str:
+def _vectors(source: Pinned) -> str:
     """The embedding of every text that a bank held; a text that is stored twice has one vector."""
-    files = source.vectors() if not source.patterns else None
+    files = source.vectors()
     if files is None:
         return _empty([("content_digest", "VARCHAR"), ("embedding", "FLOAT[]")])
     read = f"read_parquet({files}, hive_partitioning = false)"

@@ -3,18 +3,23 @@ file back the run is what it was."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import feather
 
 from crl.audit.remarks import remarks
 from crl.audit.verify import problems_in, record_of
 from crl.errors import CrlError
 from crl.report.page import REPORT
+from crl.run.cache import SUMS
+from crl.run.files import canonical_json, sha256_bytes, sha256_file
 from crl.trackers.tensorboard import FOLDER
 from tests.tiny_run import crl_here, digests
 
@@ -145,3 +150,26 @@ def test_no_command_ends_in_a_traceback(victim: Path, kind: str) -> None:
                 assert done.returncode in (0, 2, 4), (name, first, done)
         finally:
             _put(path, before)
+
+
+@pytest.mark.slow
+def test_a_planted_index_changes_no_number(finished: Path, tmp_path: Path) -> None:
+    """Other codes under the right name, with the right checksums; and no cache at all: the next round is the same."""
+    ended = {}
+    for how in ("as it is", "planted", "deleted"):
+        run = Path(shutil.copytree(finished, tmp_path / how / "tiny"))
+        (codes, *_) = run.glob("cache/codes-*/codes.arrow")
+        if how == "deleted":
+            shutil.rmtree(run / "cache")
+        if how == "planted":
+            table = feather.read_table(codes, memory_map=False)
+            mixed = table.take(pa.array(range(table.num_rows))[::-1]).set_column(0, "digest", table["digest"])
+            feather.write_feather(mixed, codes, compression="uncompressed")
+            sums = json.loads((codes.parent / SUMS).read_bytes())
+            sums["sums"]["codes.arrow"] = sha256_file(codes)
+            sums["check"] = sha256_bytes(canonical_json({key: sums[key] for key in ("by", "of", "sums")}))
+            (codes.parent / SUMS).write_bytes(canonical_json(sums))
+            assert f"{codes.parent.relative_to(run)}/{SUMS}" in _told(run)
+        crl_here(run.parent, "resume", "tiny", "--rounds", "1")
+        ended[how] = digests(run)
+    assert ended["planted"] == ended["deleted"] == ended["as it is"] != digests(finished)
