@@ -46,10 +46,9 @@ def read_limited(path: Path, limit: int = RECORD_FILE_BYTES) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(known.st_mode):
             raise OSError(errno.EINVAL, "it is a pipe or a device, and no file", str(path))
-        content = b"" if known.st_size > limit else file.read(limit + 1)
-        if known.st_size > limit or len(content) > limit:
+        if known.st_size > limit:
             raise OSError(errno.EFBIG, f"it has more than the {limit:,} bytes that such a file may have", str(path))
-    return content
+        return file.read(known.st_size)  # what is appended meanwhile is for the next reader
 
 
 def parse_json(text: str | bytes, *, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:

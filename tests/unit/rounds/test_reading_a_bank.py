@@ -38,13 +38,13 @@ def opened(path: Path, number: int) -> tuple[Any, list[tuple[int, type[Row]]]]:
 
 
 def test_a_round_costs_what_changed_and_not_what_is_there(tmp_path: Path) -> None:
-    with writing(tmp_path, Size(entries=400, changes=4, groups=2), 1) as made:
-        for _ in range(12):
+    with writing(tmp_path, Size(entries=60, changes=4, groups=2), 1) as made:
+        for _ in range(8):
             made.round()
-        whole, first = opened(made.path, 13)
-        assert len(first) > 12 and len(whole)
-        again, nothing = opened(made.path, 13)
+        whole, first = opened(made.path, 9)
+        assert len(first) == 10 and len(whole)
+        again, nothing = opened(made.path, 9)
         assert nothing == [] and again.table.equals(whole.table)
         made.round()
-        _, more = opened(made.path, 14)
-        assert {number for number, _ in more} == {13} and (13, BankChange) in more
+        _, more = opened(made.path, 10)
+        assert {number for number, _ in more} == {9} and (9, BankChange) in more
