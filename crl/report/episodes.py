@@ -51,8 +51,12 @@ SELECT episode_id, observation, output, action, valid, feedback
 FROM turns WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, turn
 """
 _SEQUENCES = """
-SELECT episode_id, generation_id AS id, tokens, tokens_trained AS trained, turns
-FROM sequences WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, sequence
+SELECT episode_id, generation_id AS id, tokens, tokens_trained AS trained, turns, dropped_turns, dropped_tokens
+FROM sequences LEFT JOIN (
+    SELECT generation_id, max(dropped_turns) AS dropped_turns, max(dropped_tokens) AS dropped_tokens
+    FROM turns WHERE stage = 'collect' GROUP BY generation_id
+) USING (generation_id)
+WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, sequence
 """
 _QUESTIONS = """
 SELECT episode_id, turn, question, reason_code AS reason, entry_id AS entry, similarity

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 
 import pyarrow as pa
 
@@ -483,10 +484,17 @@ def _read(
     if files is None:
         return _empty(listed)
     place = {name: f"{expression} AS {name}" for name, _, expression in _PLACE}
-    chosen = ", ".join(identifier(name) if name in own else place[name] for name, _ in listed)
     row_type = ROW_TYPE_BY_TABLE.get(table)
+    # Numbers of columns that files may lack are what they are by default; other columns are null.
+    added = [field for field in fields(row_type) if field.name in row_type.added] if row_type else []  # type: ignore[arg-type]
+    own_columns = {name: identifier(name) for name in own} | {
+        each.name: f"coalesce({each.name}, {each.default}) AS {each.name}"
+        for each in added
+        if isinstance(each.default, int)
+    }
+    chosen = ", ".join((place | own_columns)[name] for name, _ in listed)
     columns = [pair for pair in listed if pair[0] in own]
-    return f"SELECT {chosen} FROM {_parquet(source, files, columns, bool(row_type and row_type.added))}"
+    return f"SELECT {chosen} FROM {_parquet(source, files, columns, bool(added))}"
 
 
 def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]], added: bool = False) -> str:

@@ -172,9 +172,10 @@ def test_an_episode_of_several_sequences_shows_all_of_them(show: Callable[..., O
     turns = [
         Turn(
             episode_id="several", turn=number, observation="@", output="go", action="go", valid=True, feedback=None,
-            generation_id=name, first_token=at, last_token=at + 1, stop_reason="end_of_turn",
+            generation_id=name, first_token=at, last_token=at + 1, stop_reason="end_of_turn", dropped_turns=dropped,
+            dropped_tokens=2 * dropped,
         )
-        for number, (name, at) in enumerate([(names[0], 1), (names[0], 3), (names[1], 2)])
+        for number, (name, at, dropped) in enumerate([(names[0], 1, 0), (names[0], 3, 0), (names[1], 2, 1)])
     ]  # fmt: skip
     masks = {names[0]: [0, 1, 0, 1], names[1]: [0, 0, 1], names[2]: [0, 0]}
     records = [
@@ -190,7 +191,8 @@ def test_an_episode_of_several_sequences_shows_all_of_them(show: Callable[..., O
     page.open("several")
     assert page.texts("#sequences .id") == names and page.page.locator("#sequences").is_visible()
     assert page.texts("#sequences .note") == [
-        "turns 1, 2 · 4 tokens, 2 of them trained", "turns 3 · 3 tokens, 1 of them trained",
+        "turns 1, 2 · 4 tokens, 2 of them trained",
+        "turns 3 · 3 tokens, 1 of them trained · without turns 1–1, 2 tokens",
         "no turn · 2 tokens, 0 of them trained",
     ]  # fmt: skip
     for number, sequence in ((1, 1), (2, 1), (3, 2)):

@@ -446,6 +446,7 @@ def test_sql_and_the_report_show_every_sequence(model: Path, tmp_path: Path) -> 
     embedded = {each["id"]: each for each in replays(tmp_path, {ROUND: len(GAMES)}).episodes}
     assert embedded[first.episode_id]["sequences"] == [
         {"id": name, "tokens": tokens, "trained": trained, "turns": turns}
+        | dict.fromkeys(("dropped_turns", "dropped_tokens"), 0 if turns else None)
         for _, name, tokens, _, _, trained, turns in rows
     ]
     page = render(tmp_path)

@@ -158,7 +158,7 @@ def test_no_demonstration_follows_the_hidden_rule_of_its_realm(made):
     for task in taught:
         layout = layouts(practice).of(task.environment_seed)
         assert task.goal == f"r{layout.realm}"
-        plan = re.findall(r"([A-Z])@\d+", outputs[episodes[task.episode_id].generation_id])
+        plan = re.findall(r"([A-Z])@\d+", outputs[episodes[task.episode_id].generation_ids[0]])
         assert plan[:2] == [layout.key, layout.goal], "the plan that is imitated says the rule in force"
         practiced.add((layout.realm, layout.key, layout.goal))
     practiced |= {

@@ -162,10 +162,12 @@
     });
   }
 
-  function sequence({ id, tokens, trained, turns }) {
+  function sequence({ id, tokens, trained, turns, dropped_turns, dropped_tokens }) {
     const row = element("li"), numbers = turns.map((turn) => turn + 1).join(", ");
     row.append(element("span", id, "id"), element("div", `${turns.length ? `turns ${numbers}` : "no turn"}`
-      + (known(tokens) ? ` · ${tokens} tokens, ${trained} of them trained` : ""), "note"));
+      + (known(tokens) ? ` · ${tokens} tokens, ${trained} of them trained` : "")
+      + (dropped_tokens ? ` · without ${dropped_turns ? `turns 1–${dropped_turns}, ` : ""}${dropped_tokens} tokens` : ""),
+    "note"));
     return row;
   }
 

@@ -155,6 +155,12 @@ def test_no_text_leaves_its_script_element(text: str) -> None:
     assert embedded.isascii() and not set(embedded) & set("<>&'") and "\n" not in embedded
 
 
+def test_a_column_that_no_file_has_is_its_default(tmp_path: Path) -> None:
+    """Nothing was left out in these turns: stages leave columns out that hold nothing but a default."""
+    run = one_round(tmp_path / "run", groups=1, members=2)
+    assert query(run, "SELECT DISTINCT dropped_turns, dropped_tokens, turn_reward FROM turns")[1] == [(0, 0, None)]
+
+
 def test_hostile_episodes_are_data(tmp_path: Path) -> None:
     run = tmp_path / "run"
     played = [
