@@ -221,7 +221,8 @@ class StageContext:
         self._progress({"done": done, "total": total, **metrics})
 
 
-_HELD_BYTES = 64 * 10**6
+_HELD_BYTES, _HELD_TABLES = 64 * 10**6, 160
+"""At most: enough for the longest chain of changes (`crl.bank.changes`), twice."""
 _SMALL_BYTES = 4 * 10**6
 _held_tables: OrderedDict[tuple[Path, type[Row], str], pa.Table] = OrderedDict()
 """Tables of banks that this process read, by run and SHA-256, those used last at the end."""
@@ -243,7 +244,7 @@ def _held(reader: Reader, round_number: int, stage: str, row_type: type[Row]) ->
         _held_tables.move_to_end(key)
     else:
         _held_tables[key] = reader.read(round_number, stage, row_type)
-        while sum(table.nbytes for table in _held_tables.values()) > _HELD_BYTES:
+        while len(_held_tables) > _HELD_TABLES or sum(table.nbytes for table in _held_tables.values()) > _HELD_BYTES:
             _held_tables.popitem(last=False)
     return _held_tables[key]
 

@@ -147,7 +147,7 @@ class _NotAsWritten(ValueError):
         self.expected = expected
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _parsed(content: bytes) -> Manifest:
     """The manifest in a file's content. A round reads each manifest dozens of times; equal bytes are parsed once.
 
