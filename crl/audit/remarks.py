@@ -28,7 +28,10 @@ _LISTS = {PRUNED: "sha256s", TRACKERS: "tracker"}
 
 def remarks(record: Record) -> list[str]:
     """What is to be said of a run beside its problems, one line each."""
-    found = [*_logs(record), *_journal(record), *_swapped(record.run_path), *_rounds(record.run_path), *_stores(record)]
+    found = [*_journal(record), *_swapped(record.run_path)]
+    noted = tuple(line.split()[0] for line in found)  # of a log that is noted, what else it lacks is no news
+    found = [*(line for line in _logs(record) if not line.startswith(noted)), *found]
+    found += [*_rounds(record.run_path), *_stores(record)]
     found += [
         f"{place} was made by another user, or on another machine: it is made anew when it is needed"
         for place in cache.foreign(record.run_path)

@@ -97,8 +97,15 @@ def _ended(process: subprocess.Popen[bytes], sql: str, seconds: float | None, gi
             next_step="narrow it (WHERE round = …, LIMIT), or allow more: --seconds N",
         )
     said = (process.stderr.read() if process.stderr is not None else b"").decode("utf-8", "replace").strip()
-    how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
-    return _too_much(sql, gigabytes, f"{how}{': ' + said.splitlines()[-1][:200] if said else ''}")
+    last = f": {said.splitlines()[-1][:200]}" if said else ""
+    if process.returncode < 0 or "MemoryError" in last:
+        how = f"signal {-process.returncode}" if process.returncode < 0 else "Python"
+        return _too_much(sql, gigabytes, f"{how}{last}")
+    return CrlError(
+        f"the process of the query ended with exit code {process.returncode}{last}",
+        expected="rows, or an error of the query",
+        next_step="`crl doctor` looks at the installation",
+    )
 
 
 def _too_much(sql: str, gigabytes: float, how: str) -> BadInput:
