@@ -73,6 +73,28 @@ class ToolCalls:
     """Whether a turn may hold several calls: the environment is given a JSON list of them, in their order."""
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a conversation that a program writes."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    """Without thoughts."""
+    calls: tuple[str, ...] = ()
+    """Tool calls of an assistant's, as JSON with sorted keys, as an environment is given them."""
+    name: str = ""
+    """Of a tool's: the tool whose result it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """What a model wrote in a turn, taken apart."""
+
+    content: str
+    thought: str = ""
+    calls: tuple[str, ...] = ()
+
+
 Actions = tuple[str, ...] | FreeText | ToolCalls
 """What the actor may do next: one of some actions by its name, text that the environment parses, or a tool call."""
 
@@ -201,6 +223,56 @@ class TeachingEnvironment(Environment, Teacher, Protocol):
     """An environment to practice in."""
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How the program of an episode is started."""
+
+    command: tuple[str, ...]
+    variables: Mapping[str, str]
+    """Environment variables beside those of this process; in a sandbox these and no others."""
+    port: int | None = None
+    """Where it reaches the gateway, in a sandbox with a loopback of its own."""
+    user: int | None = None
+    """Of this machine, that it is started as; None: this process's."""
+    watch: Callable[[Sequence[int]], str] | None = None
+    """Which limit its processes break, in words, from their ids; empty: none. It is asked while they run."""
+    seconds: float | None = None
+    """Its own limit, where that is shorter than the one of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLimits:
+    """What the program of an episode may use."""
+
+    calls: int
+    tokens: int
+    """That are sampled for it."""
+    seconds: float
+    """Of its own: while none of its calls is open."""
+    call_seconds: float
+    """Until its next call, or its end."""
+
+
+@runtime_checkable
+class RunsPrograms(Protocol):
+    """What an environment may also be: one whose episodes are programs that run themselves. Nobody steps it; a program
+    calls the actor through the gateway (`crl/rollout/programs.py`)."""
+
+    limits: ProgramLimits
+    side: frozenset[str]
+    """Names of models whose calls are answered and recorded, and not trained."""
+    home: Path | None
+    """Folder that programs in sandboxes run in folders of; the gateway listens at `gateway.sock` in it, too. None: they
+    have no sandbox."""
+
+    def program(self, slot: int, folder: Path) -> Program:
+        """What a slot runs in an empty folder."""
+
+    def outcome(self, slot: int, messages: Sequence[Mapping[str, Any]], folder: Path, exit_code: int) -> Step:
+        """The end of a slot's episode: what the program did is worth. `messages`: its last conversation, in OpenAI's
+        form; `folder`: the one it ran in."""
+
+
 @runtime_checkable
 class Explains(Protocol):
     """What an environment may also be: one that says why a step had the outcome it had, by its own rules. A model of
@@ -293,9 +365,9 @@ class Session(Protocol):
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         """Append ids that the model did not sample (observations, glue) to the rows given."""
 
-    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+    def replace(self, row: int, token_ids: Sequence[int], seed: int | None = None) -> None:
         """Give a row whose turn is over other ids, at least one. It keeps its place, its random stream, and what was
-        computed of the ids up to the first that differs."""
+        computed of the ids up to the first that differs. With a `seed` its stream begins anew."""
 
     def begin(
         self, rows: Sequence[int], sampling: SamplingConfig, answers: Mapping[int, Answers] | None = None
@@ -391,6 +463,21 @@ class Chat(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids, without special tokens."""
+
+
+class ConversationChat(Chat, Protocol):
+    """A chat that also takes conversations which a program writes."""
+
+    def conversation(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Ids of a whole conversation, ready for the assistant to answer. Raises BadInput where the template refuses
+        it."""
+
+    def follow(self, messages: Sequence[Message], *, ended: bool, by: int | None = None, calls: int = 0) -> list[int]:
+        """Ids after a sampled turn with so many `calls`: its end (unless `ended`, by the id `by`), the messages, the
+        next opening. Raises BadInput where the template refuses them."""
+
+    def parsed(self, token_ids: Sequence[int], tools: Sequence[Tool] = ()) -> ParsedTurn:
+        """A sampled turn, taken apart; calls only of `tools`."""
 
 
 class Policy(Protocol):

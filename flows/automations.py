@@ -6,35 +6,34 @@ people who use it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.blocks.notifications import CustomWebhookNotificationBlock, SendgridEmail, SlackWebhook
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, RunDeployment, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
+from pydantic import SecretStr
 
 from flows.present import HEARTBEAT
+from tasks.events import ALARM, COLLAPSED, EXPERIMENT
 
 HEARTBEAT_SECONDS = 30
 """How often a flow run says that it lives."""
 SILENCE_SECONDS = 90
 """A run without a heartbeat for so long is dead: three heartbeats."""
-START_SECONDS = 20 * 60
-"""A run that was handed to a process and never said that it lives is dead after this.
-
-Longer than the 15 minutes for which a restarted server may keep back what it hears of a run's state: a shorter time
-would be over before it began. Runs that a restart finds unfinished are found out sooner, see `flows/tidy.py`.
-"""
-_MARKED_SECONDS = 10
-"""Later than a silent run is marked, its remains are looked for."""
+START_SECONDS = 10 * 60
+"""A run that was handed to a process and never said that it lives is dead after this: a busy machine takes minutes to
+start one."""
 FLOWS = ("train", "resume", "evaluate", "compare")
 """Flows whose crash leaves something to tidy. Not `tidy` itself: a crash of it must not start it for ever."""
 
-NOTIFICATION_BLOCK = "crl-failures"
+WEBHOOK, MAIL, SLACK = "crl-failures", "crl-mail", "crl-slack"
+"""Blocks of the example notifications."""
 SILENT = "No sign of life for"
 """How the message of a run begins that was marked because it was silent."""
 WATCHED = "prefect.flow-run.watched"
@@ -114,53 +113,65 @@ def dead_runs() -> list[AutomationCore]:
     ]
 
 
-def tidying(tidy_deployment: UUID) -> list[AutomationCore]:
-    """What a dead run left running (child runs, stages) is marked by a run of the deployment `tidy`.
-
-    Told by its crash, and once more by its silence: after a restart the server keeps back what it hears of the state of
-    an older run for up to 15 minutes (it orders such events by the one before, which it has forgotten), and a kill of
-    everything can lose the run of `tidy` itself. Heartbeats are not ordered.
-    """
-    action = RunDeployment(
-        source="selected",
-        deployment_id=tidy_deployment,
-        parameters={"flow_run_id": {"__prefect_kind": "jinja", "template": "{{ flow_run.id }}"}},
-    )
-    return [
-        AutomationCore(
-            name="crl: tidy up after a crashed run",
-            description="A killed run cannot say that its rounds and stages died with it; the deployment tidy/tidy "
-            "does.",
-            trigger=_event("prefect.flow-run.Crashed"),
-            actions=[action],
-        ),
-        AutomationCore(
-            name="crl: tidy up after a silent run",
-            description="The same for a run that is found dead by its silence, once it is marked: also where the "
-            "server was stopped meanwhile.",
-            trigger=_silence(SILENCE_SECONDS + _MARKED_SECONDS, after={HEARTBEAT, WATCHED}, match_related=_OURS),
-            actions=[action],
-        ),
-    ]
-
-
-def notification(block_document: UUID) -> AutomationCore:
-    """An example to copy: notify somebody that a run failed or crashed. Switched off until a person wants it."""
+def tidying(tidy_deployment: UUID) -> AutomationCore:
+    """What a dead run left running (child runs, stages) is marked by a run of the deployment `tidy`."""
     return AutomationCore(
-        name="crl: tell of failures (example)",
-        description=f"Sends a message through the block {NOTIFICATION_BLOCK} when a run fails or crashes. The block "
-        "calls a web address (as it comes: the pages that `make ui` serves on this machine, which print the message); "
-        "put in your own, or a block for e-mail or chat, and switch this on.",
-        enabled=False,
-        trigger=_event("prefect.flow-run.Failed", "prefect.flow-run.Crashed"),
+        name="crl: tidy up after a crashed run",
+        description="A killed run cannot say that its rounds and stages died with it; the deployment tidy/tidy does.",
+        trigger=_event("prefect.flow-run.Crashed"),
         actions=[
-            SendNotification(
-                block_document_id=block_document,
-                subject="{{ flow.name }} run {{ flow_run.name }}: {{ flow_run.state.name }}",
-                body="{{ flow.name }} run {{ flow_run.name }} is {{ flow_run.state.name }}: "
-                "{{ flow_run.state.message }}\n{{ flow_run|ui_url }}",
+            RunDeployment(
+                source="selected",
+                deployment_id=tidy_deployment,
+                parameters={"flow_run_id": {"__prefect_kind": "jinja", "template": "{{ flow_run.id }}"}},
             )
         ],
+    )
+
+
+def notifications(blocks: Mapping[str, UUID]) -> list[AutomationCore]:
+    """Examples to copy: tell somebody of a failure, of an alarm, of a collapse, each through another kind of block.
+    Switched off until a person wants them."""
+    alarm = "{{ event.payload.alarm }}\n{{ event.payload.report }}\nhead: {{ event.payload.head }}"
+    collapsed = {"crl.metric": COLLAPSED}
+    return [
+        _example(
+            "failures", blocks[WEBHOOK], "when a run fails or crashes",
+            _event("prefect.flow-run.Failed", "prefect.flow-run.Crashed"),
+            "{{ flow.name }} run {{ flow_run.name }}: {{ flow_run.state.name }}",
+            "{{ flow.name }} run {{ flow_run.name }} is {{ flow_run.state.name }}: {{ flow_run.state.message }}\n"
+            "What is complete is kept; Retry continues there: {{ flow_run|ui_url }}",
+        ),
+        _example(
+            "alarms", blocks[MAIL], "for each alarm of a round", _of_experiments(ALARM),
+            "{{ event.payload.experiment }}, round {{ event.payload.round }}: alarm", alarm,
+        ),
+        _example(
+            "collapse", blocks[SLACK], "when a run has stopped learning", _of_experiments(ALARM, **collapsed),
+            "{{ event.payload.experiment }} has collapsed in round {{ event.payload.round }}", alarm,
+        ),
+    ]  # fmt: skip
+
+
+def _example(what: str, block: UUID, when: str, trigger: EventTrigger, subject: str, body: str) -> AutomationCore:
+    return AutomationCore(
+        name=f"crl: tell of {what} (example)",
+        description=f"Sends a message {when}. Put your own address into its block, or choose another block (webhook, "
+        "mail, Slack), and switch this on.",
+        enabled=False,
+        trigger=trigger,
+        actions=[SendNotification(block_document_id=block, subject=subject, body=body)],
+    )
+
+
+def _of_experiments(event: str, **labels: str) -> EventTrigger:
+    """Fires at once for each event of this name (`tasks/events.py`) about any experiment."""
+    return EventTrigger(
+        match={"prefect.resource.id": f"{EXPERIMENT}.*", **labels},
+        expect={event},
+        posture=Posture.Reactive,
+        threshold=1,
+        within=timedelta(0),
     )
 
 
@@ -179,17 +190,31 @@ def ensure(client: SyncPrefectClient, wanted: AutomationCore) -> Made:
     return Made(wanted.name, "updated", first.enabled)
 
 
-def ensure_block(url: str) -> UUID:
-    """The block that the example notification sends through; one that exists is a person's and stays as it is."""
-    # Both are coroutines where an event loop runs; typed as such wherever they are called.
-    blocks: Any = CustomWebhookNotificationBlock
-    try:
-        block = blocks.load(NOTIFICATION_BLOCK)
-    except ValueError:
-        block = blocks(name=NOTIFICATION_BLOCK, url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"})
-        block.save(NOTIFICATION_BLOCK)
-    identifier: UUID = block._block_document_id
-    return identifier
+def ensure_blocks(url: str) -> dict[str, UUID]:
+    """The blocks that the examples send through, by name; one that exists is a person's and stays as it is.
+
+    The webhook is that of the pages (`flows/pages.py`), which print what they are sent; the other addresses are made
+    up.
+    """
+    wanted: dict[str, Any] = {
+        WEBHOOK: CustomWebhookNotificationBlock(
+            name=WEBHOOK, url=url, json_data={"subject": "{{subject}}", "body": "{{body}}"}
+        ),
+        MAIL: SendgridEmail(
+            api_key=SecretStr("SG.your-key"), sender_email="crl@example.org", to_emails=["you@example.org"]
+        ),
+        SLACK: SlackWebhook(url=SecretStr("https://hooks.slack.com/services/T00000000/B00000000/XXXXXXXX")),
+    }
+    found: dict[str, UUID] = {}
+    for name, block in wanted.items():
+        # Both are coroutines where an event loop runs; typed as such wherever they are called.
+        try:
+            known: Any = type(block).load(name)
+        except ValueError:
+            known = block
+            known.save(name)
+        found[name] = known._block_document_id
+    return found
 
 
 def _substance(automation: AutomationCore | Automation) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from crl.lab.study.results import StudyResult
 from crl.lab.study.runs import Children, default_jobs, incomplete, only_one, prepare, run_one
 from crl.lab.study.table import study_markdown
 from crl.report.markdown import as_text, code
-from flows.parameters import StudyChoice, study_from
+from flows.parameters import EVERYTHING, StudyChoice, study_from
 from flows.present import label
 from flows.schedule import deployable
 from tasks.artifacts import PAGES, publish
@@ -38,8 +38,6 @@ TABLE, LINK = "study", "study-page"
 _TICK_SECONDS = 0.5
 Jobs = Annotated[int, Field(ge=0, le=256)]
 Seeds = list[Annotated[int, Field(ge=0)]]
-EVERYTHING: Any = []
-"""An empty list and not None, for which the form would show no editor."""
 
 
 @flow(name="compare", persist_result=False, validate_parameters=False)

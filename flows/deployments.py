@@ -7,6 +7,8 @@ differs, in one request. So nothing is lost, even where this is killed.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import shlex
 import subprocess
 import sys
@@ -25,10 +27,13 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.templating import apply_values
 
 from crl.errors import SetupFailed
+from flows.parameters import run_choice
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "prefect.yaml"
 Fields = dict[str, Any]
+RUN_CHOOSERS = ("resume/resume", "evaluate/evaluate")
+"""Deployments whose form chooses a run."""
 
 
 def deploy(client: SyncPrefectClient) -> Iterator[tuple[str, str]]:
@@ -49,6 +54,18 @@ def deploy(client: SyncPrefectClient) -> Iterator[tuple[str, str]]:
     if missing:
         _make(missing)
         yield from ((name, "made") for name in missing)
+
+
+def offer_runs(client: SyncPrefectClient) -> None:
+    """Have the forms that choose a run list those that are there now; one of a deployment that is gone is left out."""
+    for name in RUN_CHOOSERS:
+        with contextlib.suppress(ObjectNotFound):
+            found = client.read_deployment_by_name(name)
+            schema = copy.deepcopy(found.parameter_openapi_schema or {})
+            field = schema.get("properties", {}).get("run_path", {})
+            if field.get("anyOf") != (choice := run_choice()["anyOf"]):
+                schema["properties"]["run_path"] = {**field, "anyOf": choice}
+                client.update_deployment(found.id, DeploymentUpdate(parameter_openapi_schema=schema))
 
 
 def _flow(entrypoint: str) -> Flow[..., Any]:

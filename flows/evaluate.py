@@ -6,16 +6,17 @@ and the rows are kept in the same place, beside the record.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from prefect import flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from pydantic import Field
+from pydantic import Field, ValidationError, WithJsonSchema
 
 from crl.config import SeedRange
 from crl.config.base import LAST_SEED
@@ -23,13 +24,14 @@ from crl.config.environments import MOST_HELD_OUT
 from crl.engine.evaluation import evaluate_round as play_round
 from crl.engine.evaluation import keep
 from crl.engine.targets import last_runtime
-from crl.errors import CrlError
+from crl.errors import BadInput, CrlError
+from crl.paths import short
 from crl.preflight import check_evaluation
 from crl.records import Evaluation
 from crl.report.success import condition_results, with_averages
 from crl.rounds.evaluate import Choice, chosen_method
 from crl.run.directory import RunDirectory
-from flows.parameters import RunPath, run_from
+from flows.parameters import EVERYTHING, NOTHING, RunPath, run_from
 from flows.present import label, log_precision
 from flows.schedule import deployable
 from tasks.failures import failed, located, log_error
@@ -37,53 +39,85 @@ from tasks.failures import failed, located, log_error
 ARTIFACT_KEY = "evaluation"
 
 
-class Seeds(SeedRange):
-    """Other held-out seeds than those of the experiment."""
-
-    start: int = Field(2_000_000, ge=0, le=LAST_SEED, description="First environment seed; none that was trained on.")
-    count: int = Field(32, ge=1, le=MOST_HELD_OUT, description="How many consecutive seeds per task family.")
-
-
-Round = Annotated[int, Field(ge=0)]
-Episodes = Annotated[int, Field(ge=1, le=MOST_HELD_OUT)]
+LATEST = "latest"
+_SEEDS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "start": {
+            "type": "integer", "minimum": 0, "maximum": LAST_SEED, "title": "start", "position": 0,
+            "description": "First environment seed, such as 2000000; none that was trained on.",
+        },
+        "count": {
+            "type": "integer", "minimum": 1, "maximum": MOST_HELD_OUT, "title": "count", "position": 1,
+            "description": "How many consecutive seeds per task family.",
+        },
+    },
+    "additionalProperties": False,
+}  # fmt: skip
 Condition = Literal["with", "without", "random"]
+if TYPE_CHECKING:
+    Round = int | str
+    Seeds = dict[str, int]
+else:
+    Round = Annotated[int | str, WithJsonSchema({"type": "string", "pattern": f"^({LATEST}|[0-9]+)$"})]
+    Seeds = Annotated[dict[str, int], WithJsonSchema(_SEEDS)]
+Episodes = Annotated[int, Field(ge=0, le=MOST_HELD_OUT)]
 
 
 @flow(name="evaluate", persist_result=False, validate_parameters=False)
 @deployable
 def evaluate(
     run_path: RunPath,
-    round: Round | None = None,
-    tasks: list[str] | None = None,
-    episodes: Episodes | None = None,
-    conditions: list[Condition] | None = None,
-    seeds: Seeds | None = None,
+    round: Round = LATEST,
+    tasks: list[str] = EVERYTHING,
+    episodes: Episodes = 0,
+    conditions: list[Condition] = EVERYTHING,
+    seeds: Seeds = NOTHING,
 ) -> Any:
     """Evaluate a round of a run. Returns one row per task and condition, then the averages over tasks; the table is
     among the artifacts, and the episodes are kept in `evaluations/` of the run, where `crl table` finds them.
 
     Args:
-        run_path: The name of an experiment, such as `quickstart`, or the path of a run directory on the worker's
-            machine.
-        round: Round to evaluate; without one, the latest.
+        run_path: A run of the worker's machine: the name of its experiment, or the path of its directory.
+        round: Number of the round to evaluate, or `latest`.
         tasks: Names of the tasks (families) to play; without any, all.
-        episodes: Held-out seeds of each task, from the start of its split; without a number, all of them.
+        episodes: Held-out seeds of each task, from the start of its split; 0: all of them.
         conditions: With the bank, without it, or a random policy (round 0 only); without any, all.
         seeds: Other held-out seeds than those of the experiment, in place of `episodes`.
     """
-    choice = Choice(
-        tasks=tuple(tasks) if tasks else None,
-        episodes=episodes,
-        seeds=seeds,
-        conditions=tuple(conditions) if conditions else None,
-    )
     try:
-        path = run_from(run_path)
-        label(path.name, "evaluate" if round is None else f"evaluate round {round}")
-        evaluated: Any = evaluate_round(str(path), round, choice, return_state=True)
+        choice = Choice(
+            tasks=tuple(tasks) or None,
+            episodes=episodes or None,
+            seeds=_seeds(seeds),
+            conditions=tuple(conditions) or None,
+        )
+        path, number = run_from(run_path), _number(round)
+        label(path.name, "evaluate" if number is None else f"evaluate round {number}")
+        evaluated: Any = evaluate_round(str(path), number, choice, return_state=True)
         return evaluated.result()
     except CrlError as error:
         return failed(error)
+
+
+def _number(round: int | str) -> int | None:
+    """The number of a round; None for the latest. Raises BadInput."""
+    if round == LATEST:
+        return None
+    if not str(round).isdecimal():
+        raise BadInput(f"round: found {short(str(round))}", expected=f"the number of a round, or {LATEST}")
+    return int(round)
+
+
+def _seeds(given: Mapping[str, int]) -> SeedRange | None:
+    """The seeds that were filled in; None where nothing was. Raises BadInput."""
+    known = {name: value for name, value in given.items() if value is not None}
+    if not known:
+        return None
+    try:
+        return SeedRange(start=known["start"], count=known["count"])
+    except (KeyError, ValidationError):
+        raise BadInput(f"seeds: found {known}", expected="both `start` and `count`, or neither") from None
 
 
 # The record may have grown since: never from Prefect's cache.

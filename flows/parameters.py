@@ -12,19 +12,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, ValidationError, WithJsonSchema
 
-from crl.config import Experiment
+from crl.config import Experiment, Runtime
 from crl.config.keys import FIRST_KEYS, field_schema, inlined
-from crl.config.load import load_experiment, parse_experiment, read_yaml
+from crl.config.load import load_experiment, parse_experiment, read_yaml, runs_root
 from crl.errors import BadInput
 from crl.lab.study.config import Study, load_study
-from crl.run.find import find_run
+from crl.run.find import find_run, is_run
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 SETTINGS, OVERRIDES = "settings", "overrides"
 """Parameters that hold dotted keys of an experiment."""
+_MOST_RUNS = 200
+"""Runs that a form offers."""
 AS_IN_FILE = "as in the file"
 """Value of a key that is to be what the file says, whatever the deployment of a schedule sets."""
 
@@ -50,6 +52,23 @@ def study_files() -> list[str]:
 def prompt_names() -> list[str]:
     """The prompt files that an experiment may name."""
     return sorted(path.stem for path in (CONF / "prompts").glob("*.yaml"))
+
+
+def run_names() -> list[str]:
+    """Names of the runs of this machine, the one that changed last first."""
+    root = runs_root()
+    found = [path for path in root.iterdir() if is_run(path)] if root.is_dir() else []
+    return [path.name for path in sorted(found, key=_changed, reverse=True)][:_MOST_RUNS]
+
+
+def _changed(path: Path) -> float:
+    rounds = path / "rounds"
+    return (rounds if rounds.is_dir() else path).stat().st_mtime
+
+
+def run_choice() -> dict[str, Any]:
+    """Schema of a run: one of those that are there, or another path."""
+    return _files("A run", run_names(), other="Another path")
 
 
 def experiment_from(
@@ -111,6 +130,15 @@ def _keys_over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, 
     return {**kept, **upper}
 
 
+def runtime_from(last: Runtime, changes: Mapping[str, Any]) -> Runtime:
+    """The runtime that a run last set out with, and what a form changes of it. Raises BadInput naming the field."""
+    try:
+        return Runtime.model_validate({**last.model_dump(), **_given(changes)})
+    except ValidationError as error:
+        told = "; ".join(f"runtime.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise BadInput(told, where="the parameter `runtime`", next_step="correct it, or leave it empty") from None
+
+
 def study_from(value: str | Path) -> Study:
     """The study of a file: a path from the working directory or the checkout. Raises BadInput naming the field."""
     return load_study(_file(Path(value)))
@@ -131,10 +159,27 @@ def _file(path: Path) -> Path:
     return ROOT / path if not path.is_absolute() and not path.exists() and (ROOT / path).exists() else path
 
 
-def _files(title: str, names: list[str], *others: dict[str, Any]) -> dict[str, Any]:
+def _files(title: str, names: list[str], *others: dict[str, Any], other: str = "Another file") -> dict[str, Any]:
     """Schema of a choice: one of the files that are there, another one, or something else."""
     offered = [{"type": "string", "title": title, "enum": names}] if names else []
-    return {"anyOf": [*offered, {"type": "string", "title": "Another file"}, *others]}
+    return {"anyOf": [*offered, {"type": "string", "title": other}, *others]}
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A field that may be left empty: the pages show a choice of "None" for a type of null."""
+    members = [member for member in schema.get("anyOf", []) if member.get("type") != "null"]
+    more = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    return {**more, **members[0]} if len(members) == 1 else {**more, **({"anyOf": members} if members else {})}
+
+
+def _runtime() -> dict[str, Any]:
+    """Schema of the runtime's plain fields, each empty where it stays as it is."""
+    fields: dict[str, Any] = {}
+    for name in (each for each in Runtime.model_fields if each != "runs"):  # the run is where it is
+        schema = _without_null(inlined(field_schema(f"runtime.{name}")))
+        if _is_leaf(schema):
+            fields[name] = {**schema, "title": name, "position": len(fields)}
+    return {"type": "object", "properties": fields, "additionalProperties": False}
 
 
 def _settings() -> dict[str, Any]:
@@ -162,14 +207,18 @@ if TYPE_CHECKING:
     ExperimentChoice = Experiment | Path | str | dict[str, Any]
     StudyChoice = Path | str
     Settings = dict[str, Any]
+    RuntimeChanges = dict[str, Any]
+    RunPath = str | Path
 else:
     _FIELDS = {"type": "object", "title": "Fields as JSON"}
     ExperimentChoice = Annotated[Any, WithJsonSchema(_files("File of conf/", experiment_files(), _FIELDS))]
     StudyChoice = Annotated[Any, WithJsonSchema(_files("File of conf/study/", study_files()))]
     Settings = Annotated[dict[str, Any], WithJsonSchema(_settings())]
+    RuntimeChanges = Annotated[dict[str, Any], WithJsonSchema(_runtime())]
+    RunPath = Annotated[str | Path, WithJsonSchema(run_choice())]
 
 Rounds = Annotated[int, Field(ge=1, le=100_000)]
 Overrides = dict[str, Any]
 NOTHING: Overrides = {}
-"""An empty dictionary and not None, for which the form would show no editor."""
-RunPath = Annotated[str | Path, WithJsonSchema({"type": "string"})]
+EVERYTHING: Any = []
+"""Empty and not None, for which the form would show no editor."""

@@ -3,7 +3,11 @@
 It answers its own pages and programs (`flows/origin.py`), tells browsers to ask no other host and to show it in no
 frame of another page, and lets no other user read its database.
 
-On SQLite a connection waits for the write lock in a thread of its own, for up to a minute, and the holder of the lock
+On SQLite every transaction takes the write lock when it begins, and waits for it. Prefect begins most of them without
+it (DEFERRED) and asks for it with the first change. Where another one has committed since the first read, SQLite
+refuses that at once, whatever it was told to wait: the request fails with 503. Starting a run reads before it writes.
+
+There a connection waits for the write lock in a thread of its own, for up to a minute, and the holder of the lock
 commits from the event loop. Garbage is collected in whichever thread happens to allocate, mostly that of the loop.
 Where it holds a cursor of a waiting connection, freeing the cursor waits for that connection: nobody commits, and
 nothing is answered, until the minute is over and requests fail with 503 (Prefect 3.8, seen with native stacks under
@@ -20,6 +24,7 @@ import stat
 import sys
 import threading
 import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import flows  # noqa: F401  (first: it turns telemetry off)
@@ -46,6 +51,7 @@ def create_app() -> OwnOrigin:
     from prefect.server.api.server import create_app as create_prefect_app
 
     collect_beside()
+    lock_at_the_beginning()
     return OwnOrigin(create_prefect_app())
 
 
@@ -83,6 +89,21 @@ def _close_database() -> None:
                 path.chmod(0o600)
 
 
+def lock_at_the_beginning() -> None:
+    """From now on, have every transaction on SQLite begin with the write lock (IMMEDIATE)."""
+    from prefect.server.database.configurations import AioSqliteConfiguration
+    from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+
+    begin = AioSqliteConfiguration.begin_transaction
+
+    def begin_locked(
+        self: AioSqliteConfiguration, session: AsyncSession, with_for_update: bool = True
+    ) -> AbstractAsyncContextManager[AsyncSessionTransaction]:
+        return begin(self, session, with_for_update=True)
+
+    AioSqliteConfiguration.begin_transaction = begin_locked  # type: ignore[method-assign,assignment]
+
+
 def collect_beside() -> None:
     """From now on, collect this process's garbage in one thread and in no other."""
     gc.disable()
@@ -112,6 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     # At the host and port of the page. Prefect's default is port 4200 of the browser's machine.
     os.environ.setdefault("PREFECT_UI_API_URL", "/api")
+    os.environ.setdefault("PREFECT_SERVER_EVENTS_CAUSAL_ORDERING", "flows.ordering")
     try:
         _close_database()
         app = create_app()

@@ -49,7 +49,7 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
     """
     from prefect import get_client
 
-    from flows.automations import SILENCE_SECONDS, dead_runs, ensure, ensure_block, notification, tidying
+    from flows.automations import SILENCE_SECONDS, dead_runs, ensure, ensure_blocks, notifications, tidying
     from flows.deployments import deploy
     from flows.limits import ensure_limit, limit_name
     from flows.tidy import tidy_up, watch_unfinished
@@ -68,7 +68,8 @@ def set_up(*, pages: str = PAGES) -> Iterator[str]:
         for name, outcome in deploy(client):
             yield f"deployment    {name}: {outcome}"
         tidy_deployment = client.read_deployment_by_name(TIDY).id
-        for wanted in (*dead_runs(), *tidying(tidy_deployment), notification(ensure_block(f"{pages}/notification"))):
+        examples = notifications(ensure_blocks(f"{pages}/notification"))
+        for wanted in (*dead_runs(), tidying(tidy_deployment), *examples):
             result = ensure(client, wanted)
             yield f"automation    {result.name}: {result.outcome}, {'on' if result.enabled else 'off'}"
         yield f"dead runs     {tidy_up(client)}"

@@ -175,7 +175,7 @@ class _Attempt:
             self._failures.append(
                 EngineDied(
                     f"a process of the task runner ended: {error}",
-                    next_step="the stage is tried again with new processes; parts that are complete are kept",
+                    next_step="parts that are complete are kept; `crl resume` or Retry makes the others",
                 )
             )
         else:

@@ -115,7 +115,10 @@ def _end(parent: FlowRun) -> State[Any]:
     """What becomes of something whose parent is dead."""
     if parent.state is not None and parent.state.is_cancelled():
         return Cancelled(message=f"ended with {parent.name!r}, which was cancelled")
-    return Crashed(message=f"ended with an attempt of {parent.name!r} whose process died")
+    return Crashed(
+        message=f"ended with an attempt of {parent.name!r} whose process died. What was complete is kept; Retry of "
+        "that run continues there"
+    )
 
 
 def _revive(client: SyncPrefectClient, run: FlowRun, tidied: Tidied) -> bool:

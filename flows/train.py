@@ -9,20 +9,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from prefect import flow, get_client
+from prefect import flow, get_client, tags
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.states import Completed
 
-from crl.config import Experiment, Runtime
+from crl.config import Experiment
 from crl.config.load import runs_root
 from crl.engine.driver import Driver, driver_for
 from crl.engine.targets import last_runtime
@@ -30,6 +31,7 @@ from crl.errors import CrlError
 from crl.preflight import check_ready, check_run
 from crl.run.directory import RunDirectory
 from flows.approval import wait_for_decision
+from flows.deployments import offer_runs
 from flows.limits import ensure_limit, exclusive
 from flows.parameters import (
     NOTHING,
@@ -37,16 +39,19 @@ from flows.parameters import (
     Overrides,
     Rounds,
     RunPath,
+    RuntimeChanges,
     Settings,
     changed,
     experiment_from,
     run_from,
+    runtime_from,
 )
 from flows.present import flow_runs, label, log_precision, present_run, rounds_text, task_runs
 from flows.schedule import deployable
 from flows.shards import spread_over_tasks
 from flows.tidy import end_earlier_attempts, watch_the_others
-from tasks.artifacts import finish_page, publish_failure, publish_round
+from tasks.artifacts import finish_page, head_text, publish_failure, publish_results, publish_round
+from tasks.events import tell_round
 from tasks.failures import failed, log_error
 from tasks.stage import stage_task
 
@@ -54,7 +59,7 @@ already_checked: ContextVar[bool] = ContextVar("already_checked", default=False)
 """Whether the caller has held the experiment against this machine: that takes seconds."""
 _LONGEST = 200
 """Characters of a changed value in the log."""
-_ROUND = re.compile(r"^round (\d+)$")
+_ROUND = re.compile(r"^round (\d+)\b")
 
 
 @flow(name="train", persist_result=False, validate_parameters=False)
@@ -81,8 +86,10 @@ def train(
             deployment's keys and changes those it names; the value `"as in the file"` drops a key that the deployment
             sets, here or in its settings.
     """
+    path = None
     try:
         chosen = experiment_from(experiment, settings, overrides)
+        path = runs_root(chosen) / chosen.name
         _log_choice(chosen.name, experiment, changed(settings, overrides))
         with exclusive(begun(chosen, rounds), chosen.runtime) as driver:
             first, last = driver.set_target(rounds, purpose=flow_run.id)
@@ -97,46 +104,49 @@ def train(
                 )
             with visits(driver, first, last) as (numbers, due):
                 driver.visit(numbers, partial(run_round, str(driver.run.path)))
-        finish_page(driver.run.path)  # with the last validations
-        return {"run": str(driver.run.path), "rounds": due}
+        return finished(driver.run, first, last, due)
     except CrlError as error:
-        log_error(error)
-        return failed(error)
+        return stopped(error, path)
 
 
 @flow(name="resume", persist_result=False, validate_parameters=False)
 @deployable
-def resume(run_path: RunPath, runtime: Runtime | None = None) -> Any:
+def resume(run_path: RunPath, runtime: RuntimeChanges = NOTHING) -> Any:
     """Run what is missing up to the last round that was asked for; says so where nothing is.
 
     Returns the run's path and the rounds that ran. Fails as `train` does.
 
     Args:
-        run_path: The name of an experiment, such as `quickstart`, or the path of a run directory on the worker's
-            machine.
-        runtime: Shards, limits and retention for this time; without, those that the run last set out with.
+        run_path: A run of the worker's machine: the name of its experiment, or the path of its directory.
+        runtime: Shards, limits and retention from now on. Empty: as the run last set out with.
     """
+    path = None
     try:
-        run = RunDirectory.open(run_from(run_path))
+        path = run_from(run_path)
+        run = RunDirectory.open(path)
         label(run.experiment_name, "resume")
-        runtime = runtime or last_runtime(run.path)
-        check_run(run, runtime)
+        wanted = runtime_from(last_runtime(run.path), runtime)
+        check_run(run, wanted)
         log_precision(run.method)
-        with exclusive(run, runtime) as driver:
+        with exclusive(run, wanted) as driver:
             first, last = driver.unfinished(purpose=flow_run.id)
             label(
                 run.experiment_name, f"resume {rounds_text(first, last)}" if last >= first else "resume, nothing to do"
             )
             with visits(driver, first, last) as (numbers, due):
                 driver.visit(numbers, partial(run_round, str(run.path)))
-        finish_page(run.path)  # with the last validations
-        return {"run": str(run.path), "rounds": due}
+        return finished(run, first, last, due)
     except CrlError as error:
-        log_error(error)
-        return failed(error)
+        return stopped(error, path)
 
 
-@flow(name="round", flow_run_name="round {number}", persist_result=False)
+def _round_name() -> str:
+    """`round 3 of quickstart`, of the flow run that begins: the training run may be called `quickstart: round 3`."""
+    given = flow_run.parameters
+    return f"round {given['number']} of {Path(given['run_path']).name}"
+
+
+@flow(name="round", flow_run_name=_round_name, persist_result=False)
 def run_round(run_path: str, number: int) -> State[Any] | None:
     """Every stage of a round, in the order of the recipe. Complete stages are skipped by the record."""
     driver = driver_for(run_path)
@@ -151,6 +161,7 @@ def run_round(run_path: str, number: int) -> State[Any] | None:
         publish_failure(run_path, number)
         return failed(error)
     publish_round(run_path, number)
+    tell_round(run_path, number)
     watch_the_others()
     return None
 
@@ -177,11 +188,26 @@ def visits(driver: Driver, first: int, last: int) -> Iterator[tuple[list[int], l
         return
     spread_over_tasks(driver)
     # The run's own heartbeat stands for its rounds: ending a heartbeat takes Prefect up to a second.
-    with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    with temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}), tags(driver.run.experiment_name):
         try:
             yield list(range(first, last + 1)), due
         finally:
             finish_page(driver.run.path)
+
+
+def finished(run: RunDirectory, first: int, last: int, due: list[int]) -> State[Any]:
+    """The state that a training run ends in: where it stands and where to look, in words; its result as data."""
+    finish_page(run.path)  # with the last validations
+    rounds = rounds_text(first, last)
+    told = publish_results(run.path)
+    done = f"{rounds} complete" if due else "nothing to do"
+    return Completed(message=f"{done}. {told[:1].upper()}{told[1:]}", data={"run": str(run.path), "rounds": due})
+
+
+def stopped(error: CrlError, path: Path | None) -> State[Any]:
+    """The state that a training run fails in; its message ends with the head of what is complete."""
+    log_error(error)
+    return failed(error, "" if path is None else head_text(path))
 
 
 def begun(experiment: Experiment, rounds: int) -> RunDirectory:
@@ -192,8 +218,19 @@ def begun(experiment: Experiment, rounds: int) -> RunDirectory:
     if not already_checked.get():
         check_ready(experiment, path, rounds)
         log_precision(experiment.method)
+    first = not path.exists()
     _begin(experiment.name, path)
-    return RunDirectory.create_or_open(experiment, root)
+    run = RunDirectory.create_or_open(experiment, root)
+    if first:
+        _offer()
+    return run
+
+
+def _offer() -> None:
+    """List the new run in the forms of the deployments; where that fails, set-up does it."""
+    if flow_run.id is not None and PREFECT_API_URL.value():
+        with suppress(Exception), get_client(sync_client=True) as client:
+            offer_runs(client)
 
 
 def _log_choice(name: str, source: Any, changes: Mapping[str, Any]) -> None:

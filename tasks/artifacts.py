@@ -23,6 +23,8 @@ from prefect.utilities.context import get_task_and_flow_run_ids
 from crl.errors import DataCheckFailed
 from crl.report import markdown
 from crl.report.page import REPORT, docs_url, page_url, write_report
+from crl.report.round_tables import results_line
+from crl.report.state import newest_head
 from crl.report.summary import History
 from crl.run.head import head_after
 from crl.run.validations import Verdict
@@ -94,6 +96,40 @@ def publish_round(run_path: str | Path, round_number: int) -> None:
             REPORT_LINK: lambda: _report(name, path),
         },
     )
+
+
+def publish_results(run_path: str | Path) -> str:
+    """Publish what concerns the run as a whole under the present flow run; returns its results in one line, with the
+    head and the address of the report page, for the state of the run and for notifications."""
+    path = Path(run_path)
+    history, name = _shown(path).history, path.resolve().name
+    summaries, head = history.summaries(), newest_head(path)
+    publish(
+        name,
+        results_line(summaries).capitalize(),
+        {
+            ROUNDS: lambda: markdown.rounds_markdown(name, summaries, head and head[1]),
+            CURVE: lambda: markdown.curve_markdown(name, summaries),
+            REPORT_LINK: lambda: _report(name, path),
+        },
+    )
+    return ". ".join(filter(None, (results_line(summaries), f"Report: {report_address(path)}", head_text(path))))
+
+
+def head_text(path: Path) -> str:
+    """The head of what is complete, to be kept elsewhere for `crl verify --head`; nothing before the first round."""
+    head = newest_head(path) if path.is_dir() else None
+    return "" if head is None else f"Head after round {head[0]}: {head[1]}"
+
+
+def results(run_path: Path) -> str:
+    """Where a run stands, in one line."""
+    return results_line(_shown(run_path).history.summaries())
+
+
+def report_address(path: Path) -> str:
+    """Where its report page is: an address where something serves it, else the file."""
+    return _served(page_url, path) or str(path.absolute() / REPORT)
 
 
 def publish_validation(run_path: str | Path, verdict: Verdict) -> None:

@@ -23,14 +23,14 @@ _LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.flows")
 """Whatever a run logs is said to one of these."""
 
 
-def failed(error: CrlError) -> State[Any]:
-    """The failed state to return from a flow or task; its result raises the error.
+def failed(error: CrlError, more: str = "") -> State[Any]:
+    """The failed state to return from a flow or task; its result raises the error. `more` ends its message.
 
     Prefect's own message for a raised error begins with words that are the same for all of them.
     """
     # Retry must be offered, so the type is that of a failure; the name says that nothing failed.
     named: dict[str, Any] = {"name": "Awaiting approval"} if isinstance(error, ApprovalPending) else {}
-    return Failed(message=one_line(error), data=error, **named)
+    return Failed(message=f"{one_line(error)}. {more}" if more else one_line(error), data=error, **named)
 
 
 def log_error(error: CrlError) -> None:

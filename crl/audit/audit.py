@@ -60,7 +60,8 @@ def problems_of(run: RunDirectory, recipe: Recipe, record: Record | None = None)
     """Every problem of a run: of its files (`verify.py`), and of its rows."""
     record = record or record_of(run.path, from_rows=partial(recipe.from_rows, run.method))
     of_banks = [*bank_problems(run, recipe), *replay_problems(run, recipe)]
-    return [*problems_in(record), *of_banks, *trial_problems(run, recipe), *staleness_problems(run, recipe)]
+    of_rows = [*of_banks, *trial_problems(run, recipe), *staleness_problems(run, recipe)]
+    return [*problems_in(record), *(each for each in of_rows if (each.round, each.stage) not in record.copies)]
 
 
 def bank_problems(run: RunDirectory, recipe: Recipe) -> list[Problem]:

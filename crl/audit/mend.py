@@ -36,8 +36,23 @@ class Mending:
     """Directories that hold the damaged files now."""
 
 
-def mend(run: RunDirectory, recipe: Recipe, services: Services, *, token: int) -> Mending:
-    """Put back what can be made again, the oldest first. Raises StaleAttempt, DiskFull."""
+def damages(run: RunDirectory) -> list[Problem]:
+    """What is damaged in the record."""
+    return [problem for problem in verify(run.path) if problem.severity is Severity.damaged]
+
+
+def may_follow(run: RunDirectory, recipe: Recipe, problem: Problem) -> bool:
+    """Whether a damaged file belongs to what is a function of the rest of the record."""
+    if problem.round is None or problem.stage is None:
+        return False
+    return problem.file.startswith(f"{IMPORTS}/") or recipe.from_rows(run.method, problem.round, problem.stage)
+
+
+def mend(
+    run: RunDirectory, recipe: Recipe, services: Services, *, token: int, problems: Sequence[Problem] | None = None
+) -> Mending:
+    """Put back what can be made again of the problems (by default :func:`damages`), the oldest first. Raises
+    StaleAttempt, DiskFull."""
 
     def place(problem: Problem) -> tuple[int, int, str, bool]:
         """Round, stage in the order of the round, and whether the stage made it: what it began with comes first."""
@@ -47,7 +62,7 @@ def mend(run: RunDirectory, recipe: Recipe, services: Services, *, token: int) -
         return problem.round, order, problem.stage, not problem.file.startswith(f"{IMPORTS}/")
 
     done = Mending()
-    problems = [problem for problem in verify(run.path) if problem.severity is Severity.damaged]
+    problems = damages(run) if problems is None else problems
     of_stages = [problem for problem in problems if problem.round is not None and problem.stage is not None]
     for _, listed in groupby(sorted(of_stages, key=lambda each: (place(each), each.file)), key=place):
         together = list(listed)

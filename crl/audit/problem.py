@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -12,8 +12,8 @@ from crl.paths import quoted
 from crl.run.files import sha256_file
 from crl.run.journal import Committed
 from crl.run.lineage import Ancestor, Lineage
-from crl.run.manifest import Manifest, key_of
-from crl.run.retention import Pruned
+from crl.run.manifest import Manifest, StageKey, key_of
+from crl.run.pruned import Pruned
 
 FromRows = Callable[[int, str], bool]
 """Whether a stage of a round is a function of recorded rows, so that its files can be made again."""
@@ -64,7 +64,7 @@ class Record:
 
     run_path: Path
     deep: bool
-    stages: dict[tuple[int, str], Manifest | RecordDamaged]
+    stages: Mapping[StageKey, Manifest | RecordDamaged]
     """Every complete stage, in order."""
     pruned: list[Pruned]
     committed: dict[tuple[int, str], Committed]
@@ -78,6 +78,9 @@ class Record:
     """Which rounds another run made; none where that cannot be read (`crl verify` says so)."""
 
     def __post_init__(self) -> None:
+        self.copies = _copies(self.stages, self.committed)
+        """Stray copies of stages: nobody made them in their place, and nothing read them. They are no part of it."""
+        self.stages = {place: each for place, each in self.stages.items() if place not in self.copies}
         self.manifests = {place: each for place, each in self.stages.items() if isinstance(each, Manifest)}
         self.unreadable = {place: each for place, each in self.stages.items() if isinstance(each, RecordDamaged)}
 
@@ -95,6 +98,20 @@ class Record:
 
     def resume(self) -> str:
         return f"crl resume {quoted(self.run_path)}"
+
+
+def _copies(
+    stages: Mapping[StageKey, Manifest | RecordDamaged], committed: Mapping[StageKey, Committed]
+) -> dict[StageKey, StageKey]:
+    """Stages that hold another one's manifest, and that one: nobody read them and the journal knows of no commit."""
+    whole = {place: each.digested for place, each in stages.items() if isinstance(each, Manifest)}
+    read = {key for place, each in whole.items() if place == (each.round, each.stage) for key in each.inputs}
+    return {
+        place: own
+        for place, each in whole.items()
+        if (own := (each.round, each.stage)) != place and own in stages and key_of(*place) not in read
+        and place not in committed
+    }  # fmt: skip
 
 
 def fork_again(run_path: Path, parent: Ancestor) -> str:

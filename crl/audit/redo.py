@@ -1,13 +1,16 @@
 """Which stages go with one that is set aside: everything that came after it, so that resuming makes it again.
 
-Nothing is deleted: the directories move to `damaged/<n>/rounds/…` (`crl/run/aside.py`).
+Deciding (:func:`planned`) is apart from moving (:func:`set_aside`), so that a person can see first what goes and what
+it costs. Nothing is deleted: the directories move to `damaged/<n>/rounds/…` (`crl/run/aside.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from crl.audit.problem import move_away
 from crl.errors import BadInput, RecordDamaged
 from crl.run.aside import take_out
 from crl.run.directory import complete_stages, round_numbers
@@ -20,14 +23,27 @@ Order = Callable[[int], Sequence[str]]
 """The stages of a round, in order, as the recipe has them."""
 
 
-def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, token: int) -> list[StageKey]:
-    """Move a stage and what comes after it to `damaged/<n>/`; returns what was moved, oldest first.
+@dataclass(frozen=True)
+class Plan:
+    """What is set aside for one stage."""
 
-    After it come the stages behind it in `order`, all later rounds, and whatever read one of them. Where making them
-    again needs a checkpoint that retention deleted, the stage that wrote that checkpoint is set aside too. Raises
-    BadInput if there is no such stage or round, or a fork was given one of them, StaleAttempt if `token` does not hold
-    the lease.
-    """
+    start: StageKey
+    stages: list[StageKey]
+    """Those that move, oldest first."""
+    gone: list[StageKey]
+    """Those that are gone already and count as taken back from then on."""
+    seconds: float
+    """What the stages took when they ran: about what it takes to make them again."""
+
+    @property
+    def before(self) -> StageKey | None:
+        """The first stage, where it comes before the one asked for: making that again needs its pruned checkpoint."""
+        first = self.stages[0] if self.stages else self.start
+        return first if first < self.start and first[0] < self.start[0] else None
+
+
+def planned(run_path: Path, round_number: int, stage: str, order: Order) -> Plan:
+    """What :func:`set_aside` would move. Raises BadInput if there is no such stage or round, or a fork was given it."""
     everything = _all_stages(run_path, order)
     # A stage that is gone altogether can be redone as well: what came after it was made from it.
     commits = committed(run_path)
@@ -39,13 +55,42 @@ def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, to
             where=str(run_path),
             next_step="`crl status RUN` lists rounds and stages",
         )
+    if stage not in order(round_number) and (round_number, stage) not in commits:
+        path = run_path / "rounds" / key_of(round_number, stage)
+        raise BadInput(
+            f"{key_of(round_number, stage)} is no stage of this run",
+            expected=f"one of {', '.join(order(round_number))}",
+            where=str(path),
+            next_step=f"nothing was made from it, so nothing has to be taken back: {move_away(run_path, path)}"
+            if path.exists()
+            else "`crl status RUN` lists rounds and stages",
+        )
     affected = _affected(run_path, (round_number, stage), everything, order)
     _check_own(run_path, (round_number, stage), affected)
     # What is gone already is taken back as well: it is no loss from here on (`journal.py`).
     taken = [_from(place, list(commits), order) for place in ((round_number, stage), *affected[:1])]
     gone = sorted(set().union(*taken) - set(everything))
-    take_out(run_path, affected, gone, first_round=round_number, token=token)
-    return affected
+    return Plan((round_number, stage), affected, gone, sum(_seconds(run_path, place) for place in affected))
+
+
+def set_aside(run_path: Path, round_number: int, stage: str, order: Order, *, token: int) -> list[StageKey]:
+    """Move a stage and what comes after it to `damaged/<n>/`; returns what was moved, oldest first.
+
+    After it come the stages behind it in `order`, all later rounds, and whatever read one of them. Where making them
+    again needs a checkpoint that retention deleted, the stage that wrote that checkpoint is set aside too. Raises as
+    :func:`planned`, and StaleAttempt if `token` does not hold the lease.
+    """
+    plan = planned(run_path, round_number, stage, order)
+    take_out(run_path, plan.stages, plan.gone, first_round=round_number, token=token)
+    return plan.stages
+
+
+def _seconds(run_path: Path, place: StageKey) -> float:
+    try:
+        taken = Manifest.load(run_path / "rounds" / key_of(*place)).provenance.get("seconds", 0.0)
+    except RecordDamaged:
+        return 0.0
+    return float(taken) if isinstance(taken, int | float) else 0.0
 
 
 def _check_own(run_path: Path, first: StageKey, affected: Sequence[StageKey]) -> None:

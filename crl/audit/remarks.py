@@ -20,7 +20,8 @@ from crl.run.journal import JOURNAL, Journal, JsonLines, stage_of
 from crl.run.lease import LEASE, LeaseFile
 from crl.run.logs import LOGS, NOTED, TRACKERS, Seen, differing
 from crl.run.manifest import MANIFEST, Manifest, key_of
-from crl.run.retention import PRUNED, unlisted
+from crl.run.pruned import PRUNED, unlisted
+from crl.run.retention import CHECKPOINT
 
 _LISTS = {PRUNED: "sha256s", TRACKERS: "tracker"}
 """What each line of a list has, beside those of the journal."""
@@ -31,12 +32,33 @@ def remarks(record: Record) -> list[str]:
     found = [*_journal(record), *_swapped(record.run_path)]
     noted = tuple(line.split()[0] for line in found)  # of a log that is noted, what else it lacks is no news
     found = [*(line for line in _logs(record) if not line.startswith(noted)), *found]
+    found = [*_repairs(record), *found]
     found += [*_rounds(record.run_path), *_stores(record)]
     found += [
         f"{place} was made by another user, or on another machine: it is made anew when it is needed"
         for place in cache.foreign(record.run_path)
     ]
     return [on_one_line(line) for line in found]
+
+
+def _repairs(record: Record) -> Iterator[str]:
+    """What people took back, had made again, and go on without."""
+    for event in Journal(record.run_path).read():
+        kind, keys, day = event.get("event"), event.get("stages"), str(event.get("time"))[:10]
+        where = f"; it is in {event['directory']}" if isinstance(event.get("directory"), str) else ""
+        if kind == "set_aside" and isinstance(keys, list) and keys:
+            listed = [str(key) for key in keys]
+            taken = listed[0] if len(listed) == 1 else f"{listed[0]} to {listed[-1]} ({len(listed)} stages)"
+            missing = sum(1 for key in listed if not record.run_path.joinpath("rounds", key).is_dir())
+            again = f"; {missing} not made again yet: {record.resume()}" if missing else "; made again since"
+            yield f"{taken} taken back on {day}{where}{again}"
+        elif kind == "mended" and isinstance(event.get("files"), list):
+            kept = where.replace("it is", "what was damaged is")
+            yield f"{', '.join(map(str, event['files']))} made again on {day}{kept}"
+    for entry in record.pruned:
+        if entry.path != CHECKPOINT and not (record.run_path / entry.location).exists():
+            digests = ", ".join(entry.sha256s.values())
+            yield f"the run goes on without {entry.location}, which was damaged (SHA-256 {digests})"
 
 
 def _journal(record: Record) -> Iterator[str]:

@@ -34,8 +34,9 @@ from crl.run.imports import imported_files
 from crl.run.journal import Journal, committed, newest_attempt
 from crl.run.lease import LEASE, LOCK, LeaseFile
 from crl.run.lineage import LINEAGE, Lineage, load_lineage
-from crl.run.manifest import MANIFEST, FileDigest, Manifest, key_of
-from crl.run.retention import CHECKPOINT, is_pruned, pruned
+from crl.run.manifest import MANIFEST, FileDigest, Manifest, StageKey, key_of
+from crl.run.pruned import is_pruned, pruned
+from crl.run.retention import CHECKPOINT
 
 _SHOWN = 5
 _RECORD = (EXPERIMENT, LINEAGE, "rounds", "bank", "decisions", "imports")
@@ -64,6 +65,13 @@ def record_of(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_rec
     return Record(run_path, deep, manifests(run_path), pruned(run_path), commits, from_rows, lineage=lineage)
 
 
+def stage_problems(run_path: Path, round_number: int, stage: str) -> list[Problem]:
+    """What is wrong with the files of one stage. Raises RecordDamaged where its manifest cannot be read."""
+    key = round_number, stage
+    manifest = Manifest.load(run_path / "rounds" / key_of(*key))
+    return list(_stages(Record(run_path, True, {key: manifest}, pruned(run_path), {}, no_recipe)))
+
+
 def problems_in(record: Record) -> list[Problem]:
     """As :func:`verify`, of a record that was read."""
     return [*_recorded(record), *_derived(record), *_housekeeping(record)]
@@ -74,13 +82,16 @@ def _recorded(record: Record) -> list[Problem]:
     linked = list(_links(record))
     problems = [*_experiment(record), *_manifests(record), *linked, *_stages(record), *chain_problems(record)]
     problems += [*_shared(record), *lost_stages(record), *_foreign(record), *_decisions(record), *_imports(record)]
-    problems += _fork_problems(record)
+    problems += [*_fork_problems(record), *_stray_copies(record)]
     elsewhere = {problem.file for problem in linked}  # named once, whatever is found there
     return [problem for problem in problems if problem in linked or problem.file not in elsewhere]
 
 
-def require_intact(run_path: Path, *, from_rows: FromRows = no_recipe, changed: bool = False) -> None:
-    """Raise RecordDamaged, with the first problems, unless the record is whole. Derived files do not matter here.
+def require_intact(
+    run_path: Path, *, from_rows: FromRows = no_recipe, changed: bool = False, until: int | None = None
+) -> None:
+    """Raise RecordDamaged, with the first problems, unless the record is whole. Derived files do not matter here, nor
+    do rounds after `until`.
 
     With `changed`, a file that is as it was when this last found it intact is not read again (`intact.py`).
     """
@@ -89,6 +100,7 @@ def require_intact(run_path: Path, *, from_rows: FromRows = no_recipe, changed: 
     if last is not None:
         record.digest_of = last.sha256
     problems = [problem for problem in _recorded(record) if problem.severity is Severity.damaged]
+    problems = [each for each in problems if until is None or each.round is None or each.round <= until]
     if not problems:
         if last is not None:
             last.keep()
@@ -156,6 +168,11 @@ def _stages(record: Record) -> Iterator[Problem]:
         inside = {name for name in differing if name.startswith(f"{CHECKPOINT}/")}
         if NO_FILE in (differing[name] for name in inside) and _was_pruned(record, number, stage, manifest):
             differing = {name: found for name, found in differing.items() if name not in inside}
+        differing = {
+            name: found
+            for name, found in differing.items()
+            if not (found == NO_FILE and is_pruned(record.pruned, number, stage, name, manifest))
+        }
         for name, found in differing.items():
             yield record.damaged(f"rounds/{key_of(number, stage)}/{name}", number, stage, files[name].sha256, found)
         # Not `rglob`: it fails where a directory vanishes.
@@ -200,6 +217,21 @@ def _foreign(record: Record) -> Iterator[Problem]:
         for inner in sorted(entry.iterdir()):
             if not inner.is_dir() and not inner.name.startswith("."):
                 yield _unexpected(record, inner, None, None)
+
+
+def _stray_copies(record: Record) -> Iterator[Problem]:
+    """Copies of stages beside the stages; a round that holds nothing else is one copy."""
+    rounds = {number for number, _ in record.stages}
+    paths: dict[Path, StageKey] = {}
+    for (number, stage), origin in record.copies.items():
+        directory = record.run_path / "rounds" / f"{number:04d}"
+        paths.setdefault(directory / stage if number in rounds else directory, origin)
+    for path, origin in paths.items():
+        place, mend = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
+        found = (
+            f"a copy of rounds/{key_of(*origin)}" if path.parent.name != "rounds" else f"a copy of round {origin[0]}"
+        )
+        yield Problem(place, None, None, "nothing: no stage wrote it, and none read it", found, mend)
 
 
 def _decisions(record: Record) -> Iterator[Problem]:

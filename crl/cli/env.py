@@ -58,7 +58,9 @@ def check_environment(
 ) -> None:
     """Check what an environment promises. Exit code 2 if a check fails.
 
-    Random policies play it in separate processes: a hang or a crash is a finding."""
+    Random policies play it in separate processes: a hang or a crash is a finding. Where its episodes are programs that
+    run themselves, the built-in tiny model is their actor."""
+    from crl.cli.program_check import check_programs
     from crl.envs.check.run import Plan, check, require_passed
 
     chosen = family_of(name, family, set or [])
@@ -68,7 +70,8 @@ def check_environment(
     )  # fmt: skip
     errors = console(stderr=True)
     with errors.status("starting") as status:
-        found = check(plan, lambda each: status.update(each))
+        programs = chosen.environment.runs_programs
+        found = check_programs(chosen, time_limit) if programs else check(plan, lambda each: status.update(each))
     if json:
         say_json([{"check": each.check, "outcome": each.outcome, "message": each.message} for each in found], indent=2)
     else:
@@ -167,6 +170,13 @@ def play_environment(
     from crl.cli.playing import play
 
     chosen = family_of(name, family, set or [])
+    if chosen.environment.runs_programs:
+        raise BadInput(
+            f"an episode of {chosen.environment.kind} is a program that runs itself, which nobody steps",
+            expected="an environment that is played step by step",
+            where=name,
+            next_step="let the tiny model play it: crl env check",
+        )
     play(chosen, first_seed=chosen.train_seeds.start if seed is None else seed, prompts=prompt, record=record)
 
 

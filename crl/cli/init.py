@@ -170,9 +170,12 @@ def _text(
         recipe["warm_start"] = {"actor_episodes": 48}
     reward = "" if rubric is None else f"\n      reward: {_flow({'judge': rubric})}"
     judge = "" if rubric is None else f"\n    judge: {_flow({'model': model})}"
+    hangs = """An environment that hangs or dies costs its own episode with `isolate: true` and
+# `step_time_limit_seconds: 60` in its family."""
+    if config.runs_programs:
+        hangs = "A program that hangs or dies costs its own episode."
     return f"""\
-# Every key: docs/config.md. An environment that hangs or dies costs its own episode with `isolate: true` and
-# `step_time_limit_seconds: 60` in its family.
+# Every key: docs/config.md. {hangs}
 name: {name}
 method:
   families:

@@ -16,8 +16,9 @@ from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import possible_path, short
 from crl.protocols import Actions, Start, Step
-from crl.rollout.actions import actions_text, parse_action
+from crl.rollout.actions import parse_action
 from crl.rollout.prompts import actor_messages, following_text
+from crl.text.calls import actions_text
 
 if TYPE_CHECKING:
     from crl.config import FamilyConfig, PromptConfig

@@ -36,6 +36,7 @@ RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory, or the name of an experiment under $CRL_RUNS (./runs).")
 ]
 RunsOption = Annotated[Path | None, typer.Option(help="Directory that holds the runs; default $CRL_RUNS or ./runs.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 _PLAIN_WIDTH = 160
 """Columns when the output goes to a file or a pipe: wide enough that no table wraps."""
 Format = Literal["table", "csv", "json"]
@@ -111,6 +112,19 @@ def load(experiment: Path | str, pairs: list[str], runs: Path | None) -> Experim
     if runs is not None:
         overrides["runtime.runs"] = str(runs)
     return load_experiment(experiment, overrides)
+
+
+def agree(question: str, *, yes: bool, again: str) -> None:
+    """Go on only with a yes: `--yes`, or an answer at a terminal. Raises BadInput where there is neither."""
+    if yes:
+        return
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        if typer.confirm(question):
+            return
+        found = "nothing was changed: the answer was no"
+    else:
+        found = "nothing was changed: this asks before it does anything, and nobody is at a terminal"
+    raise BadInput(found, next_step=f"to do what is said above: {again} --yes")
 
 
 def command(*words: object, options: Mapping[str, Any]) -> str:

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crl.cli.shared import RunArgument, print_rounds, say, shown
-from crl.errors import BadInput, RecordDamaged, RunDirectoryUnusable
-from crl.paths import short
+from crl.cli.shared import RunArgument, YesOption, agree, print_rounds, say, shown
+from crl.errors import BadInput, CrlError, RecordDamaged, RunDirectoryUnusable
+from crl.paths import quoted, short
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.audit.problem import Record
+    from crl.audit.redo import Plan
     from crl.audit.verify import Problem
+    from crl.rounds.stage import Recipe
     from crl.run.directory import RunDirectory
     from crl.run.lease import LeaseState
 
@@ -121,12 +123,21 @@ def _complete(directory: RunDirectory) -> Callable[[int], bool]:
     )
 
 
-def mend(run: RunArgument) -> None:
-    """Rebuild damaged files from the rest of the record. The damaged ones are kept.
+def mend(
+    run: RunArgument,
+    without: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Go on without this damaged file, which no later round reads."),
+    ] = None,
+    yes: YesOption = False,
+) -> None:
+    """Rebuild damaged files from the rest of the record. The damaged ones are kept; no round is taken back.
 
     Covers the bank, its texts and vectors, plans, credit, and everything derived. Exit code 4 if one is left.
     """
+    from crl.audit.mend import damages, may_follow
     from crl.audit.mend import mend as mend_record
+    from crl.audit.problem import on_one_line
     from crl.audit.verify import Severity, verify
     from crl.config import Runtime
     from crl.engine.services import services_here
@@ -139,9 +150,19 @@ def mend(run: RunArgument) -> None:
     path = find_run(run)
     directory = RunDirectory.open(path)
     recipe = recipe_in(directory)
+    if without is not None:
+        _go_on_without(directory, recipe, without, yes=yes)
+        return
     # Lost vectors are embedded in this process.
     with services_here(directory) as services, Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
-        done = mend_record(directory, recipe, services, token=lease.token)
+        problems = damages(directory)
+        if planned := [problem.file for problem in problems if may_follow(directory, recipe, problem)]:
+            say(f"This makes {_files(len(planned))} again, from the rest of the record. No round is taken back:")
+            for file in planned:
+                say(f"  {on_one_line(file)}")
+            say(f"The damaged ones move to {shown(path / 'damaged')}.")
+            agree("Make them again?", yes=yes, again=f"crl mend {shown(path)}")
+        done = mend_record(directory, recipe, services, token=lease.token, problems=problems)
     for name in done.mended:
         say(f"mended {name}")
     if done.kept:
@@ -159,11 +180,31 @@ def mend(run: RunArgument) -> None:
         say(f"{problem.found}: it cannot be made again\n  mend     {problem.mend}")
     if left := len(done.left) + len(played):
         raise RecordDamaged(
-            f"{left} file{'' if left == 1 else 's'} of {shown(path)} could not be made again",
+            f"{_files(left)} of {shown(path)} could not be made again",
             next_step="run the command named `mend`, the first one first; then crl resume",
         )
     if not done.mended and not derived:
         say(f"{shown(path)}: nothing to mend")
+
+
+def _files(number: int) -> str:
+    return f"{number} file{'' if number == 1 else 's'}"
+
+
+def _go_on_without(directory: RunDirectory, recipe: Recipe, file: str, *, yes: bool) -> None:
+    from crl.audit.without import lacked, leave_out
+    from crl.config import Runtime
+    from crl.run.lease import Lease
+
+    path = directory.path
+    with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
+        entry = lacked(directory, recipe, file)
+        say(f"The run goes on without {entry.location}. No later round reads it.")
+        say(f"What is left of it moves to {shown(path / 'damaged')}.")
+        say(f"What shows round {entry.round} lacks it, until it is back from a backup.")
+        agree("Go on without it?", yes=yes, again=f"crl mend {shown(path)} --without {quoted(file)}")
+        leave_out(directory, entry, token=lease.token)
+    say(f"left out {entry.location}; crl verify {shown(path)} says so from now on")
 
 
 def redo(
@@ -171,12 +212,16 @@ def redo(
     start: Annotated[
         str, typer.Option("--from", metavar="ROUND/STAGE", help="The first stage to take back, such as 0007/collect.")
     ],
+    yes: YesOption = False,
 ) -> None:
-    """Set aside a stage and everything built on it. `crl resume` makes them again; nothing is deleted."""
-    from crl.audit.redo import set_aside
+    """Set aside a stage and everything built on it. `crl resume` makes them again; nothing is deleted.
+
+    Says first what goes, how long it took, and which ways cost less.
+    """
+    from crl.audit.redo import planned, set_aside
     from crl.config import Runtime
     from crl.rounds.recipe import recipe_in
-    from crl.run.decisions import withdraw_decision
+    from crl.run.decisions import decision_path, withdraw_decision
     from crl.run.directory import RunDirectory
     from crl.run.lease import Lease
 
@@ -187,20 +232,87 @@ def redo(
     recipe = recipe_in(directory)
     if not directory.is_complete(number, stage):
         recipe.stage(method, number, stage)  # refuses a name that no stage of the round has
+
+    def order(due: int) -> list[str]:
+        return [each.name for each in recipe.stages_of(method, due)]
+
+    withdrawn = None
     with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
-        stages_of = partial(recipe.stages_of, method)
-        moved = set_aside(path, number, stage, lambda due: [each.name for each in stages_of(due)], token=lease.token)
-        withdrawn = None
-        if any(each.name == stage and each.waits_for is not None for each in stages_of(number)):
-            withdrawn = withdraw_decision(path, number)  # whoever takes this stage back wants to be asked again
+        plan = planned(path, number, stage, order)
+        # Whoever takes this stage back wants to be asked again.
+        asks = any(each.name == stage and each.waits_for is not None for each in recipe.stages_of(method, number))
+        decided = asks and decision_path(path, number).exists()
+        if not plan.stages and not decided:
+            say(f"nothing to set aside: {shown(path)} has no complete stage from round {number}, {stage} on")
+            return
+        for line in _what_goes(path, plan):
+            say(line)
+        if decided:
+            say(f"The decision about round {number} goes as well: crl approve asks again.")
+        for line in _cheaper(directory, recipe, number, stage):
+            say(line)
+        agree("Take them back?", yes=yes, again=f"crl redo {shown(path)} --from {quoted(start)}")
+        moved = set_aside(path, number, stage, order, token=lease.token)
+        if asks:
+            withdrawn = withdraw_decision(path, number)
     if withdrawn is not None:
         say(f"set aside the decision about round {number}: crl approve {shown(path)} asks again")
-    if not moved and withdrawn is None:
-        say(f"nothing to set aside: {shown(path)} has no complete stage from round {number}, {stage} on")
-        return
     for place in moved:
         say(f"set aside {place[0]:04d}/{place[1]}")
     say(f"make them again: crl resume {shown(path)}")
+
+
+def _what_goes(path: Path, plan: Plan) -> list[str]:
+    """What is taken back, and what it costs."""
+    from crl.report.cells import seconds_text
+    from crl.run.manifest import key_of
+
+    if not plan.stages:
+        return []
+    first, last = plan.stages[0], plan.stages[-1]
+    rounds = f"round {first[0]}" if first[0] == last[0] else f"rounds {first[0]} to {last[0]}"
+    count = f"{len(plan.stages)} stage{'' if len(plan.stages) == 1 else 's'} of {rounds}"
+    lines = [f"This takes back {count}, from {key_of(*first)} on. They took {seconds_text(plan.seconds)}."]
+    if plan.before is not None:
+        lines.append(
+            f"It begins with {key_of(*plan.before)}: to make {key_of(*plan.start)} again takes a checkpoint that "
+            "retention deleted."
+        )
+    return [*lines, f"They move to {shown(path / 'damaged')}; nothing is deleted, and `crl resume` makes them again."]
+
+
+def _cheaper(directory: RunDirectory, recipe: Recipe, number: int, stage: str) -> list[str]:
+    """Ways that keep more of the run, the cheapest first."""
+    from crl.audit.problem import on_one_line
+    from crl.audit.verify import require_intact, stage_problems
+    from crl.audit.without import why_needed
+    from crl.config import Experiment
+    from crl.rounds.fork import check_fork
+
+    path, lines = directory.path, list[str]()
+    where = shown(path)
+    try:
+        problems = stage_problems(path, number, stage) if directory.is_complete(number, stage) else []
+    except RecordDamaged:
+        problems = []
+    files = [problem for problem in problems if re.fullmatch("[0-9a-f]{64}", problem.expected)]
+    if files:
+        lines.append("- put it back from a backup, then crl verify:")
+        lines += [f"    {on_one_line(each.file)}   SHA-256 {each.expected}" for each in files]
+    if files and all(why_needed(directory, recipe, each.file) is None for each in files):
+        lines.append("- go on without it, since no later round reads it:")
+        lines += [f"    crl mend {where} --without {quoted(each.file)}" for each in files]
+    for newest in range(number - 1, -1, -1):
+        name = f"{path.absolute().name}-again"
+        try:
+            check_fork(directory, newest, Experiment(name=name, method=directory.method), path.absolute().parent)
+            require_intact(path, changed=True, until=newest)
+        except CrlError:
+            continue
+        lines += [f"- leave this run as it is, and go on from round {newest} as another one:"]
+        lines += [f"    crl fork {where} --round {quoted(str(newest))} --name {quoted(name)}"]
+        break
+    return ["What costs less:", *lines] if lines else []
 
 
 _STAGE = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
@@ -245,11 +357,10 @@ def _status(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any
         lines += [pending.in_words(), f"next: crl approve {shown(path)} --show, then crl resume {shown(path)}"]
     elif missing:
         lines.append(f"unfinished: {missing}")
-        resume = f"crl resume {shown(path)}"
-        lines.append(f"next: {'`crl train` with its experiment' if never_asked(path, events) else resume}")
+        lines.append(f"next: crl resume {shown(path)}{' --rounds 3' if never_asked(path, events) else ''}")
     else:
         lines.append("complete: every requested round is done")
-        lines.append(f"next, for more rounds: crl resume {shown(path)} --rounds 3, or `crl train` with its experiment")
+        lines.append(f"next, for more rounds: crl resume {shown(path)} --rounds 3")
     return lines
 
 

@@ -113,7 +113,7 @@ def resume(
         if last < first == 0:
             raise BadInput(
                 f"no rounds were asked of {shown(path)} yet: what began it ended before the first",
-                next_step="`crl train` with its experiment, or `crl resume` with --rounds",
+                next_step=f"say how many: crl resume {shown(path)} --rounds 3",
             )
         driver.run_rounds(last)
     if not live.ran:

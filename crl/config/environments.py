@@ -171,6 +171,11 @@ class EnvironmentConfig(Model):
         return False
 
     @property
+    def runs_programs(self) -> bool:
+        """Whether its episodes are programs that run themselves (`crl.protocols.RunsPrograms`): nobody steps it."""
+        return False
+
+    @property
     def proves(self) -> bool:
         """Whether the environment can try a reference solution of each task (`crl.protocols.Proves`)."""
         return False
@@ -425,6 +430,18 @@ class FamilyConfig(Model):
             raise ValueError(
                 f"family {self.name}: its environment draws from the process's own random generators, for which slots "
                 "wait for each other: workers above 1 and step_time_limit_seconds need isolate: true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _not_stepped(self) -> FamilyConfig:
+        stepped = {"workers": 1, "step_time_limit_seconds": None, "isolate": False, "max_turns": None}
+        wrong = [name for name, default in stepped.items() if getattr(self, name) != default]
+        if self.environment.runs_programs and wrong:
+            raise ValueError(
+                f"family {self.name}: {wrong[0]} is about environments that are stepped, and an episode of "
+                f"{self.environment.kind} is a program that runs itself; its limits are environment.max_calls, "
+                "max_tokens, seconds and call_seconds"
             )
         return self
 

@@ -127,6 +127,10 @@ class RecipeConfig(Model):
         """Settings that are fine one by one and impossible together, each at its place; refused before any work."""
         return iter(())
 
+    def steps_environments(self, method: Method) -> tuple[str, str] | None:
+        """Why it needs environments that can be stepped, and what to set in place of that; None: it does not."""
+        return None
+
     def fork_problems(self, method: Method, before: Method) -> Iterator[BadInput]:
         """Settings of a method that a fork cannot go on with after rounds by `before`, for what these wrote."""
         return iter(())
@@ -259,9 +263,37 @@ class Method(Model):
     @model_validator(mode="after")
     def _possible_together(self) -> Method:
         # One at a time: a later question may make no sense where an earlier one has found something.
-        for problem in chain(self.recipe.problems(self), self._engine_problems(), self._history_problems()):
+        problems = (self._program_problems(), self.recipe.problems(self), self._engine_problems())
+        for problem in chain(*problems, self._history_problems()):
             raise problem
         return self
+
+    def _program_problems(self) -> Iterator[BadInput]:
+        """What cannot be done with episodes that are programs: nobody steps them, and they write their own prompts."""
+        for family in (family for family in self.families if family.environment.runs_programs):
+            stepped: dict[str, tuple[str, str] | None] = {
+                "method.recipe": self.recipe.steps_environments(self),
+                "method.rollout.search_and_ask": ("questions are asked between steps", "none")
+                if self.rollout.search_and_ask is not None
+                else None,
+                "method.roles.actor.sampling.constrain": ("a program names no actions to choose from", "none")
+                if self.sampling("actor", family.name).constrain == "actions"
+                else None,
+                "method.roles.actor.history": ("they write their own histories", "append or strip_thoughts")
+                if self.role("actor").history not in ("append", "strip_thoughts")
+                else None,
+                "method.roles.actor.engine": ("an endpoint renders chats itself, so nothing would be trained", "vllm")
+                if self.role("actor").engine.REMOTE
+                else None,
+            }
+            for where, problem in stepped.items():
+                if problem is not None:
+                    yield BadInput(
+                        f"the episodes of family {family.name} are programs that run themselves, and {problem[0]}",
+                        expected=problem[1],
+                        where=where,
+                        next_step="change it, or play another environment",
+                    )
 
     def _engine_problems(self) -> Iterator[BadInput]:
         """What engines cannot do for their roles."""

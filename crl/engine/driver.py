@@ -38,6 +38,7 @@ from crl.engine.events import (
     StageStarted,
     Subscriber,
 )
+from crl.engine.failures import advised
 from crl.engine.jobs import Job, JobKind, StageOutcome
 from crl.engine.overlapping import OverlappingRounds
 from crl.engine.parts import PartOrder, PartProgress, PartRunner, Spread, run_spread
@@ -202,6 +203,9 @@ class Driver:
                 # A newer attempt ends our engines and sweeps away what they were writing: whatever broke, that is why.
                 if self._lease is not None and isinstance(error, Exception | Cancelled):
                     self._lease.check()
+                if isinstance(error, CrlError):
+                    tries = self._attempts[place], self.runtime.retries + 1
+                    advised(error, self.run.path, place, stage.role, tries)
                 if not isinstance(error, Cancelled):
                     self._failed(place, error)
                 if not isinstance(error, CrlError) or not error.transient or tried == retries:

@@ -109,10 +109,10 @@ def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
 def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     """Whether retention deleted the weights that the evaluation of a round needs."""
     from crl.records import Weights
-    from crl.rounds.weights import CHECKPOINT, update_name
-    from crl.run.retention import pruned
+    from crl.rounds.weights import update_name
+    from crl.run.pruned import pruned
 
-    deleted = {f"rounds/{entry.round:04d}/{entry.stage}/{CHECKPOINT}" for entry in pruned(directory.path)}
+    deleted = {entry.location for entry in pruned(directory.path)}
     updates = {update_name(owner) for owner in directory.method.owners()}
     checkpoints = [
         row["checkpoint"]

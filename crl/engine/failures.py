@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 import errno
+import re
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 from crl.errors import CrlError, EngineDied, StageFailed
+from crl.paths import quoted
 from crl.run.files import disk_error
+from crl.run.manifest import StageKey
+
+ROLE = "ROLE"
+"""Stands in an advice for the role of the stage."""
+LESS_MEMORY = (
+    f"give it less to hold: a smaller method.roles.{ROLE}.deepspeed.micro_batch, method.rollout.batch or "
+    f"method.rollout.wave_groups, a shorter method.roles.{ROLE}.context, "
+    f"method.roles.{ROLE}.deepspeed.gradient_checkpointing=true, or method.roles.{ROLE}.dtype=bfloat16"
+)
+_SETTING = re.compile(r"\bmethod(?:\.\w+)+")
+
+
+def advised(error: CrlError, run_path: Path, key: StageKey, role: str | None, attempts: tuple[int, int]) -> None:
+    """Complete what an error of a stage tells people: which attempt this was of how many, and, where its advice names a
+    setting of the method, which is frozen, the command that goes on with a changed one."""
+    attempt, most = attempts
+    if error.transient and most > 1:
+        error.found += f" (attempt {attempt} of {most})"
+        error.args = (error.found,)
+    if error.next_step is None:
+        return
+    error.next_step = error.next_step.replace(f"roles.{ROLE}.", f"roles.{role or 'actor'}.")
+    if (setting := _SETTING.search(error.next_step)) is None:
+        return
+    other, changed = f"{run_path.absolute().name}-2", quoted(f"{setting[0]}=VALUE")
+    if number := key[0]:
+        at = quoted(str(number - 1))
+        step = f"crl fork {quoted(run_path)} --round {at} --name {quoted(other)} --set {changed}"
+    else:
+        step = f"crl train, with its file, --set {quoted(f'name={other}')} and --set {changed}"
+    error.next_step += f". The method of a run is frozen; another one goes on with a changed method: {step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +71,7 @@ def failure_of(error: BaseException, where: str) -> Failure:
         died = EngineDied(
             f"the engine ran out of memory ({_last_line(error)})",
             where=where,
-            next_step="it is tried again in a new engine; if it fails again use a smaller method.rollout.batch or"
-            " wave_groups, a shorter context of the roles, a smaller deepspeed.micro_batch, gradient_checkpointing,"
-            " or bfloat16",
+            next_step=LESS_MEMORY,
         )
         return Failure(died, text, fatal=True)
     failed = StageFailed(

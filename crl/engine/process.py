@@ -3,7 +3,7 @@
 Engines, the parts of `make ui`, the runs of a study and the commands of flows are such processes. Each is the leader of
 a session of its own: Ctrl-C in a terminal reaches only this process, which ends its children in order. What a kill of
 this process would leave behind is ended by the guardian. Environments have their own (`crl/envs/isolated.py`,
-`crl/worlds/swe/supervised.py`), for limits on single calls and commands.
+`crl/worlds/sandbox/supervised.py`), for limits on single calls and commands.
 
 What a child writes is read line by line. Lines and answers of an engine come in two ways, and a line may lag behind the
 answer to the job that wrote it. So a worker ends the output of a job with a mark (:func:`mark_end`), and the supervisor

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.config import NodesConfig
+from crl.engine.failures import LESS_MEMORY
 from crl.engine.jobs import Job, JobKind, decode, encode
 from crl.engine.launch import WORKER, start_of
 from crl.engine.listener import WorkerListener
@@ -258,10 +259,7 @@ class Engine:
         where = f"round {job.round}, stage {job.stage}"
         if last:
             where += "; last lines of its log:\n  " + "\n  ".join(last)
-        step = "it is tried again in a new engine"
+        step = "its log has more; complete stages are kept, and `crl resume` or Retry goes on here"
         if killed in (-signal.SIGKILL, 128 + signal.SIGKILL):
-            step += (
-                "; a SIGKILL that nobody sent is usually the system out of memory: use a smaller"
-                " method.rollout.wave_groups or the roles' deepspeed.micro_batch, gradient_checkpointing, or bfloat16"
-            )
+            step = f"a SIGKILL that nobody sent is usually the system out of memory: {LESS_MEMORY}"
         return {"where": where, "next_step": step}

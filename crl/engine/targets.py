@@ -82,7 +82,8 @@ def fork_run(
     from crl.rounds.fork import fork
     from crl.rounds.recipe import recipe_in
 
-    require_intact(parent.path, from_rows=partial(recipe_in(parent).from_rows, parent.method))
+    from_rows = partial(recipe_in(parent).from_rows, parent.method)
+    require_intact(parent.path, from_rows=from_rows, until=round_number + keep_rollouts)
     known = runtime or last_runtime(parent.path)
 
     def also(directory: Path) -> None:

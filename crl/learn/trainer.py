@@ -290,7 +290,8 @@ class Trainer:
             f"the {what} of the update is {value}",
             expected="a finite number",
             where=f"role {self.role.model}",
-            next_step="lower the learning rate, or clip gradients; the weights before this update are intact on disk",
+            next_step="the weights before this update are intact on disk; lower "
+            "method.roles.ROLE.optimizer.learning_rate, or clip gradients",
         )
 
     # -- weights and state -----------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def run_warm_start(
         raise BadInput(
             "no demonstration has a token to learn from",
             expected="at least one sample with a loss mask",
-            next_step="raise warm_start episodes, or leave `warm_start` out",
+            next_step="raise the episodes of method.recipe.warm_start, or leave it out",
         )
     model = load_trainable(
         model_path,
@@ -85,7 +85,7 @@ def run_warm_start(
             f"the loss of the supervised start is not finite: {losses[-1]}",
             expected="a finite number",
             where=f"role {role.model}",
-            next_step="lower warm_start.learning_rate",
+            next_step="lower method.recipe.warm_start.learning_rate",
         )
     state = {
         name: parameter.detach().cpu()

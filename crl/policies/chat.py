@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
@@ -37,9 +38,9 @@ from crl.errors import BadInput
 from crl.limits import MEGABYTE
 from crl.policies.bounded import BYTES, SECONDS, TookTooLong, bounded
 from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
-from crl.policies.tool_turns import PROBE, PROBE_CALL, THOUGHTS, ToolTurns, schema_of
+from crl.policies.tool_turns import PROBE, PROBE_CALL, THOUGHTS, ToolTurns, in_words, schema_of
 from crl.policies.turn import StopStrings
-from crl.protocols import Tool
+from crl.protocols import Message, ParsedTurn, Tool
 from crl.text.answers import THOUGHT_TAG, after_thoughts, marks_thought, thought_of, written_behind
 from crl.text.calls import call_of, json_calls
 from crl.text.channels import CHANNEL_TOKENS, MESSAGE, START, one_text
@@ -71,6 +72,10 @@ _THREE = ["user", "assistant", "user"]
 _STAY = "earlier turns stay as they were sampled, thoughts too"
 _GO, _BETWEEN = "earlier turns stay without their thoughts", " (but between tool calls)"
 # Some templates write today's date into the prompt; rows must not depend on the clock. A macro hides the function.
+_FIRST_SLOT = 4
+"""Of what follows a turn: those before are of the chats that `tool_turns` renders."""
+_CALL_BEGINS = re.compile(r"[{<]|\[\s*\{|\S*[:.(\[]$|\n[^\n]*$")
+"""What of an answer, before the name of its first call, belongs to the call."""
 _NO_CLOCK = "{% macro strftime_now(format) %}26 July 2024{% endmacro %}"
 
 
@@ -183,10 +188,7 @@ class ChatFormat:
         Raises:
             BadInput: the template refuses these messages, or a tool's text holds a control token.
         """
-        for tool in tools:
-            said = json.dumps([tool.name, tool.description, tool.parameters], ensure_ascii=False)
-            if self._ids.control.search(said) or SLOTS.search(said):
-                raise self._refuse(f"the tool {tool.name!r} holds one of its control tokens", "Describe it otherwise.")
+        self._check_tools(tools)
         messages = self._as_shown(messages)
         rendered = self._render_slots([message["role"] for message in messages], ready=True, tools=tools)
         return self._ids.encode(rendered, [message["content"] for message in messages])
@@ -205,6 +207,76 @@ class ChatFormat:
         # Where a template does not close a turn, its first id opens the next one (GLM): it stays behind another end.
         there = ended and (by is None or by == ids[0] or ids[0] in self._closing)
         return ids[1:] if there else ids
+
+    def _check_tools(self, tools: Sequence[Tool]) -> None:
+        for tool in tools:
+            said = json.dumps([tool.name, tool.description, tool.parameters], ensure_ascii=False)
+            if self._ids.control.search(said) or SLOTS.search(said):
+                raise self._refuse(f"the tool {tool.name!r} holds one of its control tokens", "Describe it otherwise.")
+
+    def conversation(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Ids of a whole conversation that a program wrote, ready for the assistant to answer.
+
+        Where the template shows no tools, they are described at the end of the system text, a call is JSON, and its
+        result the user's. Raises BadInput where the template refuses it, or a call holds a control token.
+        """
+        if not self.takes_tools:
+            messages, tools = in_words(messages, tools), ()
+        elif not self._tools.shows_calls:
+            messages = in_words(messages)
+        self._check_tools(tools)
+        shown = self._as_shown(self._tools.messages(messages))
+        texts = [str(message["content"] or "") for message in shown]
+        called = ["tool_calls" in message for message in shown]  # beside calls, not every template shows a text
+        slots = [
+            message if called[at] and not texts[at] else {**message, "content": SLOT.format(at)}
+            for at, message in enumerate(shown)
+        ]
+        rendered = self._render(slots, ready=True, tools=tools)
+        self._require_slots(rendered, [at for at, calls in enumerate(called) if not calls])
+        return self._ids.encode(rendered, self._tools.quoted(texts, [message["role"] for message in shown]))
+
+    def follow(self, messages: Sequence[Message], *, ended: bool, by: int | None = None, calls: int = 0) -> list[int]:
+        """Ids after a sampled turn: its end (unless `ended`, by the id `by`), the messages, the next opening.
+
+        `calls`: of the sampled turn. Raises BadInput where the template refuses the messages.
+        """
+        if not (self.takes_tools and self._tools.shows_calls):
+            messages = in_words(messages)
+        answers = bool(calls) and messages[0].role == "tool"
+        before = self._tools.called(calls) if answers else [_as_data("user", 0), _as_data("assistant", 1)]
+        roles, first = [message.role for message in messages], _FIRST_SLOT
+        following = [
+            {**_as_data(message.role, first + at), **({"name": message.name} if message.role == "tool" else {})}
+            for at, message in enumerate(messages)
+        ]
+        rendered = self._render(self._tools.answered(before, following), ready=True)
+        behind = self._tools.behind(rendered, calls) if answers else rendered.partition(SLOT.format(1))[2].lstrip()
+        self._require_slots(behind, range(first, first + len(messages)))
+        ids = self._ids.encode(behind, [""] * first + self._tools.quoted([each.content for each in messages], roles))
+        there = ended and (by is None or by == ids[0] or ids[0] in self._closing)
+        return ids[1:] if there else ids
+
+    def _require_slots(self, rendered: str, numbers: Sequence[int]) -> None:
+        found = [int(number) for number in SLOTS.findall(rendered)]
+        if any(found.count(number) != 1 for number in numbers):
+            raise self._refuse("its chat template does not show each message of this conversation once", "")
+
+    def parsed(self, token_ids: Sequence[int], tools: Sequence[Tool] = ()) -> ParsedTurn:
+        """A sampled turn: content, thought, and the calls of `tools` in it. Inside a thought nothing is said."""
+        text = self.decode(token_ids)
+        answer = after_thoughts(text, begun=self.opens_thought)
+        if answer is None:
+            return ParsedTurn("", THOUGHT_TAG.sub("", text).strip())
+        thought = THOUGHT_TAG.sub("", text.removesuffix(answer)).strip()
+        names = {tool.name for tool in tools}
+        calls = (self.calls(token_ids, tools) if self.takes_tools else json_calls(answer, names)) if names else []
+        if not calls:
+            return ParsedTurn(answer.strip(), thought)
+        if self.takes_tools and self._tools.shows_calls and not self._tools.shows_several:
+            calls = calls[:1]
+        before = answer[: max(answer.find(json.loads(calls[0])["name"]), 0)]
+        return ParsedTurn(_CALL_BEGINS.split(before)[0].strip(), thought, tuple(calls))
 
     def keeps_thoughts(self, call: str) -> bool:
         """Whether the template leaves thoughts in a history that goes on with the result of this tool."""
@@ -577,6 +649,10 @@ class ChatFormat:
             where="the `model` of a role",
             next_step=next_step or "Use another model.",
         )
+
+
+def _as_data(role: str, slot: int) -> dict[str, Any]:
+    return {"role": role, "content": SLOT.format(slot)}
 
 
 def _settle(tokenizer: PreTrainedTokenizerFast) -> None:

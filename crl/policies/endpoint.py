@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 
 from crl.config import RoleConfig, SamplingConfig
 from crl.config.engines import ServerConfig
@@ -103,9 +102,7 @@ class EndpointSession(SentWhole):
 
     def __init__(self, policy: EndpointPolicy, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
         self._policy = policy
-        super().__init__(policy.client, prompts)
-        self._seeds = [np.random.SeedSequence(seed) for seed in seeds]
-        self._turns = [0] * len(seeds)
+        super().__init__(policy.client, prompts, seeds)
 
     def _turn(self, row: int, sampling: SamplingConfig, answers: Answers | None) -> Callable[[], Sampled]:
         assert answers is None, "refused in the config"
@@ -114,19 +111,17 @@ class EndpointSession(SentWhole):
                 f"row {row} has {self.length(row)} characters",
                 expected=f"fewer than {self._policy.context}, the context of the role",
                 where="a running session",
-                next_step="raise the role's context: behind an endpoint it counts characters",
+                next_step="raise method.roles.ROLE.context: behind an endpoint it counts characters",
             )
         return functools.partial(self._answer, row, sampling)
 
     def _answer(self, row: int, sampling: SamplingConfig) -> Sampled:
-        seed = np.random.SeedSequence(self._seeds[row].entropy, spawn_key=(self._turns[row],))
-        self._turns[row] += 1
         request: dict[str, Any] = {
             "model": self._policy.model,
             "messages": [{**each, "content": valid_text(each["content"])} for each in messages_of(self._ids[row])],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": int(seed.generate_state(1)[0] >> 1),  # 31 bits: some endpoints take no more
+            "seed": int(self._drawn(row).generate_state(1)[0] >> 1),  # 31 bits: some endpoints take no more
             self._policy.limit: sampling.max_new_tokens,
         }
         sent = {name: value for name, value in request.items() if name not in self._policy.leave_out}

@@ -40,11 +40,14 @@ class SentWhole(OwnPace):
         self,
         client: Client,
         prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
         failed: Callable[[EngineDied], EngineDied] = lambda error: error,
     ) -> None:
         """`failed`: told of an answer that did not come or cannot be; the error that is raised in its place."""
         self._client, self._failed = client, failed
         self._ids = {row: list(prompt) for row, prompt in enumerate(prompts)}
+        self._streams = [np.random.SeedSequence(seed) for seed in seeds]
+        self._draws = [0] * len(seeds)
         self._begun: dict[Future[Sampled], int] = {}
 
     def begin(
@@ -98,9 +101,18 @@ class SentWhole(OwnPace):
         for row, piece in pieces.items():
             self._ids[row] += piece
 
-    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+    def replace(self, row: int, token_ids: Sequence[int], seed: int | None = None) -> None:
         """Give a row other ids. What both begin with is in the server's prefix cache."""
         self._ids[row] = list(token_ids)
+        if seed is not None:
+            self._streams[row], self._draws[row] = np.random.SeedSequence(seed), 0
+
+    def _drawn(self, row: int) -> np.random.SeedSequence:
+        """What the next draw of a row follows from."""
+        # spawn_key as SeedSequence.spawn sets it, without the state that spawn keeps: a retry draws the same again.
+        stream = np.random.SeedSequence(self._streams[row].entropy, spawn_key=(self._draws[row],))
+        self._draws[row] += 1
+        return stream
 
     def drop(self, rows: Sequence[int]) -> None:
         """Forget rows that are finished; they may not be used again."""
@@ -145,9 +157,7 @@ class ServedSession(SentWhole):
         self._weights, self._end_ids, self._context, self._stops = weights, end_ids, context, stops
         self._absent = frozenset(absent)
         self._bias = {"logit_bias": {str(index): _NEVER for index in absent}} if absent else {}
-        super().__init__(client, prompts, failed)
-        self._streams = [np.random.SeedSequence(seed) for seed in seeds]
-        self._draws = [0] * len(seeds)
+        super().__init__(client, prompts, seeds, failed)
         for row in self._ids:
             self._room(row, "the batch")
 
@@ -165,7 +175,7 @@ class ServedSession(SentWhole):
                 f"Row {row} has {len(self._ids[row])} tokens and no room to answer.",
                 expected=f"fewer than {self._context}, the context of the role",
                 where=where,
-                next_step="Shorten the prompt, or raise the role's context.",
+                next_step="shorten the prompt, or raise method.roles.ROLE.context",
             )
         return room
 
@@ -200,9 +210,6 @@ class ServedSession(SentWhole):
 
     def _request(self, row: int, read: Sequence[int], temperature: float, **more: Any) -> tuple[list[int], list[float]]:
         """Ids and their log-probabilities, from one request."""
-        # spawn_key as SeedSequence.spawn sets it, without the state that spawn keeps: a retry draws the same again.
-        stream = np.random.SeedSequence(self._streams[row].entropy, spawn_key=(self._draws[row],))
-        self._draws[row] += 1
         found = self._client.post(
             GENERATE,
             {
@@ -210,7 +217,7 @@ class ServedSession(SentWhole):
                 "cache_salt": self._weights,
                 "sampling_params": {
                     "temperature": temperature,
-                    "seed": int(stream.generate_state(1, np.uint64)[0] >> 1),  # the server takes 63 bits
+                    "seed": int(self._drawn(row).generate_state(1, np.uint64)[0] >> 1),  # the server takes 63 bits
                     "logprobs": 0,
                     "stop_token_ids": sorted(self._end_ids),
                     # Ids that end a turn are those above, whatever the checkpoint's files name.

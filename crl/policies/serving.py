@@ -178,7 +178,7 @@ class Client:
         raise EngineDied(
             f"{self.name} {problem}",
             where=self.address,
-            next_step="it is tried again; runtime.servers has its time limits",
+            next_step="look after it; runtime.servers has the time limits",
         )
 
     def _pause(self, seconds: float) -> bool:

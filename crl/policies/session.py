@@ -94,7 +94,7 @@ class BatchSession(OwnPace):
                 f"A prompt has {len(prompts[longest])} tokens.",
                 expected=f"fewer than {context}, the context of the role",
                 where=f"row {longest} of the batch",
-                next_step="Shorten the prompt (examples, experience) or raise the role's context.",
+                next_step="shorten the prompt (examples, experience), or raise method.roles.ROLE.context",
             )
         self._model, self._end_ids, self._context, self._stops = model, end_ids, context, stops
         self._absent = None if absent is None else absent.to(model.device)
@@ -117,10 +117,12 @@ class BatchSession(OwnPace):
             self._pending[row].extend(piece)
             self._ids[row].extend(piece)
 
-    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+    def replace(self, row: int, token_ids: Sequence[int], seed: int | None = None) -> None:
         """Give a row whose turn is over other ids. What is held of the ids up to the first that differs stays."""
         if row in self._turns or not token_ids:
             raise ValueError("a row is replaced between two turns, and not by nothing")
+        if seed is not None:
+            self._streams[row] = np.random.default_rng(seed)
         # The last id must be read to sample behind it.
         same = min(shared_prefix(self._ids[row], token_ids), len(token_ids) - 1)
         held = len(self._ids[row]) - len(self._pending[row])
@@ -156,7 +158,7 @@ class BatchSession(OwnPace):
                     f"Row {row} has {len(self._ids[row])} tokens and no room to answer.",
                     expected=f"fewer than {self._context}, the context of the role",
                     where="a running session",
-                    next_step="End such episodes before they are sampled, or raise the role's context.",
+                    next_step="end such episodes before they are sampled, or raise method.roles.ROLE.context",
                 )
             self.extend({row: turn.follow()})
             self._turns[row] = turn

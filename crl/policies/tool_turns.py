@@ -20,10 +20,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
-from crl.policies.chat_ids import SLOT, ChatIds
-from crl.protocols import Tool
+from crl.policies.chat_ids import SLOT, SLOTS, ChatIds
+from crl.protocols import Message, Tool, ToolCalls
 from crl.text.answers import written_behind
-from crl.text.calls import JSON, call_of
+from crl.text.calls import JSON, actions_text, call_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -34,7 +34,7 @@ PROBE_CALL: dict[str, Any] = {"name": PROBE.name, "arguments": {_ARGUMENT: "A te
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Where chat templates look for the thought of a message."""
 _USER, _NAME, _VALUE, _RESULT = map(SLOT.format, range(4))
-_ID = "call00000"  # Mistral's templates want nine letters and digits
+_ID = "call00000"  # of the first call; Mistral's templates want nine letters and digits
 _TOOL_NAME = re.compile(r"[\w.:/-]{1,64}")
 
 
@@ -48,6 +48,7 @@ class ToolTurns:
 
     Attributes:
         end_id: the id that ends a turn with a call; None: nothing is known of it.
+        shows_calls: whether it can; else they are in words.
     """
 
     def __init__(
@@ -73,7 +74,10 @@ class ToolTurns:
         self._as_text = False
         self._result: str | None = None
         self._result_is_json = False
-        if (called := self._called()) is not None:
+        self._closing = ""
+        called = self._called()
+        self.shows_calls = called is not None
+        if called is not None:
             self._learn(called, frozenset([end, tokenizer.eos_token_id]))
 
     @cached_property
@@ -100,11 +104,9 @@ class ToolTurns:
         return None
 
     def _chat(self, name: str, arguments: dict[str, Any], result: str = _RESULT) -> list[dict[str, Any]]:
-        written = json.dumps(arguments, ensure_ascii=False) if self._as_text else arguments
-        call = {"id": _ID, "type": "function", "function": {"name": name, "arguments": written}}
         return [
             {"role": "user", "content": _USER},
-            {"role": "assistant", "content": self._content, "tool_calls": [call]},
+            {"role": "assistant", "content": self._content, "tool_calls": [self._call(0, name, arguments)]},
             {"role": "tool", "name": name, "tool_call_id": _ID, "content": result},
         ]
 
@@ -129,7 +131,7 @@ class ToolTurns:
         at = answered.rindex(_VALUE) + len(_VALUE)
         while end is None and not answered.startswith(closing, at):
             closing = closing[:-1]
-        at += len(closing)
+        at, self._closing = at + len(closing), closing
         if not answered.startswith(closing, at - len(closing)) or answered.count(_RESULT, at) != 1:
             return
         self._result, self._result_is_json = answered[at:], f'{_RESULT}\\"' in quoted
@@ -160,6 +162,71 @@ class ToolTurns:
             return None
         shown = json.dumps(text, ensure_ascii=False)[1:-1] if self._result_is_json else text
         return self._result, ["", name, "", shown]
+
+    def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages as the template takes them. Raises BadInput for a call that holds a control token."""
+        found: list[dict[str, Any]] = []
+        open_calls: list[tuple[str, str]] = []
+        """Names and ids of calls without a result so far."""
+        for message in messages:
+            value: dict[str, Any] = {"role": message.role, "content": message.content}
+            if message.calls:
+                if any(self._ids.control.search(call) or SLOTS.search(call) for call in message.calls):
+                    raise _refused("a tool call holds one of its control tokens")
+                calls = [json.loads(call) for call in message.calls]
+                value["content"] = message.content or self._content
+                value["tool_calls"] = [self._call(at, **call) for at, call in enumerate(calls)]
+                open_calls = [(call["name"], _id_of(at)) for at, call in enumerate(calls)]
+            elif message.role == "tool":
+                pair = next((pair for pair in open_calls if pair[0] == message.name), (message.name, _ID))
+                open_calls = [other for other in open_calls if other is not pair]
+                value |= {"name": message.name, "tool_call_id": pair[1]}
+            found.append(value)
+        return found
+
+    def called(self, calls: int) -> list[dict[str, Any]]:
+        """A chat that ends with so many calls."""
+        user, answer, _ = self._chat("crlTool", {_ARGUMENT: _VALUE})
+        many = [self._call(at, "crlTool", {_ARGUMENT: _VALUE}) for at in range(calls)]
+        return [user, {**answer, "tool_calls": many}]
+
+    def answered(self, before: list[dict[str, Any]], following: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """That chat with what follows: the calls have the names of the tools whose results come."""
+        results = [message for message in following if message["role"] == "tool"]
+        for message, call in zip(results, before[-1].get("tool_calls", []), strict=False):
+            if not _TOOL_NAME.fullmatch(message["name"]):
+                raise _refused(f"{message['name']!r:.80} is no name of a tool")
+            call["function"]["name"] = message["name"]
+            message["tool_call_id"] = call["id"]
+        return [*before, *following]
+
+    def behind(self, rendered: str, calls: int) -> str:
+        """What such a chat shows behind its last call."""
+        closing = self._closing.replace(_ID, _id_of(calls - 1))
+        at = rendered.rindex(_VALUE) + len(_VALUE) if rendered.count(_VALUE) == calls else -1
+        if at < 0 or not rendered.startswith(closing, at):
+            raise _refused(f"it does not show {calls} calls of one turn")
+        return rendered[at + len(closing) :]
+
+    @cached_property
+    def shows_several(self) -> bool:
+        """Probe: whether a turn may hold several calls."""
+        results = [{"role": "tool", "name": PROBE.name, "content": ""} for _ in range(2)]
+        try:
+            return bool(self.behind(self._render(self.answered(self.called(2), results), ready=True), 2))
+        except BadInput:
+            return False
+
+    def quoted(self, texts: Sequence[str], roles: Sequence[str]) -> list[str]:
+        """The texts of messages as they stand in the template: some write results as JSON."""
+        return [
+            json.dumps(text, ensure_ascii=False)[1:-1] if role == "tool" and self._result_is_json else text
+            for text, role in zip(texts, roles, strict=True)
+        ]
+
+    def _call(self, at: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        written = json.dumps(arguments, ensure_ascii=False) if self._as_text else arguments
+        return {"id": _id_of(at), "type": "function", "function": {"name": name, "arguments": written}}
 
     def written(self, name: str, arguments: dict[str, Any], thought: str = "") -> str | None:
         """A call as the model would write it behind its opening, with a thought before it and the end of its turn; None
@@ -197,6 +264,36 @@ class ToolTurns:
             )
         except Exception:  # whatever a model writes is no error here, and what reads it is not ours
             return []
+
+
+def in_words(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Message]:
+    """A conversation for a template that shows no tools: described in the system text, calls as JSON, results as the
+    user's. Neighbors of one role are one message: most such templates want the roles to take turns."""
+    if tools:
+        words = actions_text(ToolCalls(tuple(tools), several=True))
+        first = messages[0].content if messages[0].role == "system" else ""
+        rest = messages[1:] if messages[0].role == "system" else messages
+        messages = [Message("system", f"{first}\n\nTo call a tool, {words}".lstrip("\n")), *rest]
+    found: list[Message] = []
+    for message in messages:
+        role = "user" if message.role == "tool" else message.role
+        content = "\n".join([*([message.content] if message.content else []), *message.calls])
+        if found and found[-1].role == role:
+            content = f"{found.pop().content}\n\n{content}"
+        found.append(Message(role, content))
+    return found
+
+
+def _id_of(at: int) -> str:
+    return f"call{at:05d}"
+
+
+def _refused(problem: str) -> BadInput:
+    return BadInput(
+        f"The model's chat template refuses a conversation: {problem}.",
+        expected="messages, tools and calls that it can show",
+        where="a conversation of a program",
+    )
 
 
 def _readable(value: Callable[[Any], Mapping[str, Any]], found: Sequence[Any]) -> list[str]:

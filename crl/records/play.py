@@ -212,7 +212,7 @@ class Episode(Row):
                 "sum((NOT valid)::INT) AS invalid FROM turns GROUP BY episode_id) t USING (episode_id) "
                 # The turn in which an environment broke is not valid, and no fault of the actor's.
                 "WHERE e.turns <> coalesce(t.turns, 0) "
-                f"OR e.invalid_actions <> coalesce(t.invalid, 0) - coalesce({_BROKE}, false)::INT"
+                f"OR e.invalid_actions <> coalesce(t.invalid, 0) - coalesce({_BROKE} AND e.turns > 0, false)::INT"
             ),
             "every sequence of an episode has its token record": (
                 "SELECT DISTINCT s.row, s.episode_id AS id FROM "

@@ -31,13 +31,8 @@ TABLE_FUNCTIONS = frozenset(
     }
 )  # fmt: skip
 """What FROM may call: none reads a file or changes anything."""
-_OUTSIDE = frozenset(
-    {
-        "current_setting", "getenv", "getvariable", "nextval", "currval", "setseed", "set_config", "write_log",
-        "pg_conf_load_time", "pg_postmaster_start_time", "current_user", "user", "session_user", "sleep_ms",
-    }
-)  # fmt: skip
-"""Functions of the session or the machine, not of the rows."""
+_OUTSIDE = frozenset({"current_setting", "getenv"})
+"""Functions that tell of the session and the machine, such as where the run lies."""
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 _INTERRUPT_SECONDS = 0.05
 
@@ -84,7 +79,7 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         if kind.endswith("_NODE") and kind not in _QUERIES:
             raise _refused(f"{kind.partition('_')[0]} inside a SELECT", "WITH name AS (SELECT …)", sql)
         if node.get("class") == "FUNCTION" and (name := str(node.get("function_name")).lower()) in _OUTSIDE:
-            raise _refused(f"{name}()", "functions of values; it tells of, or changes, what is outside of the run", sql)
+            raise _refused(f"{name}()", "functions of values; this one tells of what is outside of the run", sql)
         if kind == "TABLE_FUNCTION" and (name := node["function"]["function_name"].lower()) not in TABLE_FUNCTIONS:
             raise _refused(f"{name}() in FROM", f"views, and {', '.join(sorted(TABLE_FUNCTIONS))}", sql)
 

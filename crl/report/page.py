@@ -31,7 +31,7 @@ from crl.report.data_docs import INDEX
 from crl.report.diff import KINDS, BankDiff
 from crl.report.episodes import EPISODES, replays
 from crl.report.round_tables import newest_tasks
-from crl.report.state import fork_lines, last_failure, unfinished
+from crl.report.state import fork_lines, last_failure, newest_head, unfinished
 from crl.report.success import averages, with_averages
 from crl.report.summary import History, RoundSummary, random_policy
 from crl.rounds.approvals import awaited
@@ -186,6 +186,7 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
     facts: dict[str, Any] = {
         "name": path.name,
         "path": str(path),
+        "head": newest_head(path),
         "rounds": trained[-1].round if trained else None,
         "seconds": sum(sum(each.seconds.values()) for each in trained),
         "failure": failure and {
@@ -210,7 +211,14 @@ def _run_facts(history: History, trained: Sequence[RoundSummary]) -> dict[str, A
             "seed": method.seed,
         }
     except CrlError as error:
-        facts |= {"missing": None, "method": None, "awaits": None, "settings": {}, "forks": [], "damage": error.found}
+        facts |= {
+            "missing": None,
+            "method": None,
+            "awaits": None,
+            "settings": {},
+            "forks": [],
+            "damage": error.found,
+        }
     return facts
 
 

@@ -184,6 +184,24 @@ def _newest(summaries: Sequence[RoundSummary], conditions: Collection[str]) -> R
     )
 
 
+def results_line(summaries: Sequence[RoundSummary]) -> str:
+    """Where a run stands, in one line: the newest success measured, the bank, alarms of the newest round."""
+    if not summaries:
+        return "no round yet"
+    newest = summaries[-1]
+    parts = []
+    measured = [each for each in summaries if each.with_bank.episodes or each.without_bank.episodes]
+    if measured:
+        evaluated = measured[-1]
+        rates = (("with the bank", evaluated.with_bank), ("without", evaluated.without_bank))
+        told = ", ".join(f"{rate.percent} {name}" for name, rate in rates if rate.episodes)
+        parts.append(f"held-out success {told} (round {evaluated.round})")
+    if newest.bank is not None:
+        parts.append(f"{newest.bank} experiences")
+    parts.append(f"{len(newest.alarms) or 'no'} alarm{'' if len(newest.alarms) == 1 else 's'}")
+    return f"round {newest.round}: {'; '.join(parts)}"
+
+
 def remarks(summaries: Sequence[RoundSummary]) -> list[str]:
     """What follows the tables: the seconds of the preparation, verdicts of Great Expectations, and of the newest round
     that has any, alarms and games that broke."""
@@ -195,7 +213,7 @@ def remarks(summaries: Sequence[RoundSummary]) -> list[str]:
     lines += _verdicts([each.validation for each in summaries if each.validation is not None])
     alarmed = [each for each in summaries if each.alarms]
     if alarmed:
-        lines += [f"alarm in round {alarmed[-1].round}, {alarm}" for alarm in alarmed[-1].alarms]
+        lines += [f"alarm in round {alarmed[-1].round}: {alarm}" for alarm in alarmed[-1].alarms]
     broke = [each for each in summaries if each.broken]
     if broke:
         lines += [f"broken in round {broke[-1].round}, {broken_words(row)}" for row in broke[-1].broken]

@@ -55,6 +55,21 @@ def never_asked(path: Path, events: Sequence[dict[str, Any]]) -> bool:
     return not asked and not round_numbers(path)
 
 
+def newest_head(path: Path) -> tuple[int, str] | None:
+    """The newest complete round and its head; None where there is none, or something of it cannot be read."""
+    from crl.rounds.recipe import recipe_in
+
+    try:
+        run = RunDirectory.open(path)
+        recipe = recipe_in(run)
+        for number in reversed(run.rounds()):
+            if all(run.is_complete(number, stage.name) for stage in recipe.stages_of(run.method, number)):
+                return number, head_after(path, number)
+    except CrlError:
+        pass
+    return None
+
+
 def last_failure(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The newest failed stage that was not committed afterward."""
     failed: dict[tuple[Any, Any], dict[str, Any]] = {}

@@ -127,7 +127,7 @@ class RoundSummary:
     validation: Verdict | None = None
     """What Great Expectations found in the round after its commit; None until then."""
     alarms: tuple[str, ...] = ()
-    """Metrics outside their bounds (`stage: name value, what is wrong`), and what the validation is alarmed about."""
+    """Metrics outside their bounds (`what is wrong (stage: name value)`), and what the validation is alarmed about."""
 
 
 def random_policy(summaries: Sequence[RoundSummary]) -> Rate:
@@ -264,7 +264,7 @@ def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
     for number, stage, name, value, alarm in fetch(
         "SELECT round, stage, name, value, alarm FROM metrics WHERE alarm IS NOT NULL ORDER BY round, stage, name"
     ):
-        listed("alarms", number, f"{stage}: {name} {value:.3g}, {alarm}")
+        listed("alarms", number, f"{alarm} ({stage}: {name} {value:.3g})")
     return found, base
 
 

@@ -39,8 +39,7 @@ from crl.report.story import LEFT, MADE, EvaluationUse, Event, Import, SourceEpi
 from crl.report.view_files import Tables
 from crl.rounds.recipe import recipe_in
 from crl.run.directory import RunDirectory
-from crl.run.manifest import key_of
-from crl.run.retention import pruned
+from crl.run.pruned import pruned
 
 _CHANGES_NOTHING = ("rejected", "keep")
 _OF_OUTPUT = ("prompt", "output", "weights_digest", "role")
@@ -213,7 +212,7 @@ class _Facts:
             [row["generation_id"] for row in operations],
         )
         self._generations = {row["generation_id"]: row for row in generations}
-        deleted = {f"rounds/{key_of(each.round, each.stage)}/{each.path}" for each in pruned(tables.run_path)}
+        deleted = {each.location for each in pruned(tables.run_path)}
         # A stage that was redone has written its checkpoint again.
         self._pruned = {each for each in deleted if not (tables.run_path / each).is_dir()}
         digests = {row["weights_digest"] for row in generations}

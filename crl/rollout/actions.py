@@ -10,7 +10,6 @@ Only what follows the end of a thought counts: an action or a question that the 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -84,23 +83,6 @@ def from_calls(calls: Sequence[str], actions: ToolCalls) -> str | None:
     if not calls:
         return None
     return f"[{', '.join(calls)}]" if actions.several else calls[-1]
-
-
-def actions_text(actions: Actions, *, takes_tools: bool = False) -> str:
-    """What stands for `{actions}` in a prompt. `takes_tools`: the chat's own template shows the tools."""
-    if isinstance(actions, FreeText):
-        return actions.form
-    if not isinstance(actions, ToolCalls):
-        return ", ".join(actions)
-    if takes_tools:
-        many = "one or more" if actions.several else "one"
-        return f"call {many} of the tools " + ", ".join(tool.name for tool in actions.tools)
-    shown = [
-        f"- {tool.name}: {tool.description} Arguments: {json.dumps(tool.parameters, ensure_ascii=False)}"
-        for tool in actions.tools
-    ]
-    more = ", once per call" if actions.several else ""
-    return "\n".join([f'answer with JSON: {{"name": <tool>, "arguments": {{…}}}}{more}. The tools:', *shown])
 
 
 def _action_in(answer: str, actions: Sequence[str], action_format: ActionFormat) -> str | None:

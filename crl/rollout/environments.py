@@ -173,7 +173,7 @@ def _stepped(
             return None
         slot, done = found
         del left[slot]
-        return slot, done if _is_finite(done) else broke("environment_reward", f"no step with a finite reward: {done}")
+        return slot, done if is_finite(done) else broke("environment_reward", f"no step with a finite reward: {done}")
 
     # Around the calls alone: what is thrown into this generator where it waits is nothing of the environment's.
     given = steps if isinstance(steps, Fault) else attempt(following)
@@ -184,7 +184,7 @@ def _stepped(
     yield from dict.fromkeys(left, missing).items()
 
 
-def _is_finite(step: Step) -> bool:
+def is_finite(step: Step) -> bool:
     """Whether an environment gave rewards that can be counted with; what a user's gives may be anything."""
     try:
         parts = step.reward_parts or {}

@@ -170,14 +170,7 @@ def opened_row(
     """
     task = slot.task
     may_ask = answered and bool(slot.guides)
-    start = _as_planned(task, start)
-    if (start.goal, start.observation) != (task.goal, task.first_observation):
-        raise StageFailed(
-            f"episode {task.episode_id} starts otherwise than it was planned: {start.observation!r}",
-            expected=f"the planned first observation {task.first_observation!r}",
-            where=f"environment of family {task.family}, seed {task.environment_seed}",
-            next_step="the environment is not deterministic in its seed, or its version changed since the plan",
-        )
+    start = as_planned(task, start)
     prompts = method.prompts_of(task.family)
     offer = prompts["ask"].offer if may_ask and "ask" in prompts else ""
     placement: Placement = "instructions" if slot.as_instructions else method.rollout.placement
@@ -194,7 +187,7 @@ def opened_row(
             f"the prompt of role actor has {len(token_ids)} tokens without any observation or experience",
             expected=f"at most {allowed}: the context of {policy.context} less {sampling.max_new_tokens} new tokens",
             where=f"episode {task.episode_id}, family {task.family}",
-            next_step="shorten the prompt or its examples, or raise the role's context",
+            next_step="shorten the prompt or its examples, or raise method.roles.ROLE.context",
         )
     first = LiveSequence(
         generation_id=sequence_id(task.episode_id, stage, 0),
@@ -215,14 +208,21 @@ def opened_row(
     )
 
 
-def _as_planned(task: Task, start: Start) -> Start:
+def as_planned(task: Task, start: Start) -> Start:
     """The start to open; an episode that could not be started when it was planned, or cannot now, is over at its first
-    turn."""
+    turn. Raises StageFailed where the environment starts otherwise than planned."""
     failed = Start.failed("environment_start")
-    if start.error is None and not without_start(task.goal, task.first_observation):
-        return start
-    error = start.error or failed.error
-    return Start(task.goal, task.first_observation, failed.actions, error, start.details, start.messages)
+    if start.error is not None or without_start(task.goal, task.first_observation):
+        error = start.error or failed.error
+        return Start(task.goal, task.first_observation, failed.actions, error, start.details, start.messages)
+    if (start.goal, start.observation) != (task.goal, task.first_observation):
+        raise StageFailed(
+            f"episode {task.episode_id} starts otherwise than it was planned: {start.observation!r}",
+            expected=f"the planned first observation {task.first_observation!r}",
+            where=f"environment of family {task.family}, seed {task.environment_seed}",
+            next_step="the environment is not deterministic in its seed, or its version changed since the plan",
+        )
+    return start
 
 
 def without_start(goal: str, first_observation: str) -> bool:

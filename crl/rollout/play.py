@@ -189,7 +189,7 @@ def play_wave(
         session.begin(indices, sampling, answers)
 
     begin(range(len(rows)))
-    _tell(progress, rows)
+    tell(progress, rows)
     acted: dict[int, _Acted] = {}
     with Stepping(environment, session, len(rows), method.rollout.environment_lag) as stepping, closing(session):
         while (sampled := stepping.advance()) or acted:
@@ -211,7 +211,7 @@ def play_wave(
                     rows[index].sequence.append(piece)
             _compare_lengths(session, rows, list(pieces))
             begin(list(pieces))
-            _tell(progress, rows)
+            tell(progress, rows)
     return [played_episode(row, method, sampling, weights_digest, stage) for row in rows]
 
 
@@ -227,7 +227,8 @@ def _answered_next(trees: AnswerTrees, step: Step) -> Step:
     return step if flaw is None else broke(*flaw)
 
 
-def _tell(progress: Progress | None, rows: Sequence[LiveEpisode]) -> None:
+def tell(progress: Progress | None, rows: Sequence[LiveEpisode]) -> None:
+    """Say how far a wave is."""
     if progress is not None:
         done = sum(row.stop_reason is not None for row in rows)
         turns, won = sum(len(row.turns) for row in rows), sum(row.success for row in rows)
@@ -295,7 +296,7 @@ def _take(
         call = _called(policy.chat, row, turn)
         _record_turn(row, policy.chat, turn, step, call)
         if step.done:
-            _finish(row, step)
+            finish(row, step)
             continue
         prompt = method.prompts_of(row.slot.task.family)["actor"]
         text = following_text(
@@ -374,7 +375,8 @@ def _reply(chat: Chat, turn: _Acted, text: str, call: str | None) -> list[int]:
     return list(chat.reply(text, ended=ended, by=turn.sampled.token_ids[-1] if ended else None, call=call))
 
 
-def _finish(row: LiveEpisode, step: Step) -> None:
+def finish(row: LiveEpisode, step: Step) -> None:
+    """The end of an episode, as its last step says."""
     row.error, row.details = step.error, step.details
     if step.error is not None:
         row.stop_reason = StopReason.error

@@ -16,7 +16,7 @@ from typing import Literal
 from crl.config import PromptConfig
 from crl.errors import BadInput
 from crl.protocols import Actions, Chat, Start, ToolCalls
-from crl.rollout.actions import actions_text
+from crl.text.calls import actions_text
 from crl.text.outputs import check, conversation, fill, placeholders
 
 Placement = Literal["system", "user", "instructions"]

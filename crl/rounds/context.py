@@ -154,6 +154,8 @@ class StageContext:
 
     def table_at(self, row_type: type[Row], round_number: int, stage: str) -> pa.Table:
         """As :meth:`rows_at`, as an Arrow table: for a few of many rows."""
+        if row_type not in self.recipe.recalls:
+            raise AssertionError(f"recipe {self.recipe.name} recalls {row_type.table} without declaring it")
         self.inputs.add((round_number, stage))
         return self._reader.read(round_number, stage, row_type)
 

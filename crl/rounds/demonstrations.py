@@ -261,7 +261,7 @@ class ScriptedSession(WholeTurns):
         for row, ids in pieces.items():
             self._lengths[row] += len(ids)
 
-    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+    def replace(self, row: int, token_ids: Sequence[int], seed: int | None = None) -> None:
         self._lengths[row] = len(token_ids)
 
     def sample(

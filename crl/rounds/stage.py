@@ -126,6 +126,9 @@ class Recipe:
     """The row types that the recipe brings, with their rules."""
     check_ready: Callable[[Method, Path], None] = lambda method, run_path: None
     """Raises BadInput for what only models, prompts or the run's directory can tell, before work starts."""
+    recalls: tuple[type[Row], ...] = ()
+    """Row types that a stage may read of any earlier round, because a row of it names that round; other reads are
+    declared by the stages."""
     refused: Refused = nothing_refused
     """What it keeps out of its bank; stages that apply operations read the rows that this asks for."""
 

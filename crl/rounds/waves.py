@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,38 +62,71 @@ def play(
     `groups`: a judge may read the groups of the wave as such; else it reads one episode at a time.
     """
     seed_of = seed_of or (lambda episode_id: ctx.seed(episode_id))
+    wave: dict[str, Any] = {
+        "method": ctx.method,
+        "seed_of": seed_of,
+        "sampling": sampling,
+        "weights_digest": weights_digest,
+        "stage": ctx.stage.name,
+        "progress": progress or (lambda metrics: ctx.progress(**metrics)),
+    }
     with naming(slots[0].task.family if slots else ""):
-        played = play_wave(
-            policy,
-            environment or kept_environment(ctx, slots, weights_digest),
-            slots,
-            method=ctx.method,
-            seed_of=seed_of,
-            sampling=sampling,
-            weights_digest=weights_digest,
-            stage=ctx.stage.name,
-            advisor=advisor,
-            progress=progress or (lambda metrics: ctx.progress(**metrics)),
-        )
+        if environment is None and _runs_programs(ctx.method, slots):
+            played = _play_programs(ctx, policy, slots, wave)
+        else:
+            environment = environment or kept_environment(ctx, slots, weights_digest)
+            played = play_wave(policy, environment, slots, advisor=advisor, **wave)
     played = judged(ctx, played, seed_of=seed_of, thinking=policy.chat.opens_thought, groups=groups)
     if not predicted:
         ctx.add_games(games_of(played))
     return played
 
 
+def _runs_programs(method: Method, slots: Sequence[EpisodeSlot]) -> bool:
+    """Whether nobody steps the environment of these slots: such a family shares its waves with no other."""
+    families = {slot.task.family for slot in slots}
+    return any(family.environment.runs_programs for family in method.families if family.name in families)
+
+
+def _play_programs(
+    ctx: StageContext, policy: Policy, slots: Sequence[EpisodeSlot], wave: Mapping[str, Any]
+) -> list[PlayedEpisode]:
+    """A wave of programs. What has ended, and the folders that they run in, are with what is unfinished."""
+    from crl.rollout.programs import play_programs  # a server comes with it
+
+    file, families = _kept_file(ctx, slots, wave["weights_digest"]), [slot.task.family for slot in slots]
+    several: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="crl-programs-") as temporary:
+        folder = Path(temporary, "wave") if file is None else file.path.with_suffix("")
+        played = play_programs(
+            policy, environment_of(ctx, families), slots, folder=folder, file=file, at_once=several.add, **wave
+        )
+    if several:
+        ctx.provenance[f"not deterministic {families[0]}"] = (
+            f"{len(several)} programs had several calls open at a time, {min(several)} for example: another run may "
+            "answer them in another order"
+        )
+    return played
+
+
 def kept_environment(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_digest: str) -> Environment:
     """The environment of a wave; where it keeps steps, with those of an earlier attempt at the same wave."""
-    families = [slot.task.family for slot in slots]
-    environment = environment_of(ctx, families)
+    environment = environment_of(ctx, [slot.task.family for slot in slots])
+    file = _kept_file(ctx, slots, weights_digest)
+    return environment if file is None else KeptSteps(environment, file, [slot.task.episode_id for slot in slots])
+
+
+def _kept_file(ctx: StageContext, slots: Sequence[EpisodeSlot], weights_digest: str) -> JsonLines | None:
+    """What is kept of a wave that is played by this method, with these weights; None where nothing is."""
+    families = {slot.task.family for slot in slots}
     keeps = any(family.environment.keeps_steps for family in ctx.method.families if family.name in families)
     if ctx.unfinished is None or not keeps:
-        return environment
-    episodes = [slot.task.episode_id for slot in slots]
-    played = [*zip(episodes, [slot.shown for slot in slots], strict=True)]
+        return None
+    played = [(slot.task.episode_id, slot.shown) for slot in slots]
     wave = {"method": ctx.method.digest(), "inputs": ctx.digests(), "weights": weights_digest, "played": played}
     name = hashlib.sha256(json.dumps(wave, sort_keys=True).encode()).hexdigest()
     ctx.unfinished.mkdir(parents=True, exist_ok=True)
-    return KeptSteps(environment, JsonLines(ctx.unfinished / f"steps-{name[:32]}.jsonl"), episodes)
+    return JsonLines(ctx.unfinished / f"steps-{name[:32]}.jsonl")
 
 
 def play_with_actor(
@@ -158,14 +194,18 @@ def wave_width(method: Method) -> int:
 def together(method: Method) -> dict[str, str]:
     """By task family, the first one of those that it may share a wave with.
 
-    A wave is sampled with one setting: families share waves where waves may mix and their sampling is the same.
+    A wave is sampled with one setting: families share waves where waves may mix and their sampling is the same. One
+    whose episodes run themselves shares none.
     """
+    alone = {family.name: family.environment.runs_programs for family in method.families}
     first: dict[str, str] = {}
     for family in method.families:
         same = (
             other
             for other in first.values()
-            if method.rollout.mixed_waves and method.sampling("actor", other) == method.sampling("actor", family.name)
+            if method.rollout.mixed_waves
+            and method.sampling("actor", other) == method.sampling("actor", family.name)
+            and not (alone[other] or alone[family.name])
         )
         first[family.name] = next(same, family.name)
     return first

@@ -13,6 +13,7 @@ from crl.run.files import aside, disk_errors, fsync, move, temporary
 from crl.run.journal import Journal
 from crl.run.lease import commit_guard
 from crl.run.manifest import StageKey, key_of
+from crl.run.pruned import Pruned, add_pruned, pruned
 
 
 def take_out(
@@ -34,6 +35,19 @@ def take_out(
             keys = [key_of(*place) for place in [*stages, *gone]]
             where = target.parent.relative_to(run_path).as_posix() if stages else None
             Journal(run_path).record("set_aside", token=token, stages=keys, directory=where)
+
+
+def take_file(run_path: Path, entry: Pruned, *, token: int) -> None:
+    """List what a stage is to lack from now on, and move what is left of it to `damaged/<n>/`.
+
+    In this order: after a crash in between it is listed and still there, damaged, and the next call ends the move.
+    Raises StaleAttempt if `token` does not hold the lease.
+    """
+    with commit_guard(run_path, token):
+        if entry not in pruned(run_path):
+            add_pruned(run_path, entry, token)
+        if (run_path / entry.location).exists():
+            move(run_path / entry.location, aside(run_path, entry.location))
 
 
 def put_back(run_path: Path, contents: Mapping[str, bytes], *, token: int) -> Path | None:

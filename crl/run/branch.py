@@ -25,7 +25,8 @@ from crl.run.head import heads
 from crl.run.journal import Journal
 from crl.run.lineage import LINEAGE, Ancestor, Lineage
 from crl.run.manifest import MANIFEST, Manifest, StageKey, key_of, stage_directory
-from crl.run.retention import CHECKPOINT, Pruned, add_pruned, is_pruned, pruned
+from crl.run.pruned import Pruned, add_pruned, is_pruned, pruned
+from crl.run.retention import CHECKPOINT
 
 FORKED = "forked"
 """Event of the journal that the run begins with."""
@@ -112,8 +113,8 @@ def _fill(branch: Branch, scratch: Path) -> None:
             _check_still_kept(source, (number, stage), manifest)
             raise
         _tell(journal, (number, stage), manifest)
-        if gone is not None:
-            add_pruned(scratch, gone, 0)
+        for entry in gone:
+            add_pruned(scratch, entry, 0)
     for number in decided_rounds(source):
         if number <= branch.round:
             _take(decision_path(source, number), decision_path(scratch, number))
@@ -122,22 +123,22 @@ def _fill(branch: Branch, scratch: Path) -> None:
 
 def _take_stage(
     source: Path, scratch: Path, place: StageKey, manifest: Manifest, deleted: Sequence[Pruned]
-) -> Pruned | None:
-    """Take the files of a stage and those that it shares; returns the entry of a checkpoint that was pruned."""
+) -> list[Pruned]:
+    """Take the files of a stage and those that it shares; returns what was pruned of them."""
     directory = f"rounds/{key_of(*place)}"
-    has_checkpoint = (source / directory / CHECKPOINT).is_dir()
-    gone = not has_checkpoint and is_pruned(deleted, *place, CHECKPOINT, manifest)
+    gone = [
+        entry
+        for entry in deleted
+        if is_pruned([entry], *place, entry.path, manifest) and not (source / directory / entry.path).exists()
+    ]
     for name, file in manifest.digested.files.items():
-        if gone and name.startswith(f"{CHECKPOINT}/"):
-            continue
-        _take_checked(source, scratch, f"{directory}/{name}", file.sha256)
+        if not any(name in entry.sha256s for entry in gone):
+            _take_checked(source, scratch, f"{directory}/{name}", file.sha256)
     for relative, sha256 in manifest.digested.shared.items():
         if not (scratch / relative).exists():
             _take_checked(source, scratch, relative, sha256)
     _take(source / directory / MANIFEST, scratch / directory / MANIFEST)
-    if not gone:
-        return None
-    return next(each for each in deleted if is_pruned([each], *place, CHECKPOINT, manifest))
+    return gone
 
 
 def _take_checked(source: Path, scratch: Path, relative: str, sha256: str) -> None:

@@ -37,6 +37,7 @@ from crl.run import files as files_
 from crl.run.data_files import with_data_digests
 from crl.run.lineage import Lineage, load_lineage, method_in
 from crl.run.manifest import MANIFEST, Manifest, parse_key, stage_directory
+from crl.run.pruned import is_left_out
 from crl.run.writer import StageWriter
 
 _ROUND = re.compile(r"^[0-9]{4,15}$")
@@ -195,6 +196,13 @@ class RunDirectory:
         if recorded is None:
             return schema_of(row_type).empty_table()
         relative = (directory / name).relative_to(self.path).as_posix()
+        if not (directory / name).exists() and is_left_out(self.path, relative):
+            raise RecordDamaged(
+                f"this run goes on without {relative}, which was damaged",
+                expected=recorded.sha256,
+                where=str(directory / name),
+                next_step="put it back from a backup, if there is one",
+            )
         content = files_.read_checked(self.path, relative, recorded.sha256, recorded.bytes)
         return with_added(row_type, files_.parsed_parquet(content))
 

@@ -13,65 +13,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.errors import RecordDamaged
 from crl.records import Weights
 from crl.run.directory import complete_stages, round_numbers
 from crl.run.files import fsync, mending, remove
-from crl.run.journal import Journal, JsonLines
 from crl.run.lease import commit_guard
-from crl.run.logs import PRUNED as PRUNED
 from crl.run.manifest import Manifest, StageKey, key_of, stage_directory
-
-
-class Pruned(BaseModel):
-    """One deleted checkpoint directory."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    round: int
-    stage: str
-    path: str
-    """Inside the stage directory."""
-    sha256s: dict[str, str]
-    """By path inside the stage directory."""
-    bytes: int
-    manifest: str
-    """`check` of the manifest of the stage."""
-
-
-def pruned(run_path: Path) -> list[Pruned]:
-    """Everything that was pruned, in order: from the list, and from the journal what the list lacks."""
-    listed = _entries(JsonLines(run_path / PRUNED))
-    return listed + [entry for entry in _entries(Journal(run_path)) if entry not in listed]
-
-
-def unlisted(run_path: Path) -> list[Pruned]:
-    """What the list lacks, though it is written first."""
-    listed = _entries(JsonLines(run_path / PRUNED))
-    return [entry for entry in _entries(Journal(run_path)) if entry not in listed]
-
-
-def add_pruned(run_path: Path, entry: Pruned, token: int) -> None:
-    """Write an entry to the list, then to the journal."""
-    payload = entry.model_dump(mode="json")
-    JsonLines(run_path / PRUNED).append(payload)
-    number, stage = payload.pop("round"), payload.pop("stage")
-    Journal(run_path).record("pruned", token=token, round_number=number, stage=stage, **payload)
-
-
-def _entries(lines: JsonLines) -> list[Pruned]:
-    found = []
-    for payload in lines.read(having=None if lines.path.name == PRUNED else b'"pruned"'):
-        if payload.get("event", "pruned") != "pruned":
-            continue
-        try:
-            found.append(Pruned.model_validate(payload))
-        except ValidationError:
-            continue
-    return found
-
+from crl.run.pruned import Pruned, add_pruned, is_pruned, pruned
 
 CHECKPOINT = "checkpoint"
 _WEIGHTS = f"{Weights.table}.parquet"
@@ -113,12 +62,6 @@ def prune(
             remove(grave)  # a large one takes long, and another round may have to commit meanwhile
             deleted.append(entry)
     return deleted
-
-
-def is_pruned(entries: Collection[Pruned], round_number: int, stage: str, path: str, manifest: Manifest) -> bool:
-    """Whether a directory of a stage was deleted by retention (and not one that an earlier making of it wrote)."""
-    wanted = (round_number, stage, path, manifest.check)
-    return any((entry.round, entry.stage, entry.path, entry.manifest) == wanted for entry in entries)
 
 
 def _set_aside(run_path: Path, place: StageKey, token: int) -> tuple[Pruned, Path]:

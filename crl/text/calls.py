@@ -2,7 +2,7 @@
 
 Of a call only the JSON counts, whatever is around it: models write
 `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, fenced JSON, a list of calls, `parameters` for `arguments`, or
-`tool_name` for `name`.
+`tool_name` for `name`. And what a prompt says of the actions that there are.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Set
 from typing import Any
 
+from crl.protocols import Actions, FreeText, ToolCalls
 from crl.text.unicode import valid_text
 
 
@@ -58,3 +59,20 @@ def _no_number(text: str) -> float:
 
 # Not strict: models write shell commands with the line breaks that JSON wants escaped.
 JSON = json.JSONDecoder(parse_constant=_no_number, strict=False)
+
+
+def actions_text(actions: Actions, *, takes_tools: bool = False) -> str:
+    """What stands for `{actions}` in a prompt. `takes_tools`: the chat's own template shows the tools."""
+    if isinstance(actions, FreeText):
+        return actions.form
+    if not isinstance(actions, ToolCalls):
+        return ", ".join(actions)
+    if takes_tools:
+        many = "one or more" if actions.several else "one"
+        return f"call {many} of the tools " + ", ".join(tool.name for tool in actions.tools)
+    shown = [
+        f"- {tool.name}: {tool.description} Arguments: {json.dumps(tool.parameters, ensure_ascii=False)}"
+        for tool in actions.tools
+    ]
+    more = ", once per call" if actions.several else ""
+    return "\n".join([f'answer with JSON: {{"name": <tool>, "arguments": {{…}}}}{more}. The tools:', *shown])

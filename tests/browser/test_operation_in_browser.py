@@ -77,11 +77,11 @@ def fill_in_and_start(screen: Screen) -> str:
 def look_at_rounds(screen: Screen, run_id: str) -> None:
     """Rounds as child runs, stages as their tasks, each with its log lines, those of child processes too."""
     screen.open_run(run_id, "Subflow Runs")
-    screen.shows(*(f"round {number}" for number in range(ROUNDS + 1)))
+    screen.shows(*(f"round {number} of {NAME}" for number in range(ROUNDS + 1)))
     screen.page.wait_for_timeout(1500)  # the graph is drawn
     screen.shoot("run")
 
-    screen.page.get_by_role("link", name=f"round {ROUNDS}", exact=True).click()
+    screen.page.get_by_role("link", name=f"round {ROUNDS} of {NAME}", exact=True).click()
     screen.page.get_by_role("tab", name="Task Runs", exact=True).click()
     for stage in ("plan", "collect", "distill", "consolidate", "credit", "update_actor", "update_extractor", "health"):
         screen.shows(stage)

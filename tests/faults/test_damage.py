@@ -14,10 +14,13 @@ import pytest
 
 from crl.audit.audit import problems_of
 from crl.audit.verify import Problem, Severity, require_intact, verify
+from crl.audit.without import lacked, leave_out, why_needed
 from crl.errors import RecordDamaged
+from crl.records import Turn
 from crl.report.page import REPORT
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
+from crl.run.lease import Lease
 from crl.run.manifest import Manifest
 from crl.trackers.subscriber import LEDGER
 from crl.trackers.tensorboard import FOLDER
@@ -206,7 +209,7 @@ def _mend(run_path: Path) -> list[str]:
     assert len(problems) == 1
     words = shlex.split(problems[0].mend)
     assert words.pop(0) == "crl"
-    done = crl_here(run_path.parent, *words)
+    done = crl_here(run_path.parent, *words, "--yes")
     return [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("set aside")]
 
 
@@ -273,10 +276,89 @@ def test_what_follows_from_rows_is_put_back_in_every_stage_at_once(
     assert len(before) >= 2 * ROUNDS
     said = crl_here(copied.parent, "verify", copied.name, code=4).stdout
     assert f"crl mend {copied}" in said and "crl redo" not in said
-    crl_here(copied.parent, "mend", copied.name)
+    crl_here(copied.parent, "mend", copied.name, "--yes")
     assert {table: table.read_bytes() for table in before} == before
     assert digests(copied) == digests(whole)
     assert "intact" in crl_here(copied.parent, "verify", copied.name).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["complementary", *OTHERS])
+@pytest.mark.usefixtures("plain_charts")
+def test_what_a_run_may_go_on_without_no_later_round_reads(
+    undisturbed: Callable[[str], Path], tmp_path: Path, recipe: str
+) -> None:
+    """All of it is left out at once, and two more rounds are what they would have been."""
+    whole = undisturbed(recipe)
+    runs = [Path(shutil.copytree(whole, tmp_path / place / whole.name)) for place in ("runs", "lacking")]
+    lacking = RunDirectory.open(runs[1])
+    made_by = recipe_of(lacking.method)
+    tables = [
+        f"rounds/{key}/{name}"
+        for key in digests(whole)
+        for name in Manifest.load(whole / "rounds" / key).digested.files
+        if (whole / "rounds" / key / name).is_file() and why_needed(lacking, made_by, f"rounds/{key}/{name}") is None
+    ]
+    spared = [name for name in tables if "/checkpoint/" not in name]
+    assert any(name.endswith("evaluations.parquet") for name in spared), spared
+    with Lease.acquire(lacking.path, seconds=60) as lease:
+        for number, name in enumerate(tables):
+            if not (lacking.path / name).exists():  # with its checkpoint
+                continue
+            (_corrupt if number % 2 else _delete)(lacking.path / name)
+            leave_out(lacking, lacked(lacking, made_by, name), token=lease.token)
+    assert [each.file for each in problems_of(lacking, made_by)] == []
+    said = crl_here(lacking.path.parent, "verify", whole.name).stdout
+    assert all(f"goes on without {name}," in said for name in spared)
+    for run in runs:
+        crl_here(run.parent, "resume", whole.name, "--rounds", "2")
+    assert digests(runs[0]) == digests(runs[1])
+    for command in (["status"], ["report"], ["verify"]):
+        crl_here(lacking.path.parent, *command, whole.name)
+
+
+def test_a_needed_file_is_not_left_out_and_an_old_one_is_after_a_yes(copied: Path) -> None:
+    runs, first = copied.parent, copied / "rounds/0001/collect/turns.parquet"
+    before = first.read_bytes()
+    assert "nothing to leave out" in crl_here(runs, "mend", "tiny", "--without", _name(first, copied), code=2).stderr
+    first.write_bytes(b"lost")
+    for needed, why in (
+        ("rounds/0001/collect/episodes.parquet", "any later round may read"),
+        (f"rounds/000{ROUNDS}/update_actor/weights.parquet", "the next rounds read it"),
+        (f"rounds/000{ROUNDS}/update_actor/checkpoint/model.safetensors", "later rounds begin with this checkpoint"),
+        ("rounds/0001/credit/credits.parquet", "crl mend"),
+    ):
+        (copied / needed).rename(copied / "kept")
+        refused = crl_here(runs, "mend", "tiny", "--without", needed, code=2).stderr
+        assert why in refused and "SHA-256" in refused, refused
+        (copied / "kept").rename(copied / needed)
+    asked = crl_here(runs, "mend", "tiny", "--without", _name(first, copied), code=2)
+    assert "No later round reads it" in asked.stdout and "--yes" in asked.stderr and first.read_bytes() == b"lost"
+    said = crl_here(runs, "redo", "tiny", "--from", "0001/collect", code=2).stdout
+    assert said.index("--without rounds/0001/collect/turns.parquet") > said.index(hashlib.sha256(before).hexdigest())
+
+    crl_here(runs, "mend", "tiny", "--without", _name(first, copied), "--yes")
+    assert verify(copied) == [] and not first.exists()
+    with pytest.raises(RecordDamaged, match="goes on without rounds/0001/collect/turns"):
+        RunDirectory.open(copied).read(1, "collect", Turn)
+    crl_here(runs, "fork", "tiny", "--round", str(ROUNDS), "--name", "child")
+    assert "goes on without rounds/0001/collect/turns.parquet" in crl_here(runs, "verify", "child").stdout
+    first.write_bytes(before)
+    assert "goes on without" not in crl_here(runs, "verify", "tiny").stdout
+
+
+def test_a_damaged_run_is_forked_at_a_round_before_the_damage(copied: Path) -> None:
+    _corrupt(copied / f"rounds/000{ROUNDS}/collect/episodes.parquet")
+    crl_here(copied.parent, "fork", "tiny", "--round", str(ROUNDS), "--name", "late", code=4)
+    said = crl_here(copied.parent, "redo", "tiny", "--from", f"{ROUNDS}/collect", code=2).stdout
+    fork = next(line.split()[1:] for line in said.splitlines() if line.strip().startswith("crl fork"))
+    assert fork[3] == str(ROUNDS - 1)
+    crl_here(copied.parent, *fork)
+    assert verify(copied.parent / "tiny-again") == []
+
+
+def _name(path: Path, run: Path) -> str:
+    return path.relative_to(run).as_posix()
 
 
 @pytest.mark.parametrize("damage", [_corrupt, _truncate, _delete], ids=["corrupt", "truncate", "delete"])

@@ -303,7 +303,7 @@ def test_the_commands_verify_and_mend(copied: Path, capsys: pytest.CaptureFixtur
     ):  # fmt: skip
         said = crl_here(copied.parent, *command, code=4).stderr
         assert f"crl mend {copied}" in said and any(path.name in said for path in lost), said
-    crl_here(copied.parent, "mend", "tiny")
+    crl_here(copied.parent, "mend", "tiny", "--yes")
     assert "is intact" in run("verify", str(copied))
     assert "nothing to mend" in run("mend", str(copied))
 

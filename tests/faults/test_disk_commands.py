@@ -86,7 +86,7 @@ CASES = [
     Case("bank build tiny --from {chats} --to {disk}/built", REFUSED, NO_ROOM),
     Case("resume {run}", REFUSED, FULL),
     Case("resume {run} --rounds 1", REFUSED, FULL),
-    Case("redo {run} --from 0002/collect", REFUSED, FULL),
+    Case("redo {run} --from 0002/collect --yes", REFUSED, FULL),
     Case("mend {run}", REFUSED, FULL),
     Case("fork {run} --round 1 --name other", REFUSED, FULL),
     Case("warm-start {warm}", REFUSED, FULL),

@@ -57,7 +57,7 @@ def paused_states() -> set[UUID]:
 def paused_run(name: str, dead: Collection[UUID] = ()) -> FlowRun | None:
     with get_client(sync_client=True) as client:
         runs = [run for run in client.read_flow_runs(limit=50) if run.state_type is StateType.PAUSED]
-    return next((run for run in runs if run.name == name and run.state.id not in dead), None)
+    return next((run for run in runs if run.name.startswith(f"{name} of ") and run.state.id not in dead), None)
 
 
 def wait_paused(name: str, dead: Collection[UUID] = ()) -> FlowRun:

@@ -17,7 +17,7 @@ from crl.errors import BadInput
 from crl.records import Evaluation, rows_of
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import Kept, kept_evaluations
-from flows.evaluate import ARTIFACT_KEY, Seeds, evaluate
+from flows.evaluate import ARTIFACT_KEY, evaluate
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.tiny_run import ROOT, ROUNDS, digests, experiment
 
@@ -33,7 +33,7 @@ def run_path(copied: Path, prefect_server: None, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_other_seeds_become_a_table_and_the_run_is_not_changed(run_path: Path) -> None:
     before = digests(run_path)
-    rows = evaluate(run_path.name, round=1, seeds=Seeds(start=3_000_000, count=3))
+    rows = evaluate(run_path.name, round=1, seeds={"start": 3_000_000, "count": 3})
     assert digests(run_path) == before
     assert {row["condition"] for row in rows} == {"with bank", "without bank"} and {
         row["episodes"] for row in rows

@@ -9,12 +9,15 @@ from uuid import UUID
 import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.events.filters import EventFilter
 from prefect.flow_engine import run_flow
 from prefect.states import AwaitingRetry
 
 from crl.errors import BadInput, DataCheckFailed, StageFailed
-from crl.run.directory import RunDirectory
+from crl.run.directory import RunDirectory, manifests
+from crl.run.head import heads
 from flows.train import resume, train
+from tasks.events import EXPERIMENT, ROUND_COMPLETED
 from tests.processes import wait_until
 from tests.unit.engine.harness import digests, make_driver, make_experiment
 
@@ -46,12 +49,20 @@ def artifacts(key):
         return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
 
 
+def told_of(experiment):
+    """Heads by round, of the events `crl.round.completed` about an experiment."""
+    wanted = {"event": {"name": [ROUND_COMPLETED]}, "resource": {"id": [f"{EXPERIMENT}.{experiment}"]}}
+    with get_client(sync_client=True) as client:
+        events = client.read_events(EventFilter.model_validate(wanted), limit=50).events
+    return {event.payload["round"]: event.payload["head"] for event in events}
+
+
 def children_of(state):
-    """Child flow runs of a flow run, by name, the newest of each name."""
+    """Child flow runs of a flow run, by name without that of the experiment, the newest of each name."""
     parent = state.state_details.flow_run_id
     tracking = [run.id for run in task_runs(parent).values()]
     found = sorted(flow_runs(parent_task_run_id={"any_": tracking}), key=lambda run: run.created)
-    return {run.name: run for run in found}
+    return {run.name.removesuffix(" of fake"): run for run in found}
 
 
 def test_a_transient_failure_is_retried_and_the_record_is_that_of_an_undisturbed_run(fake, tmp_path, undisturbed):
@@ -61,6 +72,18 @@ def test_a_transient_failure_is_retried_and_the_record_is_that_of_an_undisturbed
     assert digests(RunDirectory.open(path)) == undisturbed
     children = children_of(state)
     assert set(children) == {"round 0", "round 1", "round 2"}
+    assert all(run.name.endswith(" of fake") and "fake" in run.tags for run in children.values())
+    # The run's own page: where it stands and where to look, its artifacts, the head to keep.
+    assert state.message.startswith("rounds 0–2 complete. Round 2: "), state.message
+    told = heads(manifests(path))
+    assert str(path / "report.html") in state.message and f"Head after round 2: {told[2]}" in state.message
+    own = [
+        str(each.flow_run_id) for kind in ("rounds", "learning-curve", "report") for each in artifacts(f"fake-{kind}")
+    ]
+    assert own.count(str(state.state_details.flow_run_id)) == 3
+    # Every round was told to automations, with its head.
+    wait_until(lambda: len(told_of("fake")) == 3, lambda: str(told_of("fake")), every=0.5)
+    assert told_of("fake") == {number: told[number] for number in range(3)}
     stages = task_runs(children["round 1"].id)
     assert set(stages) == {"draw", "spread", "learn", "total"}
     assert (stages["draw"].run_count, stages["spread"].run_count) == (2, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from prefect.utilities.schema_tools.hydration import HydrationContext
 
 import flows  # noqa: F401  (first: it turns Prefect's telemetry off)
-from crl.config import Experiment
+from crl.config import Experiment, Runtime
 from crl.config.keys import FIRST_KEYS, value_at
 from crl.config.load import load_experiment
 from crl.errors import BadInput
-from flows.parameters import experiment_from
+from flows.parameters import experiment_from, runtime_from
 from flows.schedule import FILL_IN, meant
 from tests.tiny_run import ROOT
+from tests.unit.report.builder import build_run
 
 
 @pytest.fixture(scope="module")
@@ -262,3 +264,38 @@ def test_a_run_is_named_by_path_or_by_experiment(tmp_path: Path, monkeypatch: An
     with pytest.raises(BadInput, match="run_path: there is no run 'tin'") as raised:
         run_from("tin")
     assert "tiny" in str(raised.value)
+
+
+def test_no_form_shows_a_type_of_nothing_and_a_run_is_chosen_from_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a type of null the pages say `Property is type "None"`, before the field that was meant."""
+    from prefect.utilities.callables import parameter_schema
+
+    from flows import parameters
+    from flows.evaluate import evaluate
+    from flows.train import resume
+
+    for flow in (evaluate, resume):
+        assert "null" not in json.dumps(parameter_schema(flow).model_dump()), flow.name
+    given = {"round": "latest", "tasks": [], "episodes": 0, "conditions": [], "seeds": {}}
+    wanted = parameter_schema(evaluate).model_dump()
+    assert refused(wanted, run_path="tiny", **given) is None
+    assert refused(wanted, run_path="tiny", round="12", seeds={"start": 3, "count": 2}) is None
+    assert refused(wanted, run_path="tiny", round="last") and refused(wanted, run_path="tiny", seeds={"from": 3})
+    assert refused(parameter_schema(resume).model_dump(), run_path="tiny", runtime={"shards": 0})
+
+    monkeypatch.setenv("CRL_RUNS", str(tmp_path))
+    for name in ("older", "newer"):
+        build_run(tmp_path / name)
+    (tmp_path / "no run").mkdir()
+    os.utime(tmp_path / "older" / "rounds", (1, 1))
+    listed, other = parameters.run_choice()["anyOf"]
+    assert (listed["enum"], other["title"]) == (["newer", "older"], "Another path")
+
+
+def test_resume_changes_only_what_was_filled_in() -> None:
+    last = Runtime(shards=3, retries=5)
+    assert runtime_from(last, {"shards": 2, "retries": None}) == last.model_copy(update={"shards": 2})
+    with pytest.raises(BadInput, match=r"runtime\.shards"):
+        runtime_from(last, {"shards": 0})

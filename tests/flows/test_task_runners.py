@@ -54,7 +54,7 @@ def tasks_of_round(number: int) -> dict[str, Any]:
 def tried_in_round(number: int) -> list[Any]:
     """Task runs of the newest child run `round N`: several of a part that was tried again."""
     with get_client(sync_client=True) as client:
-        rounds = client.read_flow_runs(flow_run_filter=FlowRunFilter(name={"any_": [f"round {number}"]}))
+        rounds = client.read_flow_runs(flow_run_filter=FlowRunFilter(name={"like_": f"round {number} of "}))
         newest = max(rounds, key=lambda run: run.created)
         return client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [newest.id]}))
 

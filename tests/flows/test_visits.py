@@ -27,7 +27,7 @@ def test_a_retried_flow_run_begins_with_what_was_taken_back(
     driver: Any = SimpleNamespace(
         round_complete=complete.__contains__,
         next_round=lambda: len(complete),
-        run=SimpleNamespace(path=Path("/run")),
+        run=SimpleNamespace(path=Path("/run"), experiment_name="run"),
     )
     with train.visits(driver, 4, 6) as (numbers, due):
         assert due == worked, "what it set out for once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,9 @@ def test_a_transient_failure_is_retried_and_a_permanent_one_is_not(
     message = found["state"]["message"]
     assert message.startswith("DataCheckFailed (round 1, draw): table metrics") and "What to do: look" in message
     assert (found["name"], found["tags"]) == ("permanent: rounds 0–1", ["permanent", "training"])
-    assert [child["name"] for child in operated.children(failed)] == ["round 0", "round 1"]
-    assert operated.children(failed)[1]["state"]["message"] == message
+    assert [child["name"] for child in operated.children(failed)] == ["round 0 of permanent", "round 1 of permanent"]
+    of_round = operated.children(failed)[1]["state"]["message"]
+    assert re.fullmatch(rf"{re.escape(of_round)}. Head after round 0: [0-9a-f]{{64}}", message)
 
     def arrived() -> bool:
         return bool(tasks_of(operated, retried, "draw")) and bool(tasks_of(operated, failed, "draw"))
@@ -98,7 +100,7 @@ def test_a_transient_failure_is_retried_and_a_permanent_one_is_not(
     (task,) = tasks_of(operated, retried, "draw")
     assert task["run_count"] == 2
     (task,) = tasks_of(operated, failed, "draw")
-    assert (task["run_count"], task["state"]["message"]) == (1, message)
+    assert (task["run_count"], task["state"]["message"]) == (1, of_round)
 
 
 def test_cancel_ends_the_engines_and_leaves_a_run_that_resumes(

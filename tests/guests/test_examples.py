@@ -44,11 +44,13 @@ TESTED = {
     "environments.md": "tests/guests/test_environments_page.py",
     "evaluation.md": "tests/docs/test_evaluation_page.py",
     "extending.md": "tests/docs/test_extending.py",
+    "harbor.md": "tests/worlds/harbor/test_harbor_page.py",
     "judge.md": "tests/worlds/dataset/test_judged_rounds.py",
     "mcp.md": "tests/worlds/openenv/test_openenv_rounds.py",
     "notebook.md": "tests/docs/test_notebook_page.py",
     "openenv.md": "tests/worlds/openenv/test_openenv_rounds.py",
     "sql.md": "tests/docs/test_sql_page.py",
+    "verifiers.md": "tests/worlds/verifiers/test_verifiers_page.py",
 }
 """Pages whose examples another file runs."""
 NOT_HERE = {

@@ -31,7 +31,7 @@ FLOORS = (
         "crl.faults",
     ),
     ("crl.run", "crl.checks"),
-    ("crl.envs", "crl.policies", "crl.rollout", "crl.extractor", "crl.bank", "crl.credit", "crl.learn"),
+    ("crl.envs", "crl.policies", "crl.gateway", "crl.rollout", "crl.extractor", "crl.bank", "crl.credit", "crl.learn"),
     ("crl.rounds", "crl.recipes"),
     ("crl.audit",),
     ("crl.engine", "crl.report", "crl.preflight"),
@@ -42,14 +42,15 @@ FLOORS = (
     ("tasks",),
     ("flows",),
 )
-# Who imports a room of its own floor: the vocabulary is built in this order, the runs of a study are tracked, and
-# `crl.open` opens the interface.
+# Who imports a room of its own floor: the vocabulary is built in this order, programs are played through the gateway,
+# the runs of a study are tracked, and `crl.open` opens the interface.
 NEIGHBORS = {
     "crl.paths": {"crl.errors"},
     "crl.config": {"crl.errors", "crl.paths", "crl.records"},
     "crl.protocols": {"crl.config", "crl.records"},
     "crl.text": {"crl.errors", "crl.config", "crl.records", "crl.protocols"},
     "crl.faults": {"crl.errors", "crl.protocols", "crl.text"},
+    "crl.rollout": {"crl.gateway"},
     "crl.recipes": {"crl.rounds"},
     "crl": {"crl.api"},
 }
@@ -59,7 +60,13 @@ USERS = {"crl.lab": {"crl.cli", "flows"}, "guests": {"crl.lab"}}
 with (ROOT / "pyproject.toml").open("rb") as stream:
     POINTS = tomllib.load(stream)["project"].get("entry-points", {})
 # What worlds share, and the folders of guests: a guest imports no other.
-SHARED = ("crl.worlds.json_files", "crl.worlds.records", "crl.worlds.search")
+SHARED = (
+    "crl.worlds.json_files",
+    "crl.worlds.programs",
+    "crl.worlds.records",
+    "crl.worlds.sandbox",
+    "crl.worlds.search",
+)
 GUESTS = {
     ".".join(target.split(":")[0].split(".")[:3]) for named in POINTS.values() for target in named.values()
 }  # fmt: skip
@@ -124,7 +131,7 @@ def house() -> Graph:
 
 def guest_of(module: str) -> str | None:
     """The guest that a module belongs to; what worlds share is one too. None: it belongs to the core."""
-    if module in ("crl.worlds", *SHARED):
+    if module == "crl.worlds" or any(module == shared or module.startswith(f"{shared}.") for shared in SHARED):
         return "crl.worlds"
     folder = ".".join(module.split(".")[:3])
     return folder if folder in GUESTS else None

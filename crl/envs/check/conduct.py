@@ -227,6 +227,8 @@ def tasks(config: EnvironmentConfig, seconds: float) -> list[Finding]:
             faults += [f"{name}: {fault}"] if fault else []
             if left := time.monotonic() - began > seconds:
                 break
+    if not judged:
+        return []
     more = f"; after {seconds:.0f} s the others were left: check again, or with a longer --time-limit" if left else ""
     if faults:
         said = f"{len(faults)} of {judged} tasks cannot be won{more}\n" + "\n".join(faults)

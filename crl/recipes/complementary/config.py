@@ -181,6 +181,12 @@ class BankRecipeConfig(RecipeConfig):
         """Whether a use may earn something else than its episode's outcome, so that it has a row of its own."""
         return self.actor_critic is not None or self.extractor_objective.credit != "outcome"
 
+    def steps_environments(self, method: Method) -> tuple[str, str] | None:
+        """Demonstrations are moves of an oracle, at random, or of a person's: somebody steps."""
+        if self.warm_start is None or not self.warm_starts()[0]:
+            return None
+        return "demonstrations for the actor are played step by step", "warm_start.actor_episodes: 0, or no warm_start"
+
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
         yield from _guided_share(self, method)

@@ -89,6 +89,7 @@ def build(method: Method) -> Recipe:
         trains=frozenset(method.trained()),
         objectives=objectives(config.actor_objective, config.extractor_objective),
         check_ready=ready.check_ready,
+        recalls=(Distillation, Episode, Generation),
         refused=refused,
     )
 

@@ -234,6 +234,10 @@ class DreamGymConfig(RecipeConfig):
         """That of the store."""
         return EmbedderUse(self.store.embedder)
 
+    def steps_environments(self, method: Method) -> tuple[str, str] | None:
+        """Its experience model predicts steps."""
+        return "an experience model stands for an environment's steps", "another recipe"
+
     def problems(self, method: Method) -> Iterator[BadInput]:
         """Combinations that would run for hours and do nothing of what was asked for."""
         yield from unread_settings(method, reward="the model predicts what the task pays")

@@ -161,6 +161,7 @@ def build(method: Method) -> Recipe:
         },
         row_types=ROWS,
         check_ready=check_ready,
+        recalls=(Metric, Annotation, Transition, TransitionVector, PoolItem),
     )
 
 

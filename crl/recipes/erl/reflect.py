@@ -18,12 +18,12 @@ from crl.recipes.erl.memory import retrieved, texts_of
 from crl.recipes.erl.prompts import Attempt, parsed, reflect_messages
 from crl.recipes.erl.rows import Reflection
 from crl.records import Generation, Retrieval, Turn
-from crl.rollout.actions import actions_text
 from crl.rounds.context import StageContext
 from crl.rounds.ready import chat_of
 from crl.rounds.waves import planned_waves, starts_of
 from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
+from crl.text.calls import actions_text
 from crl.text.outputs import Prompt, fill, placeholders, prepared, room_for_prompt, sample_outputs
 
 SHORTEST = 120

@@ -72,6 +72,7 @@ def build(method: Method) -> Recipe:
     )
     return Recipe(
         name=config.kind,
+        recalls=(ReplayEmbedding, Episode, Turn, Generation, ReplayDraw, Improvement),
         preparation=(
             initialize_stage,
             evaluates,

@@ -118,7 +118,7 @@ class ExtractorNetwork:
                     raise StageFailed(
                         f"the loss of the extractor network is {float(loss.detach())}",
                         expected="a finite number",
-                        next_step="lower recipe.extractor.learning_rate",
+                        next_step="lower method.recipe.extractor.learning_rate",
                     )
                 self._optimizer.zero_grad()
                 torch.autograd.backward(loss)

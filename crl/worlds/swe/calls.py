@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crl.protocols import FreeText, Tool, ToolCalls
-from crl.worlds.swe.sandbox import TESTBED
+from crl.worlds.sandbox.bubblewrap import TESTBED
 
 BASH, EDITOR, SUBMIT = "execute_bash", "str_replace_editor", "submit"
 COMMANDS = ("view", "create", "str_replace", "insert", "undo_edit")

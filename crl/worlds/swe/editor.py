@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crl.worlds.swe.sandbox import TESTBED
-from crl.worlds.swe.supervised import cut
+from crl.worlds.sandbox.bubblewrap import TESTBED
+from crl.worlds.sandbox.supervised import cut
 
 LARGEST = 2_000_000
 """Bytes of the largest file that is viewed or edited."""

@@ -17,19 +17,20 @@ from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.protocols import Lesson, Start, Step, StopReason
 from crl.records import Episode, OutsideRows, Turn
+from crl.worlds.sandbox.bubblewrap import TESTBED, Workspace
+from crl.worlds.sandbox.interpreters import interpreter_of
+from crl.worlds.sandbox.limits import in_words
+from crl.worlds.sandbox.supervised import cut
+from crl.worlds.sandbox.workplace import Workplace, remove
 from crl.worlds.swe.calls import BASH, EDITOR, FORM, TOOLS, BadCall, Call, call_of, written
 from crl.worlds.swe.editor import Editor, Refused
 from crl.worlds.swe.grader import Grader
-from crl.worlds.swe.interpreters import interpreter_of
 from crl.worlds.swe.oracle import calls_of, lesson_of
-from crl.worlds.swe.repository import Repositories, copy, remove
+from crl.worlds.swe.repository import Repositories, copy
 from crl.worlds.swe.rows import Row, outside_rows
-from crl.worlds.swe.sandbox import TESTBED, Workspace
 from crl.worlds.swe.sandboxes import sandbox_of
-from crl.worlds.swe.settings import SweSettings, in_words
+from crl.worlds.swe.settings import SweSettings
 from crl.worlds.swe.sources import source_of, tasks_of
-from crl.worlds.swe.supervised import cut
-from crl.worlds.swe.workplace import Workplace
 
 _SHOWN_NAMES = 40
 NO_OUTPUT = "(no output)"

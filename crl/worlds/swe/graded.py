@@ -15,8 +15,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from crl.worlds.sandbox.workplace import remove, unlock
 from crl.worlds.swe.patches import touched
-from crl.worlds.swe.repository import copy, remove, unlock
+from crl.worlds.swe.repository import copy
 from crl.worlds.swe.rows import Row
 
 _STEERING = (

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from crl.run.files import write_atomically
+from crl.worlds.sandbox.bubblewrap import Sandbox, searched
+from crl.worlds.sandbox.limits import Limits
+from crl.worlds.sandbox.supervised import LONGEST_REPORT, cut
+from crl.worlds.sandbox.usage import too_deep
+from crl.worlds.sandbox.workplace import remove
 from crl.worlds.swe.graded import files_of, make_graded, steering_fix
-from crl.worlds.swe.repository import Repositories, remove
+from crl.worlds.swe.repository import Repositories
 from crl.worlds.swe.rows import Row
-from crl.worlds.swe.sandbox import Sandbox, searched
-from crl.worlds.swe.settings import Limits
-from crl.worlds.swe.supervised import LONGEST_REPORT, cut
-from crl.worlds.swe.usage import too_deep
 
 _SHOWN = 4000
 _PROGRAM = Path(__file__).with_name("grading.py")

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from crl.protocols import Lesson
 from crl.records import Episode, Turn
+from crl.worlds.sandbox.bubblewrap import TESTBED
 from crl.worlds.swe.calls import BASH, EDITOR, SUBMIT, BadCall, Call, call_of
 from crl.worlds.swe.editor import LARGEST
 from crl.worlds.swe.patches import hunks, touched
-from crl.worlds.swe.sandbox import TESTBED
 
 _AROUND = 8
 """Lines before and behind a change that are looked at."""

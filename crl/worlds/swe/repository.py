@@ -18,7 +18,6 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,28 +179,6 @@ def copy(source: Path, target: Path, *, some: bool = False) -> None:
     if done.returncode != 0 and not some:
         said = done.stderr.decode(errors="replace").strip()[-300:]
         raise OSError(f"{source} cannot be copied to {target}: {said}. Make room there, or let this user read it")
-
-
-def unlock(tree: Path) -> None:
-    """Let the owner of a tree read and change all of it, whatever modes were left on it."""
-    _quietly("chmod", "-R", "u+rwX", str(tree))
-
-
-def remove(tree: Path) -> None:
-    """Remove a tree, whatever is in it: folders in folders without end, or some that nobody may enter."""
-    with suppress(OSError):
-        tree.unlink()  # a file or a link; thousands of them are not worth a process each
-        return
-    if not os.path.lexists(tree) or tree.is_symlink():  # modes would be changed of what a link leads to
-        return
-    if not _quietly("rm", "-rf", str(tree)):
-        unlock(tree)
-        _quietly("rm", "-rf", str(tree))
-
-
-def _quietly(*command: str) -> bool:
-    null = subprocess.DEVNULL
-    return subprocess.run(command, stdin=null, stdout=null, stderr=null, check=False).returncode == 0
 
 
 def _set_times(tree: Path, moment: int) -> None:

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from crl.errors import BadInput
-from crl.worlds.swe.interpreters import Interpreter
-from crl.worlds.swe.sandbox import (
+from crl.worlds.sandbox.bubblewrap import (
     TESTBED,
     WHERE,
     Bubblewrap,
@@ -26,9 +25,11 @@ from crl.worlds.swe.sandbox import (
     users_owner,
     write_binaries,
 )
-from crl.worlds.swe.settings import Limits, SweSettings
-from crl.worlds.swe.supervised import Launch, Ran, supervise
-from crl.worlds.swe.usage import Watched
+from crl.worlds.sandbox.interpreters import Interpreter
+from crl.worlds.sandbox.limits import Limits
+from crl.worlds.sandbox.supervised import Launch, Ran, supervise
+from crl.worlds.sandbox.usage import Watched
+from crl.worlds.swe.settings import SweSettings
 
 _MARK = "CRL_SWE_CALL"
 _RUNTIMES = ("docker", "podman")

@@ -1,4 +1,4 @@
-"""The settings of `swe`, and the kinds of end that its limits make."""
+"""The settings of `swe`."""
 
 from __future__ import annotations
 
@@ -6,33 +6,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from crl.config.base import Model
 from crl.config.environments import EnvironmentConfig, HeldOutFrom
-
-MEGABYTE = 1 << 20
-Ended = Literal["", "time", "memory", "processes", "disk", "output"]
-"""The limit that a command was stopped at; empty: it ended by itself."""
-
-
-class Limits(Model):
-    """Limits of one command; those of the work tree hold between commands too."""
-
-    seconds: float = Field(60.0, ge=0.1, le=86_400, description="Longest command; it is killed after it.")
-    memory_mb: int = Field(
-        2048, ge=64, le=1 << 22, description="Most memory of a process, and of all processes of a command together."
-    )
-    processes: int = Field(128, ge=8, le=100_000, description="Most processes and threads at one time.")
-    temporary_mb: int = Field(
-        64, ge=1, le=1 << 20, description="Size of /tmp, and of /dev/shm: in memory, new for each command."
-    )
-    file_mb: int = Field(64, ge=1, le=1 << 20, description="Largest file that a command may write.")
-    tree_mb: int = Field(1024, ge=1, le=1 << 22, description="Most that the work tree may hold; more ends the episode.")
-    tree_files: int = Field(
-        200_000, ge=100, le=100_000_000, description="Most files and folders of the work tree; more ends the episode."
-    )
-    output_mb: int = Field(
-        16, ge=1, le=1024, description="Most output of a command, which is read but not kept; it is killed after it."
-    )
+from crl.worlds.sandbox.limits import Limits
 
 
 class SweSettings(EnvironmentConfig):
@@ -105,15 +80,3 @@ class SweSettings(EnvironmentConfig):
         if self.rows is None and (self.held_out_rows is not None or self.repositories is not None):
             raise ValueError("held_out_rows and repositories go with rows; without them the tasks that ship are played")
         return self
-
-
-def in_words(limits: Limits, ended: Ended) -> str:
-    """Why a command was stopped."""
-    return {
-        "": "",
-        "time": f"it ran longer than {limits.seconds:g} seconds",
-        "memory": f"its processes used more than {limits.memory_mb} MB of memory",
-        "processes": f"it had more than {limits.processes} processes",
-        "disk": f"the work tree holds more than {limits.tree_mb} MB or {limits.tree_files} files",
-        "output": f"it wrote more than {limits.output_mb} MB of output",
-    }[ended]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crl.audit.redo import set_aside
+from crl.audit.redo import planned, set_aside
 from crl.audit.verify import Severity, require_intact, verify
 from crl.errors import BadInput, StaleAttempt
 from crl.run.directory import RunDirectory
@@ -49,6 +49,23 @@ def test_a_stage_that_is_gone_takes_its_readers(tmp_path: Path) -> None:
     with Lease.acquire(run.path, seconds=30) as lease:
         moved = set_aside(run.path, 1, "collect", stages_of, token=lease.token)
     assert _keys(moved) == ["1/update_actor", "2/plan", "2/collect", "2/update_actor"]
+
+
+def test_what_goes_is_known_before_with_what_it_took(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, rounds=2)
+    plan = planned(run.path, 2, "collect", stages_of)
+    assert _keys(plan.stages) == ["2/collect", "2/update_actor"] and plan.before is None
+    taken = [run.manifest(*place).provenance.get("seconds", 0.0) for place in plan.stages]
+    assert plan.seconds == sum(taken)
+    assert run.complete_stages(2) == list(ORDER), "nothing moved"
+
+
+def test_a_copy_of_a_stage_is_no_stage_to_take_back(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, rounds=3)
+    shutil.copytree(run.stage_path(1, "collect"), run.stage_path(1, "collect_copy"))
+    with pytest.raises(BadInput, match="1/collect_copy is no stage of this run") as refused:
+        planned(run.path, 1, "collect_copy", stages_of)
+    assert refused.value.next_step is not None and "mv " in refused.value.next_step
 
 
 def test_parts_of_what_is_not_finished_go_too(tmp_path: Path) -> None:

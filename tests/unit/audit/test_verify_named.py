@@ -201,3 +201,15 @@ def test_a_file_in_the_place_of_a_round_is_named(run: RunDirectory) -> None:
 def test_an_empty_stage_is_named_and_the_journal_is_not_blamed(run: RunDirectory) -> None:
     (run.path / "rounds/0002/other").mkdir()
     assert _named(run) == ["rounds/0002/other/manifest.json"]
+
+
+@pytest.mark.parametrize("copy", ["0001/collect_copy", "0001/plan2", "0004", "0007"])
+def test_a_stray_copy_is_named_and_moving_it_away_is_all_that_it_takes(run: RunDirectory, copy: str) -> None:
+    source = run.path / "rounds" / ("0003" if "/" not in copy else copy.partition("_")[0].rstrip("2"))
+    before = {path: path.stat().st_mtime_ns for path in (run.path / "rounds").rglob("*") if path.is_file()}
+    shutil.copytree(source, run.path / "rounds" / copy)
+    (problem,) = verify(run.path)
+    assert (problem.file, problem.severity) == (f"rounds/{copy}", Severity.damaged) and "a copy of" in problem.found
+    subprocess.run(problem.mend, shell=True, check=True)
+    assert verify(run.path) == []
+    assert before == {path: path.stat().st_mtime_ns for path in (run.path / "rounds").rglob("*") if path.is_file()}

@@ -14,7 +14,7 @@ from crl.rounds.evaluate import Choice, Evaluated
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import keep_evaluation
 from crl.run.manifest import Manifest
-from crl.run.retention import Pruned, add_pruned
+from crl.run.pruned import Pruned, add_pruned
 from tests.unit.cli.conftest import Outcome
 from tests.unit.lab.table.recorded import WITH, WITHOUT, rows
 from tests.unit.report.builder import retrieval, write_stage

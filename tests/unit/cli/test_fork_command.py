@@ -84,7 +84,7 @@ def test_what_is_refused_says_why(runs: Path, words: list[str], found: str, expe
 
 
 def test_a_round_that_is_not_finished_is_refused(own: Path) -> None:
-    crl_here(own, "redo", "played", "--from", "2/credit")
+    crl_here(own, "redo", "played", "--from", "2/credit", "--yes")
     said = crl_here(own, "fork", "played", "--round", "2", "--name", "child", code=2).stderr
     assert "round 2 of" in said and "is not finished: credit is missing" in said and "crl resume" in said
     crl_here(own, "fork", "played", "--round", "1", "--name", "child", "--keep-rollouts")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +52,8 @@ def test_train_continue_damage_redo_and_resume(
     assert crl("verify", "tiny").code == 0
 
     damaged = run / "rounds/0002/spread/metrics.parquet"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-1])
     found = crl("verify", "tiny")
     assert found.code == 4 and "rounds/0002/spread/metrics.parquet" in found.out
     mend = next(line for line in found.out.splitlines() if "mend" in line)
@@ -58,16 +61,32 @@ def test_train_continue_damage_redo_and_resume(
     refused = crl("resume", "tiny", "--rounds", "1")
     assert refused.code == 4 and "metrics.parquet" in refused.err
 
-    redone = crl("redo", run, "--from", "0002/spread")
+    asked = crl("redo", run, "--from", "0002/spread")
+    assert asked.code == 2 and f"crl redo {run} --from 0002/spread --yes" in asked.err
+    assert "takes back 3 stages of round 2, from 0002/spread on. They took " in asked.out
+    assert hashlib.sha256(whole).hexdigest() in asked.out, "the file that a backup has to hold"
+    assert f"crl fork {run} --round 1 --name tiny-again" in asked.out
+    assert stage_digests(run) == complete, "nothing was done"
+    with monkeypatch.context() as terminal:
+        for stream in (sys.stdin, sys.stdout):
+            terminal.setattr(stream, "isatty", lambda: True)
+        terminal.setattr("typer.confirm", lambda question: False)
+        assert crl("redo", run, "--from", "0002/spread").code == 2 and stage_digests(run) == complete
+        terminal.setattr("typer.confirm", lambda question: True)
+        redone = crl("redo", run, "--from", "0002/spread")
     assert redone.code == 0
     assert [line for line in redone.out.splitlines() if line.startswith("set aside")] == [
         "set aside 0002/spread", "set aside 0002/learn", "set aside 0002/total",
     ]  # fmt: skip
     assert "unfinished: round 2, spread" in crl("status", "tiny").out
+    assert "3 not made again yet: crl resume" in crl("verify", "tiny").out
     resumed = crl("resume", "tiny")
     assert resumed.code == 0 and "1 stages were complete already" in resumed.out
     assert stage_digests(run) == complete
-    assert crl("verify", "tiny").code == 0
+    verified = crl("verify", "tiny")
+    assert verified.code == 0
+    told = r"note: 0002/spread to 0002/total \(3 stages\) taken back on .*; it is in damaged/1; made again since"
+    assert re.search(told, verified.out)
 
 
 @pytest.mark.slow
@@ -142,9 +161,10 @@ def test_what_an_interrupted_command_asked_for_is_not_forgotten(
         early.setattr("crl.engine.driver.Driver.set_target", interrupted)
         assert f"with: crl train {fake} --rounds 2\n" in crl("train", fake, "--rounds", "2").err
         assert f"with: crl train {fake} --no-prefect\n" in crl("train", fake, "--no-prefect").err
-    assert "next: `crl train` with its experiment" in crl("status", "tiny").out
+    assert "next: crl resume" in (status := crl("status", "tiny").out) and "--rounds 3" in status
     refused = crl("resume", "tiny")
-    assert refused.code == 2 and "no rounds were asked of" in refused.err and "`crl train`" in refused.err
+    assert refused.code == 2 and "no rounds were asked of" in refused.err and "--rounds" in refused.err
+    assert "crl train" not in status + refused.err, "another experiment's file would be refused"
 
     monkeypatch.setattr("crl.engine.driver.Driver.run_rounds", interrupted)
     assert "with: crl resume" in crl("train", fake, "--rounds", "2", "--no-prefect").err

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -95,3 +97,11 @@ def test_in_the_background_ctrl_c_is_for_others(started: Callable[[Place, str], 
     ended, said = training.ended()
     assert ended == 0, said
     assert RunDirectory.open(training.path).complete_stages(1) == ["draw", "spread", "learn", "total"]
+
+
+def test_a_closed_standard_output_is_no_traceback(room: Path) -> None:
+    """`crl status room >&-`, and a reader that has seen enough."""
+    command = f"{shlex.quote(sys.executable)} -m crl status {shlex.quote(str(room))}"
+    for words in (f"{command} >&-", f"{command} | true"):
+        done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.stderr == "" and done.returncode == 0, done.stderr

@@ -75,6 +75,11 @@ def test_a_replaced_row_is_sent_as_it_is_and_draws_on(fake: FakeVllm) -> None:
         == asked[3]["sampling_params"]["seed"]
         != asked[0]["sampling_params"]["seed"]
     )
+    rows.replace(0, kept, seed=5)
+    rows.sample([0], SAMPLING)
+    session(fake, seeds=[5, 6]).sample([0], SAMPLING)
+    again, fresh = (each["sampling_params"]["seed"] for each in fake.asked(GENERATE)[4:])
+    assert again == fresh, "with a seed its stream begins anew"
 
 
 def test_a_request_says_how_to_sample_and_which_weights_may_have_read_the_prefix(fake: FakeVllm) -> None:

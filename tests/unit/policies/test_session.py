@@ -169,6 +169,12 @@ def test_a_replaced_row_reads_from_the_first_id_that_differs(policy):
     with _tokens_read(policy) as read:
         session.sample([1], sampling)
     assert read[0] == 12 + 10, "keys of the other row are taken over as far as both begin alike"
+    drawn = []
+    for _ in range(2):
+        session.replace(0, other, 9)
+        drawn.append(session.sample([0], sampling)[0].token_ids)
+    fresh = policy.open([other], [9])
+    assert drawn == [fresh.sample([0], sampling)[0].token_ids] * 2, "with a seed a stream begins anew"
     with pytest.raises(ValueError, match="between two turns"):
         session.replace(0, [])
     session.begin([0], sampling)

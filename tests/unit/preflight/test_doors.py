@@ -158,7 +158,7 @@ def test_what_cannot_work_here_is_refused_at_every_door(
     assert sorted(tmp_path.rglob("*")) == before, "nothing is written"
 
 
-def raised(error: BaseException) -> None:
+def raised(error: BaseException, *_: object) -> None:
     raise error
 
 

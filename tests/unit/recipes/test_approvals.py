@@ -174,7 +174,7 @@ def test_the_command_line_from_waiting_to_published(waiting: Path, crl: Callable
     assert crl("approve", waiting, "--reject-all", "--person", "Bob")[0] == 0, "the same again is no contradiction"
 
     # Taken back before it was used, and decided anew.
-    code, said, _ = crl("redo", waiting, "--from", "1/approve")
+    code, said, _ = crl("redo", waiting, "--from", "1/approve", "--yes")
     assert code == 0 and "set aside the decision about round 1" in said
     assert crl("approve", waiting, "--reject-all", "--person", "Eve")[0] == 0
     code, said, _ = crl("resume", waiting)

@@ -156,7 +156,7 @@ def test_vectors_are_a_view(runs: list[Path]) -> None:
     [
         "SELECT current_setting('memory_limit')",
         "SELECT 1 WHERE current_setting('allowed_paths') IS NOT NULL",
-        "SELECT list_transform([1], lambda x: getvariable('a'))",
+        "SELECT list_transform(['threads'], lambda x: current_setting('threads'))",
         "SELECT pg_catalog.current_setting('threads')",
         "SELECT " + "(SELECT " * 400 + "1" + ")" * 400,
         "SELECT " + "[" * 3000 + "]" * 3000,

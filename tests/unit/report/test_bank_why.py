@@ -15,7 +15,7 @@ from crl.report.bank import entries_after
 from crl.report.story import LEFT, Story, history_listing, story_of, story_tree, word_diff
 from crl.report.views import query
 from crl.report.why import stories, why
-from crl.run.retention import PRUNED, Pruned, add_pruned
+from crl.run.pruned import PRUNED, Pruned, add_pruned
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
 

@@ -29,7 +29,7 @@ def test_metrics_of_each_round(tmp_path: Path) -> None:
     assert (second.guided, second.free) == (Rate(1, 2), Rate(0, 2))
     assert (second.with_bank, second.without_bank) == (Rate(2, 2), Rate(0, 2))
     assert second.buffer == 1, "only what waits: a selected output is trained"
-    assert second.alarms == ("credit: share_malformed 0.5, more than 0.3 of the outputs",)
+    assert second.alarms == ("more than 0.3 of the outputs (credit: share_malformed 0.5)",)
     assert sum(second.seconds.values()) == 10.5
 
 
@@ -96,7 +96,7 @@ def test_turns_that_are_no_moves_are_told_in_table_page_and_alarm(tmp_path: Path
     write_stage(run, 2, "health", [rows])
     summaries = summarize(run)
     assert "2 53.8 % 1.25 % 1 update 1 0/1 1 –/1" in printed(summaries, 80)
-    assert f"alarm in round 2, health: turns_valid 0.538, {alarm}" in remarks(summaries)
+    assert f"alarm in round 2: {alarm} (health: turns_valid 0.538)" in remarks(summaries)
     assert "| 2 | 53.8 % | 1.25 % | 1 |" in rounds_markdown("run", summaries).replace("\u00a0", " ")
     page = render(run)
     assert "<td>53.8 %</td><td>1.25 %</td>" in page and alarm in page
@@ -113,7 +113,7 @@ def test_a_collapse_is_told_wherever_alarms_are(tmp_path: Path) -> None:
     write_stage(run, 2, "health", [[*rows, Metric(round=2, stage="health", name="collapsed", value=1, alarm=told)]])
     summaries = summarize(run)
     assert dict(summaries[-1].health) == {**metrics, "collapsed": 1.0} and not summaries[-2].health
-    assert f"alarm in round 2, health: collapsed 1, {told}" in remarks(summaries)
+    assert f"alarm in round 2: {told} (health: collapsed 1)" in remarks(summaries)
     assert told in rounds_markdown("run", summaries)
     page = render(run)
     assert told in page

@@ -65,7 +65,7 @@ class ScriptedSession(WholeTurns):
             self._alive(row)
             self.ids[row].extend(piece)
 
-    def replace(self, row: int, token_ids: Sequence[int]) -> None:
+    def replace(self, row: int, token_ids: Sequence[int], seed: int | None = None) -> None:
         self._alive(row)
         self.ids[row] = list(token_ids)
 

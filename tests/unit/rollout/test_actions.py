@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crl.protocols import FreeText, Tool, ToolCalls
-from crl.rollout.actions import actions_text, parse_action, parse_question
+from crl.rollout.actions import parse_action, parse_question
+from crl.text.calls import actions_text
 
 MOVES = ("north", "northeast", "east", "pick up", "pick", "wait")
 

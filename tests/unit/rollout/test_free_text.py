@@ -14,8 +14,9 @@ from crl.config import SamplingConfig
 from crl.envs.game import Game, Move
 from crl.envs.slots import TurnLimit
 from crl.protocols import FreeText, Start, Step, StopReason, Tool, ToolCalls
-from crl.rollout.actions import actions_text, parse_action, parse_question
+from crl.rollout.actions import parse_action, parse_question
 from crl.rollout.play import EpisodeSlot
+from crl.text.calls import actions_text
 from tests.unit.rollout.fakes import ScriptedPolicy, task
 from tests.unit.rollout.test_play import play
 

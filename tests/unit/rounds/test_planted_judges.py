@@ -87,7 +87,11 @@ def test_one_that_prefers_the_first_is_named(
 ) -> None:
     run = judged_by(tmp_path, fake, scores(lambda answers, random: [10.0, *[6.0] * (len(answers) - 1)]))
     told = status(run, capsys)
-    assert "alarm in round 1, health: judge_first" in told and "the judge prefers what it reads first" in told
+    assert (
+        "alarm in round 1: " in told
+        and "(health: judge_first" in told
+        and "the judge prefers what it reads first" in told
+    )
 
 
 def test_one_that_contradicts_itself_is_named(
@@ -95,7 +99,9 @@ def test_one_that_contradicts_itself_is_named(
 ) -> None:
     run = judged_by(tmp_path, fake, scores(lambda answers, random: [*random.choice([0.0, 10.0], len(answers))]))
     told = status(run, capsys)
-    assert "alarm in round 1, health: judge_agreement" in told and "the judge contradicts itself" in told
+    assert (
+        "alarm in round 1: " in told and "(health: judge_agreement" in told and "the judge contradicts itself" in told
+    )
 
 
 def test_one_that_is_out_of_range_is_named(tmp_path: Path, fake: FakeVllm, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +110,11 @@ def test_one_that_is_out_of_range_is_named(tmp_path: Path, fake: FakeVllm, capsy
         scores(lambda answers, random: [11.0 if WON in answers[0] else 0.0] + [0.0] * (len(answers) - 1)),
     )  # fmt: skip
     told = status(run, capsys)
-    assert "alarm in round 1, health: judge_out_of_range" in told and "scores out of range (0 to 10)" in told
+    assert (
+        "alarm in round 1: " in told
+        and "(health: judge_out_of_range" in told
+        and "scores out of range (0 to 10)" in told
+    )
     lost = [row for row in run.rows(Episode, "collect", 1) if row.error == "judge_out_of_range"]
     assert lost and f"{len(lost)} of 16 games of lake: judge_out_of_range" in told, told
 
@@ -117,7 +127,7 @@ def test_one_that_hangs_costs_the_groups_that_wait_for_it_and_is_named(
 
     run = judged_by(tmp_path, fake, said, seconds=5, reward={"twice": 0.0}, method__evaluation__every=1)
     told = status(run, capsys)
-    assert "alarm in round 1, health: judge_no_answer" in told and "the judge hangs or is gone" in told
+    assert "alarm in round 1: " in told and "(health: judge_no_answer" in told and "the judge hangs or is gone" in told
     verdicts = run.rows(Verdict, "collect", 1)
     silent = [row for row in verdicts if row.reason_code == "no_answer"]
     assert silent and all("did not answer /chat/completions in time" in row.output for row in silent)

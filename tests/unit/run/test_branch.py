@@ -20,7 +20,8 @@ from crl.run.find import find_run
 from crl.run.head import heads
 from crl.run.lease import Lease
 from crl.run.lineage import LINEAGE, load_lineage
-from crl.run.retention import Pruned, prune, pruned
+from crl.run.pruned import Pruned, pruned
+from crl.run.retention import prune
 from tests.marks import sampled
 from tests.unit.run import jobs
 from tests.unit.run.killed import run_killed

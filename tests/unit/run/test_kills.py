@@ -12,7 +12,8 @@ from crl.audit.verify import Severity, require_intact, verify
 from crl.run.directory import RunDirectory
 from crl.run.journal import Journal
 from crl.run.lease import Lease
-from crl.run.retention import prune, pruned
+from crl.run.pruned import pruned
+from crl.run.retention import prune
 from tests.marks import sampled
 from tests.unit.run import jobs
 from tests.unit.run.killed import run_killed

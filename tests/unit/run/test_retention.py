@@ -17,7 +17,8 @@ from crl.run import cache, retention
 from crl.run.directory import RunDirectory
 from crl.run.files import free_bytes, remove, require_free
 from crl.run.lease import Lease, commit_guard
-from crl.run.retention import prune, pruned
+from crl.run.pruned import pruned
+from crl.run.retention import prune
 from tests.unit.run.support import finished_run, weights_row, write_stage
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from crl.worlds.swe.settings import Limits
-from crl.worlds.swe.workplace import Workplace
+from crl.worlds.sandbox.limits import Limits
+from crl.worlds.sandbox.workplace import Workplace
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.worlds.swe.world import Player, config_of, files_below, made, needs_bwrap, processes
 

@@ -26,7 +26,7 @@ with closing(SweConfig(**json.loads(sys.argv[1])).make()) as environment:
     player.run(sys.argv[2])
     print(player.submit().reward)
 """
-REMOVE = "import pathlib, sys; from crl.worlds.swe.repository import remove; remove(pathlib.Path(sys.argv[1]))"
+REMOVE = "import pathlib, sys; from crl.worlds.sandbox.workplace import remove; remove(pathlib.Path(sys.argv[1]))"
 CHEAT = "printf 'def pytest_pyfunc_call(pyfuncitem):\\n    return True\\n' > conftest.py"
 
 

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from crl.worlds.swe import repository
-from crl.worlds.swe.repository import Clones, Repositories, remove
+from crl.worlds.sandbox import workplace
+from crl.worlds.sandbox.workplace import remove
+from crl.worlds.swe.repository import Clones, Repositories
 from crl.worlds.swe.rows import row_of
 from tests.worlds.swe.world import FIXED, MEAN, files_below, make_row
 
@@ -40,7 +41,7 @@ def test_files_and_links_are_removed_without_a_process_each(tmp_path, monkeypatc
     (tmp_path / "folder" / "file").touch()
     (tmp_path / "link").symlink_to("folder")
     with monkeypatch.context() as alone:
-        alone.setattr(repository, "_quietly", lambda *command: pytest.fail(f"{command} was started"))
+        alone.setattr(workplace, "_quietly", lambda *command: pytest.fail(f"{command} was started"))
         for name in ("folder/file", "link", "gone"):
             remove(tmp_path / name)
     assert files_below(tmp_path) == ["folder"]

@@ -13,10 +13,12 @@ from contextlib import closing
 import pytest
 
 from crl.errors import BadInput
-from crl.worlds.swe import sandbox, sandboxes
-from crl.worlds.swe.interpreters import Interpreter, interpreter_of
-from crl.worlds.swe.settings import Limits
-from crl.worlds.swe.supervised import Output
+from crl.worlds.sandbox import bubblewrap as sandbox
+from crl.worlds.sandbox.interpreters import Interpreter, interpreter_of
+from crl.worlds.sandbox.limits import Limits
+from crl.worlds.sandbox.supervised import Output
+from crl.worlds.sandbox.usage import Watched
+from crl.worlds.swe import sandboxes
 from tests.worlds.swe.world import FIXED, Player, config_of, files_below, made, make_row, needs_bwrap, processes
 
 FAKE = """#!{python}
@@ -184,9 +186,10 @@ def test_an_interpreter_below_opt_is_not_covered(tmp_path, monkeypatch):
     """By the commands `python` and `python3`, which are mounted after it."""
     monkeypatch.setattr(sandbox.shutil, "which", str)
     monkeypatch.setattr(sandbox, "open_to_all", lambda folder: True)
-    monkeypatch.setattr(sandbox.Bubblewrap, "_try", lambda self, folder: None)
+    monkeypatch.setattr(sandbox.Bubblewrap, "_try", lambda self, folder, needs: None)
     python = Interpreter("/opt/python/bin/python", ("/opt/python",), (3, 11))
-    words = sandbox.Bubblewrap(python, Limits(), tmp_path, [])._wrapping(tmp_path, Limits(), 0, None)
+    workspace = sandbox.Workspace(tmp_path, Watched(tmp_path, Limits()), None)
+    words, _, _ = sandbox.Bubblewrap(python, Limits(), tmp_path, []).launched(workspace, ["true"], {})
     assert words.count("/opt/python") == 2, "from there, to there"
 
 

@@ -23,9 +23,9 @@ from crl.rollout.prompts import check_prompts
 from crl.rounds.recipe import recipe_of
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
+from crl.worlds.sandbox.bubblewrap import Bubblewrap
 from crl.worlds.swe.calls import FORM, SUBMIT, call_of
 from crl.worlds.swe.environment import SweEnvironment
-from crl.worlds.swe.sandbox import Bubblewrap
 from tests.learning.harness import rows, train
 from tests.unit.recipes.played import ROOT, Played, Policy, Services, experiment, write
 from tests.worlds.swe.world import made, make_row, make_rows, needs_bwrap

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crl.text.unicode import valid_text
-from crl.worlds.swe.settings import MEGABYTE, Ended, Limits
-from crl.worlds.swe.usage import Clock, Watched
+from crl.worlds.sandbox.limits import MEGABYTE, Ended, Limits
+from crl.worlds.sandbox.usage import Clock, Watched
 
 _LOOK = 0.2
 """Seconds between two looks at what a command uses."""

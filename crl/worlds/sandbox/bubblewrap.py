@@ -19,23 +19,24 @@ import shlex
 import shutil
 import signal
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from crl.errors import BadInput
-from crl.worlds.swe.interpreters import Interpreter
-from crl.worlds.swe.settings import MEGABYTE, Limits
-from crl.worlds.swe.supervised import Launch, Ran, supervise
-from crl.worlds.swe.usage import Watched
+from crl.worlds.sandbox.interpreters import Interpreter
+from crl.worlds.sandbox.limits import MEGABYTE, Limits
+from crl.worlds.sandbox.supervised import Launch, Ran, supervise
+from crl.worlds.sandbox.usage import Watched
 
 TESTBED = "/testbed"
 """Where a work tree is, in the sandbox."""
 _BESIDE = "/crl"
 """Where the commands of Python and programs are, in the sandbox: no interpreter is installed there."""
-WHERE = "method.families[].environment.sandbox"
+_SETTINGS = "method.families[].environment"
+WHERE = f"{_SETTINGS}.sandbox"
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
 _USERS = {"passwd": "root:x:0:0::/root:/bin/sh\nactor:x:1000:1000::/tmp:/bin/bash\n", "group": "actor:x:1000:\n",
@@ -60,6 +61,10 @@ class Workspace:
     owner: int | None
     image: str | None = None
     """Container image, where there are containers."""
+    mounts: Mapping[str, Path] = field(default_factory=dict)
+    """Folders that can be written, by their paths in a sandbox of bubblewrap. Empty: the tree, at `/testbed`."""
+    folder: str = TESTBED
+    """Where its commands start, in a sandbox of bubblewrap."""
 
 
 class Sandbox(Protocol):
@@ -148,23 +153,33 @@ class Bubblewrap:
 
     pipes = True
 
-    def __init__(self, interpreter: Interpreter, limits: Limits, folder: Path, hidden: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        limits: Limits,
+        folder: Path,
+        hidden: Sequence[Path],
+        needs: str = "pytest",
+        setting: str = "sandbox: none",
+    ) -> None:
         """
         Args:
             folder: for what the sandbox shows beside the tree; whoever commands run as may read it.
             hidden: files and folders that no command may read, wherever they are.
+            needs: a module that the interpreter must have there.
+            setting: of the environment, by which there is no sandbox.
 
         Raises BadInput where there is no bubblewrap, or no sandbox of it here.
         """
-        self.limits, self._interpreter, self._folder = limits, interpreter, folder
+        self.limits, self._interpreter, self._folder, self._setting = limits, interpreter, folder, setting
         self._bwrap = shutil.which("bwrap") or ""
         if not self._bwrap:
-            raise _unavailable("bubblewrap is not installed (no `bwrap`)", "apt install bubblewrap, 0.8 or later")
+            raise self._unavailable("bubblewrap is not installed (no `bwrap`)", "apt install bubblewrap, 0.8 or later")
         self._write_files()
         self._reached = self._reach()
         self._fixed = [*self._system(), *self._hiding(hidden)]
         self._env = environment(interpreter, TESTBED, f"{_BESIDE}/python")
-        self._try(folder / "try")
+        self._try(folder / "try", needs)
 
     def prepare(self, tree: Path, image: str | None = None) -> Workspace:
         """Give a tree to a user of its own, where this process may."""
@@ -184,25 +199,45 @@ class Bubblewrap:
         """Run a command in a new sandbox. Raises OSError where none can be started."""
         limits = limits or self.limits
         told, tells = os.pipe()
-        inside = [*self._wrapping(workspace.tree, limits, tells, program), *arguments(command, limits, processes=True)]
-        before, owner = self._before(workspace.owner)
-        launch = Launch(
-            [*before, *inside], self._env, *_found_by(told), owner, pass_fds=(tells,), started=lambda: os.close(tells)
-        )
+        shown = {} if program is None else {program: self.seen(program)}
+        argv, owner = self._started(workspace, command, limits, shown, ["--json-status-fd", str(tells)])
+        launch = Launch(argv, self._env, *_found_by(told), owner, pass_fds=(tells,), started=lambda: os.close(tells))
         try:
             return supervise(launch, limits, workspace.watched, longest=longest, stdin=stdin, report=report)
         finally:
             os.close(told)
 
-    def _wrapping(self, tree: Path, limits: Limits, tells: int, program: Path | None) -> list[str]:
+    def launched(
+        self, workspace: Workspace, command: Sequence[str], shown: Mapping[Path, str], limits: Limits | None = None
+    ) -> tuple[list[str], dict[str, str], int | None]:
+        """The arguments, the environment and the user of a process that runs a program in a new sandbox, for whoever
+        starts it, and kills it. Of the limits those of a process hold. `shown`: files that it sees besides, with their
+        paths there."""
+        argv, owner = self._started(workspace, command, limits or self.limits, shown, [])
+        return argv, dict(self._env), owner
+
+    def _started(
+        self, workspace: Workspace, command: str | Sequence[str], limits: Limits, shown: Mapping[Path, str],
+        more: Sequence[str],
+    ) -> tuple[list[str], int | None]:  # fmt: skip
+        before, owner = self._before(workspace.owner)
+        wrapping = self._wrapping(workspace, limits, shown, more)
+        return [*before, *wrapping, *arguments(command, limits, processes=True)], owner
+
+    def _wrapping(
+        self, workspace: Workspace, limits: Limits, shown: Mapping[Path, str], more: Sequence[str]
+    ) -> list[str]:
         size = str(limits.temporary_mb * MEGABYTE)
-        shown = [] if program is None else ["--ro-bind", str(program), self.seen(program)]
+        files = [word for path, seen in shown.items() for word in ("--ro-bind", str(path), seen)]
+        # Before what is fixed, which may be in one of them.
+        mounts = workspace.mounts or {TESTBED: workspace.tree}
+        trees = [word for seen, path in mounts.items() for word in ("--bind", str(path), seen)]
         return [
             self._bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session",
-            "--as-pid-1", "--uid", "1000", "--gid", "1000", "--hostname", "testbed", "--json-status-fd", str(tells),
+            "--as-pid-1", "--uid", "1000", "--gid", "1000", "--hostname", "testbed", *more,
             "--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
-            "--size", size, "--perms", "1777", "--tmpfs", "/tmp", *self._fixed, *shown, "--bind", str(tree), TESTBED,
-            "--remount-ro", "/", "--chdir", TESTBED, "--",
+            "--size", size, "--perms", "1777", "--tmpfs", "/tmp", *trees, *self._fixed, *files, "--remount-ro", "/",
+            "--chdir", workspace.folder, "--",
         ]  # fmt: skip
 
     def _system(self) -> list[str]:
@@ -261,22 +296,30 @@ class Bubblewrap:
             (self._folder / name).write_text(text)
             (self._folder / name).chmod(0o644)
 
-    def _try(self, folder: Path) -> None:
+    def _try(self, folder: Path, needs: str) -> None:
         folder.mkdir()
-        asked = "import importlib.util; print(importlib.util.find_spec('pytest') is not None)"
+        asked = f"import importlib.util; print(importlib.util.find_spec({needs!r}) is not None)"
         # A short limit, on a busy machine, says nothing about sandboxes.
         limits = self.limits.model_copy(update={"seconds": max(60.0, self.limits.seconds)})
         command = [self._interpreter.path, "-I", "-c", asked]
         ran = self.run(self.prepare(folder), command, longest=2000, limits=limits)
         shutil.rmtree(folder)
         if ran.code != 0 or ran.output.strip() != "True":
-            raise _unavailable(
+            raise self._unavailable(
                 f"no sandbox can be had here: {ran.output.strip() or ran.ended or ran.code}",
                 "install bubblewrap 0.8 or later; allow user namespaces "
                 "(`sysctl -w kernel.unprivileged_userns_clone=1`, "
                 "`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`; in docker: `--privileged`); "
                 f"keep {self._interpreter.path} and {folder.parent} where every user may read them",
             )
+
+    def _unavailable(self, found: str, next_step: str) -> BadInput:
+        return BadInput(
+            found,
+            expected="a sandbox of bubblewrap, which keeps commands of an actor from this machine and from solutions",
+            where=f"{_SETTINGS}.{self._setting.partition(':')[0]}",
+            next_step=f"{next_step}. Or, at your own risk, run them as they are: environment.{self._setting}",
+        )
 
 
 def _found_by(told: int) -> tuple[Callable[[int], list[int]], Callable[[int], None]]:
@@ -322,12 +365,3 @@ def _of_namespace(first: int) -> list[int]:
             if (process / "ns/pid").stat().st_ino == wanted:
                 found.append(int(process.name))
     return found
-
-
-def _unavailable(found: str, next_step: str) -> BadInput:
-    return BadInput(
-        found,
-        expected="a sandbox of bubblewrap, which keeps an actor's commands from this machine and from the solutions",
-        where=WHERE,
-        next_step=f"{next_step}. Or, at your own risk, run them as they are: environment.sandbox: none",
-    )

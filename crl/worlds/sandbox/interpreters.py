@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from crl.errors import BadInput
-from crl.paths import short
+from crl.paths import quoted, short
 
 WHERE = "method.families[].environment.interpreter"
 _ASK = (
@@ -19,7 +18,7 @@ _ASK = (
     "sys.base_exec_prefix, *(each for each in sys.path if each.endswith(('site-packages', 'dist-packages'))), "
     "[*sys.path, *(os.path.dirname(each) for name, found in list(sys.modules.items()) "
     "if name.startswith('__editable__') for each in getattr(found, 'MAPPING', {}).values())], "
-    "list(sys.version_info[:2]), importlib.util.find_spec('pytest') is not None]))"
+    "list(sys.version_info[:2]), importlib.util.find_spec(sys.argv[1]) is not None]))"
 )
 """Packages elsewhere than in the prefix are needed too. Other folders of its path are not: an editable installation
 could be of the repository itself, with the fix."""
@@ -48,14 +47,14 @@ class Interpreter:
 
 
 @lru_cache(maxsize=64)
-def interpreter_of(name: str | None) -> Interpreter:
+def interpreter_of(name: str | None, needs: str = "pytest") -> Interpreter:
     """An interpreter by the path of its executable; None: the one that runs this.
 
-    Raises BadInput where it cannot be run or has no pytest.
+    Raises BadInput where it cannot be run or has not the module that it `needs`.
     """
     path = str(Path(name).expanduser().absolute()) if name else sys.executable
     try:
-        asked = subprocess.run([path, "-I", "-c", _ASK], capture_output=True, timeout=_SECONDS, check=True)
+        asked = subprocess.run([path, "-I", "-c", _ASK, needs], capture_output=True, timeout=_SECONDS, check=True)
         *prefixes, searched, version, tested = json.loads(asked.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         said = getattr(error, "stderr", None) or str(error).encode()
@@ -67,10 +66,10 @@ def interpreter_of(name: str | None) -> Interpreter:
         ) from None
     if not tested:
         raise BadInput(
-            f"the interpreter {short(path)} has no pytest, which grades the tasks",
-            expected="a Python with pytest and what the repositories need",
+            f"the interpreter {short(path)} has no {needs}, which grades the tasks",
+            expected=f"a Python with {needs} and what the repositories need",
             where=WHERE,
-            next_step=f"{shlex.quote(str(path))} -m pip install pytest",
+            next_step=f"{quoted(path)} -m pip install {quoted(needs)}",
         )
     folders = [*(Path(prefix) for prefix in prefixes), *(each.parent for each in _links(Path(path)))]
     both = {str(folder) for each in folders for folder in (each, each.resolve())}

@@ -9,13 +9,13 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
 import tempfile
 import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from crl.worlds.swe.repository import remove
-from crl.worlds.swe.sandbox import open_to_all
+from crl.worlds.sandbox.bubblewrap import open_to_all
 
 _PREFIX, _MAKING = "crl-swe-", "crl-making-swe-"
 _LOCK = "lock"
@@ -81,3 +81,25 @@ def _sweep(parent: Path) -> None:
             pass
         finally:
             os.close(lock)
+
+
+def unlock(tree: Path) -> None:
+    """Let the owner of a tree read and change all of it, whatever modes were left on it."""
+    _quietly("chmod", "-R", "u+rwX", str(tree))
+
+
+def remove(tree: Path) -> None:
+    """Remove a tree, whatever is in it: folders in folders without end, or some that nobody may enter."""
+    with suppress(OSError):
+        tree.unlink()  # a file or a link; thousands of them are not worth a process each
+        return
+    if not os.path.lexists(tree) or tree.is_symlink():  # modes would be changed of what a link leads to
+        return
+    if not _quietly("rm", "-rf", str(tree)):
+        unlock(tree)
+        _quietly("rm", "-rf", str(tree))
+
+
+def _quietly(*command: str) -> bool:
+    null = subprocess.DEVNULL
+    return subprocess.run(command, stdin=null, stdout=null, stderr=null, check=False).returncode == 0

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crl.worlds.swe.settings import MEGABYTE, Ended, Limits
+from crl.worlds.sandbox.limits import MEGABYTE, Ended, Limits
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SLOWEST = 10

@@ -1,0 +1,1 @@
+"""Where worlds run programs of others: sandboxes of bubblewrap with limits. No world by itself."""
