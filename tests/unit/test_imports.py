@@ -20,6 +20,7 @@ HELP = "from crl.cli import main\ntry:\n    main({})\nexcept SystemExit as end:\
 FRONT_DOOR = "crl/cli/train.py"
 # The house, from the ground up. An import stays in its room or goes to a lower floor.
 FLOORS = (
+    ("crl.limits",),
     (
         "crl.errors",
         "crl.paths",
