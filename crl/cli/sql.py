@@ -25,7 +25,7 @@ def sql(
     run: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN [RUN2 …] SQL",
+            metavar="RUN SQL",
             help="Runs, as elsewhere, then one SELECT; `SHOW TABLES` lists the views. Of several runs, all have a "
             "column `run`.",
         ),
