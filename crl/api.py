@@ -23,19 +23,7 @@ if TYPE_CHECKING:
     from crl.config import Method
     from crl.report.story import Event, Story
 
-# Counters are of an entry, scores of its text, both so far; a round publishes its bank before it is credited.
-_BANK = """
-WITH counts AS (
-    SELECT entry_id, count FROM retrieval_counts WHERE round <= {round} QUALIFY round = max(round) OVER ()
-),
-scores AS (
-    SELECT entry_id, content_digest, uses, mean_outcome FROM entry_scores
-    WHERE round <= {round} QUALIFY round = max(round) OVER ()
-)
-SELECT entries.*, coalesce(counts.count, 0) AS retrieved, coalesce(uses, 0) AS uses, mean_outcome
-FROM bank_at({round}) AS entries LEFT JOIN counts USING (entry_id) LEFT JOIN scores USING (entry_id, content_digest)
-ORDER BY entry_id
-"""
+_BANK = "SELECT * EXCLUDE guided_minus_free FROM bank_uses WHERE round = {round} ORDER BY entry_id"
 _CURVES = """
 SELECT round, condition, stage = 'evaluate' AS held_out, won, games, success, low, high, broken
 FROM success_by_condition WHERE stage IN ('collect', 'evaluate') ORDER BY round, held_out, condition

@@ -30,6 +30,8 @@ Put together from these are
 |---|---|
 | `bank` | the bank after every round, from `bank_changes` (below) |
 | `bank_text` | `bank`, with the `text` of each entry |
+| `bank_uses` | `bank_text` with, so far: `retrieved` (times the entry was chosen), `uses` and `mean_outcome` of its text, `guided_minus_free` (their mean, from `credits`) |
+| `bank_vectors` | the `embedding` of each text, by `content_digest`; not in a catalog |
 | `stages` | one per committed stage, from its manifest (below) |
 | `rounds` | one per round: `round`, `stages` (how many are complete), `complete` (their names) |
 | `sequences` | one per sequence of an episode: its tokens and turns (below) |
@@ -48,6 +50,8 @@ and there are macros:
 | `bank_diff(earlier, later)` | one row per entry that differs: `entry_id`, `family`, `change` (added, changed or removed), `version_before`, `version_after`, `text_before`, `text_after` |
 | `wilson_low(won, games)`, `wilson_high(won, games)` | the ends of the 95 % interval of a success rate (Wilson) |
 | `latest_round()` | in `crl sql` and `crl.report.views.connect`: the newest round whose bank is published |
+
+`crl sql RUN RUN2 "SELECT …"` puts the rows of several runs into the same views, each with a first column `run`.
 """  # noqa: E501 - a row of a table
 _NOTES: dict[type[Row], str] = {
     Episode: """

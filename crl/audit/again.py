@@ -28,9 +28,9 @@ from crl.protocols import Services, TextVectors
 from crl.records import Row, schema_of, vectors_of
 from crl.rounds.context import MemoryWriter, Progress, StageContext
 from crl.rounds.stage import Recipe, Stage
-from crl.run.directory import RunDirectory
+from crl.run.directory import RunDirectory, manifests
 from crl.run.files import sha256_bytes, sha256_file
-from crl.run.manifest import Digested, FileDigest, key_of
+from crl.run.manifest import Digested, FileDigest, Manifest, key_of
 from crl.run.seeds import stage_seed_words
 from crl.run.writer import conforming, parquet_bytes
 
@@ -235,10 +235,17 @@ class _StoredVectors:
         self.dimension = int(vectors_BD.shape[1])
         return vectors_BD
 
+    def _named(self) -> dict[str, str]:
+        """SHA-256 of the files of vectors that a stage wrote, by run-relative path: others say nothing."""
+        known = (each for each in manifests(self._run_path).values() if isinstance(each, Manifest))
+        shared = (item for manifest in known for item in manifest.digested.shared.items())
+        return {name: digest for name, digest in shared if name.startswith(f"{EMBEDDINGS}/")}
+
     def _stored(self, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
         found: dict[str, NDArray[np.float32]] = {}
-        for path in sorted((self._run_path / EMBEDDINGS).glob("*.parquet")):
-            if sha256_file(path) == path.stem:
+        for relative, digest in sorted(self._named().items()):
+            path = self._run_path / relative
+            if path.is_file() and sha256_file(path) == digest:
                 table = pq.read_table(path)
                 held = table["content_digest"].to_pylist()
                 rows = [row for row, digest in enumerate(held) if digest in wanted - found.keys()]

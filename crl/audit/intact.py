@@ -9,11 +9,11 @@ reads every byte, as always. The entry is checksummed and disposable like all of
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from pathlib import Path
 
 from crl.errors import CrlError
+from crl.limits import parse_json
 from crl.run.cache import Shelf, cached
 from crl.run.files import canonical_json, sha256_file
 
@@ -33,7 +33,7 @@ class LastIntact:
         directory = Shelf(run_path).newest(NAME)
         if directory is not None:
             with contextlib.suppress(OSError, ValueError):
-                self._before = json.loads((directory / _FILE).read_bytes())
+                self._before = parse_json((directory / _FILE).read_bytes())
 
     def sha256(self, path: Path) -> str:
         """SHA-256 of a file of the run."""

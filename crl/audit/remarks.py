@@ -12,22 +12,32 @@ from pathlib import Path
 
 from crl.audit.problem import Record, on_one_line
 from crl.errors import RecordDamaged
+from crl.limits import is_count
+from crl.run import cache
 from crl.run.decisions import DECISIONS, decided_rounds, decision_path
 from crl.run.directory import is_round
 from crl.run.journal import JOURNAL, Journal, JsonLines, stage_of
 from crl.run.lease import LEASE, LeaseFile
+from crl.run.logs import LOGS, NOTED, TRACKERS, Seen, differing
 from crl.run.manifest import MANIFEST, Manifest, key_of
 from crl.run.pruned import PRUNED, unlisted
 from crl.run.retention import CHECKPOINT
 
-_LISTS = {PRUNED: "sha256s", "trackers.jsonl": "tracker"}
+_LISTS = {PRUNED: "sha256s", TRACKERS: "tracker"}
 """What each line of a list has, beside those of the journal."""
 
 
 def remarks(record: Record) -> list[str]:
     """What is to be said of a run beside its problems, one line each."""
-    found = [*_repairs(record), *_journal(record), *_swapped(record.run_path)]
+    found = [*_journal(record), *_swapped(record.run_path)]
+    noted = tuple(line.split()[0] for line in found)  # of a log that is noted, what else it lacks is no news
+    found = [*(line for line in _logs(record) if not line.startswith(noted)), *found]
+    found = [*_repairs(record), *found]
     found += [*_rounds(record.run_path), *_stores(record)]
+    found += [
+        f"{place} was made by another user, or on another machine: it is made anew when it is needed"
+        for place in cache.foreign(record.run_path)
+    ]
     return [on_one_line(line) for line in found]
 
 
@@ -79,6 +89,20 @@ def _journal(record: Record) -> Iterator[str]:
             yield f"{file} is of attempt {token}, and {JOURNAL} says that attempt {commit.token} made it: an older one"
         elif token == commit.token and manifest.digest != commit.digest:
             yield f"{file} has digest {manifest.digest}, and {JOURNAL} says that {commit.digest} was committed"
+
+
+def _logs(record: Record) -> Iterator[str]:
+    """Logs that do not begin any more with what the stages of this run saw when they were committed."""
+    seen: dict[str, list[Seen]] = {}
+    for place, manifest in record.manifests.items():
+        if place in record.stale or record.lineage.maker(*place) is not None:
+            continue  # the logs of the run that made it
+        for name, mark in manifest.provenance.get(NOTED, {}).items():
+            if name in LOGS and isinstance(mark, dict) and is_count(mark.get("bytes")):
+                seen.setdefault(name, []).append((mark["bytes"], str(mark.get("sha256")), key_of(*place)))
+    for name, marks in seen.items():
+        if found := differing(record.run_path / name, marks):
+            yield f"{name}: {found}"
 
 
 def _swapped(run_path: Path) -> Iterator[str]:

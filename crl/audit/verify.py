@@ -411,6 +411,6 @@ def _differs(record: Record, path: Path, file: FileDigest) -> str | None:
 
 
 def _unexpected(record: Record, path: Path, round_number: int | None, stage: str | None) -> Problem:
-    found = sha256_file(path) if path.is_file() else "a link that leads nowhere"
+    found = sha256_file(path) if path.is_file() else "a link that leads nowhere, or no file"
     place, mend = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
     return Problem(place, stage, round_number, "no such file: no stage wrote it", found, mend)

@@ -90,6 +90,12 @@ def import_bank(
         say("it was already imported: nothing changed")
     for reason, count in sorted(taken.left_out.items()):
         say(f"left out: {count} ({_REASONS[reason]})")
+    for entry_id, found in list(taken.hidden.items())[:_MOST_NAMED]:
+        say(f"hidden characters in {entry_id}: {found}")
+    if len(taken.hidden) > _MOST_NAMED:
+        say(f"and in {len(taken.hidden) - _MOST_NAMED} more entries")
+    if taken.hidden:
+        say("a model reads them, and people see none: every command shows them as \\u200b and the like")
     say("uses, outcomes and retrieval counts start at zero; those of the source are in `imported_entries`")
     again = f"crl resume {shown(directory.path)} --rounds 3"
     if _is_config(target):
@@ -97,6 +103,7 @@ def import_bank(
     say(f"next: {again}")
 
 
+_MOST_NAMED = 10
 _REASONS = {
     "capacity_fifo": "the family is full: the newest were kept",
     "capacity_least_useful": "the family is full: the most useful were kept",

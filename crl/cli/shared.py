@@ -55,7 +55,7 @@ def say_json(value: Any, indent: int | None = None) -> None:
     does not know (NaN, infinity) is null."""
     text = json.dumps(_known(value), ensure_ascii=False, indent=indent, default=str)
     # Newlines of the indentation are no control characters here; those within strings are escaped already.
-    print(UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    print(UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text))
 
 
 def print_rows(names: Sequence[str], rows: Iterable[Sequence[Any]], format: Format) -> None:

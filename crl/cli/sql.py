@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crl.cli.shared import Format, RunArgument, plain_cell, print_listing, print_rows, say, shown
+from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.find import find_run
 
 if TYPE_CHECKING:
     from crl.report.terminal import Listing
 
+_MOST_ROWS = 10_000
+"""Of a table: its columns are as wide as the longest cell, so all of it is held."""
+
 
 def sql(
-    run: RunArgument,
-    query: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT; `SHOW TABLES` lists the views.")],
+    run: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN SQL",
+            help="Runs, as elsewhere, then one SELECT; `SHOW TABLES` lists the views. Of several runs, all have a "
+            "column `run`.",
+        ),
+    ],
     format: Annotated[Format, typer.Option(help="How to print the rows.")] = "table",
     round: Annotated[int | None, typer.Option(help="Everything as it was after this round.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, metavar="N", help="Seconds that the query may take.")] = 300,
+    memory: Annotated[float, typer.Option(min=0.1, metavar="GB", help="Memory that it may take.")] = 4,
 ) -> None:
-    """Query a run in SQL. Read-only; nothing outside the run can be read. docs/queries.md has examples.
+    """Query runs in SQL. Read-only; nothing outside the runs can be read. docs/queries.md has examples.
 
-    The whole query sees one state of the run, whatever is published meanwhile; latest_round() is its newest bank.
+    The whole query sees one state of a run, whatever is published meanwhile; latest_round() is its newest bank. It has
+    a process of its own, which ends with the limits.
     """
-    from crl.report.views import query as run_query
+    from crl.report.asked import asked
 
-    names, rows = run_query(find_run(run), query, until=round)
-    if format != "table":
-        print_rows(names if format == "csv" else _distinct(names), rows, format)
-        return
-    print_listing(_listing(names, rows), paged=True)
-    say(f"{len(rows)} row{'' if len(rows) == 1 else 's'}")
+    if len(run) < 2:
+        raise BadInput(
+            "`crl sql` needs a run and a query",
+            expected='crl sql RUN "SELECT …"',
+            next_step="`crl runs` lists the runs; put the query between quotes",
+        )
+    *runs, query = run
+    places = [find_run(each) for each in runs]
+    with asked(places, query, until=round, seconds=seconds, gigabytes=memory) as (names, batches):
+        rows = (row for batch in batches for row in batch)
+        if format != "table":
+            print_rows(names if format == "csv" else _distinct(names), rows, format)
+            return
+        first = list(islice(rows, _MOST_ROWS + 1))
+    print_listing(_listing(names, first[:_MOST_ROWS]), paged=True)
+    if len(first) > _MOST_ROWS:
+        say(f"the first {_MOST_ROWS:,} rows; --format csv or json writes all")
+    else:
+        say(f"{len(first)} row{'' if len(first) == 1 else 's'}")
 
 
 def catalog(run: RunArgument) -> None:
@@ -71,7 +98,7 @@ def _distinct(names: list[str]) -> list[str]:
     return found
 
 
-def _listing(names: list[str], rows: list[tuple[Any, ...]]) -> Listing:
+def _listing(names: list[str], rows: Sequence[Sequence[Any]]) -> Listing:
     """The rows of a result for people: numbers to four digits; columns with spaces in them may wrap."""
     from crl.report.terminal import Listing
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from crl.limits import parse_json
 
 
 class RepeatedKey(ValueError):
@@ -12,7 +13,7 @@ class RepeatedKey(ValueError):
 
 def read_json(text: str | bytes) -> Any:
     """The value of a JSON text. Raises ValueError, RepeatedKey among them."""
-    return json.loads(text, object_pairs_hook=unrepeated)
+    return parse_json(text, pairs=unrepeated)
 
 
 def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from crl.config import ENGINES, ENVIRONMENTS, RECIPES, Experiment
 from crl.config.json_text import read_json
 from crl.config.other_names import answer, models_in
 from crl.config.recorded import with_recorded
-from crl.config.yaml_text import DEEPEST, read_value
+from crl.config.yaml_text import read_value
 from crl.errors import BadInput
+from crl.limits import DEEPEST
 from crl.paths import possible_path, quoted, short
 from crl.records import ROW_TYPE_BY_TABLE
 

@@ -164,10 +164,12 @@ def pretrained(kind: Any, path: Path, name: str | None = None, **options: Any) -
         _dequantize(options["config"])
     try:
         found = kind.from_pretrained(path, trust_remote_code=False, local_files_only=True, **options)
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
+    except Exception as error:
+        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+            raise _own_code(path, name, "transformers has no such class") from error
+        if kind is transformers.AutoModelForCausalLM:  # memory, a GPU: not always the folder's fault
             raise
-        raise _own_code(path, name, "transformers has no such class") from error
+        raise _unreadable(kind, path, name, error) from error
     if kind is transformers.AutoModelForCausalLM and getattr(options["config"], "quantization_config", None):
         _make_plain(found[0] if isinstance(found, tuple) else found, options.get("dtype"))
     if kind is transformers.AutoConfig:
@@ -213,6 +215,17 @@ def _make_plain(model: Any, dtype: Any) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(wanted or torch.float32)
     model._weight_conversions = None
+
+
+def _unreadable(kind: Any, path: Path, name: str | None, error: Exception) -> BadInput:
+    lines = str(error).strip().splitlines()
+    return BadInput(
+        f"transformers cannot open the model {name or path} ({kind.__name__}): {type(error).__name__}: "
+        f"{lines[0] if lines else 'it says nothing more'}",
+        expected="a folder that save_pretrained of a model and of its tokenizer wrote",
+        where=str(path),
+        next_step="copy or download the model once more, or use another one",
+    )
 
 
 def _own_code(path: Path, name: str | None, why: str) -> BadInput:

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-DEEPEST = 100
-"""Levels of nesting."""
+from crl.limits import DEEPEST
+
 _MOST_NODES = 100_000
 """Values, with those behind an alias counted each time."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")

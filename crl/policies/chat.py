@@ -35,6 +35,8 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
+from crl.limits import MEGABYTE
+from crl.policies.bounded import BYTES, SECONDS, TookTooLong, bounded
 from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
 from crl.policies.tool_turns import PROBE, PROBE_CALL, THOUGHTS, ToolTurns, in_words, schema_of
 from crl.policies.turn import StopStrings
@@ -409,14 +411,20 @@ class ChatFormat:
         import jinja2
 
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                [self._as_written(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=ready,
-                chat_template=template or self._template,
-                tools=[schema_of(tool) for tool in tools] or None,
-                **self._template_kwargs,
-            )
+            with bounded():
+                rendered = self._tokenizer.apply_chat_template(
+                    [self._as_written(message) for message in messages],
+                    tokenize=False,
+                    add_generation_prompt=ready,
+                    chat_template=template or self._template,
+                    tools=[schema_of(tool) for tool in tools] or None,
+                    **self._template_kwargs,
+                )
+        except (TookTooLong, MemoryError) as error:
+            raise self._refuse(
+                f"its chat template has not ended after {SECONDS:.0f} s, or takes more than {BYTES // MEGABYTE} MB",
+                f"Use another model, or name a file with another template: {FILE}.",
+            ) from error
         except jinja2.TemplateSyntaxError as error:
             raise self._refuse(
                 f"its chat template is no jinja, line {error.lineno}: {error.message}",

@@ -26,13 +26,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from crl.config.roles import ENDPOINT
 from crl.errors import BadInput
 from crl.paths import models_directory, possible_path, quoted
 from crl.policies.hub import DESCRIPTION, HUB_ID, snapshot
+from crl.policies.untrusted import READ, check_numbers, problem_in
 from crl.run.files import sha256_file
 
 BUILT_IN = ("tiny", "smollm2-135m-instruct")
@@ -42,7 +42,6 @@ _FORMAT = 1
 """Raised when what is prepared under a name changes, so that a stale copy is never taken for the new one."""
 _WARM = re.compile(r"warm:([a-z0-9][a-z0-9_-]*)/([a-z][a-z0-9_]{0,30})")
 _RUN = re.compile(r"run:([^/@]+)@([0-9]{1,6})/([a-z][a-z0-9_]{0,30})")
-_CHECKPOINT_FILES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 _NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt"}
 _DEQUANTIZED = ("fp8", "mxfp4")
 """Quantizations that transformers makes plain numbers of while it loads."""
@@ -153,6 +152,7 @@ def trained_weights(name: str) -> TrainedWeights | None:
             where=str(folder),
             next_step="Write it with save_pretrained of the peft model.",
         )
+    _check_files(folder, name)
     base, digest = _base_of_adapter(folder)
     return TrainedWeights(folder, base, digest, directory_digest(folder))
 
@@ -240,7 +240,7 @@ def _prepare_trained(trained: TrainedWeights) -> Path:
         if base is not None:
             _write_merged(base.path, trained.checkpoint, directory)
         for file in trained.checkpoint.iterdir():
-            named = file.suffix in _CHECKPOINT_FILES and file.name not in _NOT_PART_OF_THE_MODEL
+            named = file.suffix in READ and file.name not in _NOT_PART_OF_THE_MODEL
             if named and file.is_file() and not file.name.startswith("adapter_"):
                 shutil.copyfile(file, directory / file.name)
 
@@ -349,7 +349,7 @@ def directory_digest(path: Path) -> str:
     files = sorted(
         (file.relative_to(root).as_posix(), file)
         for file in root.rglob("*")
-        if file.suffix in _CHECKPOINT_FILES
+        if file.suffix in READ
         and file.name not in _NOT_PART_OF_THE_MODEL
         and file.relative_to(root).parts[0] != _OPTIMIZER
         and file.is_file()
@@ -361,7 +361,12 @@ def directory_digest(path: Path) -> str:
         stat = file.stat()
         stamp: list[int | str] = [stat.st_size, stat.st_mtime_ns]
         old = known.get(name)
-        current[name] = old if old and old[:2] == stamp else [*stamp, sha256_file(file)]
+        if old and old[:2] == stamp:
+            current[name] = old
+        else:
+            if file.suffix == ".safetensors":
+                check_numbers(file, root.name)
+            current[name] = [*stamp, sha256_file(file)]
     if current != known:
         _write_sidecar(sidecar, current)
     text = json.dumps([[name, current[name][2]] for name, _ in files])
@@ -422,7 +427,7 @@ def _check_directory(path: Path, name: str, *, weights: bool = True) -> None:
             where=str(path),
             next_step="Write it with save_pretrained of the model and of the tokenizer.",
         )
-    _check_readable(path, name)
+    _check_files(path, name)
     _check_quantization(path / "config.json", name)
     if (index := path / "model.safetensors.index.json").is_file() and weights:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -435,34 +440,16 @@ def _check_directory(path: Path, name: str, *, weights: bool = True) -> None:
             )
 
 
-def _check_readable(path: Path, name: str) -> None:
-    """Raise BadInput for a file of a model that was cut short or damaged."""
-    for file in (*path.glob("*.json"), *path.glob("*.safetensors")):
-        stat = file.stat() if file.exists() else file.lstat()  # a link may lead nowhere
-        if (problem := _damage(file, stat.st_size, stat.st_mtime_ns)) is not None:
-            raise BadInput(
-                f"{name!r} cannot be used as a model: {file.name} cannot be read ({problem}).",
-                expected="whole files: a copy or a download may have been cut short",
-                where=str(file),
-                next_step="Copy or download the model once more.",
-            )
-
-
-@lru_cache(maxsize=1024)
-def _damage(file: Path, size: int, changed: int) -> str | None:
-    """Why a file cannot be read; None: it can. Of weights only the header is. A file of the same size and time is not
-    read again: a model is resolved many times, and some tokenizers have 30 MB."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        if file.suffix == ".json":
-            json.loads(file.read_text(encoding="utf-8"))
-        else:
-            with safe_open(file, "numpy"):
-                pass
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        return str(error)
-    return None
+def _check_files(path: Path, name: str) -> None:
+    """Raise BadInput for a file of a model that was cut short or damaged, or that is made to harm."""
+    if (found := problem_in(path)) is not None:
+        file, problem = found
+        raise BadInput(
+            f"{name!r} cannot be used as a model: {file.name} cannot be read ({problem}).",
+            expected="whole files of a transformers checkpoint: a copy or a download may have been cut short",
+            where=str(file),
+            next_step="Copy or download the model once more, or use another one.",
+        )
 
 
 def _check_quantization(config: Path, name: str) -> None:

@@ -28,7 +28,9 @@ from crl.rounds.proposal import Proposal, proposal_of
 from crl.rounds.recipe import recipe_in, recorded_bank, recorded_rows
 from crl.rounds.stage import PUBLISHES, maker_of
 from crl.run.directory import RunDirectory
+from crl.text.unicode import hidden_in
 
+_MOST_NAMED = 5
 _KINDS = {
     "import": "imported",
     "add": "added",
@@ -105,7 +107,14 @@ class BankDiff:
     def summary(self) -> str:
         """One line: `12 → 15 entries: added 4, merged 1, evicted 1`."""
         told = ", ".join(f"{kind} {count}" for kind, count in self.counts().items()) or "no change"
-        return f"{self.size_before} → {self.size_after} entries: {told}"
+        hidden = self.hidden()
+        more = f"; HIDDEN CHARACTERS in {len(hidden)}: {'; '.join(hidden[:_MOST_NAMED])}" if hidden else ""
+        return f"{self.size_before} → {self.size_after} entries: {told}{more}"
+
+    def hidden(self) -> list[str]:
+        """The new texts in which there is more than is seen (zero-width, direction, tag characters), and what."""
+        texts = ((each.operation_id or each.entry_id, each.after or each.wanted) for each in self.changes)
+        return [f"{name} has {found}" for name, text in texts if text is not None and (found := hidden_in(text))]
 
     def headline(self) -> str:
         """Which round it is, and :meth:`summary`."""

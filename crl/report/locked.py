@@ -31,6 +31,8 @@ TABLE_FUNCTIONS = frozenset(
     }
 )  # fmt: skip
 """What FROM may call: none reads a file or changes anything."""
+_OUTSIDE = frozenset({"current_setting", "getenv"})
+"""Functions that tell of the session and the machine, such as where the run lies."""
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 _INTERRUPT_SECONDS = 0.05
 
@@ -48,7 +50,12 @@ def lock(connection: duckdb.DuckDBPyConnection, paths: Iterable[str]) -> None:
 
 def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     """Raise BadInput unless this is one SELECT that only reads the views."""
-    content = json.loads(connection.execute("SELECT json_serialize_sql($sql)", {"sql": sql}).fetchall()[0][0])
+    try:
+        serialized = connection.execute("SELECT json_serialize_sql($sql)", {"sql": sql}).fetchall()[0][0]
+        content = json.loads(serialized)
+    except (RecursionError, duckdb.Error) as error:
+        found = str(error).splitlines()[0] if isinstance(error, duckdb.Error) else "it is nested too deep"
+        raise _failed(sql, found) from None
     if content["error"] and content["error_type"] != "not implemented":
         raise _failed(sql, content["error_message"])
     if content["error"] or len(content["statements"]) != 1:
@@ -71,6 +78,8 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         # WITH x AS (COPY …) is a SELECT to DuckDB.
         if kind.endswith("_NODE") and kind not in _QUERIES:
             raise _refused(f"{kind.partition('_')[0]} inside a SELECT", "WITH name AS (SELECT …)", sql)
+        if node.get("class") == "FUNCTION" and (name := str(node.get("function_name")).lower()) in _OUTSIDE:
+            raise _refused(f"{name}()", "functions of values; this one tells of what is outside of the run", sql)
         if kind == "TABLE_FUNCTION" and (name := node["function"]["function_name"].lower()) not in TABLE_FUNCTIONS:
             raise _refused(f"{name}() in FROM", f"views, and {', '.join(sorted(TABLE_FUNCTIONS))}", sql)
 
@@ -106,6 +115,13 @@ def bad_sql(sql: str, error: duckdb.Error) -> BadInput:
             expected=f"a round whose bank is published: there are{there}" if there else "a run with a bank",
             where=sql.strip()[:200],
             next_step="`SELECT round FROM bank_snapshots` lists them; latest_round() is the newest",
+        )
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return BadInput(
+            f"the query needs more memory than it may take: {str(error).splitlines()[0]}",
+            expected="a query that takes less",
+            where=sql.strip()[:200],
+            next_step="narrow it (WHERE round = …, fewer columns), or allow more: --memory GB",
         )
     if isinstance(error, duckdb.PermissionException):
         return _refused("files", "the views of the run; `SHOW TABLES` lists them", sql)

@@ -9,7 +9,6 @@ row groups that are needed.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import RecordDamaged
+from crl.limits import parse_json, read_limited
 from crl.records import (
     ROW_TYPE_BY_TABLE,
     ROW_TYPES,
@@ -36,10 +36,11 @@ from crl.run.cache import CACHE, cached
 from crl.run.directory import round_numbers
 from crl.run.experiment_file import check_format
 from crl.run.files import mending
+from crl.run.manifest import KEY, MANIFEST, Manifest
 from crl.run.validations import VALIDATIONS
 
-MANIFEST = "manifest.json"
-_SEGMENTS = "bank/segments"
+_SEGMENTS, _EMBEDDINGS = "bank/segments", "bank/embeddings"
+VECTORS = "bank_vectors"
 _OF_A_BANK = _BANK, _CHANGES, _SNAPSHOTS = tuple(
     f"{row_type.table}.parquet" for row_type in (BankEntry, BankChange, BankSnapshot)
 )
@@ -47,9 +48,9 @@ _OF_A_BANK = _BANK, _CHANGES, _SNAPSHOTS = tuple(
 _FIRST_BANK, _LATER_BANK = "initialize", "consolidate"
 _ALWAYS_WRITTEN = _CHANGES, _SNAPSHOTS, f"{BankEvent.table}.parquet"
 # A committed stage starts with a letter; what is being written starts with a dot.
-_ROUND, _STAGE = re.compile(r"\d{4,}"), re.compile(r"[a-z][a-z0-9_]*")
+_ROUND, _STAGE = re.compile(r"\d{4,15}"), re.compile(r"[a-z][a-z0-9_]*")
 _FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
-_VERDICT = re.compile(r"\d{4,}\.json", re.ASCII)
+_VERDICT = re.compile(r"\d{4,15}\.json", re.ASCII)
 _ROUND_GLOB, _STAGE_GLOB = "[0-9]*", "[a-z]*"
 # Begins as a round does and ends as the folder of segments: the patterns of both find it.
 _EMPTY_KEY = "0 written by crl catalog RUN beside rounds and segments"
@@ -73,6 +74,9 @@ class Pinned:
         shown = None if rounds is None else frozenset(rounds)
         self._shown: dict[str, list[str]] = {}
         self._every: dict[str, list[str]] = {}
+        self._manifests: dict[str, dict[str, Any]] = {}
+        self._texts: list[str] = []
+        self._vectors: list[str] = []
         for name in sorted(self._names("rounds", _ROUND), key=int, reverse=True):
             if (last is not None and int(name) > last) or not (banks or shown is None or int(name) in shown):
                 continue
@@ -82,33 +86,55 @@ class Pinned:
                     self._every.setdefault(file, []).append(path)
                     if shown is None or int(name) in shown:
                         self._shown.setdefault(file, []).append(path)
-        listed = (path for paths in self._every.values() for path in paths)
-        self.foreign = foreign_tables(self.root, listed)
-        """Tables of row types that are not the project's, and their columns: another package's recipe wrote them."""
-        # Texts are written before the stage that names them: listed after the stages, all of theirs are there.
-        self._texts = [f"{_SEGMENTS}/{file}" for file in sorted(self._names(_SEGMENTS, _FILE))]
         self._verdicts = [
             f"{VALIDATIONS}/{file}"
             for file in sorted(self._names(VALIDATIONS, _VERDICT))
             if (shown is None or int(file[:-5]) in shown) and (last is None or int(file[:-5]) <= last)
         ]
-        self.lost = self._list_lost(shown)
+        self.lost = frozenset(self._list_lost(shown))
         """Run-relative paths of files of the bank that should be there."""
-        self.latest = max((_round_of(path) for path in self._shown.get(_SNAPSHOTS, [])), default=None)
+        others = [file for file in self._every if file != MANIFEST and Path(file).stem not in ROW_TYPE_BY_TABLE]
+        self.only_named(others)
+        self.foreign = foreign_tables(self.root, (path for file in others for path in self._every[file]))
+        """Tables of row types that are not the project's, and their columns: another package's recipe wrote them."""
+        published = (path for path in self._shown.get(_SNAPSHOTS, []) if _publishes(path[7:].rpartition("/")[0]))
+        self.latest = max(map(_round_of, published), default=None)
         """The newest round whose bank is published; None before the first."""
 
     def keep(self, views: Collection[str], *, without_lost: bool = False) -> None:
         """From now on only the files that these views (`view_sql.views_behind`) are read from: others may be damaged.
 
         `without_lost`: and of these only those that are there. A bank that is put together is another one then.
+        Raises as :meth:`only_named`.
         """
         names = {MANIFEST if view == "stages" else f"{view}.parquet" for view in views}
-        gone = frozenset(self.lost if without_lost else ())
+        gone = self.lost if without_lost else frozenset[str]()
         for listed in (self._shown, self._every):
             for name, paths in list(listed.items()):
                 listed[name] = [path for path in paths if name in names and path not in gone]
         self._texts = [path for path in self._texts if BankText.table in views and path not in gone]
+        self._vectors = [path for path in self._vectors if VECTORS in views and path not in gone]
         self._verdicts = self._verdicts if VALIDATIONS in views else []
+        self.only_named()
+
+    def only_named(self, files: Iterable[str] | None = None) -> None:
+        """Leave out files (all, or those of these names) that their stage did not write: what lies beside the record is
+        no part of it. Raises RecordDamaged where a manifest cannot be read: nothing vouches for its files then."""
+        for file in list(self._every) if files is None else files:
+            for listed in (self._every, self._shown) if file != MANIFEST else ():
+                listed[file] = [path for path in listed.get(file, ()) if path in self.lost or self._is_named(path)]
+
+    def _is_named(self, path: str) -> bool:
+        stage, _, file = path.rpartition("/")
+        named = self._digested(stage).get("files")
+        if not isinstance(named, dict):
+            raise RecordDamaged(
+                f"{stage}/{MANIFEST} cannot be read: nothing says which files of the stage are the record's",
+                expected="the manifest that was committed with the stage",
+                where=str(self.root / stage),
+                next_step=mending(self.root),
+            )
+        return file in named
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
         """The SQL list of the files of this name; None where there is none and never will be.
@@ -121,35 +147,41 @@ class Pinned:
         """The SQL list of the bank's texts."""
         return self._listed(self._texts)
 
+    def vectors(self) -> str | None:
+        """The SQL list of the embeddings of the bank's texts."""
+        return self._listed(self._vectors)
+
     def verdicts(self) -> str | None:
         """The SQL list of what Great Expectations found in rounds."""
         return self._listed(self._verdicts)
 
     def paths(self) -> list[str]:
         """Every file: each as it is opened and as it is named in SQL."""
-        listed = [path for paths in self._every.values() for path in paths] + self._texts + self._verdicts
+        listed = [path for paths in self._every.values() for path in paths]
+        listed += [*self._texts, *self._vectors, *self._verdicts]
         roots = dict.fromkeys((str(self.root), _literal(str(self.root))))
         return [f"{root}/{path}" for root in roots for path in listed]
 
     def tables(self) -> str | None:
         """The SQL list of every Parquet file; None where there is none."""
         listed = [path for paths in self._every.values() for path in paths if path.endswith(".parquet")]
-        return self._listed(listed + self._texts)
+        return self._listed([*listed, *self._texts, *self._vectors])
 
     def _list_lost(self, shown: frozenset[int] | None) -> list[str]:
         """What the stages that publish banks wrote and what is gone. It is listed all the same: reading it fails,
-        where the bank would otherwise be another one without a word."""
+        where the bank would otherwise be another one without a word. Texts are listed here alone, as they are named."""
         listed = {path for paths in self._every.values() for path in paths}
         stages = {path.rpartition("/")[0] for name in _OF_A_BANK for path in self._every.get(name, [])}
         committed = {path.rpartition("/")[0] for path in self._every.get(MANIFEST, [])}
-        due, due_texts, read = set[str](), set[str](), set[str]()
+        due, due_texts, due_vectors, read = set[str](), set[str](), set[str](), set[str]()
         for stage in stages | {stage for stage in committed if _publishes(stage.partition("/")[2])}:
             digested = self._digested(stage)
             if stage not in stages and not any(file in digested.get("files", {}) for file in _OF_A_BANK):
                 continue  # of a run without a bank
             stages.add(stage)
             due |= {f"{stage}/{file}" for file in digested.get("files", {}) if _FILE.fullmatch(file)}
-            due_texts |= {path for path in digested.get("shared", {}) if path.startswith(f"{_SEGMENTS}/")}
+            due_texts |= {path for path in digested.get("shared", {}) if _is_in(_SEGMENTS, path)}
+            due_vectors |= {path for path in digested.get("shared", {}) if _is_in(_EMBEDDINGS, path)}
             read |= {f"rounds/{key}" for key in digested.get("inputs", {}) if _publishes(key)}
         for stage in _between(stages | read) - stages:
             due |= {f"{stage}/{file}" for file in _ALWAYS_WRITTEN}
@@ -159,17 +191,16 @@ class Pinned:
             self._every.setdefault(file, []).append(path)
             if shown is None or _round_of(path) in shown:
                 self._shown.setdefault(file, []).append(path)
-        lost_texts = sorted(due_texts - set(self._texts))
-        self._texts += lost_texts
-        return [*lost, *lost_texts]
+        # Texts are written before the stage that names them: of the stages listed, all are there.
+        self._texts, self._vectors = sorted(due_texts), sorted(due_vectors)
+        present = {f"{folder}/{file}" for folder in (_SEGMENTS, _EMBEDDINGS) for file in self._names(folder, _FILE)}
+        return [*lost, *sorted((due_texts | due_vectors) - present)]
 
     def _digested(self, stage: str) -> dict[str, Any]:
         """What the manifest of a stage vouches for; nothing where it cannot be read: `crl verify` names that."""
-        try:
-            found = json.loads((self.root / stage / MANIFEST).read_bytes())["digested"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        if stage not in self._manifests:
+            self._manifests[stage] = digested_in(self.root / stage)
+        return self._manifests[stage]
 
     def _listed(self, paths: Sequence[str]) -> str | None:
         # Names inside a run need no escaping: others are not listed.
@@ -186,6 +217,13 @@ class Pinned:
                         found.append(entry.name)
                         if entry.is_symlink():
                             self._check_inside(Path(entry.path))
+                        elif wanted in (_FILE, _VERDICT) and not entry.is_file():
+                            raise RecordDamaged(
+                                f"{directory}/{entry.name} is a folder, a pipe or a device, and no file",
+                                expected="the file that was committed",
+                                where=str(self.root),
+                                next_step=mending(self.root),
+                            )
         except (FileNotFoundError, NotADirectoryError):
             return []
         return found
@@ -198,6 +236,22 @@ class Pinned:
                 where=str(self.root),
                 next_step="replace the link with what it points to, or remove it",
             )
+
+
+def digested_in(stage: Path) -> dict[str, Any]:
+    """The digest section of a stage's manifest as it is written, unchecked; empty where it cannot be read."""
+    try:
+        found = parse_json(read_limited(stage / MANIFEST))["digested"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: named if isinstance(named := found.get(name), dict) else {} for name in ("files", "shared", "inputs")}
+
+
+def _is_in(folder: str, path: str) -> bool:
+    """Whether a path that a manifest names is that of a file in a folder: it goes into SQL as it is."""
+    return path.startswith(f"{folder}/") and _FILE.fullmatch(path[len(folder) + 1 :]) is not None
 
 
 class Patterns:
@@ -214,10 +268,13 @@ class Patterns:
         """Writes the tables without rows. Raises OtherFormat, and as :func:`crl.run.cache.cached`."""
         check_format(run_path)
         self.root = absolute(run_path)
-        found = self.root.glob(f"rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/*.parquet")
-        self.foreign = foreign_tables(
-            self.root, (str(path.relative_to(self.root)) for path in found if _FILE.fullmatch(path.name))
+        others = (
+            path
+            for path in self.root.glob(f"rounds/{_ROUND_GLOB}/{_STAGE_GLOB}/*.parquet")
+            if _FILE.fullmatch(path.name) and path.stem not in ROW_TYPE_BY_TABLE
         )
+        named = (path for path in others if path.name in digested_in(path.parent).get("files", ()))
+        self.foreign = foreign_tables(self.root, (str(path.relative_to(self.root)) for path in named))
         _write_empty(run_path, {row_type.table: schema_of(row_type) for row_type in ROW_TYPES} | self.foreign)
 
     def files(self, name: str, *, every_round: bool = False) -> str | None:
@@ -276,6 +333,7 @@ class Tables:
         check_format(self.run_path)
         self._connection = duckdb.connect()
         self._files: dict[str, list[tuple[int, str]]] = {}
+        self._named: dict[Path, Collection[str]] = {}
         for number in round_numbers(self.run_path):
             if until is None or number <= until:
                 # What an attempt has not committed starts with a dot.
@@ -346,7 +404,13 @@ class Tables:
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def _listed(self, row_type: type[Row]) -> list[tuple[int, str]]:
-        return self._files.get(f"{row_type.table}.parquet", [])
+        """What stages wrote of a type; a file that only lies beside theirs is none of it."""
+        return [each for each in self._files.get(f"{row_type.table}.parquet", []) if self._is_named(Path(each[1]))]
+
+    def _is_named(self, path: Path) -> bool:
+        if path.parent not in self._named:
+            self._named[path.parent] = Manifest.load(path.parent).digested.files
+        return path.name in self._named[path.parent]
 
 
 def foreign_tables(root: Path, paths: Iterable[str]) -> dict[str, pa.Schema]:
@@ -401,7 +465,7 @@ def _round_of(path: str) -> int:
 
 def _publishes(key: str) -> bool:
     """Whether a key of a manifest's `inputs`, such as `0007/consolidate`, names a stage that publishes a bank."""
-    return key.partition("/")[2] in (_FIRST_BANK, _LATER_BANK)
+    return KEY.fullmatch(key) is not None and key.partition("/")[2] in (_FIRST_BANK, _LATER_BANK)
 
 
 def _between(stages: Collection[str]) -> set[str]:

@@ -11,7 +11,7 @@ outcome and which guided-minus-free difference. A version that was never used ha
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 
 import pyarrow as pa
@@ -31,7 +31,8 @@ from crl.records import (
     schema_of,
 )
 from crl.report.success import Z
-from crl.report.view_files import MANIFEST, Source, sql_type
+from crl.report.view_files import VECTORS, Pinned, Source, sql_type
+from crl.run.manifest import MANIFEST
 from crl.run.validations import VALIDATIONS
 
 _PLACE = (
@@ -123,6 +124,35 @@ LEFT JOIN (
 _BANK_TEXT = """
 SELECT bank.*, bank_texts.text
 FROM bank LEFT JOIN bank_texts USING (content_digest)
+"""
+
+# Counters are of an entry, uses and credit of its text, all so far; a round publishes its bank before it is credited.
+BANK_USES = """
+WITH published AS (SELECT DISTINCT round FROM bank_snapshots),
+counted AS (
+    SELECT published.round, max(counts.round) AS until FROM published
+    JOIN (SELECT DISTINCT round FROM retrieval_counts) AS counts ON counts.round <= published.round
+    GROUP BY published.round
+),
+counts AS (
+    SELECT counted.round, entry_id, count FROM counted JOIN retrieval_counts ON retrieval_counts.round = until
+),
+scored AS (
+    SELECT published.round, max(scores.round) AS until FROM published
+    JOIN (SELECT DISTINCT round FROM entry_scores) AS scores ON scores.round <= published.round
+    GROUP BY published.round
+),
+scores AS (
+    SELECT scored.round, entry_id, content_digest, uses, mean_outcome FROM scored
+    JOIN entry_scores ON entry_scores.round = until
+),
+earned AS (
+    SELECT published.round, entry_id, content_digest, avg(guided_minus_free) AS guided_minus_free FROM published
+    JOIN credits ON credits.round <= published.round GROUP BY ALL
+)
+SELECT entries.*, coalesce(counts.count, 0) AS retrieved, coalesce(uses, 0) AS uses, mean_outcome, guided_minus_free
+FROM bank_text AS entries LEFT JOIN counts USING (round, entry_id)
+LEFT JOIN scores USING (round, entry_id, content_digest) LEFT JOIN earned USING (round, entry_id, content_digest)
 """
 
 # Segments hold the texts of every round: of an earlier state, those that some bank up to then held.
@@ -303,32 +333,37 @@ SCALARS = {
 
 NO_BANK = "there is no bank after round"
 """How the error of a round without a bank begins."""
-MACROS = {
-    "has_bank(number)": f"""(
-SELECT CASE WHEN count(*) FILTER (round = number) > 0 THEN true ELSE error(
-    '{NO_BANK} ' || coalesce(any_value(number)::VARCHAR, 'NULL')
+
+
+def _has_bank(number: str) -> str:
+    """Whether there is a bank after a round; an error where there is none."""
+    return f"""(
+SELECT CASE WHEN count(*) FILTER (round = {number}) > 0 THEN true ELSE error(
+    '{NO_BANK} ' || coalesce(any_value({number})::VARCHAR, 'NULL')
     || coalesce('; there are those after rounds ' || min(round) || ' to ' || max(round), ': the run has none')
-) END FROM bank_snapshots)""",
+) END FROM bank_snapshots)"""
+
+
+MACROS = {
+    "has_bank(number)": _has_bank("number"),
     # The second part has no rows. It asks where a run has no bank at all: of an empty view nothing else is asked.
-    "bank_at(number)": """TABLE
-SELECT * FROM bank_text WHERE round = number AND has_bank(number)
-UNION ALL BY NAME SELECT NULL::BIGINT AS round WHERE NOT has_bank(number)
+    "bank_at(number)": f"""
+SELECT * FROM bank_text WHERE round = number AND {_has_bank("number")}
+UNION ALL BY NAME SELECT NULL::BIGINT AS round WHERE NOT {_has_bank("number")}
 """,
-    "bank_diff(earlier, later)": """TABLE
-WITH either AS (
-    SELECT * FROM bank WHERE round IN (earlier, later) AND has_bank(earlier) AND has_bank(later)
-)
+    "bank_diff(earlier, later)": f"""
 SELECT
     entry_id, coalesce(after.family, before.family) AS family,
     CASE WHEN before.round IS NULL THEN 'added' WHEN after.round IS NULL THEN 'removed' ELSE 'changed' END AS change,
     before.version AS version_before, after.version AS version_after,
     old.text AS text_before, new.text AS text_after
-FROM (SELECT * FROM either WHERE round = earlier) AS before
-FULL JOIN (SELECT * FROM either WHERE round = later) AS after USING (entry_id)
+FROM (SELECT * FROM bank WHERE round = earlier AND {_has_bank("earlier")}) AS before
+FULL JOIN (SELECT * FROM bank WHERE round = later AND {_has_bank("later")}) AS after USING (entry_id)
 LEFT JOIN bank_texts AS old ON old.content_digest = before.content_digest
 LEFT JOIN bank_texts AS new ON new.content_digest = after.content_digest
 WHERE before.content_digest IS DISTINCT FROM after.content_digest OR before.version IS DISTINCT FROM after.version
-UNION ALL BY NAME SELECT NULL::VARCHAR AS entry_id WHERE NOT (has_bank(earlier) AND has_bank(later))
+UNION ALL BY NAME
+SELECT NULL::VARCHAR AS entry_id WHERE NOT ({_has_bank("earlier")} AND {_has_bank("later")})
 """,
 }
 """Macros by signature: `FROM bank_at(7)` is the bank after round 7, `FROM bank_diff(2, 7)` what changed. Of a round
@@ -337,6 +372,7 @@ without a bank both are an error (`has_bank`): an empty answer would be a wrong 
 _DERIVED = {
     "rounds": _ROUNDS,
     "bank_text": _BANK_TEXT,
+    "bank_uses": BANK_USES,
     "lineage": LINEAGE,
     "sequences": SEQUENCES,
     "broken_games": BROKEN_GAMES,
@@ -393,6 +429,8 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies[BankEntry.table] = _bank(source)
     bodies[BankText.table] = _texts(source, earlier)
     bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}
+    if isinstance(source, Pinned):  # a pattern has to find a file, and of vectors there is none of any dimension
+        bodies[VECTORS] = _vectors(source)
     bodies["stages"] = _stages(source)
     bodies[VALIDATIONS] = _validations(source)
     for row_type, noted in _NOTED.items():
@@ -408,16 +446,21 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
 def views_behind(sql: str, foreign: Collection[str] = ()) -> set[str]:
     """Every view that a query may read: those it names, and those that they read. `foreign` are the tables that another
     package's recipe wrote."""
+    # Names of others may have capital letters, and signs between quotes.
+    return _words_behind(sql) & {*(row_type.table for row_type in ROW_TYPES), "stages", VALIDATIONS, VECTORS} | {
+        name for name in foreign if name.lower() in sql.lower()
+    }
+
+
+def _words_behind(sql: str) -> set[str]:
+    """Every word of a query, and of the views and macros that it names."""
     found: set[str] = set()
     pending = [sql]
     while pending:
         for word in set(re.findall(r"\w+", pending.pop().lower())) - found:
             found.add(word)
             pending.append(_MADE_OF.get(word, ""))
-    # Names of others may have capital letters, and signs between quotes.
-    return found & {*(row_type.table for row_type in ROW_TYPES), "stages", VALIDATIONS} | {
-        name for name in foreign if name.lower() in sql.lower()
-    }
+    return found
 
 
 def _stored(source: Source, row_type: type[Row], *, every_round: bool = False) -> str:
@@ -459,11 +502,24 @@ def _parquet(source: Source, files: str, columns: Sequence[tuple[str, str]], add
     read = f"read_parquet({files}, filename = true, hive_partitioning = false"
     read += ", union_by_name = true" if added else ""
     if source.patterns:
-        return _unless_elsewhere(source, f"{read})", columns)
+        return _unless_elsewhere(source, f"{read}) SEMI JOIN {_named(source, files)}", columns)
     if added:
         none = ", ".join(f"NULL::{kind} AS {identifier(name)}" for name, kind in columns)
         return f"(SELECT {none} WHERE false UNION ALL BY NAME SELECT * FROM {read}))"
     return f"{read})"
+
+
+def _named(source: Source, files: str) -> str:
+    """What patterns find beside what manifests name, to be joined: a file that lies there and that no stage wrote is no
+    part of the record."""
+    place = "parse_path(filename)[-3] || '/' || parse_path(filename)[-2] || '/'"
+    of, name = ("shared", "''") if files == source.segments() else ("files", place)
+    vouched = f"{name} || unnest(json_keys(TRY_CAST(content AS JSON), '$.digested.{of}')) AS named"
+    written = "'bank/segments/'" if of == "shared" else place
+    return (
+        f"(SELECT {vouched} FROM read_text({source.files(MANIFEST)})) AS vouched "
+        f"ON vouched.named = {written} || parse_filename(filename)"
+    )
 
 
 def _unless_elsewhere(source: Source, files: str, columns: Sequence[tuple[str, str]]) -> str:
@@ -516,6 +572,26 @@ def _texts(source: Source, earlier: bool) -> str:
     return _TEXTS_THEN.format(texts=texts, changes=changes, bases=bases)
 
 
+def _vectors(source: Pinned) -> str:
+    """The embedding of every text that a bank held; a text that is stored twice has one vector."""
+    files = source.vectors()
+    if files is None:
+        return _empty([("content_digest", "VARCHAR"), ("embedding", "FLOAT[]")])
+    read = f"read_parquet({files}, hive_partitioning = false)"
+    return f"SELECT content_digest, any_value(embedding::FLOAT[]) AS embedding FROM {read} GROUP BY content_digest"
+
+
+def macro_bodies(bodies: Mapping[str, str]) -> dict[str, str]:
+    """The definition of every macro by signature, for views with these bodies. Each holds the views that it reads: a
+    name in a macro is looked for where the macro is used, which may be in another database or schema."""
+    made = {}
+    for signature, body in MACROS.items():
+        read = _words_behind(body)
+        views = ", ".join(f"{identifier(name)} AS ({text})" for name, text in bodies.items() if name in read)
+        made[signature] = f"(WITH {views} {body[1:]}" if body.startswith("(") else f"TABLE WITH {views} {body}"
+    return made
+
+
 def _stages(source: Source) -> str:
     files = source.files(MANIFEST)
     if files is None:
@@ -525,7 +601,8 @@ def _stages(source: Source) -> str:
     if source.patterns:
         read = _unless_elsewhere(source, read, [("content", "VARCHAR")])
     columns = ",\n    ".join(
-        f"CAST(TRY_CAST(content AS JSON) ->> '{place}' AS {kind}) AS {name}" for name, kind, place, _ in STAGE_COLUMNS
+        f"TRY_CAST(TRY_CAST(content AS JSON) ->> '{place}' AS {kind}) AS {name}"
+        for name, kind, place, _ in STAGE_COLUMNS
     )
     return _STAGES.format(files=read, columns=columns)
 

@@ -35,12 +35,23 @@ from typing import Any
 
 import duckdb
 
+from crl.bank.segments import EMBEDDINGS, SEGMENTS
 from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.paths import quoted
 from crl.records import BankText
 from crl.report.locked import bad_sql, check, interruptible, lock
-from crl.report.view_files import Patterns, Pinned, Source
-from crl.report.view_sql import MACROS, MARKED, SCALARS, columns_of, folder_sql, identifier, view_bodies, views_behind
+from crl.report.view_files import VECTORS, Patterns, Pinned, Source
+from crl.report.view_sql import (
+    MACROS,
+    MARKED,
+    SCALARS,
+    columns_of,
+    folder_sql,
+    identifier,
+    macro_bodies,
+    view_bodies,
+    views_behind,
+)  # fmt: skip
 from crl.run import cache
 from crl.run.directory import round_numbers
 from crl.run.files import disk_error, mending, remove, temporary, unwritable
@@ -49,6 +60,8 @@ __all__ = ["CATALOG", "columns_of", "connect", "query", "reading", "relation", "
 
 CATALOG = "catalog.duckdb"
 _OLDEST_CLIENT = "v1.0.0"
+_BATCH = 1000
+"""Rows that are objects at a time."""
 
 
 def connect(
@@ -62,25 +75,44 @@ def connect(
     for a file that no view can read.
     """
     _check_rounds(run_path, [*(rounds or ()), *(() if until is None else (until,))])
-    return _open(run_path, Pinned(run_path, rounds, until), until)
+    files = Pinned(run_path, rounds, until)
+    files.only_named()
+    return _open(run_path, files, until)
 
 
 def query(
     run_path: Path, sql: str, parameters: Mapping[str, Any] | None = None, *, until: int | None = None
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of one SELECT over a run's views (as it was after round `until`), in a locked session.
+    """Column names and rows of one SELECT over a run's views (as it was after round `until`), in a locked session of
+    this process. What people type runs in one of its own: `crl.report.asked`.
 
     Raises BadInput for anything that is not one query, for what would look outside the run, for SQL that fails, and for
     a round that the run does not have; RecordDamaged as :func:`connect`.
     """
-    connection, files = _locked(run_path, sql, until)
-    with connection, _explained(run_path, files, sql):
+    with answering([run_path], sql, parameters, until=until) as (names, batches):
+        return names, [row for rows in batches for row in rows]
 
-        def rows() -> tuple[list[str], list[tuple[Any, ...]]]:
-            result = connection.execute(sql, dict(parameters) if parameters else None)
-            return [column[0] for column in result.description or ()], result.fetchall()
 
-        return interruptible(connection, rows)
+@contextmanager
+def answering(
+    runs: Sequence[Path],
+    sql: str,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    until: int | None = None,
+    memory: int | None = None,
+) -> Iterator[tuple[list[str], Iterator[list[tuple[Any, ...]]]]]:
+    """Column names of one SELECT, and its rows as they come, in lists. Of several runs every view begins with a column
+    `run`. `memory`: bytes that DuckDB may take. Errors as for :func:`query`, also while rows are read."""
+    connection, files = _locked(runs, sql, until, memory)
+    with connection, _explained(runs, files, sql):
+        result = interruptible(connection, lambda: connection.execute(sql, dict(parameters) if parameters else None))
+
+        def batches() -> Iterator[list[tuple[Any, ...]]]:
+            while rows := interruptible(connection, lambda: result.fetchmany(_BATCH)):
+                yield rows
+
+        yield [column[0] for column in result.description or ()], batches()
 
 
 def relation(
@@ -91,9 +123,9 @@ def relation(
     With `parameters` DuckDB runs it at once. Raises as :func:`query`; the files that it reads are opened here, so a
     file that is no Parquet file any more is RecordDamaged here and not an error of DuckDB later.
     """
-    connection, files = _locked(run_path, sql, until)
-    with _explained(run_path, files, sql):
-        if (tables := files.tables()) is not None:
+    connection, files = _locked([run_path], sql, until)
+    with _explained([run_path], files, sql):
+        if (tables := files[0].tables()) is not None:
             connection.execute(f"SELECT count(*) FROM parquet_file_metadata({tables})").fetchall()
         return connection.sql(sql, params=dict(parameters) if parameters else None)
 
@@ -149,34 +181,46 @@ def reading(
             raise _damaged(run_path, error) from error
 
 
-def _locked(run_path: Path, sql: str, until: int | None) -> tuple[duckdb.DuckDBPyConnection, Pinned]:
+def _locked(
+    runs: Sequence[Path], sql: str, until: int | None, memory: int | None = None
+) -> tuple[duckdb.DuckDBPyConnection, list[Pinned]]:
     """A session in which this one SELECT can run, and the files that it may open. Raises as :func:`query`."""
-    _check_rounds(run_path, () if until is None else (until,))
-    files = Pinned(run_path, until=until)
-    views = views_behind(sql, files.foreign)
-    for lost in files.lost:
-        if (BankText.table if lost.startswith("bank/") else Path(lost).stem) in views:
-            raise RecordDamaged(
-                f"{lost} is gone: the bank cannot be put together without it",
-                expected="every file of the banks that were published",
-                where=str(run_path),
-                next_step=f"`crl mend {quoted(run_path)}` makes it again; `--round N` shows what was before",
-            )
-    files.keep(views)
-    connection = _open(run_path, files, until)
+    listed = []
+    for run_path in runs:
+        _check_rounds(run_path, () if until is None else (until,))
+        files = Pinned(run_path, until=until)
+        views = views_behind(sql, files.foreign)
+        for lost in files.lost:
+            folder, stored = lost.rpartition("/")[0], {EMBEDDINGS: VECTORS, SEGMENTS: BankText.table}
+            if stored.get(folder, Path(lost).stem) in views:
+                raise RecordDamaged(
+                    f"{lost} is gone: the bank cannot be put together without it",
+                    expected="every file of the banks that were published",
+                    where=str(run_path),
+                    next_step=f"`crl mend {quoted(run_path)}` makes it again; `--round N` shows what was before",
+                )
+        files.keep(views)
+        listed.append(files)
+    if len(runs) == 1:
+        connection = _open(runs[0], listed[0], until)
+    else:
+        connection = _open_side_by_side(runs, listed, until)
     check(connection, sql)
-    lock(connection, files.paths())
-    return connection, files
+    if memory is not None:
+        connection.execute(f"SET memory_limit = '{memory // 10**6} MB'")
+    lock(connection, [path for files in listed for path in files.paths()])
+    return connection, listed
 
 
 @contextmanager
-def _explained(run_path: Path, files: Pinned, sql: str) -> Iterator[None]:
-    """Errors of DuckDB as ours: RecordDamaged for a file of the run, BadInput for the query."""
+def _explained(runs: Sequence[Path], listed: Sequence[Pinned], sql: str) -> Iterator[None]:
+    """Errors of DuckDB as ours: RecordDamaged for a file of a run, BadInput for the query."""
     try:
         yield
     except (duckdb.IOException, duckdb.InvalidInputException) as error:
-        if f"{files.root}/" in str(error):  # one of the run's own files: those of the query are refused
-            raise _damaged(run_path, error) from None
+        for run_path, files in zip(runs, listed, strict=True):
+            if f"{files.root}/" in str(error):  # one of the run's own files: those of the query are refused
+                raise _damaged(run_path, error) from None
         raise bad_sql(sql, error) from None
     except duckdb.Error as error:
         raise bad_sql(sql, error) from None
@@ -202,13 +246,52 @@ def _open(run_path: Path, files: Pinned, until: int | None) -> duckdb.DuckDBPyCo
     return connection
 
 
+def _open_side_by_side(runs: Sequence[Path], listed: Sequence[Pinned], until: int | None) -> duckdb.DuckDBPyConnection:
+    """A database with the views of several runs in one: each has a schema of its own, and over all of them every view
+    is their rows with the name of the run. Raises BadInput where two runs have one name."""
+    names = [path.absolute().name for path in runs]
+    if len(set(names)) < len(names):
+        raise BadInput(
+            f"two of the runs have the name {max(names, key=names.count)!r}: the column `run` would be the same",
+            expected="runs with different names",
+            next_step="name each run once; a copy can be reached by a link with another name",
+        )
+    connection = duckdb.connect()
+    schemas: dict[str, list[str]] = {}
+    for number, (run_path, files) in enumerate(zip(runs, listed, strict=True)):
+        connection.execute(f'CREATE SCHEMA "run {number}"')
+        connection.execute(f'USE memory."run {number}"')
+        _create(connection, run_path, files, earlier=until is not None)
+        for name in view_bodies(files):
+            schemas.setdefault(name, []).append(f"SELECT '{_sql(names[number])}' AS run, * FROM \"run {number}\".")
+    connection.execute("USE memory.main")
+    for signature, body in SCALARS.items():
+        connection.execute(f"CREATE MACRO {signature} AS {body}")
+    for name, parts in schemas.items():
+        body = " UNION ALL BY NAME ".join(part + identifier(name) for part in parts)
+        connection.execute(f"CREATE VIEW {identifier(name)} AS {body}")
+    for signature in MACROS:
+        if not signature.startswith("has_bank"):
+            body = " UNION ALL BY NAME ".join(part + signature for part in schemas["bank"])
+            connection.execute(f"CREATE MACRO {signature} AS TABLE {body}")
+    common = [files.latest for files in listed]
+    latest = "NULL" if None in common else str(min(each for each in common if each is not None))
+    connection.execute(f"CREATE MACRO latest_round() AS {latest}::BIGINT")
+    return connection
+
+
+def _sql(text: str) -> str:
+    return text.replace("'", "''")
+
+
 def _create(connection: duckdb.DuckDBPyConnection, run_path: Path, source: Source, *, earlier: bool = False) -> None:
     try:
         for signature, body in SCALARS.items():
             connection.execute(f"CREATE MACRO {signature} AS {body}")
-        for name, body in view_bodies(source, earlier=earlier).items():
+        bodies = view_bodies(source, earlier=earlier)
+        for name, body in bodies.items():
             connection.execute(f"CREATE VIEW {identifier(name)} AS {body}")
-        for signature, body in MACROS.items():
+        for signature, body in macro_bodies(bodies).items():
             connection.execute(f"CREATE MACRO {signature} AS {body}")
     except duckdb.Error as error:
         raise _damaged(run_path, error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow as pa
 from crl.bank.changes import TableOf, open_snapshot
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
-from crl.errors import CrlError, EnvironmentBroken
+from crl.errors import CrlError, EnvironmentBroken, RecordDamaged
 from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
 from crl.records import Metric, Row, rows_of, schema_of, table_of
@@ -144,7 +145,7 @@ class StageContext:
         # A stage asks for a bank and for where its texts are: of a million entries the file would be read twice.
         key = (round_number, stage, row_type)
         if key not in self._bank_rows:
-            self._bank_rows[key] = self._reader.read(round_number, stage, row_type)
+            self._bank_rows[key] = _held(self._reader, *key)
         return self._bank_rows[key]
 
     def rows_at(self, row_type: type[R], round_number: int, stage: str) -> list[R]:
@@ -220,6 +221,34 @@ class StageContext:
     def progress(self, done: int, total: int, **metrics: Any) -> None:
         """Tell whoever watches; never part of the record."""
         self._progress({"done": done, "total": total, **metrics})
+
+
+_HELD_BYTES, _HELD_TABLES = 64 * 10**6, 160
+"""At most: enough for the longest chain of changes (`crl.bank.changes`), twice."""
+_SMALL_BYTES = 4 * 10**6
+_held_tables: OrderedDict[tuple[Path, type[Row], str], pa.Table] = OrderedDict()
+"""Tables of banks that this process read, by run and SHA-256, those used last at the end."""
+
+
+def _held(reader: Reader, round_number: int, stage: str, row_type: type[Row]) -> pa.Table:
+    """Rows of one of the tables that a bank is put together from. Every stage of a round needs those of all rounds
+    since the last base: a process reads a small one once, and then what came since. It is known by the SHA-256 in its
+    manifest, so what a stage sees follows from the record as ever."""
+    try:
+        files = Manifest.load(reader.path / "rounds" / key_of(round_number, stage)).digested.files
+    except RecordDamaged:  # reading says better what is wrong
+        return reader.read(round_number, stage, row_type)
+    file = files.get(f"{row_type.table}.parquet")
+    if file is None or file.bytes > _SMALL_BYTES:
+        return reader.read(round_number, stage, row_type)
+    key = (reader.path, row_type, file.sha256)
+    if key in _held_tables:
+        _held_tables.move_to_end(key)
+    else:
+        _held_tables[key] = reader.read(round_number, stage, row_type)
+        while len(_held_tables) > _HELD_TABLES or sum(table.nbytes for table in _held_tables.values()) > _HELD_BYTES:
+            _held_tables.popitem(last=False)
+    return _held_tables[key]
 
 
 class MemoryWriter:

@@ -1,18 +1,25 @@
 """What can be rebuilt: indexes under `cache/<key>/`, and single derived files such as the catalog.
 
 Everything here is checksummed, so that a damaged file is noticed and rebuilt rather than used, and disposable: deleting
-it loses time, nothing else. No lease is needed. A directory holds `sums.json` with the SHA-256 of its files.
+it at any moment loses time, nothing else. No lease is needed. A directory holds `sums.json` with the SHA-256 of its
+files, sealed with a key of this user that lies outside of all runs: whoever may write the run can put an index there
+with the right checksums, and still not one that is used. What another user or machine made is made anew.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import hmac
 import os
+import secrets
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache as once
 from pathlib import Path
+from typing import Any
 
+from crl.limits import parse_json, read_limited
 from crl.run.files import (
     canonical_json,
     disk_errors,
@@ -29,6 +36,9 @@ CACHE = "cache"
 SUMS = "sums.json"
 _SEALS = "seals"
 CATALOG = "catalog.duckdb"
+_KEY = "~/.cache/crl/cache.key"
+_TRIES = 3
+NO_FILE = "no such file"
 
 
 @dataclass(frozen=True)
@@ -41,13 +51,28 @@ class CacheFault:
 
 
 def cached(run_path: Path, key: str, build: Callable[[Path], None], *, again: bool = False) -> Path:
-    """The directory `cache/<key>/`: as it is if every checksum holds, else (or `again`) made by `build(directory)`.
+    """The directory `cache/<key>/`: as it is if this user sealed it and every checksum holds, else (or `again`) made by
+    `build(directory)`.
 
     `key` names the content it is derived from (a digest). Raises as `disk_errors`, and what `build` raises.
     """
     target = run_path / CACHE / key
-    if not again and target.is_dir() and not _directory_faults(run_path, target):
+    if not again and is_usable(run_path, target):
         return target
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # somebody deletes the cache
+            return _made(run_path, key, build)
+    return _made(run_path, key, build)
+
+
+def is_usable(run_path: Path, directory: Path) -> bool:
+    """Whether a directory of the cache may be read: this user sealed it, and every checksum holds."""
+    sums = _read(directory / SUMS, directory.name)
+    return sums is not None and sums.by == _key_name() and not _directory_faults(run_path, directory)
+
+
+def _made(run_path: Path, key: str, build: Callable[[Path], None]) -> Path:
+    target = run_path / CACHE / key
     scratch = temporary(target, 0)
     with disk_errors(target):
         try:
@@ -58,8 +83,11 @@ def cached(run_path: Path, key: str, build: Callable[[Path], None], *, again: bo
             fsync_tree(scratch)
             _withdraw(target)
             # Another process may have finished the same content meanwhile: then its directory serves.
-            with contextlib.suppress(OSError):
+            try:
                 scratch.rename(target)
+            except OSError as error:
+                if not is_usable(run_path, target):
+                    raise FileNotFoundError(f"{target} was removed or replaced meanwhile") from error
         finally:
             remove(scratch)
     return target
@@ -77,7 +105,7 @@ class Shelf:
 
     def newest(self, prefix: str) -> Path | None:
         """The youngest directory whose key begins so and whose checksums hold; None where there is none."""
-        whole = (each for each in self._by_age(prefix) if not _directory_faults(self.run_path, each))
+        whole = (each for each in self._by_age(prefix) if is_usable(self.run_path, each))
         return next(whole, None)
 
     def keep(self, prefix: str, count: int) -> None:
@@ -118,11 +146,21 @@ def faults(run_path: Path) -> list[CacheFault]:
         if entry.name.startswith("."):
             continue
         if entry.is_file():
-            found.append(CacheFault(f"{CACHE}/{entry.name}", "no such file", sha256_file(entry)))
+            found.append(CacheFault(f"{CACHE}/{entry.name}", NO_FILE, sha256_file(entry)))
         elif entry.name == _SEALS:
             found += _seal_faults(run_path, entry)
         else:
             found += _faults_unless_withdrawn(run_path, entry)
+    return found
+
+
+def foreign(run_path: Path) -> list[str]:
+    """Directories of the cache that another user or machine sealed, and that are made anew when they are needed."""
+    found = []
+    for directory in sorted((run_path / CACHE).glob("[!.]*/")):
+        sums = _read(directory / SUMS, directory.name)
+        if sums is not None and sums.by != _key_name():
+            found.append(f"{CACHE}/{directory.name}")
     return found
 
 
@@ -171,10 +209,10 @@ def _directory_faults(run_path: Path, directory: Path) -> list[CacheFault]:
     if sums is None:
         return [_unreadable(run_path, directory / SUMS)]
     found = []
-    for name in sorted({*sums, *_names(directory)}):
+    for name in sorted({*sums.sums, *_names(directory)}):
         actual = _found(directory / name)
-        if actual != sums.get(name):
-            found.append(CacheFault(f"{place}/{name}", sums.get(name, "no such file"), actual))
+        if actual != sums.sums.get(name):
+            found.append(CacheFault(f"{place}/{name}", sums.sums.get(name, NO_FILE), actual))
     return found
 
 
@@ -185,7 +223,7 @@ def _seal_faults(run_path: Path, seals: Path) -> list[CacheFault]:
         if sums is None:
             found.append(_unreadable(run_path, path))
             continue
-        for name, expected in sums.items():
+        for name, expected in sums.sums.items():
             actual = _found(run_path / name)
             if actual != expected and actual == _sealed_last(run_path, name):
                 place = path.relative_to(run_path).as_posix()
@@ -201,9 +239,9 @@ def _seal_faults(run_path: Path, seals: Path) -> list[CacheFault]:
 def _found(path: Path) -> str:
     """Its SHA-256. A run may remove it at any moment."""
     try:
-        return sha256_file(path)
+        return sha256_file(path) if path.is_file() else NO_FILE
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return "no such file"
+        return NO_FILE
 
 
 def _names(directory: Path) -> list[str]:
@@ -217,21 +255,63 @@ def _sealed_last(run_path: Path, name: str) -> str | None:
     return next((event.get("sha256") for event in reversed(events) if event.get("file") == name), None)
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """What a list of checksums says."""
+
+    sums: dict[str, str]
+    by: str
+    """Name of the key that sealed it."""
+
+
 def _sealed(sums: dict[str, str], of: str) -> bytes:
     """`of`: what they are the checksums of."""
-    content = {"of": of, "sums": sums}
-    return canonical_json({"check": sha256_bytes(canonical_json(content)), **content})
+    content = {"by": _key_name(), "of": of, "sums": sums}
+    return _with_seal(content, hmac.digest(_key(), canonical_json(content), "sha256").hex())
 
 
-def _read(path: Path, of: str) -> dict[str, str] | None:
+def _with_seal(content: dict[str, Any], seal: str) -> bytes:
+    return canonical_json({"check": sha256_bytes(canonical_json(content)), **content, "seal": seal})
+
+
+def _read(path: Path, of: str) -> _Sums | None:
+    """The list as it was written; None for one that is damaged, or that pretends that this user's key sealed it."""
     try:
-        content = path.read_bytes()
-        sums: dict[str, str] = json.loads(content)["sums"]
-    except (OSError, ValueError, KeyError, TypeError):
+        written = read_limited(path)
+        parsed = parse_json(written)
+        sums = _Sums({str(name): str(digest) for name, digest in parsed["sums"].items()}, str(parsed["by"]))
+        if sums.by == _key_name():
+            expected = _sealed(sums.sums, of)
+        else:
+            expected = _with_seal({"by": sums.by, "of": of, "sums": sums.sums}, str(parsed["seal"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return sums if content == _sealed(sums, of) else None
+    return sums if written == expected else None
+
+
+@once
+def _key() -> bytes:
+    """The secret of this user. Where it can be neither read nor kept, one of this process alone."""
+    made = secrets.token_bytes(32)
+    with contextlib.suppress(OSError, RuntimeError):
+        path = Path(_KEY).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".cache.key-") as file:  # readable by this user only
+            file.write(made)
+            file.flush()
+            os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(file.name, path)
+        kept = path.read_bytes()
+        return kept if len(kept) == len(made) else made
+    return made
+
+
+@once
+def _key_name() -> str:
+    return sha256_bytes(b"name of " + _key())[:16]
 
 
 def _unreadable(run_path: Path, path: Path) -> CacheFault:
-    actual = sha256_file(path) if path.is_file() else "no such file"
+    actual = sha256_file(path) if path.is_file() else NO_FILE
     return CacheFault(path.relative_to(run_path).as_posix(), "a list of checksums as it was written", actual)

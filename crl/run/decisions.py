@@ -18,6 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crl.errors import DecisionMade, RecordDamaged, RunDirectoryUnusable
+from crl.limits import read_limited
 from crl.paths import quoted
 from crl.run.files import aside, canonical_json, disk_errors, fsync, making, move, sha256_bytes, write_once
 
@@ -84,7 +85,7 @@ def load_decision(run_path: Path, round_number: int) -> Decision | None:
     """The decision about a round; None if there is none. Raises RecordDamaged if it is not what was written."""
     path = decision_path(run_path, round_number)
     try:
-        content = path.read_bytes()
+        content = read_limited(path)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -40,7 +40,7 @@ from crl.run.manifest import MANIFEST, Manifest, parse_key, stage_directory
 from crl.run.pruned import is_left_out
 from crl.run.writer import StageWriter
 
-_ROUND = re.compile(r"^[0-9]{4,}$")
+_ROUND = re.compile(r"^[0-9]{4,15}$")
 
 
 class RunDirectory:
@@ -203,7 +203,8 @@ class RunDirectory:
                 where=str(directory / name),
                 next_step="put it back from a backup, if there is one",
             )
-        return with_added(row_type, files_.parsed_parquet(files_.read_checked(self.path, relative, recorded.sha256)))
+        content = files_.read_checked(self.path, relative, recorded.sha256, recorded.bytes)
+        return with_added(row_type, files_.parsed_parquet(content))
 
     def unfinished_path(self, round_number: int, stage: str) -> Path:
         """Where finished parts of a stage are until it is committed, and what its attempts leave to later ones."""

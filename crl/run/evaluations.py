@@ -20,6 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 from crl.errors import RecordDamaged
+from crl.limits import TABLE_BYTES, read_limited
 from crl.paths import quoted
 from crl.records import Evaluation, rows_of, table_of
 from crl.run.directory import RunDirectory
@@ -151,7 +152,7 @@ def _load(run_path: Path, directory: Path) -> Kept:
         raise _damaged(run_path, directory, f"its manifest is that of {name}", directory.name)
     recorded = manifest.digested.files.get(_FILE)
     try:
-        content = (directory / _FILE).read_bytes()
+        content = read_limited(directory / _FILE, TABLE_BYTES)
     except OSError as error:
         raise _damaged(run_path, directory, f"{_FILE} cannot be read: {error.strerror}", None) from None
     found = sha256_bytes(content)

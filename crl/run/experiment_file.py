@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from crl.config import Experiment, Method
 from crl.errors import BadInput, FrozenMethodChanged, OtherFormat, RecordDamaged, RunDirectoryUnusable
+from crl.limits import read_limited
 from crl.records import RECORD_FORMAT
 from crl.run.data_files import check_data, with_data_digests
 from crl.run.files import sha256_bytes, write_atomically, write_once
@@ -153,7 +154,7 @@ def _body(run_path: Path) -> bytes:
     """The file after its first line: undamaged, and of this version's format."""
     path = run_path / EXPERIMENT
     try:
-        content = path.read_bytes()
+        content = read_limited(path)
     except FileNotFoundError as error:
         raise RunDirectoryUnusable(
             f"{run_path} is not a run directory: it has no {EXPERIMENT}",

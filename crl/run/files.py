@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import CrlError, DiskFull, NotEnoughDisk, RecordDamaged, RunDirectoryUnusable
+from crl.limits import TABLE_BYTES, read_limited
 from crl.paths import quoted
 
 _TEMPORARY = re.compile(r"^\.tmp-.*?(?:-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+))?-(?P<token>\d+)$")
@@ -81,11 +82,12 @@ def mending(run_path: Path) -> str:
     )
 
 
-def read_checked(run_path: Path, relative: str, sha256: str) -> bytes:
-    """Content of a file of the record. Raises RecordDamaged, with what mends it, where it is not the recorded one."""
+def read_checked(run_path: Path, relative: str, sha256: str, size: int = TABLE_BYTES) -> bytes:
+    """Content of a file of the record, of at most `size` bytes. Raises RecordDamaged, with what mends it, where it is
+    not the recorded one."""
     path = run_path / relative
     try:
-        content = path.read_bytes()
+        content = read_limited(path, size)
         found = sha256_bytes(content)
     except OSError as error:
         content, found = b"", f"no readable file ({error.strerror})"

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import CrlError, RecordDamaged
+from crl.limits import LINE_BYTES, LOG_BYTES, is_count, parse_json, read_limited
+from crl.paths import quoted
 from crl.run.files import disk_errors, fsync
-from crl.run.manifest import Manifest, StageKey, key_of, parse_key, stage_directory
+from crl.run.logs import JOURNAL as JOURNAL
+from crl.run.manifest import KEY, Manifest, StageKey, key_of, parse_key, stage_directory
 from crl.text.unicode import valid_text
 
-JOURNAL = "journal.jsonl"
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
-_KEY = re.compile(r"^\d{4,}/[a-z][a-z0-9_]*$")
 
 
 class JsonLines:
@@ -54,16 +55,27 @@ class JsonLines:
             if created:
                 fsync(self.path.parent)
 
-    def read(self) -> list[dict[str, Any]]:
-        """The objects of all readable lines, in order; empty where there is no file."""
+    def read(self, *, having: bytes | None = None) -> list[dict[str, Any]]:
+        """The objects of all readable lines, in order; empty where there is no file. `having`: only of lines with these
+        bytes, which is much faster where they are few. Raises RecordDamaged where it is no file, or larger than one may
+        be."""
         try:
-            content = self.path.read_bytes()
+            content = read_limited(self.path, LOG_BYTES)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise RecordDamaged(
+                f"{self.path.name} cannot be read: {error.strerror}",
+                expected="a file of JSON lines",
+                where=str(self.path),
+                next_step=f"mv {quoted(self.path)} {quoted(f'{self.path}.damaged')}",
+            ) from error
         found = []
         for line in content.split(b"\n"):
+            if having is not None and having not in line:
+                continue
             with contextlib.suppress(ValueError):
-                payload = json.loads(line)
+                payload = parse_json(line) if len(line) <= LINE_BYTES else None
                 if isinstance(payload, dict):
                     found.append(payload)
         return found
@@ -161,9 +173,9 @@ def not_committed(run_path: Path) -> set[StageKey]:
 def stage_of(event: dict[str, Any]) -> StageKey | None:
     """The stage that an event is about; None where it names none that could be one."""
     number, stage = event.get("round"), event.get("stage")
-    if not isinstance(number, int) or not isinstance(stage, str) or not _KEY.match(key_of(number, stage)):
+    if not is_count(number) or not isinstance(stage, str) or not KEY.match(key_of(number, stage)):
         return None
-    return number, stage
+    return int(number), stage
 
 
 def newest_attempt(run_path: Path) -> int:
@@ -171,7 +183,7 @@ def newest_attempt(run_path: Path) -> int:
     began: set[int] = set()
     did: set[int] = set()
     for event in Journal(run_path).read():
-        if isinstance(token := event.get("token"), int) and event.get("event") != "attempt_taken_over":
+        if is_count(token := event.get("token")) and event.get("event") != "attempt_taken_over":
             (began if event.get("event") == "attempt_started" else did).add(token)
     return max(began & did, default=0)
 
@@ -201,4 +213,4 @@ def _is_that(stage: Path, commit: Committed, *, noted: bool) -> bool:
 def _places(keys: Any) -> list[StageKey]:
     if not isinstance(keys, Sequence) or isinstance(keys, str):
         return []
-    return [parse_key(key) for key in keys if isinstance(key, str) and _KEY.match(key)]
+    return [parse_key(key) for key in keys if isinstance(key, str) and KEY.match(key)]

@@ -27,9 +27,10 @@ from pathlib import Path
 from types import TracebackType
 
 import psutil
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crl.errors import LeaseHeld, RunDirectoryUnusable, StaleAttempt
+from crl.limits import LARGEST_NUMBER, is_count, read_limited
 from crl.run.files import canonical_json, machine, sha256_bytes, sweep, unwritable, write_atomically
 from crl.run.journal import Journal
 
@@ -104,7 +105,7 @@ class LeaseFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    token: int
+    token: int = Field(ge=0, lt=LARGEST_NUMBER)
     released: bool
     seconds: float
     owner: Owner
@@ -121,9 +122,11 @@ class LeaseFile(BaseModel):
     def load(cls, run_path: Path) -> LeaseFile | None:
         """Read it; None if there is none. Raises ValueError if it is not what was written."""
         try:
-            content = (run_path / LEASE).read_bytes()
+            content = read_limited(run_path / LEASE)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise ValueError(f"{LEASE} cannot be read: {error.strerror}") from error
         try:
             lease = cls.model_validate_json(content)
         except ValidationError as error:
@@ -223,7 +226,8 @@ class Lease:
                 f"there is no run directory at {run_path}", next_step="start it with `crl train CONFIG`"
             )
         with _locked(run_path):
-            os.truncate(run_path / LOCK, 0)  # nothing belongs into it; whatever damaged it, the lock holds
+            with contextlib.suppress(OSError):  # of a pipe, say
+                os.truncate(run_path / LOCK, 0)  # nothing belongs into it; whatever damaged it, the lock holds
             try:
                 previous = LeaseFile.load(run_path)
             except ValueError:
@@ -342,7 +346,7 @@ def _held(run_path: Path, lease: LeaseFile, age: float) -> LeaseHeld:
 def _latest_token(run_path: Path) -> int:
     """The highest token the journal knows: it outlives a lost lease file and knows attempts that died early."""
     tokens = [event.get("token") for event in Journal(run_path).read()]
-    return max((token for token in tokens if isinstance(token, int)), default=0)
+    return max((token for token in tokens if is_count(token)), default=0)
 
 
 @contextlib.contextmanager

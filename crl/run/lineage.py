@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.config import Method
 from crl.errors import RecordDamaged
+from crl.limits import read_limited
 from crl.run.files import canonical_json, sha256_bytes
 from crl.run.manifest import key_of, parse_key
 
@@ -83,7 +84,7 @@ def load_lineage(run_path: Path) -> Lineage:
     """What the file says; no ancestors where there is none. Raises RecordDamaged where it is not what was written."""
     path = Path(run_path) / LINEAGE
     try:
-        content = path.read_bytes()
+        content = read_limited(path)
     except FileNotFoundError:
         return Lineage()
     except OSError as error:

@@ -9,17 +9,29 @@ beside, outside the chain. `check` covers the whole file, so that a changed prov
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from crl.errors import RecordDamaged
+from crl.limits import DEEPEST, LARGEST_NUMBER, depth, read_limited
 from crl.run.files import canonical_json, mending, sha256_bytes
+from crl.run.logs import NOTED
 
 MANIFEST = "manifest.json"
 _PLAIN = ConfigDict(frozen=True, extra="forbid")
+KEY = re.compile(r"^\d{4,15}/[a-z][a-z0-9_]*$")
+"""How a stage is named: :func:`key_of`."""
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("sequence", "token", "attempt", "pid", "memory_bytes"), int),
+    **dict.fromkeys(("seconds", "processor_seconds"), (int, float)),
+    **dict.fromkeys(("started", "committed", "host"), str),
+    **dict.fromkeys(("timings", "broken", "decision", "settings", "versions", NOTED), dict),
+}
+"""What is in a provenance that readers count with."""
 
 
 class FileDigest(BaseModel):
@@ -39,7 +51,7 @@ class Digested(BaseModel):
     model_config = _PLAIN
 
     stage: str
-    round: int
+    round: int = Field(ge=0, lt=LARGEST_NUMBER)
     files: dict[str, FileDigest]
     """By path inside the stage directory (POSIX)."""
     shared: dict[str, str]
@@ -49,6 +61,22 @@ class Digested(BaseModel):
     method: str
     seed: int | list[int]
     """What the stage's random streams derive from."""
+
+    @field_validator("files", "shared")
+    @classmethod
+    def _check_paths(cls, named: dict[str, Any]) -> dict[str, Any]:
+        for name in named:
+            if not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
+                raise ValueError(f"{name!r} is no path inside the run")
+        return named
+
+    @field_validator("inputs")
+    @classmethod
+    def _check_keys(cls, inputs: dict[str, str]) -> dict[str, str]:
+        for key in inputs:
+            if not KEY.match(key):
+                raise ValueError(f"{key!r} names no stage")
+        return inputs
 
     def digest(self) -> str:
         """SHA-256 over the canonical JSON of this section."""
@@ -64,6 +92,17 @@ class Manifest(BaseModel):
     digested: Digested
     provenance: dict[str, Any]
     check: str
+
+    @field_validator("provenance")
+    @classmethod
+    def _check_provenance(cls, provenance: dict[str, Any]) -> dict[str, Any]:
+        """Others take these for what they are called; what a stage adds of its own is shown as it is."""
+        for name, kind in _KINDS.items():
+            if name in provenance and not (isinstance(provenance[name], kind) and _is_small(provenance[name])):
+                raise ValueError(f"the provenance has {name} {provenance[name]!r:.40}")
+        if depth(provenance) > DEEPEST:
+            raise ValueError(f"the provenance is nested deeper than {DEEPEST} levels")
+        return provenance
 
     @classmethod
     def seal(cls, digested: Digested, provenance: dict[str, Any]) -> Manifest:
@@ -90,7 +129,7 @@ class Manifest(BaseModel):
         """
         path = directory / MANIFEST
         try:
-            content = path.read_bytes()
+            content = read_limited(path)
         except OSError as error:
             raise _damaged(path, f"{MANIFEST} cannot be read: {error.strerror}", None) from error
         try:
@@ -108,7 +147,7 @@ class _NotAsWritten(ValueError):
         self.expected = expected
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _parsed(content: bytes) -> Manifest:
     """The manifest in a file's content. A round reads each manifest dozens of times; equal bytes are parsed once.
 
@@ -124,6 +163,11 @@ def _parsed(content: bytes) -> Manifest:
     if expected != manifest.check or manifest.render() != content:
         raise _NotAsWritten(f"its content has check {expected}", manifest.check)
     return manifest
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a number is one to count with."""
+    return not isinstance(value, int | float) or -LARGEST_NUMBER < value < LARGEST_NUMBER
 
 
 def _check(digest: str, digested: Digested, provenance: dict[str, Any]) -> str:

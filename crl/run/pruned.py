@@ -11,9 +11,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.run.journal import Journal, JsonLines
+from crl.run.logs import PRUNED as PRUNED
 from crl.run.manifest import Manifest, key_of
-
-PRUNED = "pruned.jsonl"
 
 
 class Pruned(BaseModel):
@@ -39,7 +38,8 @@ class Pruned(BaseModel):
 
 def pruned(run_path: Path) -> list[Pruned]:
     """Everything that was pruned, in order: from the list, and from the journal what the list lacks."""
-    return _entries(JsonLines(run_path / PRUNED)) + unlisted(run_path)
+    listed = _entries(JsonLines(run_path / PRUNED))
+    return listed + [entry for entry in _entries(Journal(run_path)) if entry not in listed]
 
 
 def unlisted(run_path: Path) -> list[Pruned]:
@@ -58,7 +58,7 @@ def add_pruned(run_path: Path, entry: Pruned, token: int) -> None:
 
 def _entries(lines: JsonLines) -> list[Pruned]:
     found = []
-    for payload in lines.read():
+    for payload in lines.read(having=None if lines.path.name == PRUNED else b'"pruned"'):
         if payload.get("event", "pruned") != "pruned":
             continue
         try:

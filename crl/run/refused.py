@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from crl.errors import CrlError
 from crl.records import ROW_TYPE_BY_TABLE, Row
-from crl.run.cache import CACHE, cached
+from crl.run.cache import CACHE, cached, is_usable
 from crl.run.files import remove
 
 _PREFIX = "refused-"
@@ -47,8 +47,10 @@ def refused(
 ) -> dict[tuple[int, str], dict[type[Row], pa.Table]]:
     """The tables that were refused, by round and stage; without those whose row type `row_type_of` does not know."""
     found = {}
-    for directory in sorted((run_path / CACHE).glob(f"{_PREFIX}*")):
+    for directory in sorted((run_path / CACHE).glob(f"{_PREFIX}[0-9]*")):
         number, _, stage = directory.name.removeprefix(_PREFIX).partition("-")
+        if not number.isdecimal() or not is_usable(run_path, directory):
+            continue
         types = [(row_type_of(path.stem), path) for path in sorted(directory.glob("*.parquet"))]
         found[int(number), stage] = {
             row_type: pq.ParquetFile(path).read() for row_type, path in types if row_type is not None

@@ -92,7 +92,10 @@ def _committed(run_path: Path, stages: Collection[str]) -> list[StageKey]:
     """Complete stages of these names, oldest first."""
     found = []
     for round_number in round_numbers(run_path):
-        found += [(round_number, name) for name in complete_stages(run_path, round_number) if name in stages]
+        present = [name for name in dict.fromkeys(stages) if stage_directory(run_path, round_number, name).is_dir()]
+        if len(present) > 1:  # which of them came first, their manifests say; for one nothing is read
+            present = [name for name in complete_stages(run_path, round_number) if name in present]
+        found += [(round_number, name) for name in present]
     return found
 
 
@@ -107,6 +110,8 @@ def _in_use(run_path: Path, committed: Sequence[StageKey], keep_every: int) -> s
 def recorded_checkpoints(run_path: Path, key: StageKey) -> set[str]:
     """The checkpoints that the weights rows of a stage point to. Raises RecordDamaged where they cannot be read."""
     path = stage_directory(run_path, *key) / _WEIGHTS
+    if _WEIGHTS not in Manifest.load(path.parent).digested.files:
+        return set()
     try:
         rows = pq.read_table(path).column("checkpoint").to_pylist()
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:

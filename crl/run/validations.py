@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.errors import RecordDamaged
+from crl.limits import read_limited
 from crl.run.directory import stage_manifests
 from crl.run.files import disk_errors, making, write_atomically
 
@@ -105,7 +106,7 @@ def keep_verdict(run_path: Path, verdict: Verdict) -> None:
 def load_verdict(run_path: Path, round_number: int) -> Verdict | None:
     """The verdict about a round as it is now; None where there is none, or where it is of other stages."""
     try:
-        verdict = Verdict.model_validate_json(verdict_path(run_path, round_number).read_bytes())
+        verdict = Verdict.model_validate_json(read_limited(verdict_path(run_path, round_number)))
     except (OSError, ValidationError):
         return None
     return verdict if verdict.stages == stage_digests(run_path, round_number) else None

@@ -17,11 +17,13 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.errors import CrlError, DataCheckFailed, StageAlreadyComplete, StaleAttempt
 from crl.records import Row, schema_of, without_defaults
+from crl.run import logs
 from crl.run.files import (
     disk_errors,
     disk_full,
@@ -74,7 +76,7 @@ class StageWriter:
         self._rows: dict[str, int] = {}
         self._shared: dict[str, str] = {}
         self._started = datetime.now(UTC)
-        self._clock = time.monotonic()
+        self._clock, self._processor = time.monotonic(), time.process_time()
         check_token(run_path, token)
         if target.exists():
             raise self._complete_already()
@@ -192,6 +194,9 @@ class StageWriter:
             "started": self._started.isoformat(),
             "committed": datetime.now(UTC).isoformat(),
             "seconds": round(time.monotonic() - self._clock, 3),
+            "processor_seconds": round(time.process_time() - self._processor, 3),
+            logs.NOTED: logs.marks(self.run_path),
+            "memory_bytes": psutil.Process().memory_info().rss,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "token": self.token,

@@ -25,9 +25,9 @@ from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, sha256_bytes
 from crl.run.head import head_after
 from crl.run.journal import JsonLines
+from crl.run.logs import TRACKERS as LEDGER
 from crl.trackers.base import RoundMetrics, TrackedRun, Tracker
 
-LEDGER = "trackers.jsonl"
 _PATIENCE_SECONDS = 60.0
 """How long the end of a run waits for trackers that still write."""
 

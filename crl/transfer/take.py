@@ -28,6 +28,7 @@ from crl.run.files import sha256_file
 from crl.run.imports import EMBEDDING, BankImport, bank_import, imported_files, load_import, write_import
 from crl.run.journal import Journal
 from crl.run.lease import Lease
+from crl.text.unicode import hidden_in
 from crl.transfer.gather import ExportedEntry, Gathered
 
 _LEASE_SECONDS = 60.0
@@ -53,6 +54,8 @@ class Taken:
     """Entries that were left out, by reason."""
     repeated: bool
     """Whether the same bank had been imported before."""
+    hidden: dict[str, str]
+    """By entry, what its text has that nobody sees and a model reads."""
 
 
 def take(run: RunDirectory, recipe: Recipe, source: Gathered, families: Mapping[str, str] | None = None) -> Taken:
@@ -73,7 +76,9 @@ def put(run: RunDirectory, content: BankImport) -> Taken:
         if not repeated:
             told = {name: provenance["source"][name] for name in ("experiment", "round", "snapshot_digest")}
             Journal(run.path).record("bank_imported", token=lease.token, digest=content.digest, **told)
-    return Taken(path, dict(Counter(row["family"] for row in content.rows())), provenance["left_out"], repeated)
+    rows = content.rows()
+    hidden = {row["entry_id"]: found for row in rows if (found := hidden_in(row["text"]))}
+    return Taken(path, dict(Counter(row["family"] for row in rows)), provenance["left_out"], repeated, hidden)
 
 
 def fitting(method: Method, recipe: Recipe, source: Gathered, families: Mapping[str, str]) -> BankImport:

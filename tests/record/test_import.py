@@ -21,6 +21,8 @@ from crl.errors import BadInput, CrlError, RecordDamaged
 from crl.policies.embedders import LexicalEmbedder
 from crl.records import BufferItem, Credit, EntryScore, ImportedEntry, rows_of
 from crl.report.bank import entries_after
+from crl.report.diff import bank_diff, proposed_diff
+from crl.report.markdown import diff_markdown
 from crl.report.story import story_of
 from crl.report.why import why
 from crl.rounds.recipe import recipe_of, recorded_bank
@@ -359,3 +361,22 @@ def test_a_damaged_import_is_named_and_mended(source: Source, tmp_path: Path) ->
     assert [problem.expected for problem in verify(run.path)] == ["no such file: no stage wrote it"]
     with pytest.raises(CrlError, match="2 imported banks"):
         load_import(run.path)
+
+
+def test_what_a_text_hides_is_named_at_import_and_in_a_diff_and_kept(tmp_path: Path) -> None:
+    """Zero-width and tag characters: people see none of them, a model reads all."""
+    hiding = "go \u200bleft\U000e0041"
+    with ScriptedRun(tmp_path / "there", experiment("first")) as run:
+        run.initialize()
+        (entry, _) = run.play(Ask("add", hiding), Ask("add", "wait"))
+        path = run.path
+    told = "1 × U+200B (zero width space), 1 × U+E0041 (tag latin capital letter a)"
+    for diff in (proposed_diff(path, 1), bank_diff(path, 1)):
+        (found,) = diff.hidden()
+        assert found.endswith(f"has {told}") and found in diff.headline()
+        assert r"\u200bleft\U000e0041" in diff_markdown(diff, "first").replace("\\\\", "\\")
+    imported = taken(tmp_path / "here", gather(path, 1))
+    ((name, found),) = imported.hidden.items()
+    assert found == told and entry in name
+    content = load_import(imported.path.parents[2])
+    assert content is not None and hiding in [row["text"] for row in content.rows()], "what the model saw stays"

@@ -20,6 +20,7 @@ HELP = "from crl.cli import main\ntry:\n    main({})\nexcept SystemExit as end:\
 FRONT_DOOR = "crl/cli/train.py"
 # The house, from the ground up. An import stays in its room or goes to a lower floor.
 FLOORS = (
+    ("crl.limits",),
     (
         "crl.errors",
         "crl.paths",
@@ -59,7 +60,13 @@ USERS = {"crl.lab": {"crl.cli", "flows"}, "guests": {"crl.lab"}}
 with (ROOT / "pyproject.toml").open("rb") as stream:
     POINTS = tomllib.load(stream)["project"].get("entry-points", {})
 # What worlds share, and the folders of guests: a guest imports no other.
-SHARED = ("crl.worlds.json_files", "crl.worlds.records", "crl.worlds.sandbox", "crl.worlds.search")
+SHARED = (
+    "crl.worlds.json_files",
+    "crl.worlds.programs",
+    "crl.worlds.records",
+    "crl.worlds.sandbox",
+    "crl.worlds.search",
+)
 GUESTS = {
     ".".join(target.split(":")[0].split(".")[:3]) for named in POINTS.values() for target in named.values()
 }  # fmt: skip

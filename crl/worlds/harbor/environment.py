@@ -22,9 +22,9 @@ from crl.protocols import Program, Step
 from crl.records import OutsideRows
 from crl.worlds.harbor.dockerfile import lay_out
 from crl.worlds.harbor.folders import FolderTask, located, tasks_of
-from crl.worlds.harness.isolated import Isolated, argv_of, is_file
-from crl.worlds.harness.programs import ProgramConfig, ProgramEnvironment, ended, outside_rows
-from crl.worlds.harness.tasks import Sides, split
+from crl.worlds.programs.environment import ProgramConfig, ProgramEnvironment, ended, outside_rows
+from crl.worlds.programs.isolated import Isolated, argv_of, is_file
+from crl.worlds.programs.tasks import Sides, split
 from crl.worlds.sandbox.bubblewrap import Workspace, give
 from crl.worlds.sandbox.limits import Limits, in_words
 from crl.worlds.sandbox.workplace import remove

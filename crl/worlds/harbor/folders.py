@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from crl.errors import BadInput
 from crl.paths import possible_path, short
 from crl.worlds.harbor.dockerfile import Layout, Refused, layout_of, sources_of
-from crl.worlds.harness.tasks import LONGEST, WHERE
+from crl.worlds.programs.tasks import LONGEST, WHERE
 
 _SHOWN = 5
 """Folders that a refusal names."""

@@ -18,10 +18,10 @@ from crl.config.registry import load_object
 from crl.errors import BadInput
 from crl.protocols import FreeText, Program, Step, StopReason
 from crl.records import OutsideRows
-from crl.worlds.harness.isolated import Isolated, argv_of, is_file
-from crl.worlds.harness.programs import ProgramConfig, ProgramEnvironment, ended, outside_rows
-from crl.worlds.harness.tasks import WHERE, Sides, Task, located, sides_of
 from crl.worlds.json_files import shown
+from crl.worlds.programs.environment import ProgramConfig, ProgramEnvironment, ended, outside_rows
+from crl.worlds.programs.isolated import Isolated, argv_of, is_file
+from crl.worlds.programs.tasks import WHERE, Sides, Task, located, sides_of
 from crl.worlds.sandbox.limits import Limits
 
 Target = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]

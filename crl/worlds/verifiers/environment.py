@@ -17,8 +17,8 @@ from pydantic import ConfigDict, Field, JsonValue
 from crl.errors import BadInput
 from crl.protocols import Program, Step
 from crl.records import OutsideRows
-from crl.worlds.harness.programs import ProgramConfig, ProgramEnvironment, ended, outside_rows
-from crl.worlds.harness.tasks import WHERE, Sides, split
+from crl.worlds.programs.environment import ProgramConfig, ProgramEnvironment, ended, outside_rows
+from crl.worlds.programs.tasks import WHERE, Sides, split
 from crl.worlds.verifiers.play import OUTCOME
 
 SETUP = "python3 -m venv .venv-verifiers && .venv-verifiers/bin/pip install verifiers==0.3.1"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crl.bank.changes import Change, stored
@@ -202,17 +203,21 @@ def stages() -> dict[tuple[int, str], list[list[Row]]]:
 
 def build_run(path: Path) -> Path:
     """Write the run directory."""
-    for (number, stage), tables in stages().items():
-        write_stage(path, number, stage, tables)
+    shared = {}
     # A text may lie in more than one segment.
     for texts in ([OLD], [NEW], ["Both."], [OLD, "Both."]):
         for name, content in new_segments(texts, Embedder()).files.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_bytes(content)
+            shared[name] = sha256_file(path / name)
+    for (number, stage), tables in stages().items():
+        write_stage(path, number, stage, tables, shared if stage == "consolidate" else None)
     return path
 
 
-def write_stage(path: Path, number: int, stage: str, tables: Sequence[Sequence[Row]]) -> None:
+def write_stage(
+    path: Path, number: int, stage: str, tables: Sequence[Sequence[Row]], shared: dict[str, str] | None = None
+) -> None:
     """Write one committed stage."""
     directory = path / "rounds" / f"{number:04d}" / stage
     directory.mkdir(parents=True)
@@ -226,9 +231,19 @@ def write_stage(path: Path, number: int, stage: str, tables: Sequence[Sequence[R
         file = directory / f"{row_type.table}.parquet"
         pq.write_table(table_of(row_type, rows), file)
         files[file.name] = FileDigest(sha256=sha256_file(file), bytes=file.stat().st_size, rows=len(rows))
-    digested = Digested(stage=stage, round=number, files=files, shared={}, inputs={}, method="m", seed="0")
+    digested = Digested(stage=stage, round=number, files=files, shared=shared or {}, inputs={}, method="m", seed="0")
     provenance = {"seconds": 1.5, "sequence": len(list(directory.parent.iterdir()))}
     (directory / "manifest.json").write_bytes(Manifest.seal(digested, provenance).render())
+
+
+def add_table(run: Path, stage: str, name: str, table: pa.Table) -> None:
+    """One more table of a committed stage (`0001/plan`), named in its manifest as if the stage had written it."""
+    directory = run / "rounds" / stage
+    pq.write_table(table, directory / name)
+    before = Manifest.load(directory)
+    file = FileDigest(sha256=sha256_file(directory / name), bytes=(directory / name).stat().st_size, rows=len(table))
+    digested = before.digested.model_copy(update={"files": {**before.digested.files, name: file}})
+    (directory / "manifest.json").write_bytes(Manifest.seal(digested, before.provenance).render())
 
 
 def share_weights(run: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 import crl.records as r
@@ -20,10 +20,10 @@ from crl.report.page import write_report
 from crl.rounds.context import StageContext
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe, Stage
-from crl.run.cache import faults
+from crl.run.cache import cached, faults
 from crl.run.directory import RunDirectory
 from crl.run.lease import Lease
-from crl.run.refused import keep_refused, refused
+from crl.run.refused import refused
 from crl.validation.round import validate_rounds
 from tests.recipe_runs import requires
 from tests.unit.checks import example_rows as examples
@@ -68,6 +68,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create_or_open(load_experiment(TINY), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_refused_stage_keeps_its_rows_and_the_docs_show_them(run: RunDirectory) -> None:
     attempt(run, 2)
     with pytest.raises(DataCheckFailed, match="as many turns, and as many of them invalid, as it says"):
@@ -126,10 +127,12 @@ def test_tables_that_a_recipe_brings_are_in_the_docs(tmp_path: Path, monkeypatch
     recipe_in(run)
     stage = Stage("collect", run=lambda ctx: ctx.write(Reflection, []), writes=(Reflection,))
     attempt(run, 1, dataclasses.replace(RECIPE, stages=(stage,)))
-    empty = schema_of(Reflection).empty_table()
-    keep_refused(run.path, 2, "reflect", {Reflection: empty})
-    kept = run.path / "cache/refused-0002-reflect"
-    shutil.copy(kept / "reflections.parquet", kept / "nobodys.parquet")
+
+    def write(directory: Path) -> None:
+        for name in ("reflections", "nobodys"):
+            pq.write_table(schema_of(Reflection).empty_table(), directory / f"{name}.parquet")
+
+    cached(run.path, "refused-0002-reflect", write)
     monkeypatch.setattr(suites, "brought", {})  # as another process finds it
     text = docs(run.path)
     links = re.findall(r'href="validations/([^"]+)"', text)

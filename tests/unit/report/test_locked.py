@@ -6,9 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +21,7 @@ from crl.errors import BadInput, RecordDamaged
 from crl.report.views import connect, query, write_catalog
 from tests.marks import sampled
 from tests.processes import PATIENCE_SECONDS, as_in_a_terminal, as_in_the_background
+from tests.unit.report.builder import add_table
 
 SECRET = "a secret of the neighbor"
 
@@ -230,41 +234,29 @@ def test_a_large_result_is_sorted_without_a_file(place: Path, monkeypatch: pytes
     assert content(place) == before
 
 
-# `crl sql` whose query says that it begins, and then waits for a word.
-TOLD = """
-import sys
-import crl.report.views as views
-from crl.cli import main
-interruptible = views.interruptible
-def told(connection, work):
-    def begun():
-        print("begun", flush=True)
-        sys.stdin.readline()
-        return work()
-    return interruptible(connection, begun)
-views.interruptible = told
-main(["sql", *sys.argv[1:]])
-"""
-
-
 def interrupted(run: Path, sql: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of `crl sql` to which SIGINT is sent just before its query begins."""
+    """Exit code, output and errors of `crl sql` to which SIGINT is sent once its query has a process."""
     with subprocess.Popen(
-        [sys.executable, "-c", TOLD, str(run), sql], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
+        [sys.executable, "-m", "crl", "sql", str(run), sql], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
-            assert process.stdout.readline() == "begun\n"
+            until(lambda: psutil.Process(process.pid).children())
             process.send_signal(signal.SIGINT)
-            out, said = process.communicate("go\n", timeout=PATIENCE_SECONDS)
+            out, said = process.communicate(timeout=PATIENCE_SECONDS)
         finally:
             process.kill()
     return process.returncode, out, said
 
 
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_a_long_query_can_be_interrupted(place: Path) -> None:
-    """At any moment: DuckDB itself forgets an interruption that comes before its query."""
+    """At any moment: it has a process of its own, which ends with the command."""
     endless = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range * b.range = 7"
     with as_in_a_terminal():
         code, _, said = interrupted(place / "run", endless)
@@ -280,7 +272,7 @@ def test_in_the_background_of_a_script_ctrl_c_is_not_for_it(place: Path) -> None
 @pytest.mark.parametrize("table", ["worldModel", "my-rows"])
 def test_a_table_of_another_package_may_have_any_name(run: Path, tmp_path: Path, table: str) -> None:
     shutil.copytree(run, tmp_path / "run")
-    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "run" / "rounds" / "0001" / "plan" / f"{table}.parquet")
+    add_table(tmp_path / "run", "0001/plan", f"{table}.parquet", pa.table({"a": [1, 2]}))
     for name in (table, table.upper()):
         assert query(tmp_path / "run", f'SELECT count(*) FROM "{name}"')[1] == [(2,)]
 
@@ -293,7 +285,7 @@ def test_names_in_a_file_that_somebody_sent_are_names_and_no_sql(run: Path, tmp_
     evil = f"""x" FROM (SELECT 1 AS "x"); COPY (SELECT 42) TO '{written}'; CREATE VIEW "zz" AS SELECT 1 AS "y"""
     stage = victim / "rounds" / "0001" / "plan"
     kinds = {"odd": pa.array([3], pa.int16()), evil: pa.array(["a"])}
-    pq.write_table(pa.table(kinds), stage / "others.parquet")
+    add_table(victim, "0001/plan", "others.parquet", pa.table(kinds))
     pq.write_table(pa.table({"a": [1]}), stage / f"""v" AS SELECT 1; COPY (SELECT 1) TO '{written.name}'; --.parquet""")
     if catalog:
         with duckdb.connect(str(write_catalog(victim)), read_only=True) as connection:

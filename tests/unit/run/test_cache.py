@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from crl.run import cache
-from crl.run.cache import CacheFault, Shelf, cached, faults
+from crl.run.cache import SUMS, CacheFault, Shelf, cached, faults, foreign, is_usable
+from crl.run.files import canonical_json, sha256_bytes, sha256_file
 
 
 def _build(directory: Path) -> None:
@@ -64,3 +66,44 @@ def test_damage_is_still_found(tmp_path: Path) -> None:
     (directory / "4.bin").unlink()
     assert [Path(fault.file).name for fault in faults(tmp_path)] == ["3.bin", "4.bin"]
     assert faults(tmp_path)[1].found == "no such file"
+
+
+def _planted(directory: Path, **changes: str) -> None:
+    """Another content, and the checksums of it: what anybody can write who may write the run."""
+    (directory / "3.bin").write_bytes(b"other")
+    written = json.loads((directory / SUMS).read_bytes())
+    written["sums"]["3.bin"] = sha256_file(directory / "3.bin")
+    content = {key: value for key, value in (written | changes).items() if key not in ("check", "seal")}
+    check = sha256_bytes(canonical_json(content))
+    (directory / SUMS).write_bytes(canonical_json({**content, "check": check, "seal": written["seal"]}))
+
+
+def test_what_somebody_put_there_is_made_anew(tmp_path: Path) -> None:
+    directory = cached(tmp_path, "index", _build)
+    assert is_usable(tmp_path, directory)
+    _planted(directory)
+    assert [Path(fault.file).name for fault in faults(tmp_path)] == [SUMS]
+    assert Shelf(tmp_path).newest("index") is None
+    cached(tmp_path, "index", _build)
+    assert (directory / "3.bin").read_bytes() == bytes([3]) * 4096 and not faults(tmp_path)
+
+
+def test_what_another_user_made_is_no_damage_and_made_anew(tmp_path: Path) -> None:
+    directory = cached(tmp_path, "index", _build)
+    _planted(directory, by="0123456789abcdef")
+    assert faults(tmp_path) == [] and foreign(tmp_path) == ["cache/index"]
+    assert Shelf(tmp_path).newest("index") is None
+    cached(tmp_path, "index", _build)
+    assert is_usable(tmp_path, directory) and foreign(tmp_path) == []
+
+
+def test_deleted_at_any_moment_it_is_made_again(tmp_path: Path) -> None:
+    tries = []
+
+    def build(directory: Path) -> None:
+        tries.append(directory)
+        _build(directory)
+        if len(tries) < 3:
+            shutil.rmtree(tmp_path / "cache")
+
+    assert is_usable(tmp_path, cached(tmp_path, "index", build)) and len(tries) == 3

@@ -14,7 +14,7 @@ from crl.config.environments import EnvironmentConfig, HeldOutFrom
 from crl.errors import BadInput
 from crl.protocols import FreeText, ProgramLimits, Start, Step, StopReason
 from crl.records import OutsideRows, Row, Rules, table_of
-from crl.worlds.harness.tasks import Sides
+from crl.worlds.programs.tasks import Sides
 
 FORM = FreeText("what the program asks for")
 _SOLVED = 1e-9

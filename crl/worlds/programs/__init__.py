@@ -1,0 +1,1 @@
+"""What worlds whose episodes are programs share."""
