@@ -31,6 +31,8 @@ from crl.worlds.sandbox.workplace import remove
 
 _OUTPUT = 8000
 """Characters of what tests write that are kept."""
+_SHOWN = 1000
+"""Characters of it that a check shows: the last."""
 _LARGEST = 1 << 20
 """Bytes of a reward file."""
 
@@ -105,7 +107,7 @@ class HarborEnvironment(ProgramEnvironment[FolderTask]):
 
     def outcome(self, slot: int, messages: Sequence[Mapping[str, Any]], folder: Path, exit_code: int) -> Step:
         """What the task's own tests say. Raises NoReward where they say nothing, OSError where they cannot run."""
-        reward, parts = self._tested(self.tasks[slot], self._workspaces[slot])
+        (reward, parts), _ = self._tested(self.tasks[slot], self._workspaces[slot])
         return ended(reward, parts, self.config.success_at)
 
     def content(self, slot: int) -> str:
@@ -125,12 +127,14 @@ class HarborEnvironment(ProgramEnvironment[FolderTask]):
         try:
             workspace = self._laid_out(task, folder)
             self._ran("solution/solve.sh", task, workspace, task.seconds or self.config.seconds, folder)
-            reward, _ = self._tested(task, workspace)
+            (reward, _), output = self._tested(task, workspace)
         except (NoReward, OSError) as error:
             return str(getattr(error, "details", error))
         finally:
             remove(folder)
-        return "" if reward >= self.config.success_at else f"its tests give the reward {reward:g} to solution/solve.sh"
+        wrote = f"; they wrote:\n{output[-_SHOWN:].strip()}" if output else ""
+        fault = f"its tests give the reward {reward:g} to solution/solve.sh{wrote}"
+        return "" if reward >= self.config.success_at else fault
 
     def _laid_out(self, task: FolderTask, folder: Path) -> Workspace:
         """The folders of a task, in an empty one, for a user of their own."""
@@ -166,8 +170,8 @@ class HarborEnvironment(ProgramEnvironment[FolderTask]):
             raise NoReward(f"{script} was stopped: {in_words(limits, ran.ended)}", ran.output)
         return ran.output
 
-    def _tested(self, task: FolderTask, workspace: Workspace) -> tuple[float, Mapping[str, float]]:
-        """The reward, and its parts, by the tests of a task."""
+    def _tested(self, task: FolderTask, workspace: Workspace) -> tuple[tuple[float, Mapping[str, float]], str]:
+        """The reward with its parts by the tests of a task, and what they wrote."""
         logs = workspace.tree.with_name(f"{workspace.tree.name}-logs")
         try:
             for name in ("agent", "artifacts", "verifier"):  # in a folder that tests cannot make anything else of
@@ -177,7 +181,7 @@ class HarborEnvironment(ProgramEnvironment[FolderTask]):
             world = replace(workspace, mounts={**workspace.mounts, "/logs": logs})
             output = self._ran("tests/test.sh", task, world, task.tests_seconds, logs)
             try:
-                return _reward(logs / "verifier")
+                return _reward(logs / "verifier"), output
             except (OSError, ValueError) as error:
                 raise NoReward(f"tests/test.sh gave no reward: {error}", output) from None
         finally:

@@ -259,6 +259,23 @@ def test_tests_that_say_nothing_cost_the_episode(tmp_path: Path, script: str, sa
     assert finding.outcome == "failed" and said in finding.message
 
 
+DOWNLOADS = """#!/bin/bash
+apt-get install -y curl
+curl -LsSf https://example.com/install.sh | sh
+uvx pytest /tests/test_outputs.py
+if [ $? -eq 0 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
+"""
+
+
+@needs_sandbox
+@pytest.mark.slow
+def test_tests_that_download_are_found_by_the_reference_solution(tmp_path: Path) -> None:
+    write(tmp_path / "tasks" / "greet", {**FOLDERS["greet"], "tests/test.sh": DOWNLOADS})
+    (finding,) = tasks(config(tmp_path / "tasks"), 60)
+    assert finding.outcome == "failed" and "greet: its tests give the reward 0 to solution" in finding.message
+    assert "uvx: command not found" in finding.message
+
+
 @needs_sandbox
 @pytest.mark.slow
 def test_the_time_of_an_agent_is_that_of_its_task(tmp_path: Path) -> None:
