@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from crl.errors import BadInput
 from crl.paths import possible_path, short
 from crl.worlds.harbor.dockerfile import Layout, Refused, layout_of, sources_of
+from crl.worlds.json_files import reason
 from crl.worlds.programs.tasks import LONGEST, WHERE
 
 _SHOWN = 5
@@ -22,7 +23,7 @@ _COMPOSE = ("docker-compose.yaml", "docker-compose.yml", ".dockerignore")
 
 
 class _Timed(BaseModel):
-    timeout_sec: float | None = Field(None, gt=0)
+    timeout_sec: float | None = Field(None, gt=0, allow_inf_nan=False)
     env: dict[str, str] = {}
 
 
@@ -126,14 +127,24 @@ def tasks_of(name: str) -> Sequence[FolderTask]:
     return found
 
 
+def _read(folder: Path, name: str) -> str:
+    """Raises ValueError that names the file."""
+    try:
+        return (folder / name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name} cannot be read: {reason(error)}") from None
+
+
 def _task(folder: Path) -> FolderTask:
     """Raises OSError, ValueError or Refused where it cannot be played."""
     try:
-        settings = _Settings.model_validate(tomllib.loads((folder / "task.toml").read_text(encoding="utf-8")))
+        settings = _Settings.model_validate(tomllib.loads(_read(folder, "task.toml")))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"task.toml: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"task.toml: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    text = (folder / "instruction.md").read_text(encoding="utf-8").strip()
+    text = _read(folder, "instruction.md").strip()
     if not text or len(text.encode()) > LONGEST or "\x00" in text:
         raise ValueError(f"instruction.md has {len(text):,} characters: 1 to {LONGEST:,} bytes are expected")
     if not (folder / "tests" / "test.sh").is_file():
@@ -144,7 +155,7 @@ def _task(folder: Path) -> FolderTask:
     for each in context.rglob("*"):
         if each.is_symlink() or each.name in _COMPOSE:
             raise ValueError(f"{each.relative_to(folder)} is {'a link' if each.is_symlink() else 'not read here'}")
-    layout = layout_of((context / "Dockerfile").read_text(encoding="utf-8"))
+    layout = layout_of(_read(folder, "environment/Dockerfile"))
     for step in layout.steps:
         sources_of(step, context)
     world = settings.environment

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from crl.config.base import off
 from crl.config.registry import load_object
@@ -56,6 +58,15 @@ class HarnessConfig(ProgramConfig):
         description="Each program is in a sandbox (bubblewrap): it sees the system, the interpreter and the files that "
         "the command names, reaches no network but the actor, and may write its folder.",
     )
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _is_no_line(cls, command: Any) -> Any:
+        if isinstance(command, str) and len(words := command.split()) > 1:
+            with suppress(ValueError):  # a quote without its end
+                words = shlex.split(command)
+            raise ValueError(f"write the program and its arguments as a list: [{', '.join(map(shlex.quote, words))}]")
+        return command
 
     @property
     def rewards_nothing(self) -> bool:
@@ -142,8 +153,12 @@ class HarnessEnvironment(ProgramEnvironment[Task]):
         returned = self._reward(**{name: value for name, value in values.items() if self._wanted(name)})
         if inspect.isawaitable(returned):
             returned = asyncio.run(_awaited(returned))
-        parts = {str(name): float(value) for name, value in returned.items()} if isinstance(returned, Mapping) else {}
-        reward = float(sum(parts.values()) if parts else returned)
+        try:
+            parts = {str(name): float(part) for name, part in returned.items()} if isinstance(returned, Mapping) else {}
+            reward = float(sum(parts.values()) if parts else returned)
+        except TypeError:
+            expected = "a number or a dictionary of named numbers is expected"
+            raise TypeError(f"{self.config.reward} returned {shown(returned)}: {expected}") from None
         return ended(reward, parts, self.config.success_at)
 
     def content(self, slot: int) -> str:

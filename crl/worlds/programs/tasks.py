@@ -116,6 +116,9 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
 
 
 def _task(record: Any, column: str, where: str) -> Task:
+    if isinstance(record, Mapping) and column not in record:
+        found = f"there is no column {column!r}; its columns are {', '.join(map(str, record))}"
+        raise bad_row(found, f"a column {column!r} with the task's text, or another name as environment.prompt", where)
     if not isinstance(record, Mapping) or not isinstance(record.get(column), str) or not record[column].strip():
         value = record.get(column) if isinstance(record, Mapping) else record
         raise bad_row(f"{column!r} is {shown(value)}", f"a column {column!r} with the task's text", where)

@@ -77,7 +77,8 @@ def test_a_folder_that_installs_a_package_is_refused_by_name_and_line(tmp_path: 
         ({"task.toml": "[verifier]\nenvironment_mode = 'separate'\n"}, "environment of their own"),
         ({"task.toml": "[verifier.env]\nKEY = '${KEY}'\n"}, "KEY is to be a variable of this machine"),
         ({"task.toml": "[agent]\ntimeout_sec = 'long'\n"}, "agent.timeout_sec"),
-        ({"task.toml": "[agent\n"}, "line 1"),
+        ({"task.toml": "[verifier]\ntimeout_sec = inf\n"}, "verifier.timeout_sec: .*finite"),
+        ({"task.toml": "[agent\n"}, "task.toml: .*line 1"),
         ({"instruction.md": " \n"}, "instruction.md"),
         ({"environment/docker-compose.yaml": "services: {}\n"}, "docker-compose.yaml"),
         ({"environment/Dockerfile": "FROM a\nWORKDIR /app\nCOPY x .\n"}, "line 3: there is no x"),
@@ -101,6 +102,15 @@ def test_folders_with_links_or_without_tests_are_refused(tmp_path: Path) -> None
     (tmp_path / "one" / "environment" / "passwd").unlink()
     (tmp_path / "one" / "tests" / "test.sh").unlink()
     with pytest.raises(BadInput, match=r"tests/test\.sh is missing"):
+        config(tmp_path).make()
+    (tmp_path / "one" / "environment" / "Dockerfile").unlink()
+    with pytest.raises(BadInput, match=r"one: tests/test\.sh is missing"):
+        config(tmp_path).make()
+    (tmp_path / "one" / "tests" / "test.sh").touch()
+    with pytest.raises(BadInput, match="one: environment/Dockerfile cannot be read: No such file"):
+        config(tmp_path).make()
+    (tmp_path / "one" / "instruction.md").write_bytes(b"caf\xe9")
+    with pytest.raises(BadInput, match=r"one: instruction\.md cannot be read: .*UnicodeDecodeError"):
         config(tmp_path).make()
 
 

@@ -23,6 +23,9 @@ async def later(task, answer): return {"right": float(answer), "style": 0.25}
 def number(messages, exit_code, **columns): return len(messages) + exit_code + len(columns)
 def asks(colour): return 0
 def wrong(task): return "much"
+def forgets(task): pass
+def half(task): return {"right": None}
+def nothing_earned(task): return {}
 broken = 3
 """
 
@@ -33,7 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, [*rows, rows[0]])))
     (tmp_path / "rewarding.py").write_text(REWARDS)
     (tmp_path / "agent.py").write_text("import os, sys; print(sys.argv[1:], os.environ['CRL_TASK'])")
-    (tmp_path / "calling.py").write_text("def main(task): print(repr(task))")
+    (tmp_path / "calling.py").write_text(
+        "def main(task): print(repr(task))\nasync def later(task): print('later', repr(task))"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("rewarding", "calling"):
@@ -62,9 +67,10 @@ def test_a_program_is_given_its_task(folder: Path) -> None:
     assert start.goal != other.goal and start.goal.startswith("Task") and start.observation == ""
     assert environment.reset_many([3, 4]) == [start, other]
     assert run(environment, 0, folder) == f"{[f'--task={start.goal}', 'x']} {start.goal}", "its file is found"
-    called = config(command="calling:main").make()
-    called.reset_many([3])
-    assert run(called, 0, folder) == repr(start.goal)
+    for name, said in (("main", ""), ("later", "later ")):
+        called = config(command=f"calling:{name}").make()
+        called.reset_many([3])
+        assert run(called, 0, folder) == said + repr(start.goal), "a function may be async"
     with pytest.raises(BadInput, match="cannot be stepped"):
         environment.step_many({0: "x"})
 
@@ -99,6 +105,22 @@ def test_a_reward_is_a_number_or_its_parts(folder: Path) -> None:
         environment.outcome(0, [], folder, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("forgets", "returned None: a number or"), ("half", "'right': None"), ("nothing_earned", "returned {}")],
+)
+def test_what_is_no_reward_is_named(folder: Path, name: str, said: str) -> None:
+    environment = config(reward=f"rewarding:{name}").make()
+    environment.reset_many([0])
+    with pytest.raises(TypeError, match=f"rewarding:{name}.*{said}"):
+        environment.outcome(0, [], folder, 0)
+
+
+def test_a_command_in_one_line_is_refused_with_the_list_to_write(folder: Path) -> None:
+    with pytest.raises(ValidationError, match=r"as a list: \[python, agent\.py, 'a b'\]"):
+        config(command="python agent.py 'a b'")
+
+
 def test_a_reward_function_finds_nothing_to_wait_for(folder: Path) -> None:
     made = folder / "made"
     (made / "in").mkdir(parents=True)
@@ -130,7 +152,7 @@ def test_a_judge_may_stand_in_for_a_reward_function(folder: Path) -> None:
     ("changes", "said"),
     [
         ({"tasks": "nowhere.jsonl"}, "there is no file"),
-        ({"prompt": "question"}, "'question'"),
+        ({"prompt": "question"}, "no column 'question'; its columns are task, answer, more"),
         ({"reward": "rewarding:asks"}, "asks for 'colour'"),
         ({"reward": "rewarding:broken"}, "is 3"),
         ({"reward": "rewarding:nothing"}, "cannot be imported"),
