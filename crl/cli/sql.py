@@ -46,7 +46,7 @@ def sql(
         raise BadInput(
             "`crl sql` needs a run and a query",
             expected='crl sql RUN "SELECT …"',
-            next_step="`crl runs` lists the runs; put the query between quotes",
+            next_step="name the run, then put the query between quotes",
         )
     *runs, query = run
     places = [find_run(each) for each in runs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ def commands(found: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
         yield from commands(inner, (*name, word))
 
 
+ROOT = Path(__file__).parents[3]
 EVERY = list(commands(get_command(app)))
 
 
@@ -34,6 +36,12 @@ def test_nothing_is_cut_at_80_columns(crl: Crl, monkeypatch: pytest.MonkeyPatch,
     several = ("[ARGS]...", "{RUN}...")
     assert "…" not in shown.out and "..." not in re.sub("|".join(map(re.escape, several)), "", shown.out)
     assert max(map(len, shown.out.splitlines())) <= 80
+
+
+def test_every_command_that_a_message_names_is_there() -> None:
+    sources = [path.read_text(encoding="utf-8") for room in ("crl", "flows") for path in (ROOT / room).rglob("*.py")]
+    named = {found for text in sources for found in re.findall(r"`crl ([a-z]+(?:-[a-z]+)*)", text)}
+    assert {"train", "verify"} <= named <= {name[0] for name in EVERY if name}
 
 
 @pytest.mark.parametrize("name", [(), ("bank",)], ids=["crl", "bank"])
