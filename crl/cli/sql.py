@@ -19,21 +19,28 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 10_000
 """Of a table: its columns are as wide as the longest cell, so all of it is held."""
+_MOST_SECONDS = 1_000_000
+_MOST_GIGABYTES = 100_000
+"""More than any query; neither a timer nor the system takes a number without end."""
 
 
 def sql(
     run: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN [RUN2 …] SQL",
+            metavar="RUN SQL",
             help="Runs, as elsewhere, then one SELECT; `SHOW TABLES` lists the views. Of several runs, all have a "
             "column `run`.",
         ),
     ],
     format: Annotated[Format, typer.Option(help="How to print the rows.")] = "table",
     round: Annotated[int | None, typer.Option(help="Everything as it was after this round.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, metavar="N", help="Seconds that the query may take.")] = 300,
-    memory: Annotated[float, typer.Option(min=0.1, metavar="GB", help="Memory that it may take.")] = 4,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=_MOST_SECONDS, metavar="N", help="Seconds that the query may take.")
+    ] = 300,
+    memory: Annotated[
+        float, typer.Option(min=0.1, max=_MOST_GIGABYTES, metavar="GB", help="Memory that it may take.")
+    ] = 4,
 ) -> None:
     """Query runs in SQL. Read-only; nothing outside the runs can be read. docs/queries.md has examples.
 

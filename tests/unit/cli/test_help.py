@@ -33,7 +33,7 @@ def test_nothing_is_cut_at_80_columns(crl: Crl, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("COLUMNS", "80")
     shown = crl(*name, "--help")
     assert shown.code == 0 and "Usage: crl" in shown.out
-    several = ("[ARGS]...", "{RUN}...")
+    several = ("[ARGS]...", "{RUN}...", "{RUN SQL}...")
     assert "…" not in shown.out and "..." not in re.sub("|".join(map(re.escape, several)), "", shown.out)
     assert max(map(len, shown.out.splitlines())) <= 80
 
@@ -54,3 +54,10 @@ def test_a_list_of_commands_says_each_in_one_whole_sentence(
     assert len(listed) == len(inner), "one line per command"
     for line in listed:
         assert line.endswith("."), line
+
+
+@pytest.mark.parametrize("limit", ["--seconds", "--memory"])
+@pytest.mark.parametrize("number", ["inf", "1e12", "nan", "0"])
+def test_a_limit_of_a_query_is_one_that_can_be_held_to(crl: Crl, limit: str, number: str) -> None:
+    refused = crl("sql", "tiny", "SELECT 1", limit, number)
+    assert refused.code == 2 and limit in refused.err and "Traceback" not in refused.err
