@@ -84,6 +84,7 @@ def test_a_phone_shows_all_of_it(show: Callable[..., Opened], width: int) -> Non
     assert page.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.slow
 def test_paper_and_no_script(show: Callable[..., Opened]) -> None:
     page = show(java_script_enabled=True, color_scheme="dark")
     page.page.emulate_media(media="print")

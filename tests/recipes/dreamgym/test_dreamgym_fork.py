@@ -117,6 +117,7 @@ def test_a_fork_applies_its_own_floors_to_the_last_metrics(tmp_path: Path) -> No
     assert streams(child, 2) == {"real"}, "what is not played in need not be true"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", sampled([1, 0], 2))
 def test_with_nothing_changed_every_later_digest_is_the_parents(tmp_path: Path, number: int) -> None:
     parent = finished(tmp_path, 2, **ONE_FIT)

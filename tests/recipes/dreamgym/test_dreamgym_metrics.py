@@ -68,6 +68,7 @@ TAUGHT: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_the_tokens_of_a_round_are_counted_each_once_whatever_stage_took_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

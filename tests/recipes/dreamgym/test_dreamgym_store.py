@@ -164,6 +164,7 @@ def cosines(asked: Transition, rows: Sequence[Transition]) -> NDArray[np.float64
     return np.asarray(vectors_ND[1:] @ vectors_ND[0])
 
 
+@pytest.mark.slow
 def test_a_fit_of_a_run_never_shows_the_step_itself_or_another_of_its_episode(both: tuple[Played, Shown]) -> None:
     run, shown = both
     tempting = 0

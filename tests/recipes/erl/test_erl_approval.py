@@ -71,6 +71,7 @@ def test_a_round_stops_for_the_decision_about_every_reflection_that_led_to_a_suc
     assert played_until_asked(waiting.parent, 1) == waiting and awaited(waiting) == pending
 
 
+@pytest.mark.slow
 def test_a_refused_reflection_never_enters_the_memory_and_an_approved_one_is_read(waiting: Path) -> None:
     wanted = {row.operation_id: row.text for row in rows(waiting, Operation, "distill") if row.kind == "add"}
     refused = [name for name, text in wanted.items() if text == REFUSED]

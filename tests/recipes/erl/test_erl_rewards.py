@@ -41,6 +41,7 @@ def by_group(run: Played) -> dict[tuple[int, str], list[Sample]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_gate_goes_by_the_reward_whether_it_is_a_success_or_not(run: Played) -> None:
     first = attempts(run, "collect")
     assert {(row.reward, row.success) for row in first.values()} >= {

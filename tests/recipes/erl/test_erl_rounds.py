@@ -326,6 +326,7 @@ def test_each_mechanism_can_be_left_out(tmp_path: Path, changes: dict[str, None]
         assert {row.role for row in without.rows(Sample, "credit", 2)} == {"actor"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "most"), sampled([("recency", 2), ("last", 1)], 2))
 def test_the_memory_by_age(tmp_path: Path, order: str, most: int) -> None:
     aged = played(tmp_path, 2, method__recipe__memory__order=order)
@@ -335,6 +336,7 @@ def test_the_memory_by_age(tmp_path: Path, order: str, most: int) -> None:
     assert newest and rows and all(row.entry_ids == newest for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", sampled(["last", "recency"], 2))
 def test_of_two_families_last_shows_the_newest_of_both_and_recency_that_of_ones_own(tmp_path: Path, order: str) -> None:
     family = experiment().method.families[0].model_dump(mode="json")

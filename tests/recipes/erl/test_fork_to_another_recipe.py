@@ -33,6 +33,7 @@ def trains_an_extractor(parent: RunDirectory, round_number: int, root: Path, **c
     return fork(parent, round_number, made, root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("revisions", "credit"), sampled([(1, "outcome"), (2, "other_tasks")], 2))
 def test_reflections_of_the_bank_are_used_and_credited_and_train_nobody(
     tmp_path: Path, revisions: int, credit: str
@@ -64,6 +65,7 @@ def collapse(run: RunDirectory, number: int) -> dict[str, float]:
     return {row.name: row.value for row in rows if row.name in counters() | {"collapsed"}}
 
 
+@pytest.mark.slow
 def test_a_collapse_that_the_recipe_cannot_show_is_not_inherited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

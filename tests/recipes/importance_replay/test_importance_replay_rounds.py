@@ -63,6 +63,7 @@ def advantages(run: Played, number: int) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_round_measures_around_its_update(run: Played) -> None:
     names = [stage.name for stage in run.recipe.stages_of(run.method, 1)]
     assert names == [
@@ -335,6 +336,7 @@ def test_whatever_is_lost_is_made_again_with_the_same_digests(run: Played, tmp_p
     assert played(tmp_path, ROUNDS, **WINDOWED).digests() == run.digests()
 
 
+@pytest.mark.slow
 def test_an_update_that_takes_no_step_is_compared_with_nothing(tmp_path: Path) -> None:
     still = played(tmp_path, 2, trainer=Trainer(), method__evaluation__every=0)
     for number in (1, 2):

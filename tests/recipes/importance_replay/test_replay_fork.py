@@ -60,6 +60,7 @@ def test_a_run_that_learned_no_worth_goes_on_learning_it(tmp_path: Path, weighti
     assert rows_of(ExtractorTensor, child.read(4, "measure", ExtractorTensor)), "the network learned"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "where"),
     [

@@ -141,6 +141,7 @@ def test_a_tokenizer_that_the_model_has_no_rows_for_is_not_ready(crl: Crl, tiny:
     assert "513 tokens and its embeddings have 512 rows" in " ".join(outcome.out.split())
 
 
+@pytest.mark.slow
 def test_adapters_at_the_default_learning_rate_are_named(crl: Crl, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts").symlink_to(tiny.parent.resolve() / "prompts")
     lines = tiny.read_text().splitlines(keepends=True)
@@ -162,6 +163,7 @@ def test_adapters_at_the_default_learning_rate_are_named(crl: Crl, tiny: Path, t
         assert ("1e-06, the default: an adapter (lora) hardly learns" in outcome.out) == named
 
 
+@pytest.mark.slow
 def test_modules_that_a_model_lacks_are_named_beside_the_rest(crl: Crl, tiny: Path, tmp_path: Path) -> None:
     text = tiny.read_text().replace("model: tiny", "model: tiny\n      lora: {target_modules: [qq_proj]}", 1)
     broken = tmp_path / "broken.yaml"

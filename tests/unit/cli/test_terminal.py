@@ -41,6 +41,7 @@ def on_a_terminal(*arguments: str, columns: int = 80, lines: int = 24, pager: st
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode()).replace("\r", "").splitlines()
 
 
+@pytest.mark.slow
 def test_a_wide_result_is_turned_on_its_side_with_every_id_whole(finished: Path) -> None:
     lines = on_a_terminal("sql", str(finished), "FROM evaluations ORDER BY evaluation_id")
     ids = [name for (name,) in query(finished, "SELECT evaluation_id FROM evaluations ORDER BY 1")[1]]
@@ -55,6 +56,7 @@ def test_a_narrow_result_is_a_table(finished: Path) -> None:
     assert lines[0].split() == ["round", "condition", "won", "games", "low", "high"] and lines[1].split()[1] == "random"
 
 
+@pytest.mark.slow
 def test_what_is_longer_than_the_terminal_goes_to_the_pager(finished: Path) -> None:
     told = "SELECT round FROM turns WHERE round > 0 ORDER BY round"
     count = query(finished, "SELECT count(*) FROM turns WHERE round > 0")[1][0][0]

@@ -67,6 +67,7 @@ def test_parts_run_elsewhere_join_to_the_same_stage_and_are_not_run_twice(tmp_pa
     assert ("shard-0", "next line") in lines and len(metrics) == PARTS
 
 
+@pytest.mark.slow
 def test_an_order_of_an_older_attempt_is_refused_and_nothing_is_committed(tmp_path):
     with make_driver(tmp_path, shards=2) as driver:
         order = orders_of(driver)[0]

@@ -96,6 +96,7 @@ def test_a_killed_engine_is_replaced_and_the_digests_are_those_of_an_undisturbed
     assert gone(int((tmp_path / "marker").read_text()))
 
 
+@pytest.mark.slow
 def test_a_transient_failure_is_retried_only_so_often(tmp_path, seen):
     with make_driver(tmp_path, {"draw": ["kill", ""]}, retries=2) as driver:
         driver.subscribe(seen.append)
@@ -185,6 +186,7 @@ def test_rows_that_break_a_rule_stop_the_stage_before_it_is_committed(tmp_path, 
     assert not leftovers(driver.run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mishap", "name", "restarted"), [("memory", "EngineDied", True), ("disk", "DiskFull", False)])
 def test_exhausted_memory_and_a_full_disk_are_transient(tmp_path, undisturbed, seen, mishap, name, restarted):
     with make_driver(tmp_path, {"draw": [f"{mishap}_once", str(tmp_path / "marker")]}) as driver:

@@ -62,6 +62,7 @@ def test_what_updates_weights_or_warms_them_up_trains(monkeypatch: pytest.Monkey
     assert found == {"initialize", "warm_start_actor", "warm_start_extractor", "update_actor", "update_extractor"}
 
 
+@pytest.mark.slow
 def test_only_the_update_of_a_round_frees_the_other_shards(tmp_path: Path, called: Callable[[str], list[str]]) -> None:
     released = called("release")
     with make_driver(tmp_path, shards=2) as driver:

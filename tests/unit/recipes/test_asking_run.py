@@ -328,6 +328,7 @@ def test_the_record_does_not_depend_on_the_order_of_waves(run: RunDirectory, tmp
             assert again.manifest(number, stage).digest == run.manifest(number, stage).digest
 
 
+@pytest.mark.slow
 def test_answers_are_trained_where_the_method_says_so_on_their_own_tokens_with_the_outcome(tmp_path: Path) -> None:
     trained = train(
         tmp_path,

@@ -63,6 +63,7 @@ def test_a_choice_plays_the_episodes_of_the_whole(
     assert wanted and rows == wanted
 
 
+@pytest.mark.slow
 def test_a_family_that_is_evaluated_alone_searches_its_own_part_of_the_bank(tmp_path: Path) -> None:
     """`lake` and `pond` share; `own` keeps to itself, played or not."""
     made = two_lakes(method__families__0__groups=2)

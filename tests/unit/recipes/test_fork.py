@@ -69,6 +69,7 @@ def parents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDirectory]
     return {kind: finished(tmp_path_factory.mktemp(kind), last, kind) for kind, last in ROUNDS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number"), sampled([(kind, number) for kind, last in ROUNDS.items() for number in range(last)], 3)
 )

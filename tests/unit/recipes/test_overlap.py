@@ -102,6 +102,7 @@ def test_however_the_tracks_interleave_the_digests_are_the_same(
     assert found.digests() == one_after_the_other.digests()
 
 
+@pytest.mark.slow
 def test_a_round_plays_with_what_the_recipe_declares(one_after_the_other: Played) -> None:
     run = one_after_the_other
     weights = {

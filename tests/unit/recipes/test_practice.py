@@ -46,6 +46,7 @@ def played(run: RunDirectory, stage: str) -> tuple[list[Episode], dict[str, list
     return rows(run, Episode, stage, [0]), turns
 
 
+@pytest.mark.slow
 def test_the_actor_sees_games_that_are_won_some_under_notes_and_none_of_a_task(run: RunDirectory) -> None:
     episodes, turns = played(run, "warm_start_actor")
     assert len(episodes) == ACTOR and all(episode.success for episode in episodes)

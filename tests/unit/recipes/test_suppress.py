@@ -37,6 +37,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return Played(tmp_path_factory.mktemp("masked"), made, ROUNDS)
 
 
+@pytest.mark.slow
 def test_effects_are_those_of_the_credits_of_all_rounds(masked: Played) -> None:
     values: dict[tuple[str, str], list[float]] = defaultdict(list)
     family = masked.method.families[0].name
@@ -85,6 +86,7 @@ def test_the_same_run_has_the_same_digests(masked: Played, tmp_path: Path) -> No
     assert Played(tmp_path, made, ROUNDS).digests() == masked.digests()
 
 
+@pytest.mark.slow
 def test_by_other_tasks_an_output_is_trained_on_one_mean_a_task(tmp_path: Path) -> None:
     """An output that repeated a text earns by the uses of that text, but on the task that it came from itself."""
     few = {"method__families__0__train_seeds__count": 6, "method__evaluation__every": 0}

@@ -68,6 +68,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create_or_open(load_experiment(TINY), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_refused_stage_keeps_its_rows_and_the_docs_show_them(run: RunDirectory) -> None:
     attempt(run, 2)
     with pytest.raises(DataCheckFailed, match="as many turns, and as many of them invalid, as it says"):

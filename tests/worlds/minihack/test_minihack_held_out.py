@@ -38,6 +38,7 @@ def test_equal_seeds_are_equal_levels_in_whatever_order_they_are_asked_for(made,
     check_order(made, MiniHackConfig(id=name))
 
 
+@pytest.mark.slow
 def test_equal_seeds_are_equal_levels_in_another_process(made):
     program = (
         "from crl.worlds.minihack.environment import MiniHackConfig\n"

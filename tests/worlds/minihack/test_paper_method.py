@@ -143,6 +143,7 @@ def test_what_can_be_checked_without_the_models_is_ready() -> None:
     } <= set(names)
 
 
+@pytest.mark.slow
 def test_a_guided_episode_has_the_experience_in_its_system_message_and_asks_and_a_free_one_neither(
     run: RunDirectory,
 ) -> None:

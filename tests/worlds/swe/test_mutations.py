@@ -49,6 +49,7 @@ def test_there_are_thousands_of_places_and_a_dozen_ways_to_break_them() -> None:
     assert len({each.operator for each in found}) >= 12
 
 
+@pytest.mark.slow
 def test_bugs_fail_before_and_pass_after_their_fix() -> None:
     """In a run with another order of sets, under the library's own names and under others."""
     assert len(made_bugs()) == MOST == len({task.row().patch for task in made_bugs()})

@@ -48,6 +48,7 @@ class Rule:
         pass
 
 
+@pytest.mark.slow
 def test_families_that_change_are_counted_apart(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change, "make_environment", lambda family: Rule(family.environment.max_turns))
     found = read_change(played.run, [0, 1, 2, 3])
