@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 10_000
 """Of a table: its columns are as wide as the longest cell, so all of it is held."""
+_MOST_SECONDS = 1_000_000
+_MOST_GIGABYTES = 100_000
+"""More than any query; neither a timer nor the system takes a number without end."""
 
 
 def sql(
@@ -32,8 +35,12 @@ def sql(
     ],
     format: Annotated[Format, typer.Option(help="How to print the rows.")] = "table",
     round: Annotated[int | None, typer.Option(help="Everything as it was after this round.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, metavar="N", help="Seconds that the query may take.")] = 300,
-    memory: Annotated[float, typer.Option(min=0.1, metavar="GB", help="Memory that it may take.")] = 4,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=_MOST_SECONDS, metavar="N", help="Seconds that the query may take.")
+    ] = 300,
+    memory: Annotated[
+        float, typer.Option(min=0.1, max=_MOST_GIGABYTES, metavar="GB", help="Memory that it may take.")
+    ] = 4,
 ) -> None:
     """Query runs in SQL. Read-only; nothing outside the runs can be read. docs/queries.md has examples.
 
@@ -46,7 +53,7 @@ def sql(
         raise BadInput(
             "`crl sql` needs a run and a query",
             expected='crl sql RUN "SELECT …"',
-            next_step="`crl runs` lists the runs; put the query between quotes",
+            next_step="name the run, then put the query between quotes",
         )
     *runs, query = run
     places = [find_run(each) for each in runs]

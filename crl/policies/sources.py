@@ -189,7 +189,7 @@ def _weights_of_round(name: str) -> TrainedWeights:
             f"The model {name!r} does not say which weights of a run are meant.",
             expected="run:<name>@<round>, or run:<name>@<round>/<role>",
             where="the `model` of a role",
-            next_step="Correct the name; `crl runs` lists the runs.",
+            next_step="Correct the name: a run's, the number of its round, and one of its roles.",
         )
     run, number = RunDirectory.open(find_run(found[1])), int(found[2])
     owner = run.method.owner(found[3]) if found[3] in run.method.roles else found[3]

@@ -112,7 +112,9 @@ class Journal(JsonLines):
         if isinstance(error, CrlError):
             payload["error"] = error.payload()
         elif isinstance(error, BaseException):
-            payload["error"] = {"type": type(error).__name__, "found": str(error)}
+            # an interrupt has no words of its own, nor has a bare assertion
+            bare = type(error).__name__ if isinstance(error, Exception) else "it was interrupted"
+            payload["error"] = {"type": type(error).__name__, "found": str(error) or bare}
         elif error is not None:
             payload["error"] = error
         self.append({**payload, **more})

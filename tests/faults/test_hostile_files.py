@@ -58,7 +58,7 @@ DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
 }  # fmt: skip
 UNNAMED = {("lease.lock", "empty")}
 """What is as it was: the lock is an empty file."""
-COMMANDS = (["verify"], ["status"], ["sql", "SELECT count(*) FROM stages"], ["bank", "show"], ["runs"])
+COMMANDS = (["verify"], ["status"], ["sql", "SELECT count(*) FROM stages"], ["bank", "show"])
 
 
 def _kinds(run: Path) -> list[str]:
@@ -147,7 +147,7 @@ def test_no_command_ends_in_a_traceback(victim: Path, kind: str) -> None:
         DAMAGES[kind](path, before)
         try:
             for first, *more in COMMANDS:
-                done = crl_here(victim.parent, first, *(["tiny"] if first != "runs" else []), *more, code=None)
+                done = crl_here(victim.parent, first, "tiny", *more, code=None)
                 assert done.returncode in (0, 2, 4), (name, first, done)
         finally:
             _put(path, before)

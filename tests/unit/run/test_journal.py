@@ -22,13 +22,16 @@ def test_events_come_back_in_order(tmp_path: Path) -> None:
     journal.record("stage_started", token=1, round_number=2, stage="collect", attempt=1)
     journal.record("stage_failed", token=1, error=DiskFull("full", where="here"))
     journal.record("stage_failed", token=1, error=ValueError("odd"))
-    first, second, third = journal.read()
+    for silent in (KeyboardInterrupt(), AssertionError()):
+        journal.record("stage_failed", token=1, error=silent)
+    first, second, third, *silent_ones = journal.read()
     assert first["time"].endswith("+00:00")
     assert {key: first[key] for key in ("event", "token", "round", "stage", "attempt")} == {
         "event": "stage_started", "token": 1, "round": 2, "stage": "collect", "attempt": 1,
     }  # fmt: skip
     assert second["error"] == DiskFull("full", where="here").payload()
     assert third["error"] == {"type": "ValueError", "found": "odd"}
+    assert [each["error"]["found"] for each in silent_ones] == ["it was interrupted", "AssertionError"]
 
 
 def test_several_writers_lose_nothing(tmp_path: Path) -> None:
