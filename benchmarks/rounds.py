@@ -6,6 +6,9 @@ For each stage seconds of the clock and of the processor, and the memory behind 
 those of the bank's store that it named first, and the bytes of the log; and the entries of the bank. A slope is that of
 least squares per 100 rounds, with its 95 % interval and as a share of the mean. Below it one line of text per series,
 from the least to the largest value, by the rounds in order. Rounds that merge are compared with such rounds only.
+
+Beside other load the same work takes more seconds of the processor, too. So each stage is also shown *at the pace of
+the moment*: as if a sampled token of `distill` had taken the same in every round (a mean over five).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ def measured(run: Path) -> Series:
     """What the manifests of a run say, by round."""
     found: Series = {}
     seen: set[str] = set()
+    pace = _pace(run)
 
     def add(name: str, number: int, value: float) -> None:
         values = found.setdefault(name, {})
@@ -41,6 +45,12 @@ def measured(run: Path) -> Series:
         for name, kind in (("seconds", "clock"), ("processor_seconds", "processor")):
             add(f"{stage}: {kind}, s", number, float(noted.get(name, 0.0)))
             add(f"all stages: {kind}, s", number, float(noted.get(name, 0.0)))
+        if number in pace:
+            add(
+                f"{stage}: at the pace of the moment, s",
+                number,
+                float(noted.get("processor_seconds", 0)) / pace[number],
+            )
         memory = found.setdefault("memory at the end of a round, MB", {})
         memory[number] = float(noted.get("memory_bytes", 0)) / 1e6
         sizes = [file.bytes for name, file in manifest.digested.files.items() if not name.startswith("checkpoint/")]
@@ -52,6 +62,17 @@ def measured(run: Path) -> Series:
     for number, entries in query(run, "SELECT round, entries FROM bank_snapshots")[1]:
         add("entries of the bank", number, entries)
     return found
+
+
+def _pace(run: Path) -> dict[int, float]:
+    """How long a sampled token of `distill` took in each round, as a multiple of the mean over all rounds."""
+    took = "any_value(CAST(manifest ->> '$.provenance.processor_seconds' AS DOUBLE))"
+    rows = "generations JOIN stages USING (round, stage) WHERE stage = 'distill'"
+    sql = f"SELECT round, {took} / sum(list_sum(loss_mask)) FROM {rows} GROUP BY round"
+    seconds = {int(number): float(value) for number, value in query(run, sql)[1] if value}
+    mean = float(np.mean(list(seconds.values()))) if seconds else 1.0
+    near = {number: [seconds[at] for at in range(number - 2, number + 3) if at in seconds] for number in seconds}
+    return {number: float(np.mean(values)) / mean for number, values in near.items()}
 
 
 def slope(values: Mapping[int, float]) -> tuple[float, float]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from crl.audit.problem import Record, on_one_line
 from crl.errors import RecordDamaged
-from crl.limits import is_count
+from crl.limits import is_count, parse_json, read_limited
 from crl.run import cache
 from crl.run.decisions import DECISIONS, decided_rounds, decision_path
 from crl.run.directory import is_round
@@ -33,7 +34,7 @@ def remarks(record: Record) -> list[str]:
     noted = tuple(line.split()[0] for line in found)  # of a log that is noted, what else it lacks is no news
     found = [*(line for line in _logs(record) if not line.startswith(noted)), *found]
     found = [*_repairs(record), *found]
-    found += [*_rounds(record.run_path), *_stores(record)]
+    found += [*_ways(record), *_rounds(record.run_path), *_stores(record)]
     found += [
         f"{place} was made by another user, or on another machine: it is made anew when it is needed"
         for place in cache.foreign(record.run_path)
@@ -115,6 +116,28 @@ def _swapped(run_path: Path) -> Iterator[str]:
             yield f"{name} holds no line of its kind: it is damaged, or another file in its place"
         elif name == PRUNED and unlisted(run_path):
             yield f"{name} lacks checkpoints that {JOURNAL} says were deleted: it is damaged, or an older one"
+
+
+def _ways(record: Record) -> Iterator[str]:
+    """Files that say how a model is computed, and not what the newest stage noted that was computed so."""
+    noted: dict[tuple[str, str], tuple[Any, str]] = {}
+    for place, manifest in record.manifests.items():
+        if place not in record.stale and isinstance(found := manifest.provenance.get("ways"), dict):
+            for owner, ways in found.items():
+                for what, way in ways.items() if isinstance(ways, dict) else ():
+                    noted[owner, what] = way, key_of(*place)
+    told: dict[str, str] = {}
+    for (owner, what), (way, stage) in noted.items():
+        try:
+            written = parse_json(read_limited(record.run_path / "ways" / f"{owner}.json"))
+            now = written.get(what) if isinstance(written, dict) else None
+        except (OSError, ValueError) as error:
+            now = getattr(error, "strerror", None) or str(error)
+        if now != way:
+            told.setdefault(
+                owner, f"ways/{owner}.json: stage {stage} was computed with {what} {way}, and now it is: {now}"
+            )
+    yield from told.values()
 
 
 def _rounds(run_path: Path) -> Iterator[str]:

@@ -309,7 +309,9 @@ def _housekeeping(record: Record) -> Iterator[Problem]:
     except ValueError as error:
         yield problem(LEASE, "the lease as it was written", str(error))
     lock = record.run_path / LOCK
-    if lock.exists() and lock.stat().st_size:
+    if lock.exists() and not lock.is_file():
+        yield problem(LOCK, "an empty file", "a folder, a pipe or a device")
+    elif lock.exists() and lock.stat().st_size:
         yield problem(LOCK, f"SHA-256 {sha256_bytes(b'')} (an empty file)", sha256_file(lock))
 
 

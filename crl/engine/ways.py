@@ -6,14 +6,14 @@ on, reads the same files, `ways/<owner>.json`; a fork takes those of its parent 
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from crl.config import Method
-from crl.config.models import Ways
+from crl.config.models import Sampling, Update, Ways
 from crl.errors import RecordDamaged
+from crl.limits import parse_json, read_limited
 from crl.policies.verdicts import computed_here, kept_ways, use_of
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, write_once
@@ -50,7 +50,10 @@ def _file(folder: Path, owner: str) -> Path:
 
 def _read(file: Path) -> Ways:
     try:
-        return Ways(**json.loads(file.read_text(encoding="utf-8")))
+        ways = Ways(**parse_json(read_limited(file)))
+        if ways.sampling not in get_args(Sampling) or ways.update not in get_args(Update):
+            raise ValueError(f"there is no way {ways.sampling!r} or {ways.update!r}")
+        return ways
     except (OSError, ValueError, TypeError) as error:
         raise RecordDamaged(
             f"{WAYS}/{file.name} cannot be read: {error}",

@@ -59,6 +59,7 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+_MOST_HASHED = 256
 _hashed: dict[Path, tuple[list[int], str]] = {}
 
 
@@ -71,6 +72,8 @@ def sha256_once(path: Path) -> str:
     if before != marks:
         digest = sha256_file(path)
         _hashed[path] = marks, digest
+        if len(_hashed) > _MOST_HASHED:  # most files are hashed once
+            _hashed.pop(next(iter(_hashed)))
     return digest
 
 

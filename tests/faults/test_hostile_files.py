@@ -56,7 +56,7 @@ DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
     "a link out": _link("/etc/hostname"),
     "a link to nothing": _link("nothing/here"),
 }  # fmt: skip
-UNNAMED = {("lease.lock", "empty")}
+UNNAMED = {("lease.lock", "empty"), ("lease.lock", "half")}
 """What is as it was: the lock is an empty file."""
 COMMANDS = (["verify"], ["status"], ["sql", "SELECT count(*) FROM stages"], ["bank", "show"])
 
