@@ -35,8 +35,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
-from crl.limits import MEGABYTE
-from crl.policies.bounded import BYTES, SECONDS, TookTooLong, bounded
+from crl.policies.bounded import SECONDS, TookTooLong, bounded
 from crl.policies.chat_ids import SLOT, SLOTS, ChatIds, ForgeableToken
 from crl.policies.tool_turns import PROBE, PROBE_CALL, THOUGHTS, ToolTurns, in_words, schema_of
 from crl.policies.turn import StopStrings
@@ -422,7 +421,7 @@ class ChatFormat:
                 )
         except (TookTooLong, MemoryError) as error:
             raise self._refuse(
-                f"its chat template has not ended after {SECONDS:.0f} s, or takes more than {BYTES // MEGABYTE} MB",
+                f"its chat template has not ended after {SECONDS:.0f} s, or takes more memory than there is",
                 f"Use another model, or name a file with another template: {FILE}.",
             ) from error
         except jinja2.TemplateSyntaxError as error:

@@ -175,6 +175,3 @@ def test_what_begins_to_loop_later_ends_here_too() -> None:
     with pytest.raises(TookTooLong), bounded(0.2):
         while time.monotonic() - began < 60:
             pass
-    with pytest.raises(MemoryError), bounded(60.0, 10**9):
-        len("a" * 10**11)
-    assert len("a" * 10**8) == 10**8, "outside it is as before"
