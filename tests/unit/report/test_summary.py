@@ -118,6 +118,6 @@ def test_a_collapse_is_told_wherever_alarms_are(tmp_path: Path) -> None:
     page = render(run)
     assert told in page
     titles = [chart.title for chart in health_charts([each for each in summaries if each.label == str(each.round)])]
-    assert {"notes that are right", "kinds of extractor outputs", "task families covered"} <= set(titles)
+    assert {"experiences that are right", "kinds of extractor outputs", "task families covered"} <= set(titles)
     assert "rewards of the extractor's batch" not in titles, "nothing was said about them"
-    assert "notes that are right: new" not in page and "in the bank 25 %" in page
+    assert "experiences that are right: new" not in page and "in the bank 25 %" in page
