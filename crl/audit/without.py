@@ -62,24 +62,12 @@ def lacked(run: RunDirectory, recipe: Recipe, relative: str) -> Pruned:
             f"crl redo {quoted(run.path)} --from {key_of(*key)}",
         )
     place = CHECKPOINT if name.startswith(f"{CHECKPOINT}/") else name
-    files = {each: file for each, file in manifest.digested.files.items() if each == place or _inside(each, place)}
-    return Pruned(
-        round=key[0],
-        stage=key[1],
-        path=place,
-        sha256s={each: file.sha256 for each, file in files.items()},
-        bytes=sum(file.bytes for file in files.values()),
-        manifest=manifest.check,
-    )
+    return Pruned.of(key, place, manifest)
 
 
 def leave_out(run: RunDirectory, entry: Pruned, *, token: int) -> None:
     """Go on without it. Raises StaleAttempt, DiskFull."""
     take_file(run.path, entry, token=token)
-
-
-def _inside(name: str, place: str) -> bool:
-    return name.startswith(f"{place}/")
 
 
 def _located(run: RunDirectory, relative: str) -> tuple[StageKey, str, Manifest]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.run.journal import Journal, JsonLines
 from crl.run.logs import PRUNED as PRUNED
-from crl.run.manifest import Manifest, key_of
+from crl.run.manifest import Manifest, StageKey, key_of
 
 
 class Pruned(BaseModel):
@@ -29,6 +29,20 @@ class Pruned(BaseModel):
     bytes: int
     manifest: str
     """`check` of the manifest of the stage."""
+
+    @classmethod
+    def of(cls, key: StageKey, path: str, manifest: Manifest) -> Pruned:
+        """A file of a stage, or a directory with all that its manifest names in it."""
+        named = manifest.digested.files.items()
+        files = {name: file for name, file in named if name == path or name.startswith(f"{path}/")}
+        return cls(
+            round=key[0],
+            stage=key[1],
+            path=path,
+            sha256s={name: file.sha256 for name, file in files.items()},
+            bytes=sum(file.bytes for file in files.values()),
+            manifest=manifest.check,
+        )
 
     @property
     def location(self) -> str:

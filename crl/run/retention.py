@@ -68,15 +68,7 @@ def _set_aside(run_path: Path, place: StageKey, token: int) -> tuple[Pruned, Pat
     """Note a deletion and move the checkpoint to where the sweep of a later attempt finds it; what was noted, where."""
     directory = stage_directory(run_path, *place)
     manifest = Manifest.load(directory)
-    files = {name: file for name, file in manifest.digested.files.items() if name.startswith(f"{CHECKPOINT}/")}
-    entry = Pruned(
-        round=place[0],
-        stage=place[1],
-        path=CHECKPOINT,
-        sha256s={name: file.sha256 for name, file in files.items()},
-        bytes=sum(file.bytes for file in files.values()),
-        manifest=manifest.check,
-    )
+    entry = Pruned.of(place, CHECKPOINT, manifest)
     # After a crash between these steps the line exists already, and the next call finishes this one.
     if not is_pruned(pruned(run_path), *place, CHECKPOINT, manifest):
         add_pruned(run_path, entry, token)
