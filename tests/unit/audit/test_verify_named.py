@@ -15,8 +15,11 @@ import pytest
 from crl.audit.remarks import remarks
 from crl.audit.verify import Severity, problems_in, record_of, verify
 from crl.config.models import WAYS
+from crl.errors import RecordDamaged
+from crl.records import Metric
 from crl.run import cache
 from crl.run.directory import RunDirectory
+from crl.run.files import sha256_bytes
 from crl.run.journal import JOURNAL
 from crl.run.lease import LEASE, Lease
 from crl.run.manifest import MANIFEST, Manifest, key_of
@@ -246,3 +249,22 @@ def test_a_file_of_ways_that_was_cut_or_changed_is_noted_with_what_to_do(
         assert found[0].startswith(says), found
         assert "unknown" in says or "0003/collect was computed with sampling packed" in found[0]
         assert "unknown" in says or "chosen again when the run goes on" in found[0]
+
+
+@pytest.mark.parametrize("name", ["experiment.yaml", "rounds/0002/collect/metrics.parquet", "bank/segments/*"])
+def test_an_empty_file_is_told_to_be_empty(run: RunDirectory, name: str) -> None:
+    file = next(run.path.glob(name))
+    file.write_bytes(b"")
+    told = "".join(map(str, verify(run.path)))
+    assert "empty" in told and sha256_bytes(b"") not in told
+    if file.name == "metrics.parquet":
+        with pytest.raises(RecordDamaged, match="the file is empty"):
+            run.read(2, "collect", Metric)
+
+
+@pytest.mark.parametrize("content", [b"\0" * 3000, b"# sha256 of what follows: \x1b[31m" + b"0" * 64 + b"\nname: x\n"])
+def test_what_stands_where_a_digest_belongs_is_not_shown(run: RunDirectory, content: bytes) -> None:
+    (run.path / "experiment.yaml").write_bytes(content)
+    with pytest.raises(RecordDamaged, match="its first line names no SHA-256") as refused:
+        RunDirectory.open(run.path)
+    assert not set("\0\x1b") & set(f"{refused.value}{refused.value.expected}{verify(run.path)[0]}")
