@@ -74,7 +74,7 @@ def mend(
             else:
                 done.left.append((problem, _differs(problem)))
     for problem in problems:
-        if problem not in of_stages:
+        if problem not in of_stages and problem.file not in done.mended:  # what was in its place moved away
             done.left.append((problem, RecordDamaged(f"{problem.file} belongs to no stage", next_step=problem.mend)))
     return done
 

@@ -207,6 +207,8 @@ def _shared(record: Record) -> Iterator[Problem]:
 def _foreign(record: Record) -> Iterator[Problem]:
     """Files among the rounds that no stage wrote; what attempts have not committed starts with a dot."""
     rounds = record.run_path / "rounds"
+    if rounds.exists() and not rounds.is_dir():
+        yield _unexpected(record, rounds, None, None)
     for entry in sorted(rounds.iterdir()) if rounds.is_dir() else []:
         if not entry.is_dir():
             yield _unexpected(record, entry, None, None)
@@ -412,6 +414,6 @@ def _differs(record: Record, path: Path, file: FileDigest) -> str | None:
 
 
 def _unexpected(record: Record, path: Path, round_number: int | None, stage: str | None) -> Problem:
-    found = sha256_file(path) if path.is_file() else "a link that leads nowhere, or no file"
+    found = sha256_file(path) if path.is_file() else "a link that leads nowhere, a pipe or a device"
     place, mend = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
     return Problem(place, stage, round_number, "no such file: no stage wrote it", found, mend)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from crl.run.files import aside, disk_errors, fsync, link_to, move, temporary
+from crl.run.files import aside, disk_errors, fsync, move, temporary
 from crl.run.journal import Journal
 from crl.run.lease import commit_guard
 from crl.run.manifest import StageKey, key_of
@@ -61,8 +61,9 @@ def put_back(run_path: Path, contents: Mapping[str, bytes], *, token: int) -> Pa
     with commit_guard(run_path, token):
         for relative, content in contents.items():
             path = run_path / relative
-            while (link := link_to(run_path, relative)) is not None:  # what it leads to stays as it is
-                move(link, kept / link.relative_to(run_path))
+            for parent in reversed(Path(relative).parents[:-1]):  # what a link leads to stays as it is
+                if (place := run_path / parent).is_symlink() or (place.exists() and not place.is_dir()):
+                    move(place, kept / parent)
             # Written beside the stage's directory, where a later attempt sweeps.
             beside = path.parent.parent if path.is_relative_to(run_path / "rounds") else path.parent
             with disk_errors(path):

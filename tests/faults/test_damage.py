@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -370,6 +371,13 @@ def test_what_is_refused_or_not_agreed_to_changes_no_file(copied: Path) -> None:
     mended = _state(copied)
     crl_here(copied.parent, "mend", "tiny", "--yes", code=4)
     assert _state(copied) == mended
+
+
+def test_a_pipe_in_the_place_of_a_stage_moves_away(copied: Path) -> None:
+    shutil.rmtree(copied / "rounds/0002/plan")
+    os.mkfifo(copied / "rounds/0002/plan")
+    crl_here(copied.parent, "mend", "tiny", "--yes")
+    assert verify(copied) == [] and (copied / "damaged/1/rounds/0002/plan").is_fifo()
 
 
 @pytest.mark.parametrize("name", ["rounds/0001/credit", "rounds/0001/credit/credits.parquet", "bank/segments"])
