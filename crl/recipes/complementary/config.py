@@ -36,7 +36,7 @@ from crl.config import (
 from crl.config.base import MOST_ROUNDS
 from crl.config.registry import load_object
 from crl.errors import BadInput
-from crl.rounds.impossible import hidden_answers, unbounded
+from crl.rounds.impossible import hidden_answers, whole_reference
 
 ACTOR, EXTRACTOR = "actor", "extractor"
 
@@ -276,15 +276,9 @@ def _roles(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             next_step="leave it out",
         )
     yield from hidden_answers(method)
-    corrections = {
-        ACTOR: config.actor_objective.importance_sampling_correction,
-        EXTRACTOR: config.extractor_objective.importance_sampling_correction,
-    }
     trained = config.TRAINED & config.roles().keys()
-    for role in sorted(trained):
-        yield from unbounded(
-            method, role, corrections[role], f"method.recipe.{role}_objective.importance_sampling_correction"
-        )
+    if ACTOR in trained:
+        yield from whole_reference(method, config.actor_objective, [method.owner(ACTOR)])
     if method.overlap and EXTRACTOR in trained and method.owner(ACTOR) == method.owner(EXTRACTOR):
         yield BadInput(
             "actor and extractor share their weights, so the update that the next round waits for needs both",

@@ -102,7 +102,7 @@ WRONG = {
     "max_grad_norm": ".optimizer.max_grad_norm", "weight_decay": ".optimizer.weight_decay",
     "lr_scheduler_type": ".optimizer.lr_scheduler_type", "adam_beta2": ".optimizer.betas",
     "temperature": ".sampling.temperature", "epsilon": "method.recipe.actor_objective.epsilon",
-    "epsilon_high": "method.recipe.actor_objective.epsilon_high", "loss_type": "actor_objective.aggregation",
+    "epsilon_high": "method.recipe.actor_objective.epsilon_high", "loss_type": "actor_objective.loss_type",
     "scale_rewards": "method.recipe.actor_objective.scale_rewards", "beta": "objective.beta of the recipes erl",
     "importance_sampling_level": "actor_objective.importance_sampling_level", "use_vllm": "engine: vllm",
     "per_device_train_batch_size": ".deepspeed.micro_batch",
