@@ -29,8 +29,7 @@ class Here(NamedTuple):
 
 
 _OPTIMIZER, _SAMPLING = "method.roles.<role>.optimizer.", "method.roles.<role>.sampling."
-_OBJECTIVE = "method.recipe.actor_objective."
-_CORRECTION = _OBJECTIVE + "importance_sampling_correction"
+_CORRECTION = "method.recipe.actor_objective.importance_sampling_correction"
 _SERVER = "runtime.servers.<role>."
 _ROUNDS = "how long a run trains is not in the file: `crl train EXPERIMENT --rounds N`"
 _EVERY_ROUND = "every round is evaluated, saved and recorded as a whole"
@@ -42,9 +41,6 @@ OTHER_NAMES: dict[str, Here] = {
     "generation_batch_size": Here(("method.families.0.groups", "method.rollout.group_size"), "episodes of a round"),
     "steps_per_generation": Here((_OPTIMIZER + "num_iterations",), "the samples of a round are one batch of the actor"),
     "max_completion_length": Here((_SAMPLING + "max_new_tokens",), "tokens of one turn, not of the episode"),
-    "loss_type": Here((_OBJECTIVE + "loss_type",), "`objective` in other recipes, here and below"),
-    "beta": Here((_OBJECTIVE + "beta",)),
-    "entropy_coef": Here((_OBJECTIVE + "entropy_coef",)),
     "delta": Here((), "the clip has epsilon and epsilon_high; delta of the extractor's objective is that of eq. 7"),
     "use_vllm": Here(("method.roles.<role>.engine",), "engine: vllm"),
     "vllm_mode": Here(

@@ -300,7 +300,7 @@ def entropy_of(logits_NV: torch.Tensor, normalizer_N: torch.Tensor, choices_NC: 
         chosen_NV[rows_M, choices_NC[rows_M, places_M]] = True
         log_NV = log_NV.masked_fill(~chosen_NV, float("-inf"))
     # An id that is hidden has probability 0, and 0 * log 0 is 0.
-    return -(log_NV.exp() * log_NV.clamp(min=torch.finfo(log_NV.dtype).min)).sum(1)
+    return -(log_NV.exp() * log_NV.masked_fill(log_NV == float("-inf"), 0.0)).sum(1)
 
 
 def load_trainable(

@@ -92,7 +92,8 @@ def test_every_loss_type_with_equal_weights_is_trls(
     loss.backward()
     expected, gradient = trl_loss(
         batch, loss_type=loss_type, epsilon_low=0.2, epsilon_high=1.28 if cispo else 0.28,
-        max_completion_length=longest, importance_sampling_level=level, beta=more.get("beta", 0.0), entropy_coef=more.get("entropy_coef", 0.0),
+        max_completion_length=longest, importance_sampling_level=level,
+        beta=more.get("beta", 0.0), entropy_coef=more.get("entropy_coef", 0.0),
         _entropy_bonus_enabled="entropy_coef" in more, use_adaptive_entropy=False,
     )  # fmt: skip
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-9)
