@@ -246,7 +246,7 @@ def _chosen(
     scaled_NV = hide(logits_NV.float() / temperature_N[:, None], absent)
     normalizer_N = log_normalizer(scaled_NV, choices_NC)
     chosen_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - normalizer_N
-    return chosen_N, entropy_of(scaled_NV, normalizer_N, choices_NC) if entropies else None
+    return chosen_N, entropy_of(scaled_NV, normalizer_N, choices_NC, absent) if entropies else None
 
 
 def _chosen_gradient(
@@ -290,17 +290,30 @@ def log_normalizer(logits_NV: torch.Tensor, choices_NC: torch.Tensor | None) -> 
     return torch.where(free_N1[:, 0], logits_NV.logsumexp(1), restricted_N)
 
 
-def entropy_of(logits_NV: torch.Tensor, normalizer_N: torch.Tensor, choices_NC: torch.Tensor | None) -> torch.Tensor:
-    """Entropy [N], in nats, of each row's distribution over its choices (:func:`log_normalizer`)."""
-    log_NV = logits_NV - normalizer_N[:, None]
+def entropy_of(
+    logits_NV: torch.Tensor,
+    normalizer_N: torch.Tensor,
+    choices_NC: torch.Tensor | None,
+    absent: torch.Tensor | None,
+) -> torch.Tensor:
+    """Entropy [N], in nats, of each row's distribution over its choices (:func:`log_normalizer`): log Z - sum p z.
+
+    Without a gradient the logits of absent ids are overwritten: they must not be needed otherwise.
+    """
     if choices_NC is not None:
-        free_N1 = (choices_NC < 0).all(1, keepdim=True)
-        chosen_NV = free_N1.expand(log_NV.shape).clone()
-        rows_M, places_M = (choices_NC >= 0).nonzero(as_tuple=True)
-        chosen_NV[rows_M, choices_NC[rows_M, places_M]] = True
-        log_NV = log_NV.masked_fill(~chosen_NV, float("-inf"))
-    # An id that is hidden has probability 0, and 0 * log 0 is 0.
-    return -(log_NV.exp() * log_NV.masked_fill(log_NV == float("-inf"), 0.0)).sum(1)
+        padding_NC = choices_NC < 0
+        free_N1 = padding_NC.all(1, keepdim=True)
+        few_NC = logits_NV.gather(1, choices_NC.clamp(min=0)).masked_fill(padding_NC & ~free_N1, float("-inf"))
+        shares_NC = few_NC.softmax(1)
+        entropy_N = normalizer_N - (shares_NC * few_NC.masked_fill(few_NC.isneginf(), 0.0)).sum(1)
+        if not bool(free_N1.any()):
+            return entropy_N
+        return torch.where(free_N1[:, 0], entropy_of(logits_NV, normalizer_N, None, absent), entropy_N)
+    shares_NV = logits_NV.softmax(1)
+    if absent is not None:  # they have no share, and 0 times minus infinity is no number
+        fill = logits_NV.index_fill if torch.is_grad_enabled() else logits_NV.index_fill_
+        logits_NV = fill(1, absent, 0.0)
+    return normalizer_N - torch.linalg.vecdot(shares_NV, logits_NV)
 
 
 def load_trainable(
