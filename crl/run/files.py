@@ -26,7 +26,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from crl.errors import CrlError, DiskFull, NotEnoughDisk, RecordDamaged, RunDirectoryUnusable
+from crl.errors import BadInput, CrlError, DiskFull, NotEnoughDisk, RecordDamaged, RunDirectoryUnusable
 from crl.limits import TABLE_BYTES, read_limited
 from crl.paths import quoted
 
@@ -189,6 +189,32 @@ def move(source: Path, target: Path) -> None:
     source.rename(target)
     for directory in (target.parent, *(each.parent for each in made), source.parent):
         fsync(directory)
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `target` when the block ends: whole, or not there at all.
+
+    Raises BadInput where the target exists or has no parent, and as :func:`disk_errors`.
+    """
+    target = Path(target)
+    if target.exists() or target.is_symlink():
+        raise BadInput(
+            f"{target} already exists", expected="a folder that does not exist yet", next_step="name another folder"
+        )
+    if not target.absolute().parent.is_dir():
+        raise BadInput(f"there is no directory {target.parent}", expected="an existing directory to write into")
+    remove_left_behind(target)
+    scratch = temporary(target, 0)
+    with disk_errors(target):
+        try:
+            scratch.mkdir()
+            yield scratch
+            fsync_tree(scratch)
+            scratch.rename(target)
+            fsync(target.absolute().parent)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager
