@@ -15,7 +15,6 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilter
 from prefect.settings import PREFECT_API_URL
 
-from crl.config import Runtime
 from crl.engine.driver import Driver
 from crl.engine.targets import last_runtime
 from crl.errors import BadInput, DataCheckFailed
