@@ -120,11 +120,26 @@ class ActorCriticConfig(Model):
     max_new_tokens: int = Field(64, ge=1, le=8192, description="New tokens of the verdict.")
 
 
+class SelectShare(Model):
+    """A random share of the episodes of a round."""
+
+    share: float = Field(gt=0, lt=1, description="Share of the episodes, rounded up.")
+
+
+Selection = Literal["all", "contrast", "mixed"] | SelectShare
+
+
 class DistillConfig(Model):
     """What the extractor reads and writes."""
 
     episodes: Literal["guided", "all"] = Field(
         "all", description="Which episodes are distilled; a round in which nothing guided is distilled whole."
+    )
+    select: Selection = Field(
+        "all",
+        exclude_if=lambda value: value == "all",
+        description="Of these: all; contrast: one that was won and one that was lost of each group that has both; "
+        "mixed: all of the groups that have both; or a random {share: x}.",
     )
     format: Literal["json", "lines"] = Field("lines", description="json as the paper; lines for small models.")
     max_operations: int = Field(3, ge=1, le=16, description="Operations an output may hold.")

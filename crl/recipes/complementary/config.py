@@ -54,8 +54,8 @@ class BankRecipeConfig(RecipeConfig):
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
         {
             "prompts.distill", "prompts.merge", "recipe.actor_objective", "recipe.approve_bank", "recipe.bank",
-            "recipe.distill.episodes", "recipe.distill.max_operations", "recipe.extractor_objective", "recipe.merge",
-            "recipe.warm_up_rounds",
+            "recipe.distill.episodes", "recipe.distill.max_operations", "recipe.distill.select",
+            "recipe.extractor_objective", "recipe.merge", "recipe.warm_up_rounds",
         }
     )  # fmt: skip
     OVERLAPS: ClassVar[bool] = True
