@@ -10,7 +10,7 @@ import yaml
 
 from crl.audit.verify import verify
 from crl.config.load import load_experiment
-from crl.records import Metric, Sample, rows_of
+from crl.records import Metric, rows_of
 from crl.run.directory import RunDirectory
 from tests.faults.killing import killed_run
 from tests.tiny_run import ROUNDS, crl, digests, leftovers, train
@@ -49,11 +49,15 @@ def test_a_run_that_is_killed_while_it_learns_is_the_undisturbed_one(name: str, 
     crl(tmp_path / "undisturbed", *train(ROUNDS, **changes))
     reference = tmp_path / "undisturbed" / "tiny"
     run = RunDirectory.open(reference)
-    metrics = {row.name: row.value for row in rows_of(Metric, run.read(2, "update_actor", Metric))}
-    assert metrics["stepped"] == 2 and metrics["entropy"] > 0
-    assert ("reference_kl" in metrics) is (name == "grpo")
-    samples = rows_of(Sample, run.read(2, "credit", Sample))
-    assert {sample.objective for sample in samples} >= {"grpo"}
+    rounds = [
+        {row.name: row.value for row in rows_of(Metric, run.read(number, "update_actor", Metric))}
+        for number in range(1, ROUNDS + 1)
+    ]
+    learned = [metrics for metrics in rounds if metrics["stepped"]]
+    assert learned, "some round has games of one group that end otherwise"
+    for metrics in learned:
+        assert metrics["stepped"] == 2 and metrics["entropy"] > 0
+        assert ("reference_kl" in metrics) is (name == "grpo")
     with killed_run(tmp_path / "killed", reference, rounds=ROUNDS, seed=11, **changes) as killed:
         for key, whom in (("0001/update_actor", "engine"), ("0002/update_actor", "both")):
             if not killed.alive:
