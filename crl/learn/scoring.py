@@ -313,7 +313,8 @@ def entropy_of(
     if absent is not None:  # they have no share, and 0 times minus infinity is no number
         fill = logits_NV.index_fill if torch.is_grad_enabled() else logits_NV.index_fill_
         logits_NV = fill(1, absent, 0.0)
-    return normalizer_N - torch.linalg.vecdot(shares_NV, logits_NV)
+    mean_N: torch.Tensor = torch.linalg.vecdot(shares_NV, logits_NV)
+    return normalizer_N - mean_N
 
 
 def load_trainable(
