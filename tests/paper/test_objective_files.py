@@ -38,7 +38,7 @@ def test_a_file_has_the_settings_of_its_paper(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEFINED)
 def test_a_run_that_is_killed_while_it_learns_is_the_undisturbed_one(name: str, tmp_path: Path) -> None:
-    """tiny with both roles, the objective of the file and its passes; killed in the update of the actor."""
+    """tiny with both roles, the objective of the file and its passes; killed in the update of the actor and while it plays on."""
     written = yaml.safe_load((FILES / f"{name}.yaml").read_text(encoding="utf-8"))["method"]
     changes = {
         "method__recipe__actor_objective": yaml.safe_dump(
@@ -59,7 +59,7 @@ def test_a_run_that_is_killed_while_it_learns_is_the_undisturbed_one(name: str, 
         assert metrics["stepped"] == 2 and metrics["entropy"] > 0
         assert ("reference_kl" in metrics) is (name == "grpo")
     with killed_run(tmp_path / "killed", reference, rounds=ROUNDS, seed=11, **changes) as killed:
-        for key, whom in (("0001/update_actor", "engine"), ("0002/update_actor", "both")):
+        for key, whom in (("0001/update_actor", "engine"), ("0002/collect", "both")):
             if not killed.alive:
                 killed.start()
             killed.kill_in(key, whom=whom, manner="working")
