@@ -373,6 +373,7 @@ def test_what_is_refused_or_not_agreed_to_changes_no_file(copied: Path) -> None:
     assert _state(copied) == mended
 
 
+@pytest.mark.slow
 def test_a_pipe_in_the_place_of_a_stage_moves_away(copied: Path) -> None:
     shutil.rmtree(copied / "rounds/0002/plan")
     os.mkfifo(copied / "rounds/0002/plan")
@@ -380,6 +381,7 @@ def test_a_pipe_in_the_place_of_a_stage_moves_away(copied: Path) -> None:
     assert verify(copied) == [] and (copied / "damaged/1/rounds/0002/plan").is_fifo()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds/0001/credit", "rounds/0001/credit/credits.parquet", "bank/segments"])
 def test_what_a_link_leads_to_is_not_mended(copied: Path, tmp_path: Path, name: str) -> None:
     """The link in the place of a stage moves away; another one is named with the command that copies."""
