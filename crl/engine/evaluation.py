@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import BadInput, DiskFull, RunDirectoryUnusable
-from crl.rounds.evaluate import Choice, Evaluated, best_round, chosen_method
+from crl.rounds.evaluate import Choice, Evaluated, best_round, chosen_method, recorded_evaluations
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
@@ -68,7 +68,7 @@ def evaluated_round(directory: RunDirectory, recipe: Recipe, number: int | None,
     Raises BadInput for a round that is not complete enough, or whose weights retention deleted.
     """
     if best:
-        number = best_round(directory, directory.method)
+        number = best_round(directory.method, recorded_evaluations(directory))
         if number is None:
             raise BadInput(
                 f"no round of {directory.path} was evaluated, so none is the best",
@@ -151,7 +151,8 @@ def _require_weights(directory: RunDirectory, recipe: Recipe, number: int) -> No
         f"the weights of round {number} were deleted by retention",
         expected=f"one of the rounds {', '.join(left)}" if left else "a round whose weights were kept",
         where=str(directory.path),
-        next_step="runtime.keep_every and runtime.save_total_limit say which weights later rounds keep",
+        next_step="the best evaluated round keeps its weights; runtime.keep_every and runtime.save_total_limit say "
+        "which others do",
     )
 
 

@@ -133,7 +133,8 @@ def test_disk_grows_with_the_sequences_of_an_episode() -> None:
 
 def test_disk_grows_with_rounds_and_kept_checkpoints() -> None:
     few, many = (estimate(make_experiment(save_total_limit=keep)) for keep in (1, 5))
-    assert (many.checkpoint_bytes or 0) == 3 * (few.checkpoint_bytes or 0)
+    # Beside the newest ones: the best evaluated, and the one that is being written.
+    assert 3 * (many.checkpoint_bytes or 0) == 7 * (few.checkpoint_bytes or 0)
     assert (few.disk_bytes(10) or 0) - (few.disk_bytes(4) or 0) == 6 * few.round_bytes > 0
 
 

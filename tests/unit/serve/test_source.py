@@ -11,7 +11,7 @@ from crl.config import Experiment
 from crl.errors import BadInput
 from crl.policies.embedders import embedder_digest
 from crl.records import Evaluation, TextEffect
-from crl.rounds.evaluate import WITH_BANK, best_round, evaluate_again, held_out_success
+from crl.rounds.evaluate import WITH_BANK, best_round, evaluate_again, held_out_success, recorded_evaluations
 from crl.rounds.tasks import query_of
 from crl.run.head import head_after
 from crl.serve.source import open_agent
@@ -123,6 +123,10 @@ def test_the_best_round_is_the_one_with_most_success_with_its_bank_and_of_equals
         held_out_success(played.method, played.rows(Evaluation, "evaluate", number)) for number in range(ROUND + 1)
     ]
     best = max(range(ROUND + 1), key=lambda number: (success[number], number))
-    assert best_round(played.run, played.method) == best == open_agent(played.run.path, best=True).round
+    assert (
+        best_round(played.method, recorded_evaluations(played.run))
+        == best
+        == open_agent(played.run.path, best=True).round
+    )
     with pytest.raises(BadInput, match="both asked for"):
         open_agent(played.run.path, 1, best=True)
