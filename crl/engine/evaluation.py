@@ -127,15 +127,12 @@ def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
 def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     """Whether retention deleted the weights that the evaluation of a round needs."""
     from crl.records import Weights
-    from crl.rounds.weights import update_name
     from crl.run.pruned import pruned
 
     deleted = {entry.location for entry in pruned(directory.path)}
-    updates = {update_name(owner) for owner in directory.method.owners()}
     checkpoints = [
         row["checkpoint"]
         for number_read, stage in _reads(directory, recipe, number) or ()
-        if stage in updates
         for row in directory.read(number_read, stage, Weights).to_pylist()
     ]
     return any(path in deleted and not (directory.path / path).is_dir() for path in checkpoints)

@@ -45,7 +45,7 @@ _RUN = re.compile(r"run:([^/@]+)@([0-9]{1,6})/([a-z][a-z0-9_]{0,30})")
 _NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt", "experience.json"}
 _DEQUANTIZED = ("fp8", "mxfp4")
 """Quantizations that transformers makes plain numbers of while it loads."""
-_BESIDE = {"deepspeed", "bank", "prompts", "retrieval"}
+_BESIDE = {"deepspeed", "bank", "prompts"}
 """Folders of a model that are not part of it: what only a run goes on with (`crl.learn.checkpoint`), what an exported
 agent has beside its weights (`crl.serve.export`)."""
 
