@@ -79,14 +79,15 @@ class Hub:
 
     def take(self, path: str, login: str | None, body: bytes) -> tuple[int, dict[str, str], bytes]:
         """What the hub answers to a POST or PUT: making a repository, asking how to upload, a large file, a commit."""
+        parts = unquote(urlsplit(path).path).strip("/").split("/")
+        if parts[0] == "large":  # its address is the right to write it
+            assert hashlib.sha256(body).hexdigest() == parts[1]
+            self.large[parts[1]] = body
+            return 200, {}, b"{}"
         if path == "/api/validate-yaml":
             return 200, {}, b'{"errors": [], "warnings": []}'
         if self.uploads is None or login is None:
             return 401, {"X-Error-Message": "Invalid username or password."}, b"{}"
-        parts = unquote(urlsplit(path).path).strip("/").split("/")
-        if parts[0] == "large":
-            self.large[parts[1]] = body
-            return 200, {}, b"{}"
         if parts[:3] == ["api", "repos", "create"]:
             asked = json.loads(body)
             model = f"{asked['organization']}/{asked['name']}"

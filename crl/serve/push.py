@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from crl.errors import BadInput
@@ -19,8 +20,10 @@ def push_folder(folder: Path, name: str) -> str:
     api = huggingface_hub.HfApi()
     try:
         repository = api.create_repo(name, private=True, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a trained agent")
-    except (HTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+        with warnings.catch_warnings():  # tables in a model's repository: the bank is one
+            warnings.simplefilter("ignore", UserWarning)
+            api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a trained agent")
+    except (HTTPError, HFValidationError, OfflineModeIsEnabled, OSError, RuntimeError) as error:
         told = str(error).strip().splitlines()
         raise BadInput(
             f"{name} could not be uploaded: {told[0] if told else type(error).__name__}",
