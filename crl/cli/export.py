@@ -20,16 +20,16 @@ def export(
         int | None, typer.Option(min=0, help="The agent after this round; default the newest finished one.")
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="The round with the most held-out success.")] = False,
-    role: Annotated[str, typer.Option(metavar="ROLE", help="Whose weights: actor, extractor, …")] = "actor",
+    role: Annotated[str, typer.Option(metavar="ROLE", help="The role whose weights it has.")] = "actor",
     merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base model.")] = False,
     push: Annotated[
         str | None,
         typer.Option(metavar="OWNER/NAME", help="Upload it to the Hugging Face Hub, too; a new repository is private."),
     ] = None,
 ) -> None:
-    """Write a trained agent to a folder: model, bank, prompts and a model card. transformers, peft and vLLM open it.
+    """Write a trained agent to a folder: model, bank, prompts, card.
 
-    `model: FOLDER` in an experiment goes on with its weights; `crl bank import` takes its bank.
+    transformers, peft and vLLM open the folder. `model: FOLDER` in an experiment goes on with its weights; `crl bank import` takes its bank.
     """
     from crl.policies.hub import HUB_ID
     from crl.serve.export import export_agent

@@ -25,6 +25,7 @@ from crl.engine.services import prepare_environment
 from crl.envs import make_environment
 from crl.errors import BadInput, OtherFormat
 from crl.limits import read_limited
+from crl.paths import quoted
 from crl.policies import load_policy
 from crl.policies.embedders import EMBEDDERS, embedder_digest, load_embedder
 from crl.policies.hub import HUB_ID
@@ -207,7 +208,7 @@ class OfFolder:
             raise BadInput(
                 f"{self.path} has the weights of role {self._told.role}, not of {role}",
                 expected=self._told.role,
-                next_step=f"crl export RUN --role {role} --to FOLDER writes those of {role}",
+                next_step=f"crl export RUN --role {quoted(role)} --to FOLDER writes those of {quoted(role)}",
             )
         told = self._told
         return Weights(
