@@ -29,7 +29,8 @@ def export(
 ) -> None:
     """Write a trained agent to a folder: model, bank, prompts, card.
 
-    transformers, peft and vLLM open the folder. `model: FOLDER` in an experiment goes on with its weights; `crl bank import` takes its bank.
+    transformers, peft and vLLM open the folder. `model: FOLDER` in an experiment goes on with its weights; `crl bank
+    import` takes its bank.
     """
     from crl.policies.hub import HUB_ID
     from crl.serve.export import export_agent
