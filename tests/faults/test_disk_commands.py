@@ -74,6 +74,7 @@ WRITERS = [
     Case("catalog {run}", REFUSED, FULL),
     Case("report {run} --episodes 0", REFUSED, FULL),
     Case("checks docs {run}", REFUSED, FULL),
+    Case("export {run} --episodes --to {disk}/episodes", REFUSED, FULL),
     Case("bank export {run} --to {disk}/bank", REFUSED, FULL),
     Case("bank export {run} --to {disk}/bank --format jsonl", REFUSED, FULL),
     Case("bank export {run} --to {disk}/bank --format huggingface", REFUSED, FULL),
