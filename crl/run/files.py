@@ -59,6 +59,13 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def in_words(sha256: str) -> str:
+    """A SHA-256 that was found, for people: that of no bytes is no digest to look for."""
+    return EMPTY if sha256 == OF_NOTHING else f"SHA-256 {sha256}"
+
+
+OF_NOTHING = sha256_bytes(b"")
+EMPTY = "nothing: the file is empty"
 _MOST_HASHED = 256
 _hashed: dict[Path, tuple[list[int], str]] = {}
 
@@ -91,10 +98,11 @@ def read_checked(run_path: Path, relative: str, sha256: str, size: int = TABLE_B
     path = run_path / relative
     try:
         content = read_limited(path, size)
-        found = sha256_bytes(content)
+        digest = sha256_bytes(content)
+        found = in_words(digest)
     except OSError as error:
-        content, found = b"", f"no readable file ({error.strerror})"
-    if found != sha256:
+        content, digest, found = b"", "", f"no readable file ({error.strerror})"
+    if digest != sha256:
         raise RecordDamaged(
             f"{relative} is not the file that was committed: {found}",
             expected=sha256,
