@@ -212,7 +212,10 @@ class ChatFormat:
     ) -> str | None:
         """The text of a reply: the inverse of :meth:`reply`; None where it writes these ids for no text."""
         slot = SLOT.format(0)
-        form, texts = (call is not None and self._tools.result(call, slot)) or (self._after + slot + self._before, [slot])
+        form, texts = (call is not None and self._tools.result(call, slot)) or (
+            self._after + slot + self._before,
+            [slot],
+        )
         before, _, after = SLOTS.sub(lambda found: texts[int(found[1])], form).partition(slot)
         control = set(self._ids.control_ids.values())
         places = [place for place, index in enumerate(token_ids) if index in control]
