@@ -58,7 +58,7 @@ def write_episodes(
 ) -> Written:
     """Write the chosen episodes of a run to a new folder, whole or not at all; equal arguments give equal files.
 
-    `where`: a condition of SQL over the view `episodes`, asked as `crl sql` asks, within `seconds` and `gigabytes`.
+    `where`: a condition of SQL over those of the view `episodes` whose round trained, asked as `crl sql` asks, within `seconds` and `gigabytes`.
     Raises BadInput where it is no condition, or nothing is left to write; RecordDamaged; as `whole_folder`.
     """
     run = RunDirectory.open(run_path)
@@ -93,8 +93,9 @@ def write_episodes(
 
 
 def _chosen(run: Path, where: str | None, seconds: float, gigabytes: float) -> dict[tuple[int, str], set[str]]:
-    # A comment at the end of the condition does not hide the parenthesis in its own line.
-    query = "SELECT round, stage, episode_id FROM episodes" + (f" WHERE (\n{where}\n)" if where else "")
+    # Round 0 prepares: its demonstrations were written and not sampled. A comment at the end of the condition does not
+    # hide the parenthesis in a line of its own.
+    query = "SELECT round, stage, episode_id FROM episodes WHERE round > 0" + (f" AND (\n{where}\n)" if where else "")
     chosen: dict[tuple[int, str], set[str]] = {}
     with asked([run], query, seconds=seconds, gigabytes=gigabytes) as (_, batches):
         for number, stage, episode_id in chain.from_iterable(batches):
@@ -286,7 +287,7 @@ def _card(provenance: Mapping[str, Any]) -> str:
         trainer.split("\n", 1)[0],
         '\nrows = load_dataset("path/to/this/folder", split="train")' + trainer.split("\n", 1)[1],
         "```\n",
-        f"Filter: {code(provenance['where']) if provenance['where'] else 'all episodes'}\n",
+        f"Filter: {code(provenance['where']) if provenance['where'] else 'all episodes of training rounds'}\n",
         f"Left out: {', '.join(f'{as_text(why)} {count}' for why, count in left_out.items()) or 'nothing'}\n",
         f"`provenance.json` names the record: method {provenance['method_digest'][:12]}, {newest} "
         f"{provenance['stages'][newest][:12]}, and the SHA-256 of the rows. Environments and models wrote the texts.\n",

@@ -100,6 +100,7 @@ CASES = [
     Case("evaluate {run} --out {disk}/rows.parquet", (2, "cannot be written: Read-only file system"), FULL),
     Case("evaluate {run} --out {elsewhere}/rows.parquet", NOT_KEPT, NOT_KEPT),
     Case("evaluate {run}", NOT_KEPT, NOT_KEPT),
+    Case("chat {run} --text"),
     Case("env list"),
     Case("init {disk}/new --model tiny --environment frozenlake", REFUSED, FULL),
     Case("init {elsewhere}/new --model tiny --environment frozenlake"),

@@ -1,7 +1,8 @@
-"""`crl export --episodes`: what is chosen, what a row says, what is left out. Equal exports are equal; TRL takes them."""
+"""`crl export --episodes`: what is chosen, what a row says, what is left out. TRL takes it."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import subprocess
@@ -53,6 +54,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         chat = load_chat(resolve_model("tiny"), made.method.role("actor"))
         assert isinstance(chat, ChatFormat)
         found = played(chat, made)
+        made.initialize()
+        demonstration = dataclasses.replace(found[0].episode, episode_id="shown", round=0)
+        made._write(0, "warm_start_actor", [demonstration])
         made._write(
             1, "collect", [each.episode for each in found], [turn for each in found for turn in each.turns],
             [row for each in found for row in each.generations],
@@ -95,7 +99,8 @@ def test_every_episode_that_was_played_is_a_row(messages: Made) -> None:
     provenance = json.loads((out / "provenance.json").read_text())
     content = (out / "data/train.jsonl").read_bytes()
     assert provenance["files"]["data/train.jsonl"] == {"sha256": hashlib.sha256(content).hexdigest(), "rows": 5}
-    assert list(provenance["stages"]) == ["0001/collect"] and provenance["left_out"] == written.left_out
+    assert list(provenance["stages"]) == ["0001/collect"], "round 0 has demonstrations"
+    assert provenance["left_out"] == written.left_out
     card = (out / "README.md").read_text()
     assert yaml.safe_load(card.split("---\n")[1])["configs"][0]["data_files"][0]["path"] == "data/train.jsonl"
     assert r"environment\_KeyError 1" in card and "all episodes" in card
@@ -116,8 +121,8 @@ def test_pairs_are_of_one_first_prompt_and_share_what_both_begin_with(preference
 
 @pytest.mark.slow
 def test_a_condition_chooses_and_cannot_do_more(run: Path, tmp_path: Path) -> None:
-    assert export(run, tmp_path / "a", where="success -- and no more")[0].episodes == 2
-    assert "`success -- and no more`" in (tmp_path / "a/README.md").read_text()
+    assert export(run, tmp_path / "a", where="success OR round = 0 -- and no more")[0].episodes == 2
+    assert "`success OR round = 0 -- and no more`" in (tmp_path / "a/README.md").read_text()
     assert export(run, tmp_path / "b", where="reward = 0 AND NOT guided")[0].rows == 2
     refused = {
         "no episode is chosen": "false",
