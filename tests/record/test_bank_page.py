@@ -29,7 +29,7 @@ def typed(page: str) -> list[str]:
 def test_every_subcommand_is_shown() -> None:
     from crl.cli.bank import app
 
-    shown = {"build", *(shlex.split(line)[2] for line in typed(PAGE))}
+    shown = {"build", *(shlex.split(line)[2] for line in typed(PAGES["bank"]))}
     assert "(bank_from_chats.md)" in PAGES["bank"], (
         "that page has `build`, and its commands are run by a test of their own"
     )
