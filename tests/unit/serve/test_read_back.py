@@ -6,6 +6,8 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from crl.rollout.live import EpisodeSlot, Guide
 from crl.rollout.play import PlayedEpisode
 from crl.serve.read_back import Conversation, LeftOut, Reader
 from tests.unit.rollout import fakes
+from tests.unit.rollout import test_programs as programs
+from tests.unit.rollout.program_fakes import TALK, Programs
 from tests.unit.serve.played_chats import chat_of, method, play
 
 BEGINS = ("system", "user", "assistant", "user")
@@ -179,3 +183,29 @@ def test_ids_that_the_chat_does_not_write_are_no_messages() -> None:
         with pytest.raises(LeftOut, match=told):
             read(changed, chat)
     assert second.stop_reason == StopReason.end_of_turn
+
+
+def test_conversations_of_a_program(tmp_path: Path) -> None:
+    def found(code: str, says: Any = lambda text: f"I read {len(text)} characters.", **more: Any) -> tuple[Any, Any]:
+        [one] = programs.play(tmp_path, programs.policy(says), Programs(code, **more), programs.slots(2))
+        family = SimpleNamespace(name="walk", environment=SimpleNamespace(runs_programs=True))
+        reader, left_out = Reader(method().model_copy(update={"families": [family]})), Counter[str]()
+        reader.__dict__["chat"] = programs.chat()
+        rows = {each.generation_id: each for each in one.generations}
+        return reader.read(one.episode, one.turns, rows, left_out), left_out
+
+    [talk], left_out = found(TALK)
+    assert not left_out and talk.prompt_messages == 2 and len(talk.stops) == 2
+    assert [each["role"] for each in talk.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert (talk.messages[0]["content"], talk.messages[3]["content"]) == ("Be short.", "Go on 0.")
+    assert talk.messages[2]["content"].startswith("I read")
+    conversations, left_out = found(
+        f"ask([user('Plan.')], model='side')\nask([user('Plan.')], tools=[{programs.TOOL}])\n"
+        "ask([user('x'), {'role': 'assistant', 'content': 'y'}, user('a\\n\\n[user]\\nb')])\n"
+        "ask([user('x'), {'role': 'assistant', 'content': 'y'}, user('z')])",
+        side=["side"],
+    )
+    assert [[each["content"] for each in row.messages[:3]] for row in conversations] == [["x", "y", "z"]]
+    assert left_out == {
+        "a program's conversation: not_trained": 1, "a program's conversation: prompt_not_reproduced": 2,
+    }  # fmt: skip
