@@ -58,7 +58,7 @@ def write_episodes(
 ) -> Written:
     """Write the chosen episodes of a run to a new folder, whole or not at all; equal arguments give equal files.
 
-    `where`: a condition of SQL over those of the view `episodes` whose round trained, asked as `crl sql` asks, within `seconds` and `gigabytes`.
+    `where`: a condition of SQL over the view `episodes`, asked as `crl sql` asks, within `seconds` and `gigabytes`.
     Raises BadInput where it is no condition, or nothing is left to write; RecordDamaged; as `whole_folder`.
     """
     run = RunDirectory.open(run_path)
@@ -78,13 +78,13 @@ def write_episodes(
         total = sum(map(len, chosen.values()))
         if not count:
             raise BadInput(
-                f"of {total} episodes none is left to write" + (f": {dict(left_out)}" if left_out else ""),
+                f"of {total} episodes none is left to write" + (f": {dict(+left_out)}" if +left_out else ""),
                 expected="episodes that were played to an end"
                 + (", a win and a loss of one group among them" if format == "preference" else ""),
                 where="--where",
                 next_step="choose others: --where, over the columns of `episodes` (docs/schema.md)",
             )
-        written = Written(total, count, dict(sorted(left_out.items())))
+        written = Written(total, count, dict(sorted((+left_out).items())))
         provenance = _provenance(run, format, where, chosen, written, folder / ROWS)
         text = json.dumps(provenance, indent=1, ensure_ascii=False)
         (folder / PROVENANCE).write_text(f"{text}\n", encoding="utf-8", newline="\n")
@@ -160,7 +160,7 @@ def _pairs(played: Iterable[Played], left_out: Counter[str]) -> Iterator[dict[st
     groups: dict[tuple[int, str], tuple[list[Played], list[Played]]] = {}
     for episode, conversations in played:
         if len(conversations) != 1:
-            left_out["several_sequences"] += 1
+            left_out["several_sequences"] += len(conversations) > 1
             continue
         begins = json.dumps([conversations[0].messages[: conversations[0].prompt_messages], episode.family])
         wins, losses = groups.setdefault((episode.group, begins), ([], []))

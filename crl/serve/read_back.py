@@ -26,6 +26,8 @@ from crl.records import QUESTION, SUMMARY, Episode, Generation, Turn
 from crl.text.answers import after_thoughts
 
 _MARK = re.compile(r"(?:\A|\n\n)\[(system|user|assistant|tool [^\n\]]+)\]\n")
+_MOST_KEPT = 1000
+"""First prompts whose ids are kept: those of a group follow each other."""
 
 
 class LeftOut(Exception):
@@ -89,6 +91,8 @@ class Reader:
         self, episode: Episode, turns: Sequence[Turn], sequences: Mapping[str, Generation]
     ) -> list[Conversation]:
         """Of an episode whose prompts `crl/rollout/play.py` put together, and `history.py` cut."""
+        if not turns:
+            raise LeftOut("no_answer")
         opening, tools = self._opening(episode, sequences[episode.generation_ids[0]], turns[0].first_token)
         exchanges: list[_Exchange] = []
         found: list[Conversation] = []
@@ -143,6 +147,8 @@ class Reader:
     ) -> list[int] | None:
         """What the chat writes for a first prompt: members of a group share one."""
         if (text, family) not in self._ids:
+            if len(self._ids) == _MOST_KEPT:
+                self._ids.clear()
             try:
                 self._ids[text, family] = self.chat.opening(messages, *([tools] if tools else []))
             except BadInput:
