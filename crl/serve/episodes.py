@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,9 +35,9 @@ from crl.report.markdown import as_text, code
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file, whole_folder
 from crl.run.manifest import key_of
+from crl.serve import EpisodeFormat
 from crl.serve.read_back import Conversation, LeftOut, Reader
 
-EpisodeFormat = Literal["messages", "preference"]
 ROWS, PROVENANCE, CARD = "data/train.jsonl", "provenance.json", "README.md"
 FORMAT = "complementary-rl episodes"
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 from crl.config import Method
@@ -161,7 +161,10 @@ class Reader:
             from crl.envs import make_environment
 
             self._tools[episode.family] = ()
-            with suppress(Exception), closing(make_environment(self._method.family(episode.family))) as environment:
+            family = self._method.family(episode.family)
+            assert family is not None
+            # Whatever it lacks here: its prompts are then not reproduced.
+            with suppress(Exception), closing(make_environment(family)) as environment:
                 actions = environment.reset_many([episode.environment_seed])[0].actions
                 self._tools[episode.family] = actions.tools if isinstance(actions, ToolCalls) else ()
         return self._tools[episode.family]
@@ -205,13 +208,13 @@ class Reader:
         chat = cast(ConversationChat, self.chat)
         messages = _messages_in(sequence.prompt)
         held, ids = len(messages), sequence.token_ids
-        if _or_none(lambda: chat.conversation(_as_messages(messages))) != ids[: turns[0].first_token]:
+        if _or_none(partial(chat.conversation, _as_messages(messages))) != ids[: turns[0].first_token]:
             raise LeftOut("prompt_not_reproduced")
         for turn, before in zip(turns, [None, *turns], strict=False):
             if before is not None:
                 new, ended = _messages_in(turn.observation), before.stop_reason == StopReason.end_of_turn
                 by = ids[before.last_token - 1] if ended else None
-                written = _or_none(lambda n=new, e=ended, b=by: chat.follow(_as_messages(n), ended=e, by=b))
+                written = _or_none(partial(chat.follow, _as_messages(new), ended=ended, by=by))
                 if written != ids[before.last_token : turn.first_token]:
                     raise LeftOut("reply_not_reproduced")
                 messages += new
