@@ -473,7 +473,7 @@ class ReadableChat(Chat, Protocol):
     ) -> str | None:
         """The text that `reply` writes these ids for; None: there is none."""
 
-    def said(self, token_ids: Sequence[int]) -> str:
+    def turn_text(self, token_ids: Sequence[int]) -> str:
         """Text of a sampled turn, with the beginning of its thought where that stands in the prompt."""
 
 

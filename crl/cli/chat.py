@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crl.cli.playing import outcome_words, say_step, typed_line
 from crl.cli.progress import INTERRUPTED
 from crl.cli.shared import command, console, print_listing, say
 from crl.errors import BadInput
@@ -107,6 +106,8 @@ def _answer(agent: TrainedAgent, family: str, *, bank: bool) -> None:
 
 
 def _line() -> str | None:
+    from crl.cli.playing import typed_line
+
     try:
         return typed_line()
     except EOFError:
@@ -148,12 +149,16 @@ class _Shown:
 
     def steps(self, step: Step) -> None:
         """What the environment says."""
+        from crl.cli.playing import say_step
+
         self._last = step
         if self._steps:
             say_step(step)
 
     def outcome(self, turns: int, stop_reason: str) -> str:
         """How the game ended."""
+        from crl.cli.playing import outcome_words
+
         if self._last is None or not self._last.done:  # the context was full, or sampling broke
             return f"ended after {turns} turns: {stop_reason.replace('_', ' ')}"
         return outcome_words(self._last, turns)

@@ -233,7 +233,7 @@ class ChatFormat:
                     return said
         return None
 
-    def said(self, token_ids: Sequence[int]) -> str:
+    def turn_text(self, token_ids: Sequence[int]) -> str:
         """Text of a sampled turn, with the beginning of its thought where that stands in the prompt."""
         begun = list(THOUGHT_TAG.finditer(self._before))[-1].start() if self.opens_thought else len(self._before)
         return self._before[begun:] + self.decode(token_ids)

@@ -157,7 +157,7 @@ class EndpointChat:
         text = self.decode(token_ids)
         return text if self.reply(text, ended=ended) == list(token_ids) else None
 
-    def said(self, token_ids: Sequence[int]) -> str:
+    def turn_text(self, token_ids: Sequence[int]) -> str:
         """The text of an answer."""
         return self.decode(token_ids)
 

@@ -185,7 +185,7 @@ class Reader:
         return {"role": "tool", "name": call, "content": text}
 
     def _answer(self, wrote: Sequence[int], tools: Sequence[Tool]) -> dict[str, Any]:
-        text = self.chat.said(wrote)
+        text = self.chat.turn_text(wrote)
         calls = self.chat.calls(wrote, tools) if tools else []
         if not calls:
             return {"role": "assistant", "content": text}
