@@ -226,6 +226,9 @@ class Sample(Row):
     choices: A[list[list[int]], CHOICES, "ids that each trained token was chosen among; none: the vocabulary"] = (
         dataclasses.field(default_factory=list)
     )
+    token_advantages: A[list[float], FLOATS, "advantage of each trained token, where turns have their own"] = (
+        dataclasses.field(default_factory=list)
+    )
 
     rules: ClassVar[Rules] = Rules(
         key=("sample_id",),
@@ -235,6 +238,11 @@ class Sample(Row):
             "reward, advantage and weight are finite": "isfinite(reward) AND isfinite(advantage) AND isfinite(weight)",
             "temperature is positive": "isfinite(temperature) AND temperature > 0",
             "a sample that counts has a trained token": "trained > 0 OR advantage = 0 OR weight = 0",
+            "token_advantages are finite, one of each trained token or none": (
+                "len(token_advantages) IN (0, trained) AND list_sum(list_transform(token_advantages, "
+                "lambda each: CASE WHEN isfinite(each) THEN 0 ELSE 1 END)) IS NOT DISTINCT FROM "
+                "CASE WHEN len(token_advantages) = 0 THEN NULL ELSE 0 END"
+            ),
             **TOKEN_ROWS,
         },
         between={
