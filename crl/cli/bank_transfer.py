@@ -94,7 +94,8 @@ def import_bank(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="A folder that `crl bank export` wrote, one with skills (SKILL.md), or another run."
+            metavar="SOURCE",
+            help="A folder that `crl bank export` or `crl export` wrote, skills (SKILL.md), or another run.",
         ),
     ],
     round: Annotated[
@@ -173,6 +174,8 @@ def _source(name: str, round_number: int | None, method: Method) -> Gathered:
     from crl.transfer.skills import is_skills, read_skills
 
     path = possible_path(name, "the bank")
+    if not is_export(path) and is_export(path / "bank"):  # of an agent that `crl export` wrote
+        path = path / "bank"
     if not is_export(path) and is_skills(path):
         if round_number is not None:
             raise BadInput(f"--round {round_number}: {name} holds skills", expected="no --round with skills")
@@ -183,12 +186,12 @@ def _source(name: str, round_number: int | None, method: Method) -> Gathered:
         except BadInput as error:
             raise BadInput(
                 f"there is no run and no exported bank {name!r}",
-                expected=f"a folder that `crl bank export` wrote, one with skills (SKILL.md), {error.expected}",
+                expected=f"a folder of `crl bank export` or `crl export`, one with skills (SKILL.md), {error.expected}",
                 where=error.where,
                 next_step=f"{error.next_step}; `crl bank export RUN --to FOLDER` writes an exported bank",
             ) from None
         return gather(run, round_number)
-    found = read_folder(Path(name))
+    found = read_folder(path)
     if round_number is not None and round_number != found.provenance["round"]:
         raise BadInput(
             f"--round {round_number}: {name} holds the bank after round {found.provenance['round']}",

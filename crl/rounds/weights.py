@@ -83,7 +83,7 @@ def new_weights(ctx: StageContext, before: Weights, *, updates: int) -> Weights:
         base,
         before.base_digest,
         ctx.method.role(before.role),
-        before=None if before.checkpoint is None else ctx.run_path / before.checkpoint,
+        others=sorted((ctx.run_path / "rounds").glob(f"[0-9]*/[a-z]*/{CHECKPOINT}"), reverse=True),
     )
     return Weights(
         role=before.role,
