@@ -209,6 +209,7 @@ class Sample(Row):
     """One training sample, of one sequence: all that `learn` ever reads."""
 
     table: ClassVar[str] = "samples"
+    added: ClassVar[tuple[str, ...]] = ("token_advantages",)
     sample_id: A[str, "id"]
     round: A[int, "round it is trained in"]
     role: A[str, "role it trains"]
