@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import BadInput, DiskFull, RunDirectoryUnusable
-from crl.rounds.evaluate import Choice, Evaluated, chosen_method
+from crl.rounds.evaluate import Choice, Evaluated, best_round, chosen_method
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
@@ -43,14 +43,7 @@ def evaluate_round(
     choice = choice or Choice()
     chosen_method(directory.method, choice)  # refused before anything is loaded
     recipe = recipe_in(directory)
-    chosen = _latest(directory, recipe) if number is None else number
-    if not _ready(directory, recipe, chosen):
-        raise BadInput(
-            f"round {chosen} of {directory.path} is not complete enough to evaluate",
-            expected=f"a round from 0 to {_latest(directory, recipe)}",
-            next_step="`crl status` shows what is complete",
-        )
-    _require_weights(directory, recipe, chosen)
+    chosen = evaluated_round(directory, recipe, number)
     from crl.engine.services import services_here
     from crl.engine.targets import last_runtime
     from crl.rounds.evaluate import evaluate_again
@@ -66,6 +59,31 @@ def evaluate_round(
             progress=progress,
             broken_episodes_limit=last_runtime(directory.path).broken_episodes_limit,
         )
+
+
+def evaluated_round(directory: RunDirectory, recipe: Recipe, number: int | None, *, best: bool = False) -> int:
+    """A round that can be evaluated: the one that is asked for, the best of the record (:func:`best_round`), by default
+    the latest.
+
+    Raises BadInput for a round that is not complete enough, or whose weights retention deleted.
+    """
+    if best:
+        number = best_round(directory, directory.method)
+        if number is None:
+            raise BadInput(
+                f"no round of {directory.path} was evaluated, so none is the best",
+                expected="a run with held-out evaluations",
+                next_step="name a round",
+            )
+    chosen = _latest(directory, recipe) if number is None else number
+    if not _ready(directory, recipe, chosen):
+        raise BadInput(
+            f"round {chosen} of {directory.path} is not complete enough to evaluate",
+            expected=f"a round from 0 to {_latest(directory, recipe)}",
+            next_step="`crl status` shows what is complete",
+        )
+    _require_weights(directory, recipe, chosen)
+    return chosen
 
 
 def keep(directory: RunDirectory, evaluated: Evaluated) -> Keeping:

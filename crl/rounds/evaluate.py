@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from crl.errors import BadInput
 from crl.faults import broke
 from crl.paths import short
 from crl.protocols import Advisor, Policy, Services, Step, StopReason
-from crl.records import FREE, GUIDED, Evaluation, Task, Turn
+from crl.records import FREE, GUIDED, Evaluation, Task, Turn, rows_of
 from crl.rollout.actions import named_actions
 from crl.rollout.environments import Readable, step_or_error
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
@@ -57,6 +57,14 @@ class Guided:
     """Who answers questions. They are no rows here and count nowhere."""
     tokens: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """By episode, tokens that the actor read and wrote before its first turn."""
+
+
+class Recorded(Reader, Protocol):
+    """The part of the run directory that says which rounds were evaluated."""
+
+    def rounds(self) -> list[int]: ...
+
+    def is_complete(self, round_number: int, stage: str) -> bool: ...
 
 
 Guides = Callable[[StageContext, Sequence[Task], Policy, str], Guided]
@@ -340,25 +348,23 @@ def evaluate_again(
     chosen = {family.name: family for family in chosen_method(method, choice).families}
     # Families that are not played stay in the method: they say which part of the bank others search.
     method = method.model_copy(update={"families": [chosen.get(each.name, each) for each in method.families]})
-    stages = recipe.preparation if round_number == 0 else recipe.stages
-    stage = next((each for each in stages if each.name == "evaluate"), None)
-    if stage is None or stage.parts is None or stage.run_part is None:
-        raise BadInput(f"recipe {recipe.name} has no evaluation", expected="a recipe with the stage evaluate")
     writer = MemoryWriter()
     conditions = None if choice.conditions is None else frozenset(CONDITIONS[word] for word in choice.conditions)
-    context = StageContext(
-        method=method,
-        recipe=recipe,
-        stage=stage,
-        round_number=round_number,
-        reader=reader,
+    context = evaluation_context(
+        reader,
+        method,
+        recipe,
+        round_number,
+        services,
         writer=writer,
-        services=services,
         progress=progress,
         conditions=conditions,
         families=frozenset(chosen),
         broken_episodes_limit=broken_episodes_limit,
     )
+    stage = context.stage
+    if stage.parts is None or stage.run_part is None:
+        raise _no_evaluation(recipe)
     parts = stage.parts(context)
     if not parts and conditions is not None:
         raise _no_condition(round_number, choice.conditions or ())
@@ -372,6 +378,58 @@ def evaluate_again(
         if row.family in chosen and (conditions is None or row.condition in conditions)
     ]
     return Evaluated(round_number, rows, context.digests(), unscored_games(context.provenance))
+
+
+def evaluation_context(
+    reader: Reader, method: Method, recipe: Recipe, round_number: int, services: Services, **how: Any
+) -> StageContext:
+    """What the stage `evaluate` of a round sees, beside the record. `how`: other arguments of `StageContext`.
+
+    Raises BadInput where the recipe has no such stage in the round.
+    """
+    stages = recipe.preparation if round_number == 0 else recipe.stages
+    stage = next((each for each in stages if each.name == "evaluate"), None)
+    if stage is None:
+        raise _no_evaluation(recipe)
+    given = {"writer": MemoryWriter(), "progress": lambda metrics: None, **how}
+    return StageContext(
+        method=method,
+        recipe=recipe,
+        stage=stage,
+        round_number=round_number,
+        reader=reader,
+        services=services,
+        **given,
+    )
+
+
+def _no_evaluation(recipe: Recipe) -> BadInput:
+    return BadInput(f"recipe {recipe.name} has no evaluation", expected="a recipe with the stage evaluate")
+
+
+def held_out_success(method: Method, rows: Sequence[Evaluation]) -> float | None:
+    """Success on held-out seeds, the mean over the tasks: with the bank where it was played in each of them, else
+    without; None where neither was."""
+    for condition in (WITH_BANK, WITHOUT_BANK):
+        won = [
+            [row.success for row in rows if (row.family, row.condition) == (family.name, condition)]
+            for family in method.families
+        ]
+        if all(won):
+            return sum(sum(each) / len(each) for each in won) / len(won)
+    return None
+
+
+def best_round(run: Recorded, method: Method) -> int | None:
+    """The round with the most success on held-out seeds by the record, of equals the later; None where none was
+    evaluated."""
+    success = {
+        number: held_out_success(method, rows_of(Evaluation, run.read(number, "evaluate", Evaluation)))
+        for number in run.rounds()
+        if run.is_complete(number, "evaluate")
+    }
+    known = {number: value for number, value in success.items() if value is not None}
+    return max(known, key=lambda number: (known[number], number), default=None)
 
 
 def _check_conditions(conditions: Sequence[str] | None) -> None:

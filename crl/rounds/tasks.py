@@ -55,7 +55,7 @@ def task_of(
     member: int = 0,
     stream: str = FREE,
 ) -> Task:
-    """The row of one episode to play. Its retrieval query is the task description: goal and first observation."""
+    """The row of one episode to play."""
     return Task(
         episode_id=episode_id,
         round=ctx.round,
@@ -66,9 +66,14 @@ def task_of(
         stream=stream,
         goal=start.goal,
         first_observation=start.observation,
-        query=f"{start.goal}\n{start.observation}",
+        query=query_of(start),
         task_digest=start.task_digest,
     )
+
+
+def query_of(start: Start) -> str:
+    """What an episode's experiences are searched by: the task description, goal and first observation."""
+    return f"{start.goal}\n{start.observation}"
 
 
 def _family_tasks(

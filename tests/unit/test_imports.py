@@ -35,7 +35,7 @@ FLOORS = (
     ("crl.rounds", "crl.recipes"),
     ("crl.audit",),
     ("crl.engine", "crl.report", "crl.preflight"),
-    ("crl.transfer", "crl.trackers", "crl.validation", "guests"),
+    ("crl.transfer", "crl.trackers", "crl.validation", "crl.serve", "guests"),
     ("crl.lab",),
     ("crl.cli", "crl.api", "crl"),
     ("crl.__main__",),
@@ -43,7 +43,7 @@ FLOORS = (
     ("flows",),
 )
 # Who imports a room of its own floor: the vocabulary is built in this order, programs are played through the gateway,
-# the runs of a study are tracked, and `crl.open` opens the interface.
+# the runs of a study are tracked, an agent leaves with its bank, and `crl.open` opens the interface.
 NEIGHBORS = {
     "crl.paths": {"crl.errors"},
     "crl.config": {"crl.errors", "crl.paths", "crl.records"},
@@ -52,6 +52,7 @@ NEIGHBORS = {
     "crl.faults": {"crl.errors", "crl.protocols", "crl.text"},
     "crl.rollout": {"crl.gateway"},
     "crl.recipes": {"crl.rounds"},
+    "crl.serve": {"crl.transfer"},
     "crl": {"crl.api"},
 }
 # The top room may use everything below, and only these use it. Guests are imported by nobody but the laboratory: they

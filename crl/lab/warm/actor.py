@@ -20,6 +20,7 @@ from crl.protocols import Chat
 from crl.records import Episode, Generation, Task
 from crl.rollout.play import EpisodeSlot
 from crl.rounds.demonstrations import ScriptedRole, play_script, records_without, slot_with
+from crl.rounds.tasks import query_of
 from crl.run.seeds import seed_for
 
 FAMILY = "practice"
@@ -44,7 +45,7 @@ def practice_slots(
         task = Task(
             episode_id=f"{part}-{seed:07d}", round=0, family=FAMILY, group=seed, member=0, environment_seed=seed,
             stream="free", goal=start.goal, first_observation=start.observation,
-            query=f"{start.goal}\n{start.observation}",
+            query=query_of(start),
         )  # fmt: skip
         slots.append(slot_with(task, hints(index), part))
     return slots
