@@ -21,7 +21,7 @@ from typing import Any, cast
 import typer
 from typer.main import get_command
 
-from crl.cli import approve, bank, checks, compare, doctor, env, evaluate, fork, init, sql, stage, status, train
+from crl.cli import approve, bank, checks, compare, doctor, env, evaluate, fork, init, serve, sql, stage, status, train
 from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import short
@@ -44,6 +44,7 @@ app.command("compare")(compare.compare)
 app.command("approve")(approve.approve)
 app.command("evaluate")(evaluate.evaluate)
 app.command("table")(evaluate.table)
+app.command("serve")(serve.serve)
 app.command("status")(status.status)
 app.command("verify")(status.verify)
 app.command("mend")(status.mend)

@@ -60,11 +60,13 @@ class ChatRequest:
     """Whether a stream ends with the counts of tokens."""
     stop: tuple[str, ...] = ()
     settings: Settings = Settings()
+    conversation: str = ""
+    """The one that it says it goes on with."""
 
 
 def read_request(body: bytes | bytearray, *, served: bool = False) -> ChatRequest:
-    """`served`: its settings of sampling count. Raises ApiError for what is no chat completion, or one that cannot be
-    answered."""
+    """`served`: its settings of sampling count, and which conversation it names. Raises ApiError for what is no chat
+    completion, or one that cannot be answered."""
     value = read_object(body)
     messages, model = value.get("messages"), value.get("model")
     if not isinstance(model, str) or not 0 < len(model) <= 200:
@@ -88,7 +90,7 @@ def read_request(body: bytes | bytearray, *, served: bool = False) -> ChatReques
     return ChatRequest(
         model, _messages(messages), tools, bool(value.get("stream")),
         isinstance(options, dict) and bool(options.get("include_usage")), tuple(stop),
-        _settings(value) if served else Settings(),
+        _settings(value) if served else Settings(), _named(value) if served else "",
     )  # fmt: skip
 
 
@@ -118,6 +120,13 @@ def _settings(value: Mapping[str, Any]) -> Settings:
         _number(value, "temperature", 0, 5), _number(value, "top_p", 0, 1),
         _whole(value, name, 1, 1 << 20), _whole(value, "seed", -_LARGEST_SEED, _LARGEST_SEED),
     )  # fmt: skip
+
+
+def _named(value: Mapping[str, Any]) -> str:
+    name = value.get("conversation_id") or ""
+    if name and not _is_text(name):
+        raise _bad("conversation_id is that of an earlier answer.", "conversation_id")
+    return str(name)
 
 
 def _number(value: Mapping[str, Any], name: str, least: float, most: float) -> float | None:

@@ -136,8 +136,10 @@ class Gateway:
                 Route(f"{start}/v1/{path}", endpoint, methods=[method])
                 for start in ("", "/{path}")
                 for path, endpoint, method in (
-                    ("chat/completions", self._chat, "POST"), ("models", self._models, "GET"),
-                    ("models/{name:path}", self._models, "GET"), ("{post}", self._post, "POST"),
+                    ("chat/completions", self._chat, "POST"),
+                    ("models", self._models, "GET"),
+                    ("models/{name:path}", self._models, "GET"),
+                    ("{post}", self._post, "POST"),
                 )
             ],
             exception_handlers={
