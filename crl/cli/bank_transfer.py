@@ -75,7 +75,7 @@ def import_bank(
     from crl.transfer.take import fitting, put
 
     families = parse_families(family or [])
-    gathered = _source(source, round)
+    gathered = opened_bank(source, round)
     method, opened = _target(target, runs, set or [])
     content = fitting(method, recipe_of(method), gathered, families)
     directory = opened()  # made only now, where it is not there
@@ -128,7 +128,8 @@ def _is_config(name: str) -> bool:
     return Path(name).suffix in (".yaml", ".yml")
 
 
-def _source(name: str, round_number: int | None) -> Gathered:
+def opened_bank(name: str, round_number: int | None) -> Gathered:
+    """The bank of a run after a round, or an exported one. Raises BadInput."""
     from crl.transfer.folder import is_export, read_folder
     from crl.transfer.gather import gather
 

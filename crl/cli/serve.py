@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crl.cli.bank_transfer import opened_bank
 from crl.cli.shared import say, shown
 from crl.errors import BadInput
 from crl.paths import short
@@ -90,6 +91,44 @@ def serve(
     say("ended")
 
 
+def serve_bank(
+    bank: Annotated[str, typer.Argument(metavar="RUN|DIR", help="A run, or a folder of `crl export`.")],
+    round: Annotated[int | None, typer.Option(min=0, help="For a run: the bank after this round.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Answer over HTTP on this port of loopback; default stdio.")
+    ] = None,
+) -> None:
+    """Offer a bank to other agents over MCP. Search, where an experience comes from, what came of its uses.
+
+    An agent starts this command itself and speaks with it over stdio; with --port it listens on loopback.
+    """
+    from crl.gateway.server import LOOPBACK
+    from crl.serve.bank_tools import BankTools, bank_server, embedder_of, run_http
+
+    opened = opened_bank(bank, round)
+    server = bank_server(BankTools(opened, lambda: embedder_of(opened, _query_instruction(bank))))
+    with ended_by_signal():
+        if port is None:
+            server.run("stdio")
+            return
+        try:
+            run_http(server, port, lambda address: say(f"MCP at {address}   (Ctrl-C ends it)"))
+        except OSError as error:
+            raise _taken(LOOPBACK, port, error) from None
+
+
+def _query_instruction(name: str) -> str | None:
+    """What precedes queries in the run whose bank it is; None: as the embedder's model has it."""
+    from crl.run.directory import RunDirectory
+    from crl.run.find import find_run
+
+    try:
+        use = RunDirectory.open(find_run(name)).method.recipe.embedder()
+    except BadInput:  # an exported bank
+        return None
+    return None if use is None else use.query_instruction
+
+
 def _listening(host: str, port: int) -> Gateway:
     """Raises BadInput where the address cannot be had."""
     from crl.gateway.server import Gateway
@@ -98,11 +137,15 @@ def _listening(host: str, port: int) -> Gateway:
     try:
         return Gateway(host=host, port=port, names=names)
     except OSError as error:
-        raise BadInput(
-            f"nothing can listen on {short(host)}, port {port}: {error.strerror or error}",
-            expected="an address of this machine, and a port that nobody has",
-            next_step="name another: --host, --port",
-        ) from None
+        raise _taken(host, port, error) from None
+
+
+def _taken(host: str, port: int, error: OSError) -> BadInput:
+    return BadInput(
+        f"nothing can listen on {short(host)}, port {port}: {error.strerror or error}",
+        expected="an address of this machine, and a port that nobody has",
+        next_step="name another: --port",
+    )
 
 
 @contextmanager

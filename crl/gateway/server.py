@@ -130,7 +130,7 @@ class Gateway:
         """`unix_socket`: where it listens besides, for clients without a network. `names`: others that this machine
         goes by. Raises OSError where the address cannot be had."""
         self._clients: dict[str, Client] = {}
-        self._names, self._loopback = {"localhost", host, *names}, is_loopback(host)
+        self._host, self._names, self._loopback = host, {"localhost", host, *names}, is_loopback(host)
         app = Starlette(
             routes=[
                 Route(f"{start}/v1/{path}", endpoint, methods=[method])
@@ -152,12 +152,11 @@ class Gateway:
                 ),
             },
         )
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        self._sockets = [_listening(family, address)]
+        self._sockets = [listening(host, port)]
         self.port: int = self._sockets[0].getsockname()[1]
         if unix_socket is not None:
             unix_socket.unlink(missing_ok=True)
-            self._sockets.append(_listening(socket.AF_UNIX, str(unix_socket)))
+            self._sockets.append(_bound(socket.AF_UNIX, str(unix_socket)))
             unix_socket.chmod(0o666)
         config = uvicorn.Config(
             app, log_level="critical", access_log=False, lifespan="off", ws="none", server_header=False,
@@ -201,7 +200,8 @@ class Gateway:
 
     def url(self, client: Client, port: int | None = None) -> str:
         """What a client's `base_url` is; `port`: of whatever leads to the Unix socket."""
-        return f"http://127.0.0.1:{port or self.port}/{client.path}/v1"
+        host, start = f"[{self._host}]" if ":" in self._host else self._host, client.path and f"/{client.path}"
+        return f"http://{host}:{port or self.port}{start}/v1"
 
     def _client(self, request: Request) -> Client:
         """Raises ApiError for a request of nobody's."""
@@ -365,8 +365,16 @@ def is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def _listening(family: socket.AddressFamily, address: Any) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that takes connections at an address; port 0: a free one. Raises OSError where that cannot be had."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return _bound(family, address)
+
+
+def _bound(family: socket.AddressFamily, address: Any) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
+    if family != socket.AF_UNIX:  # a server that has just ended leaves connections that wait
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.bind(address)
     made.listen(256)
     made.set_inheritable(False)

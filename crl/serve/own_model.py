@@ -216,9 +216,9 @@ class OwnModel:
 
 def own_model(agent: TrainedAgent, answering: Answering, rows: int | None = None) -> OwnModel:
     """The model of an agent, loaded here. Raises BadInput where a server has it."""
+    policy = agent.policy()  # torch comes now, with the environment that it reads once
     from crl.policies.language_model import LanguagePolicy
 
-    policy = agent.policy()
     if not isinstance(policy, LanguagePolicy):
         raise BadInput(
             f"the {agent.role} of {agent.path} is sampled by a server (engine: {agent.config.engine.kind})",
