@@ -8,7 +8,6 @@ words of users.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import threading
 from collections import OrderedDict
@@ -74,7 +73,7 @@ class Recording:
             raise _bad("id is that of a conversation, or of one of its answers.", "id")
         if success is not None and not isinstance(success, bool):
             raise _bad("success is true or false.", "success")
-        number = isinstance(reward, int | float) and not isinstance(reward, bool) and abs(reward) < math.inf
+        number = isinstance(reward, int | float) and not isinstance(reward, bool) and abs(reward) <= sys.float_info.max
         if reward is not None and not number:
             raise _bad("reward is a finite number.", "reward")
         if success is None and reward is None:
