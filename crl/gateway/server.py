@@ -219,7 +219,7 @@ class Gateway:
 
     def _is_here(self, host: str) -> bool:
         """Whether a Host may be this machine's. A page that rebinds a name has that name, and no address."""
-        name = host if host.endswith("]") else host.partition(":")[0]
+        name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
         if name in self._names:
             return True
         with contextlib.suppress(ValueError):

@@ -167,5 +167,3 @@ def answered(loop: Any, /, *messages: Any, **more: Any) -> Any:
     call = Call(request(*messages, **more))
     loop.submit(call)
     return call.result.exception(PATIENCE_SECONDS) or call.result.result()
-
-

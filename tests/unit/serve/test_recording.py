@@ -1,4 +1,4 @@
-"""Conversations that were served, in a file: read again as chats with their outcome, whatever happened to the server."""
+"""Conversations that were served, in a file: what is new with each answer, and outcomes, also after a restart."""
 
 from __future__ import annotations
 

@@ -60,7 +60,11 @@ def test_only_the_retrieval_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     with server(submit, monkeypatch) as address, behind(address.removesuffix("/v1")) as upstream:
         assert upstream.model == "org/exported"
         first = answered(upstream, *MARKED, seed=4, stop="END", tools=[TOOL])
-        after = (*MARKED, {**assistant("left"), "tool_calls": [WIRE]}, {"role": "tool", "tool_call_id": "1", "content": "3"})
+        after = (
+            *MARKED,
+            {**assistant("left"), "tool_calls": [WIRE]},
+            {"role": "tool", "tool_call_id": "1", "content": "3"},
+        )
         second = answered(upstream, *after, temperature=0, max_tokens=3, tools=[TOOL])
     one, two = (call.request for call in calls)
     assert [each.content for each in one.messages] == ["S.", "Goal\nAdvice: E1\nLook."]
@@ -127,6 +131,7 @@ def test_a_stream_that_breaks_off_is_no_answer(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", b"nonsense\r\n\r\n"])
 def test_an_address_without_such_a_server_is_refused_at_once(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
+
         def reply() -> None:
             connection, _ = listening.accept()
             with connection:
