@@ -11,7 +11,7 @@ from crl.gateway.messages import ApiError, ChatRequest
 from crl.protocols import ParsedTurn
 from crl.serve import answering as module
 from crl.serve.answering import Answering, Conversation
-from tests.unit.serve.agents import MARKED, FakeAgent, assistant, request
+from tests.unit.serve.calls import MARKED, FakeAgent, assistant, request
 
 
 def answer(made: Answering, asked: ChatRequest, text: str) -> Conversation:

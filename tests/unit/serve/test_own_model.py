@@ -14,7 +14,7 @@ from crl.protocols import ParsedTurn
 from crl.serve import own_model
 from crl.serve.answering import Answering
 from tests.processes import PATIENCE_SECONDS, wait_until
-from tests.unit.serve.agents import MARKED, FakeAgent, LetterPolicy, answered, assistant, request, running
+from tests.unit.serve.calls import MARKED, FakeAgent, LetterPolicy, answered, assistant, request, running
 
 OPENING = "[system:S.][user:Goal\nAdvice: E1\nLook.]"
 

@@ -15,7 +15,7 @@ from crl.run.journal import JsonLines
 from crl.serve import recording as module
 from crl.serve.answering import Answering
 from crl.serve.recording import FILE, Recording
-from tests.unit.serve.agents import MARKED, FakeAgent, assistant, request
+from tests.unit.serve.calls import MARKED, FakeAgent, assistant, request
 
 CALL = '{"arguments": {"a": 1}, "name": "go"}'
 CALLED = {"role": "assistant", "content": "", "tool_calls": [{"id": "call00000", "type": "function", "function": {

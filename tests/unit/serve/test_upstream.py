@@ -18,7 +18,7 @@ from crl.protocols import ParsedTurn, StopReason
 from crl.serve.answering import Answering
 from crl.serve.upstream import KEY, Upstream
 from tests.processes import PATIENCE_SECONDS, wait_until
-from tests.unit.serve.agents import MARKED, FakeAgent, answered, assistant, request
+from tests.unit.serve.calls import MARKED, FakeAgent, answered, assistant, request
 
 CALL = '{"arguments": {"a": "ü"}, "name": "go"}'
 WIRE = {"id": "1", "type": "function", "function": {"name": "go", "arguments": '{"a": "ü"}'}}
