@@ -78,9 +78,8 @@ def serve(
         answering = Answering(opened, bank=not no_bank, free_share=free_share, recording=recording)
         gateway = _listening(host, port)
         model = Upstream(vllm, answering) if vllm is not None else own_model(opened, answering, batch)
-        client = Client("", key or "", model.submit, answering.models, served=True, most_open=MOST_OPEN)
-        if recording is not None:
-            client.posts["feedback"] = recording.feedback
+        posts = {} if recording is None else {"feedback": recording.feedback}
+        client = Client("", key or "", model.submit, answering.models, served=True, posts=posts, most_open=MOST_OPEN)
         gateway.serve(client)
         with gateway:
             say(f"{opened.name}, round {opened.round}: {', '.join(answering.models)}")

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -154,7 +154,9 @@ class Answering:
         if self._recording is not None:
             start = len(messages) - 1 - len(new_messages(request.messages)) if goes_on else 0
             guidance = conversation.guidance
-            more = {"entry_ids": [entry.entry_id for entry in guidance.entries]} if guidance is not None else {}
+            more: dict[str, Any] = {}
+            if guidance is not None:
+                more["entry_ids"] = [entry.entry_id for entry in guidance.entries]
             if guidance is not None and not start:
                 more["experience"] = guidance.text
             new, guided = as_messages(messages)[start:], guidance is not None

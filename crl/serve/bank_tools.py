@@ -56,7 +56,7 @@ class BankTools:
         self._vectors_ND = vectors_of(table[EMBEDDING]) if len(table) else np.empty((0, 1), np.float32)
         names = [name for name in table.column_names if name != EMBEDDING]
         self._entries = table.select(names).to_pylist()
-        self._by_id = {entry["entry_id"]: entry for entry in self._entries}
+        self._by_id: dict[str, dict[str, Any]] = {entry["entry_id"]: entry for entry in self._entries}
         self._uses = bank.tables["uses"].to_pylist()
 
     @property

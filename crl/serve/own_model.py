@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from crl.config.roles import HistoryConfig, SamplingConfig, WindowHistory
 from crl.errors import BadInput
@@ -216,7 +216,7 @@ class OwnModel:
 
 def own_model(agent: TrainedAgent, answering: Answering, rows: int | None = None) -> OwnModel:
     """The model of an agent, loaded here. Raises BadInput where a server has it."""
-    policy = agent.policy()  # torch comes now, with the environment that it reads once
+    policy: Any = agent.policy()  # torch comes now, with the environment that it reads once
     from crl.policies.language_model import LanguagePolicy
 
     if not isinstance(policy, LanguagePolicy):
