@@ -70,6 +70,8 @@ class _Answered:
     by: int | None
     """The id that ended the answer; None: it was cut off."""
     calls: int
+    summary: bool = False
+    """Whether it is a summary of the conversation, which nobody but the model sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class Prompt:
     """The sequence that it begins with."""
     history: _History
     """Before `new`."""
+    before: _Answered | None = None
+    """The answer that it goes on from."""
 
     def free_prompt(self) -> list[int]:
         """Its ids without what `Conversations` shows besides."""
@@ -124,12 +128,32 @@ class Conversations:
             piece = self._chat.follow(new, ended=before.by is not None, by=before.by, calls=before.calls)
             history, ids = self._fitting(history, piece)
             continues = before.sequence if ids[: len(whole)] == whole else None
-            prompts.append(Prompt(request, side, ids, shown, new, continues, history))
+            prompts.append(Prompt(request, side, ids, shown, new, continues, history, before))
         if prompts:  # of equal answers that of a sequence which ends there
             return next((each for each in prompts if each.continues is not None), prompts[-1])
         ids = self._chat.conversation(shown, tools)
         opening = _Opening(ids, lambda: self._chat.conversation(with_text(messages, ""), tools) if self._shown else ids)
         return Prompt(request, side, ids, shown, messages, None, _History(opening, [], ()))
+
+    def asking(self, prompt: Prompt, text: str) -> Prompt | None:
+        """A prompt that asks for a summary in place of what is new in another one; None where there is nothing to sum
+        up: it begins, or goes on from a summary."""
+        before = prompt.before
+        if before is None or before.summary:
+            return None
+        new = (Message("user", text),)
+        piece = self._chat.follow(new, ended=before.by is not None, by=before.by, calls=before.calls)
+        return replace(prompt, token_ids=[*prompt.history.token_ids, *piece], new=new)
+
+    def summarized(self, asked: Prompt, sampled: Sampled) -> None:
+        """Take a summary: the call goes on from what the conversation began with, and from it."""
+        assert asked.before is not None
+        answered = self._take(asked, sampled)
+        (opening, _), (_, wrote) = asked.history.turns[0], answered.history.turns[-1]
+        history = _History(asked.history.opening, [], ((opening, wrote),))
+        messages = asked.request.messages
+        messages = messages[: len(messages) - len(new_messages(messages))]
+        self._keep(asked, messages, replace(answered, history=history, summary=True))
 
     def _stripped(self, history: _History, new: Sequence[Message]) -> _History:
         """A history as a prompt has it that goes on with these messages."""
@@ -154,16 +178,23 @@ class Conversations:
 
     def answered(self, prompt: Prompt, sampled: Sampled, turn: ParsedTurn) -> int:
         """Take an answer: the sequence that has it, which was continued, or is new."""
+        answered = self._take(prompt, sampled, len(turn.calls))
+        messages = (*prompt.request.messages, Message("assistant", turn.content, turn.calls))
+        self._keep(prompt, messages, answered)
+        return answered.sequence
+
+    def _take(self, prompt: Prompt, sampled: Sampled, calls: int = 0) -> _Answered:
+        """What was sampled, at the end of the sequence that it continues, or of a new one."""
         wrote, history = sampled.token_ids, prompt.history
         by = wrote[-1] if wrote and sampled.stop_reason is StopReason.end_of_turn else None
         index = len(self.sequences) if prompt.continues is None else prompt.continues
         self.sequences[index : index + 1] = [[*prompt.token_ids, *wrote]]
         asked = prompt.token_ids[len(history.token_ids) :]
-        history = replace(history, turns=(*history.turns, (asked, wrote)))
-        messages = (*prompt.request.messages, Message("assistant", turn.content, turn.calls))
-        found = _Answered(history, index, by, len(turn.calls))
-        self._answered.setdefault(key_of(messages, prompt.request.tools, side=prompt.side), []).append(found)
-        return index
+        return _Answered(replace(history, turns=(*history.turns, (asked, wrote))), index, by, calls)
+
+    def _keep(self, prompt: Prompt, messages: Sequence[Message], answered: _Answered) -> None:
+        key = key_of(messages, prompt.request.tools, side=prompt.side)
+        self._answered.setdefault(key, []).append(answered)
 
 
 def new_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -14,7 +14,7 @@ import secrets
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ from crl.text.outputs import fill
 MOST_CONVERSATIONS = 4096
 MOST_SIZE = 16 << 20
 """Characters and ids of all conversations that are held; each takes some ten bytes, an id up to fifty."""
+_KEY_SIZE = 300
 _LEAST_TOP_P = 1e-6
 
 
@@ -147,7 +148,7 @@ class Answering:
             keys = {conversation.last, conversation.opening}
             self._by_key |= dict.fromkeys(keys, conversation)
             conversation.keys |= keys
-            size = ids + sum(len(message.content) for message in messages)
+            size = ids + sum(len(message.content) for message in messages) + _KEY_SIZE * len(conversation.keys)
             self._size += size - conversation.size
             conversation.size = size
             self._forget()
@@ -162,6 +163,11 @@ class Answering:
             new, guided = as_messages(messages)[start:], guidance is not None
             self._recording.answered(conversation.name, conversation.family, guided, start, new, **more)
 
+    def summarize(self, conversation: Conversation, request: ChatRequest) -> str:
+        """What asks for a summary of a conversation; its goal is the query."""
+        text = self._agent.prompts(conversation.family)["actor"].summarize or ""
+        return fill(text, {"goal": _query(request.messages)})
+
     def _family(self, request: ChatRequest) -> str:
         family = self._families.get(request.model)
         if family is None:
@@ -170,9 +176,9 @@ class Answering:
 
     def _begun(self, family: str, messages: tuple[Message, ...], opening: str) -> Conversation:
         guidance = None
-        asked = first_of(messages, "user")
-        if self._bank and asked is not None and random.random() >= self._free_share:
-            guidance = self._agent.retrieve(family, messages[asked].content.replace(MARK, ""))
+        query = _query(messages)
+        if self._bank and query and random.random() >= self._free_share:
+            guidance = self._agent.retrieve(family, query)
         shown = ""
         if guidance is not None:
             shown = fill(self._agent.prompts(family)["actor"].experience, {"experience": guidance.text})
@@ -189,6 +195,11 @@ class Answering:
             for key in oldest.keys:
                 if self._by_key.get(key) is oldest:
                     del self._by_key[key]
+
+
+def _query(messages: Sequence[Message]) -> str:
+    at = first_of(messages, "user")
+    return "" if at is None else messages[at].content.replace(MARK, "")
 
 
 def _before(request: ChatRequest) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from crl.config.roles import HistoryConfig, SamplingConfig, WindowHistory
+from crl.config.roles import HistoryConfig, SamplingConfig, SummaryHistory, WindowHistory
 from crl.errors import BadInput
 from crl.gateway.conversations import Conversations, Prompt
 from crl.gateway.messages import Answer, ApiError
@@ -64,6 +64,8 @@ class _Work:
     conversation: Conversation
     prompt: Prompt
     sampling: SamplingConfig
+    summary: bool = False
+    """Whether the model sums up before it answers."""
     shown: ParsedTurn = _NOTHING
     next_at: float = 0.0
     """When more of it is shown."""
@@ -169,12 +171,27 @@ class OwnModel:
                 f"{len(prompt.token_ids)} tokens, and the answer needs one at least.",
                 code="context_length_exceeded", param="messages",
             )  # fmt: skip
+        if (asking := self._asking(conversation, prompt, sampling.max_new_tokens)) is not None:
+            return _Work(call, conversation, asking, sampling, summary=True)
         return _Work(call, conversation, prompt, sampling)
 
+    def _asking(self, conversation: Conversation, prompt: Prompt, new_tokens: int) -> Prompt | None:
+        """The prompt for a summary, where one is due before the answer (`crl.rollout.history`)."""
+        history, ids = self._history, conversation.ids
+        due = isinstance(history, SummaryHistory) and len(prompt.token_ids) + new_tokens > history.summarize.at
+        if not due or ids is None:
+            return None
+        asking = ids.asking(prompt, self._answering.summarize(conversation, prompt.request))
+        return asking if asking is not None and len(asking.token_ids) + new_tokens <= self._policy.context else None
+
     def _finish(self, row: int, work: _Work, sampled: Sampled) -> None:
-        self._ids[row] = [*work.prompt.token_ids, *sampled.token_ids]
-        turn, ids = self._parsed(work, sampled.token_ids), work.conversation.ids
+        self._ids[row], ids = [*work.prompt.token_ids, *sampled.token_ids], work.conversation.ids
         assert ids is not None
+        if work.summary:
+            ids.summarized(work.prompt, sampled)
+            self._waiting.appendleft(work.call)
+            return
+        turn = self._parsed(work, sampled.token_ids)
         ids.answered(work.prompt, sampled, turn)
         answer = self._answer(work, turn, len(sampled.token_ids), sampled.stop_reason)
         self._answering.answered(work.conversation, work.call.request, turn, ids=sum(map(len, ids.sequences)))
@@ -184,7 +201,7 @@ class OwnModel:
         """Show what is known of answers that are streamed."""
         now = time.monotonic()
         for row, work in self._works.items():
-            if not work.call.request.stream or now < work.next_at:
+            if work.summary or not work.call.request.stream or now < work.next_at:
                 continue
             written = self._opened.written(row)
             turn = self._certain(work, self._parsed(work, written))

@@ -41,7 +41,7 @@ class FakeAgent:
 
     def prompts(self, family: str) -> dict[str, PromptConfig]:
         prompt = PromptConfig(system="", first="{observation}", following="{feedback}{observation}",
-                              experience="Advice: {experience}\n")  # fmt: skip
+                              experience="Advice: {experience}\n", summarize="Sum up {goal}.")  # fmt: skip
         return {"actor": prompt}
 
     def retrieve(self, family: str, query: str) -> Guidance | None:

@@ -118,6 +118,6 @@ def test_what_was_used_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch)
     assert on(0) is begun[0]
     answer(made, request("3"), "left")
     assert on(0) is begun[0] and on(2) is begun[2] and on(1) is not begun[1]
-    monkeypatch.setattr(module, "MOST_SIZE", 1_000)
-    answer(made, request("x" * 2_000), "left")
+    monkeypatch.setattr(module, "MOST_SIZE", 2_000)
+    answer(made, request("x" * 3_000), "left")
     assert (made._size, len(made._held), made._by_key) == (0, 0, {}), "one that is too large by itself is not held"

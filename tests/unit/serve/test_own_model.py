@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from crl.config.roles import WindowHistory
+from crl.config.roles import SummaryAt, SummaryHistory, WindowHistory
 from crl.gateway.messages import ApiError
 from crl.gateway.server import Call
 from crl.protocols import ParsedTurn
@@ -50,6 +50,23 @@ def test_the_history_rule_is_that_of_training() -> None:
     prompts = [prompt for _, prompt, _ in policy.prompts]
     assert prompts[2] == "[user:Opening]one\x00[user:B0]two\x00[user:B1]"
     assert prompts[3] == "[user:Opening]three\x00[user:B2]", "the opening and the last turn"
+
+
+def test_a_summary_stands_for_what_was_before_it_and_no_client_sees_it() -> None:
+    policy = LetterPolicy(lambda prompt: "Sum." if "Sum up" in prompt[-20:] else "left")
+    history = SummaryHistory(summarize=SummaryAt(at=80))
+    asked: list[Any] = ["Opening"]
+    with running(policy, Answering(FakeAgent(), bank=False), history=history) as model:
+        for number in range(3):
+            answer = answered(model, *asked)
+            assert answer.parsed.content == "left" and answer.number == number
+            asked += [assistant("left"), f"B{number} " + "x" * 10]
+        again = answered(model, *asked[:-2])
+    prompts = [prompt for _, prompt, _ in policy.prompts]
+    whole = f"[user:Opening]left\x00[user:B0 {'x' * 10}]left\x00"
+    assert prompts[2] == f"{whole}[user:Sum up Opening.]"
+    assert prompts[3] == f"[user:Opening]Sum.\x00[user:B1 {'x' * 10}]"
+    assert prompts[4:] == prompts[3:4] and again.parsed.content == "left", "asked again, it sums up no more"
 
 
 def test_calls_are_sampled_side_by_side_with_settings_of_their_own() -> None:
