@@ -33,7 +33,7 @@ from crl.config import (
     SamplingConfig,
 )
 from crl.config.roles import HistoryConfig, SummaryAt, SummaryHistory, WindowHistory
-from crl.credit.samples import grpo_sample, shared
+from crl.credit.samples import grpo_sample, weighed
 from crl.envs.frozenlake import FrozenLakeConfig
 from crl.envs.game import Game, Move
 from crl.learn.batches import cut, tree_of
@@ -124,9 +124,9 @@ def played(chat: Chat, history: HistoryConfig, games: int) -> list[PlayedEpisode
 def samples_of(episodes: Sequence[PlayedEpisode]) -> list[Sample]:
     """Every sequence of the episodes, with an advantage."""
     return [
-        grpo_sample(record, "actor", 1.0, 1.0 if index % 2 else -1.0, share, round=1)
+        grpo_sample(record, "actor", 1.0, 1.0 if index % 2 else -1.0, weight, round=1)
         for index, episode in enumerate(episodes)
-        for record, share in shared(episode.generations, ActorObjective().aggregation)
+        for record, weight in weighed([(episode.generations, 1.0)], ActorObjective())[0]
     ]
 
 

@@ -572,9 +572,21 @@ class Embedder(TextVectors, Protocol):
 class Trainer(Protocol):
     """A role's weights under the update engine."""
 
-    def update(self, samples: Sequence[Any], objectives: Any, *, stale: Set[str] = frozenset()) -> dict[str, float]:
+    def proximal(self, samples: Sequence[Any], objectives: Any) -> dict[str, Any]:
+        """What the first of several steps begins with, by sample id, where an objective goes by that; every rank calls
+        it with the same rows of one step."""
+
+    def update(
+        self,
+        samples: Sequence[Any],
+        objectives: Any,
+        *,
+        stale: Set[str] = frozenset(),
+        proximal: Mapping[str, Any] | None = None,
+    ) -> dict[str, float]:
         """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns metrics. `stale`
-        are ids of rows of the round that older weights wrote than the update begins with."""
+        are ids of rows of the round that older weights wrote than the update begins with; `proximal` is that of all
+        steps, where there are several."""
 
     def save(self, directory: Path) -> None:
         """Write weights and optimizer state; every rank calls it with the same directory."""

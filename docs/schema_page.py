@@ -31,7 +31,7 @@ Put together from these are
 | `bank` | the bank after every round, from `bank_changes` (below) |
 | `bank_text` | `bank`, with the `text` of each entry |
 | `bank_uses` | `bank_text` with, so far: `retrieved` (times the entry was chosen), `uses` and `mean_outcome` of its text, `guided_minus_free` (their mean, from `credits`) |
-| `bank_vectors` | the `embedding` of each text, by `content_digest`; not in a catalog |
+| `bank_vectors` | the `embedding` of each text, by `content_digest` |
 | `stages` | one per committed stage, from its manifest (below) |
 | `rounds` | one per round: `round`, `stages` (how many are complete), `complete` (their names) |
 | `sequences` | one per sequence of an episode: its tokens and turns (below) |

@@ -53,6 +53,7 @@ NOT_COMPARED = {
 RENAMED_SETTINGS = {
     "'ratio': 'sequence'": "'importance_sampling_level': 'sequence_product'",
     "'normalize': 'mean'": "'scale_rewards': 'none'",
+    "'aggregation': 'token_mean'": "'loss_type': 'grpo'", "'aggregation': 'token_sum'": "'loss_type': 'token_sum'",
     "'correction': {'kind': 'mask'}": "'importance_sampling_correction': {'mode': 'token_mask', 'clip_min': 0.5}",
     "objective.correction': {'kind': 'truncate'}":
         "objective.importance_sampling_correction': {'mode': 'token_truncate'}",
@@ -427,7 +428,7 @@ RUNS: dict[str, Golden] = {
         "stripped_contexts",
         settings={
             RECIPE + "actor_objective": {
-                "importance_sampling_level": "sequence_product", "aggregation": "token_sum", "scale_rewards": "none",
+                "importance_sampling_level": "sequence_product", "loss_type": "token_sum", "scale_rewards": "none",
                 "importance_sampling_correction": {"mode": "token_mask", "clip_min": 0.5},
             },
             RECIPE + "self_distillation": {"every": 2, "episodes": "beats_free", "weight": 0.5},

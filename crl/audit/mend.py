@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from crl.audit.again import remake
-from crl.audit.verify import Problem, Severity, verify
+from crl.audit.verify import Problem, damage
 from crl.errors import CrlError, RecordDamaged
 from crl.protocols import Services
 from crl.rounds.publish import import_again
@@ -36,11 +36,6 @@ class Mending:
     """Directories that hold the damaged files now."""
 
 
-def damages(run: RunDirectory) -> list[Problem]:
-    """What is damaged in the record."""
-    return [problem for problem in verify(run.path) if problem.severity is Severity.damaged]
-
-
 def may_follow(run: RunDirectory, recipe: Recipe, problem: Problem) -> bool:
     """Whether a damaged file belongs to what is a function of the rest of the record."""
     if problem.round is None or problem.stage is None:
@@ -51,8 +46,8 @@ def may_follow(run: RunDirectory, recipe: Recipe, problem: Problem) -> bool:
 def mend(
     run: RunDirectory, recipe: Recipe, services: Services, *, token: int, problems: Sequence[Problem] | None = None
 ) -> Mending:
-    """Put back what can be made again of the problems (by default :func:`damages`), the oldest first. Raises
-    StaleAttempt, DiskFull."""
+    """Put back what can be made again of the problems (by default all damage), the oldest first. Raises StaleAttempt,
+    DiskFull."""
 
     def place(problem: Problem) -> tuple[int, int, str, bool]:
         """Round, stage in the order of the round, and whether the stage made it: what it began with comes first."""
@@ -62,7 +57,7 @@ def mend(
         return problem.round, order, problem.stage, not problem.file.startswith(f"{IMPORTS}/")
 
     done = Mending()
-    problems = damages(run) if problems is None else problems
+    problems = damage(run.path) if problems is None else problems
     of_stages = [problem for problem in problems if problem.round is not None and problem.stage is not None]
     for _, listed in groupby(sorted(of_stages, key=lambda each: (place(each), each.file)), key=place):
         together = list(listed)

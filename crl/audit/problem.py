@@ -9,7 +9,7 @@ from pathlib import Path
 
 from crl.errors import RecordDamaged
 from crl.paths import quoted
-from crl.run.files import sha256_file
+from crl.run.files import EMPTY, OF_NOTHING, sha256_file
 from crl.run.journal import Committed
 from crl.run.lineage import Ancestor, Lineage
 from crl.run.manifest import Manifest, StageKey, key_of
@@ -54,7 +54,7 @@ class Problem:
 
     def __str__(self) -> str:
         note = "" if self.severity is Severity.damaged else f" ({self.severity})"
-        file, found = on_one_line(self.file), on_one_line(self.found)
+        file, found = on_one_line(self.file), on_one_line(self.found).replace(OF_NOTHING, EMPTY)
         return f"{file}{note}\n  expected {self.expected}\n  found    {found}\n  mend     {self.mend}"
 
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from crl.audit.problem import Record, on_one_line
-from crl.errors import RecordDamaged
-from crl.limits import is_count, parse_json, read_limited
+from crl.config.models import WAYS, Ways
+from crl.errors import RecordDamaged, RunDirectoryUnusable
+from crl.limits import is_count
 from crl.run import cache
 from crl.run.decisions import DECISIONS, decided_rounds, decision_path
 from crl.run.directory import is_round
+from crl.run.experiment_file import load
 from crl.run.journal import JOURNAL, Journal, JsonLines, stage_of
 from crl.run.lease import LEASE, LeaseFile
 from crl.run.logs import LOGS, NOTED, TRACKERS, Seen, differing
@@ -26,6 +29,7 @@ from crl.run.retention import CHECKPOINT
 
 _LISTS = {PRUNED: "sha256s", TRACKERS: "tracker"}
 """What each line of a list has, beside those of the journal."""
+_CHOOSE_AGAIN = "Put it back from a backup, or delete it: it is chosen again when the run goes on"
 
 
 def remarks(record: Record) -> list[str]:
@@ -119,25 +123,44 @@ def _swapped(run_path: Path) -> Iterator[str]:
 
 
 def _ways(record: Record) -> Iterator[str]:
-    """Files that say how a model is computed, and not what the newest stage noted that was computed so."""
-    noted: dict[tuple[str, str], tuple[Any, str]] = {}
+    """Files that say how a model is computed: damaged, unknown, or not what the newest stage noted."""
+    try:
+        _, method = load(record.run_path)
+    except (RecordDamaged, RunDirectoryUnusable):
+        return  # which roles share weights is not known
+    noted: dict[str, dict[str, tuple[Any, str]]] = {}
     for place, manifest in record.manifests.items():
-        if place not in record.stale and isinstance(found := manifest.provenance.get("ways"), dict):
-            for owner, ways in found.items():
-                for what, way in ways.items() if isinstance(ways, dict) else ():
-                    noted[owner, what] = way, key_of(*place)
-    told: dict[str, str] = {}
-    for (owner, what), (way, stage) in noted.items():
-        try:
-            written = parse_json(read_limited(record.run_path / "ways" / f"{owner}.json"))
-            now = written.get(what) if isinstance(written, dict) else None
-        except (OSError, ValueError) as error:
-            now = getattr(error, "strerror", None) or str(error)
-        if now != way:
-            told.setdefault(
-                owner, f"ways/{owner}.json: stage {stage} was computed with {what} {way}, and now it is: {now}"
+        ways = manifest.provenance.get(WAYS)
+        if place in record.stale or record.lineage.maker(*place) is not None or not isinstance(ways, dict):
+            continue
+        for role in ways.keys() & method.roles.keys():
+            for what, way in ways[role].items() if isinstance(ways[role], dict) else ():
+                noted.setdefault(method.owner(role), {})[what] = way, key_of(*place)
+    folder = record.run_path / WAYS
+    written = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
+    known = {f"{owner}.json": owner for owner in method.owners()}
+    for name in sorted(written | {f"{owner}.json" for owner in noted}):
+        file, owner = f"{WAYS}/{name}", known.get(name)
+        if owner is None:
+            yield f"{file} is unknown: the run has no weights of that name"
+            continue
+        was = noted.get(owner, {})
+        computed = "no stage says so yet"
+        if was:
+            newest = max(stage for _, stage in was.values())
+            computed = (
+                f"stage {newest} was computed with {', '.join(f'{what} {way}' for what, (way, _) in was.items())}"
             )
-    yield from told.values()
+        try:
+            now = asdict(Ways.read(folder / name))
+        except FileNotFoundError:
+            yield f"{file} is missing; {computed}. It is chosen again when the run goes on"
+        except (OSError, ValueError) as error:
+            found = getattr(error, "strerror", None) or str(error)
+            yield f"{file} is damaged: {found}; {computed}. {_CHOOSE_AGAIN}"
+        else:
+            if other := [f"{what} {now.get(what)}" for what, (way, _) in was.items() if now.get(what) != way]:
+                yield f"{file} says {', '.join(other)}; {computed}. {_CHOOSE_AGAIN}"
 
 
 def _rounds(run_path: Path) -> Iterator[str]:

@@ -65,13 +65,6 @@ def record_of(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_rec
     return Record(run_path, deep, manifests(run_path), pruned(run_path), commits, from_rows, lineage=lineage)
 
 
-def stage_problems(run_path: Path, round_number: int, stage: str) -> list[Problem]:
-    """What is wrong with the files of one stage. Raises RecordDamaged where its manifest cannot be read."""
-    key = round_number, stage
-    manifest = Manifest.load(run_path / "rounds" / key_of(*key))
-    return list(_stages(Record(run_path, True, {key: manifest}, pruned(run_path), {}, no_recipe)))
-
-
 def problems_in(record: Record) -> list[Problem]:
     """As :func:`verify`, of a record that was read."""
     return [*_recorded(record), *_derived(record), *_housekeeping(record)]
@@ -87,6 +80,15 @@ def _recorded(record: Record) -> list[Problem]:
     return [problem for problem in problems if problem in linked or problem.file not in elsewhere]
 
 
+def damage(run_path: Path, *, from_rows: FromRows = no_recipe, last: LastIntact | None = None) -> list[Problem]:
+    """What is damaged in the record itself. With `last`, a file that was intact then and did not change is not read
+    again (`intact.py`). Arguments and errors as for :func:`verify`."""
+    record = record_of(run_path, from_rows=from_rows)
+    if last is not None:
+        record.digest_of = last.sha256
+    return [problem for problem in _recorded(record) if problem.severity is Severity.damaged]
+
+
 def require_intact(
     run_path: Path, *, from_rows: FromRows = no_recipe, changed: bool = False, until: int | None = None
 ) -> None:
@@ -95,11 +97,8 @@ def require_intact(
 
     With `changed`, a file that is as it was when this last found it intact is not read again (`intact.py`).
     """
-    record = record_of(run_path, from_rows=from_rows)
-    last = LastIntact(record.run_path) if changed else None
-    if last is not None:
-        record.digest_of = last.sha256
-    problems = [problem for problem in _recorded(record) if problem.severity is Severity.damaged]
+    last = LastIntact(Path(run_path)) if changed else None
+    problems = damage(run_path, from_rows=from_rows, last=last)
     problems = [each for each in problems if until is None or each.round is None or each.round <= until]
     if not problems:
         if last is not None:

@@ -21,7 +21,23 @@ from typing import Any, cast
 import typer
 from typer.main import get_command
 
-from crl.cli import approve, bank, checks, compare, doctor, env, evaluate, fork, init, serve, sql, stage, status, train
+from crl.cli import (
+    approve,
+    bank,
+    checks,
+    compare,
+    doctor,
+    env,
+    evaluate,
+    export,
+    fork,
+    init,
+    serve,
+    sql,
+    stage,
+    status,
+    train,
+)
 from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import short
@@ -40,6 +56,7 @@ app.command("train")(train.train)
 app.command("warm-start")(train.warm_start)
 app.command("resume")(train.resume)
 app.command("fork")(fork.fork)
+app.command("export")(export.export)
 app.command("compare")(compare.compare)
 app.command("approve")(approve.approve)
 app.command("evaluate")(evaluate.evaluate)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,7 +13,8 @@ from crl.cli.shared import RunArgument, RunsOption, command, load, say, shown
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.find import find_run
-from crl.transfer import CARD, PROVENANCE, Format, file_of
+from crl.text.unicode import hidden_in
+from crl.transfer import CARD, PROVENANCE, SKILL_FORMAT, Format, file_of
 
 if TYPE_CHECKING:
     from crl.config import Method
@@ -28,7 +29,11 @@ def export_bank(
         int | None, typer.Option(min=0, help="The bank after this round; default the newest finished one.")
     ] = None,
     format: Annotated[
-        Format, typer.Option(help="parquet, jsonl, or huggingface: a dataset folder for `load_dataset`.")
+        Literal[Format, "skills"],
+        typer.Option(
+            help="parquet, jsonl; huggingface: a dataset folder for `load_dataset`; skills: a folder with a SKILL.md "
+            "per task family, for coding agents."
+        ),
     ] = "parquet",
     embeddings: Annotated[bool | None, typer.Option(help="Include the vectors; default yes, except for jsonl.")] = None,
 ) -> None:
@@ -36,9 +41,14 @@ def export_bank(
     from crl.transfer.folder import write_folder
     from crl.transfer.gather import TABLES, gather
 
-    vectors = format != "jsonl" if embeddings is None else embeddings
     if possible_path(to, "--to").exists():
         raise BadInput(f"{to} already exists", expected="a folder that does not exist yet")
+    if format == "skills":
+        if embeddings is not None:
+            raise BadInput("skills hold no vectors", expected="no --embeddings with --format skills")
+        _export_skills(gather(find_run(run), round, embeddings=False), to)
+        return
+    vectors = format != "jsonl" if embeddings is None else embeddings
     provenance = write_folder(gather(find_run(run), round, embeddings=vectors), to, format)
     say(
         f"{provenance['entries']} entries of {provenance['experiment']}, bank after round {provenance['round']}, "
@@ -54,10 +64,39 @@ def export_bank(
     say(f"to begin another experiment with it: crl bank import conf/NAME.yaml {shown(to)}")
 
 
+def _export_skills(bank: Gathered, to: Path) -> None:
+    from crl.transfer.gather import ExportedEntry
+    from crl.transfer.skills import EPISODES, SKILL, write_skills
+
+    counts = write_skills(bank, to)
+    where = bank.provenance
+    say(f"{sum(counts.values())} entries of {where['experiment']}, bank after round {where['round']}")
+    for name, count in counts.items():
+        say(f"  {to / name / SKILL}: {count} experience{'s' if count != 1 else ''}, the best first")
+    say(f"  {EPISODES} beside it: the episodes behind each")
+    rows = bank.tables[ExportedEntry.table].to_pylist()
+    _say_hidden({row["entry_id"]: found for row in rows if (found := hidden_in(row["text"]))})
+    say(f"a model wrote them: read them before an agent does. to begin with them: crl bank import conf/NAME.yaml "
+        f"{shown(to)}")  # fmt: skip
+
+
+def _say_hidden(hidden: Mapping[str, str]) -> None:
+    for entry_id, found in list(hidden.items())[:_MOST_NAMED]:
+        say(f"hidden characters in {entry_id}: {found}")
+    if len(hidden) > _MOST_NAMED:
+        say(f"and in {len(hidden) - _MOST_NAMED} more entries")
+    if hidden:
+        say("a model reads them, and people see none: every command shows them as \\u200b and the like")
+
+
 def import_bank(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A YAML file, or an experiment without a round 0.")],
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A folder that `crl bank export` wrote, or another run.")
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder that `crl bank export` or `crl export` wrote, skills (SKILL.md), or another run.",
+        ),
     ],
     round: Annotated[
         int | None, typer.Option(min=0, help="For a run: the bank after this round; default the newest finished one.")
@@ -75,28 +114,29 @@ def import_bank(
     from crl.transfer.take import fitting, put
 
     families = parse_families(family or [])
-    gathered = opened_bank(source, round)
     method, opened = _target(target, runs, set or [])
+    gathered = opened_bank(source, round, method)
     content = fitting(method, recipe_of(method), gathered, families)
     directory = opened()  # made only now, where it is not there
     taken = put(directory, content)
     where = gathered.provenance
     counts = ", ".join(f"{count} in family {name}" for name, count in sorted(taken.entries.items()))
-    say(
-        f"{directory.experiment_name} begins with {sum(taken.entries.values())} entries of {where['experiment']}, bank "
-        f"after round {where['round']}: {counts}"
+    untried = where["format"] == SKILL_FORMAT
+    of = (
+        f"the skills in {shown(Path(source))}"
+        if untried
+        else f"{where['experiment']}, bank after round {where['round']}"
     )
+    say(f"{directory.experiment_name} begins with {sum(taken.entries.values())} entries of {of}: {counts}")
     if taken.repeated:
         say("it was already imported: nothing changed")
     for reason, count in sorted(taken.left_out.items()):
         say(f"left out: {count} ({_REASONS[reason]})")
-    for entry_id, found in list(taken.hidden.items())[:_MOST_NAMED]:
-        say(f"hidden characters in {entry_id}: {found}")
-    if len(taken.hidden) > _MOST_NAMED:
-        say(f"and in {len(taken.hidden) - _MOST_NAMED} more entries")
-    if taken.hidden:
-        say("a model reads them, and people see none: every command shows them as \\u200b and the like")
-    say("uses, outcomes and retrieval counts start at zero; those of the source are in `imported_entries`")
+    _say_hidden(taken.hidden)
+    where_else = (
+        "what a file says of them is in `crl bank why`" if untried else "those of the source are in `imported_entries`"
+    )
+    say(f"uses, outcomes and retrieval counts start at zero; {where_else}")
     again = f"crl resume {shown(directory.path)} --rounds 3"
     if _is_config(target):
         again = command("crl", "train", target, options={"--runs": runs, "--set": set})
@@ -128,23 +168,31 @@ def _is_config(name: str) -> bool:
     return Path(name).suffix in (".yaml", ".yml")
 
 
-def opened_bank(name: str, round_number: int | None) -> Gathered:
-    """The bank of a run after a round, or an exported one. Raises BadInput."""
+def opened_bank(name: str, round_number: int | None, method: Method | None = None) -> Gathered:
+    """The bank of a run after a round, or an exported one; for a method also one of skills. Raises BadInput."""
     from crl.transfer.folder import is_export, read_folder
     from crl.transfer.gather import gather
+    from crl.transfer.skills import is_skills, read_skills
 
-    if not is_export(possible_path(name, "the bank")):
+    path = possible_path(name, "the bank")
+    if not is_export(path) and is_export(path / "bank"):  # of an agent that `crl export` wrote
+        path = path / "bank"
+    if method is not None and not is_export(path) and is_skills(path):
+        if round_number is not None:
+            raise BadInput(f"--round {round_number}: {name} holds skills", expected="no --round with skills")
+        return read_skills(path, method.recipe.bank_use().max_characters)
+    if not is_export(path):
         try:
             run = find_run(name)
         except BadInput as error:
             raise BadInput(
                 f"there is no run and no exported bank {name!r}",
-                expected=f"a folder that `crl bank export` wrote, {error.expected}",
+                expected=f"a folder of `crl bank export` or `crl export`, one with skills (SKILL.md), {error.expected}",
                 where=error.where,
                 next_step=f"{error.next_step}; `crl bank export RUN --to FOLDER` writes an exported bank",
             ) from None
         return gather(run, round_number)
-    found = read_folder(Path(name))
+    found = read_folder(path)
     if round_number is not None and round_number != found.provenance["round"]:
         raise BadInput(
             f"--round {round_number}: {name} holds the bank after round {found.provenance['round']}",

@@ -117,15 +117,18 @@ def serve_bank(
 
 
 def _query_instruction(name: str) -> str | None:
-    """What precedes queries in the run whose bank it is; None: as the embedder's model has it."""
+    """What precedes queries in the run, or the exported agent, whose bank it is; None: as the embedder's model has it."""
     from crl.run.directory import RunDirectory
     from crl.run.find import find_run
+    from crl.serve.source import open_agent
 
-    try:
+    with suppress(BadInput):
         use = RunDirectory.open(find_run(name)).method.recipe.embedder()
-    except BadInput:  # an exported bank
-        return None
-    return None if use is None else use.query_instruction
+        return None if use is None else use.query_instruction
+    with suppress(BadInput):  # a bank without its agent says nothing of queries
+        retrieval = open_agent(name).retrieval
+        return None if retrieval is None else retrieval.query_instruction
+    return None
 
 
 def _listening(host: str, port: int) -> Gateway:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import count, islice
+from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from crl.report.terminal import Listing
 
 _MOST_ROWS = 10_000
-"""Of a table: its columns are as wide as the longest cell, so all of it is held."""
+_MOST_CHARACTERS = 5_000_000
+"""Of a table: its columns are as wide as the longest cell, so all of it is held, blanks too."""
 _MOST_SECONDS = 1_000_000
 _MOST_GIGABYTES = 100_000
 """More than any query; neither a timer nor the system takes a number without end."""
@@ -62,12 +63,10 @@ def sql(
         if format != "table":
             print_rows(names if format == "csv" else _distinct(names), rows, format)
             return
-        first = list(islice(rows, _MOST_ROWS + 1))
-    print_listing(_listing(names, first[:_MOST_ROWS]), paged=True)
-    if len(first) > _MOST_ROWS:
-        say(f"the first {_MOST_ROWS:,} rows; --format csv or json writes all")
-    else:
-        say(f"{len(first)} row{'' if len(first) == 1 else 's'}")
+        first, more = _first(rows)
+    print_listing(_listing(names, first), paged=True)
+    told = f"{len(first):,} row{'' if len(first) == 1 else 's'}"
+    say(f"the first {told}; --format csv or json writes all" if more else told)
 
 
 def catalog(run: RunArgument) -> None:
@@ -103,6 +102,21 @@ def _distinct(names: list[str]) -> list[str]:
         numbered = (f"{name}_{number}" for number in count(1))
         found.append(name if name not in found else next(each for each in numbered if each not in {*names, *found}))
     return found
+
+
+def _first(rows: Iterable[Sequence[Any]]) -> tuple[list[Sequence[Any]], bool]:
+    """The rows that a table holds, at least one, and whether there are more."""
+    first: list[Sequence[Any]] = []
+    widths: list[int] = []
+    height = 0
+    for row in rows:
+        cells = [plain_cell(value).split("\n") for value in row]
+        widths = [max(wide, *map(len, lines)) for wide, lines in zip(widths or [0] * len(cells), cells, strict=True)]
+        height += max(map(len, cells))
+        if len(first) == _MOST_ROWS or (first and height * sum(widths) > _MOST_CHARACTERS):
+            return first, True
+        first.append(row)
+    return first, False
 
 
 def _listing(names: list[str], rows: Sequence[Sequence[Any]]) -> Listing:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -135,17 +136,16 @@ def mend(
 
     Covers the bank, its texts and vectors, plans, credit, and everything derived. Exit code 4 if one is left.
     """
-    from crl.audit.mend import damages, may_follow
+    from crl.audit.mend import may_follow
     from crl.audit.mend import mend as mend_record
     from crl.audit.problem import on_one_line
-    from crl.audit.verify import Severity, verify
-    from crl.config import Runtime
+    from crl.audit.verify import Severity, damage, verify
     from crl.engine.services import services_here
     from crl.report.views import write_catalog
     from crl.rounds.recipe import recipe_in
     from crl.run.directory import RunDirectory
     from crl.run.evaluations import EVALUATIONS
-    from crl.run.lease import Lease
+    from crl.run.lease import refuse_held
 
     path = find_run(run)
     directory = RunDirectory.open(path)
@@ -153,16 +153,17 @@ def mend(
     if without is not None:
         _go_on_without(directory, recipe, without, yes=yes)
         return
-    # Lost vectors are embedded in this process.
-    with services_here(directory) as services, Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
-        problems = damages(directory)
-        if planned := [problem.file for problem in problems if may_follow(directory, recipe, problem)]:
-            say(f"This makes {_files(len(planned))} again, from the rest of the record. No round is taken back:")
-            for file in planned:
-                say(f"  {on_one_line(file)}")
-            say(f"The damaged ones move to {shown(path / 'damaged')}.")
-            agree("Make them again?", yes=yes, again=f"crl mend {shown(path)}")
-        done = mend_record(directory, recipe, services, token=lease.token, problems=problems)
+    refuse_held(path)
+    problems = damage(path)
+    if planned := [problem.file for problem in problems if may_follow(directory, recipe, problem)]:
+        say(f"This makes {_files(len(planned))} again, from the rest of the record. No round is taken back:")
+        for file in planned:
+            say(f"  {on_one_line(file)}")
+        say(f"The damaged ones move to {shown(path / 'damaged')}.")
+        agree("Make them again?", yes=yes, again=f"crl mend {shown(path)}")
+    # Lost vectors are embedded in this process. Where nothing can be made again, nothing is written.
+    with services_here(directory) as services, _owned(path) if planned else nullcontext(0) as token:
+        done = mend_record(directory, recipe, services, token=token, problems=problems)
     for name in done.mended:
         say(f"mended {name}")
     if done.kept:
@@ -193,17 +194,18 @@ def _files(number: int) -> str:
 
 def _go_on_without(directory: RunDirectory, recipe: Recipe, file: str, *, yes: bool) -> None:
     from crl.audit.without import lacked, leave_out
-    from crl.config import Runtime
-    from crl.run.lease import Lease
+    from crl.run.lease import refuse_held
 
     path = directory.path
-    with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
-        entry = lacked(directory, recipe, file)
-        say(f"The run goes on without {entry.location}. No later round reads it.")
-        say(f"What is left of it moves to {shown(path / 'damaged')}.")
-        say(f"What shows round {entry.round} lacks it, until it is back from a backup.")
-        agree("Go on without it?", yes=yes, again=f"crl mend {shown(path)} --without {quoted(file)}")
-        leave_out(directory, entry, token=lease.token)
+    refuse_held(path)
+    entry = lacked(directory, recipe, file)
+    say(f"The run goes on without {entry.location}. No later round reads it.")
+    say(f"What is left of it moves to {shown(path / 'damaged')}.")
+    say(f"What shows round {entry.round} lacks it, until it is back from a backup.")
+    agree("Go on without it?", yes=yes, again=f"crl mend {shown(path)} --without {quoted(file)}")
+    with _owned(path) as token:
+        _check_unchanged(lacked(directory, recipe, file) == entry, path)
+        leave_out(directory, entry, token=token)
     say(f"left out {entry.location}; crl verify {shown(path)} says so from now on")
 
 
@@ -218,12 +220,13 @@ def redo(
 
     Says first what goes, how long it took, and which ways cost less.
     """
+    from crl.audit.intact import LastIntact
     from crl.audit.redo import planned, set_aside
-    from crl.config import Runtime
+    from crl.audit.verify import damage
     from crl.rounds.recipe import recipe_in
     from crl.run.decisions import decision_path, withdraw_decision
     from crl.run.directory import RunDirectory
-    from crl.run.lease import Lease
+    from crl.run.lease import refuse_held
 
     path = find_run(run)
     number, stage = parse_stage_key(start)
@@ -236,23 +239,26 @@ def redo(
     def order(due: int) -> list[str]:
         return [each.name for each in recipe.stages_of(method, due)]
 
+    refuse_held(path)
+    plan = planned(path, number, stage, order)
+    # Whoever takes this stage back wants to be asked again.
+    asks = any(each.name == stage and each.waits_for is not None for each in recipe.stages_of(method, number))
+    decided = asks and decision_path(path, number).exists()
+    if not plan.stages and not decided:
+        say(f"nothing to set aside: {shown(path)} has no complete stage from round {number}, {stage} on")
+        return
+    for line in _what_goes(path, plan):
+        say(line)
+    if decided:
+        say(f"The decision about round {number} goes as well: crl approve asks again.")
+    problems = damage(path, from_rows=partial(recipe.from_rows, method), last=LastIntact(path))
+    for line in [*_what_stays(plan, problems), *_cheaper(directory, recipe, number, stage, problems)]:
+        say(line)
+    agree("Take them back?", yes=yes, again=f"crl redo {shown(path)} --from {quoted(start)}")
     withdrawn = None
-    with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
-        plan = planned(path, number, stage, order)
-        # Whoever takes this stage back wants to be asked again.
-        asks = any(each.name == stage and each.waits_for is not None for each in recipe.stages_of(method, number))
-        decided = asks and decision_path(path, number).exists()
-        if not plan.stages and not decided:
-            say(f"nothing to set aside: {shown(path)} has no complete stage from round {number}, {stage} on")
-            return
-        for line in _what_goes(path, plan):
-            say(line)
-        if decided:
-            say(f"The decision about round {number} goes as well: crl approve asks again.")
-        for line in _cheaper(directory, recipe, number, stage):
-            say(line)
-        agree("Take them back?", yes=yes, again=f"crl redo {shown(path)} --from {quoted(start)}")
-        moved = set_aside(path, number, stage, order, token=lease.token)
+    with _owned(path) as token:
+        _check_unchanged(planned(path, number, stage, order) == plan, path)
+        moved = set_aside(path, number, stage, order, token=token)
         if asks:
             withdrawn = withdraw_decision(path, number)
     if withdrawn is not None:
@@ -260,6 +266,24 @@ def redo(
     for place in moved:
         say(f"set aside {place[0]:04d}/{place[1]}")
     say(f"make them again: crl resume {shown(path)}")
+
+
+@contextlib.contextmanager
+def _owned(path: Path) -> Iterator[int]:
+    """The token of an attempt of this process: taken after the last question, so that a refusal changes no file."""
+    from crl.config import Runtime
+    from crl.run.lease import Lease
+
+    with Lease.acquire(path, seconds=Runtime().lease_seconds) as lease:
+        yield lease.token
+
+
+def _check_unchanged(unchanged: bool, path: Path) -> None:
+    """Raise BadInput where what was agreed to is not what would be done now."""
+    if not unchanged:
+        raise BadInput(
+            f"{shown(path)} has changed since it was shown; nothing was done", next_step="type the command again"
+        )
 
 
 def _what_goes(path: Path, plan: Plan) -> list[str]:
@@ -281,21 +305,30 @@ def _what_goes(path: Path, plan: Plan) -> list[str]:
     return [*lines, f"They move to {shown(path / 'damaged')}; nothing is deleted, and `crl resume` makes them again."]
 
 
-def _cheaper(directory: RunDirectory, recipe: Recipe, number: int, stage: str) -> list[str]:
+def _what_stays(plan: Plan, problems: Sequence[Problem]) -> list[str]:
+    """Damage that taking these stages back does not mend."""
+    from crl.audit.problem import on_one_line
+
+    goes = {*plan.stages, *plan.gone}
+    stays = [each for each in problems if each.round is None or (each.round, each.stage) not in goes]
+    lines = [f"    {on_one_line(each.file)}   mend: {each.mend}" for each in stays[:_MOST_SHOWN]]
+    lines += [f"    and {len(stays) - _MOST_SHOWN} more"] if len(stays) > _MOST_SHOWN else []
+    return ["This damage stays, and the run does not go on until it is mended:", *lines] if stays else []
+
+
+def _cheaper(
+    directory: RunDirectory, recipe: Recipe, number: int, stage: str, problems: Sequence[Problem]
+) -> list[str]:
     """Ways that keep more of the run, the cheapest first."""
     from crl.audit.problem import on_one_line
-    from crl.audit.verify import require_intact, stage_problems
     from crl.audit.without import why_needed
     from crl.config import Experiment
     from crl.rounds.fork import check_fork
 
     path, lines = directory.path, list[str]()
     where = shown(path)
-    try:
-        problems = stage_problems(path, number, stage) if directory.is_complete(number, stage) else []
-    except RecordDamaged:
-        problems = []
-    files = [problem for problem in problems if re.fullmatch("[0-9a-f]{64}", problem.expected)]
+    here = [problem for problem in problems if (problem.round, problem.stage) == (number, stage)]
+    files = [problem for problem in here if re.fullmatch("[0-9a-f]{64}", problem.expected)]
     if files:
         lines.append("- put it back from a backup, then crl verify:")
         lines += [f"    {on_one_line(each.file)}   SHA-256 {each.expected}" for each in files]
@@ -303,10 +336,11 @@ def _cheaper(directory: RunDirectory, recipe: Recipe, number: int, stage: str) -
         lines.append("- go on without it, since no later round reads it:")
         lines += [f"    crl mend {where} --without {quoted(each.file)}" for each in files]
     for newest in range(number - 1, -1, -1):
+        if any(each.round is None or each.round <= newest for each in problems):
+            continue
         name = f"{path.absolute().name}-again"
         try:
             check_fork(directory, newest, Experiment(name=name, method=directory.method), path.absolute().parent)
-            require_intact(path, changed=True, until=newest)
         except CrlError:
             continue
         lines += [f"- leave this run as it is, and go on from round {newest} as another one:"]
@@ -315,6 +349,7 @@ def _cheaper(directory: RunDirectory, recipe: Recipe, number: int, stage: str) -
     return ["What costs less:", *lines] if lines else []
 
 
+_MOST_SHOWN = 5
 _STAGE = re.compile(r"[A-Za-z0-9][\w-]{0,99}", re.ASCII)
 """What the name of a stage looks like: it names a directory, and no other."""
 

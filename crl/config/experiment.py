@@ -85,7 +85,10 @@ class Runtime(Model):
         60, ge=2, le=3600, description="Seconds without a heartbeat after which an owner elsewhere counts as dead."
     )
     save_total_limit: int = Field(
-        2, ge=1, le=MOST_ROUNDS, description="Newest checkpoints kept per role; older ones are pruned."
+        2,
+        ge=1,
+        le=MOST_ROUNDS,
+        description="Newest checkpoints kept per role; older ones are pruned, but those of the best evaluated round.",
     )
     keep_every: int = Field(
         0, ge=0, le=MOST_ROUNDS, description="Also keep the checkpoint of every so many rounds; 0: none."

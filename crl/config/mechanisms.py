@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -120,11 +120,26 @@ class ActorCriticConfig(Model):
     max_new_tokens: int = Field(64, ge=1, le=8192, description="New tokens of the verdict.")
 
 
+class SelectShare(Model):
+    """A random share of the episodes of a round."""
+
+    share: float = Field(gt=0, lt=1, description="Share of the episodes, rounded up.")
+
+
+Selection = Literal["all", "contrast", "mixed"] | SelectShare
+
+
 class DistillConfig(Model):
     """What the extractor reads and writes."""
 
     episodes: Literal["guided", "all"] = Field(
         "all", description="Which episodes are distilled; a round in which nothing guided is distilled whole."
+    )
+    select: Selection = Field(
+        "all",
+        exclude_if=lambda value: value == "all",
+        description="Of these: all; contrast: one that was won and one that was lost of each group that has both; "
+        "mixed: all of the groups that have both; or a random {share: x}.",
     )
     format: Literal["json", "lines"] = Field("lines", description="json as the paper; lines for small models.")
     max_operations: int = Field(3, ge=1, le=16, description="Operations an output may hold.")
@@ -178,8 +193,8 @@ Correction = Annotated[
     ImportanceSamplingCorrection | None,
     Field(
         exclude_if=unset,
-        description="Correct for the mismatch of sampler and trainer, where optimizer.num_iterations is 1; null: "
-        "ratios are against the sampler's.",
+        description="Correct for the mismatch of sampler and trainer: ratios are then against the trainer's own "
+        "log-probabilities before the first step; null: against the sampler's.",
     ),
 ]
 
@@ -193,22 +208,88 @@ ScaleRewards = Annotated[
 ]
 
 
-class ActorObjective(Model):
+LossType = Annotated[
+    Literal["grpo", "dapo", "dr_grpo", "cispo", "token_sum"],
+    Field(
+        description="As in TRL. grpo: the mean over an episode's tokens, then over episodes; dapo: over all tokens of "
+        "a step's episodes; dr_grpo: the sum over an episode's tokens, divided by `max_completion_length`; cispo: as "
+        "dapo, but a bound holds the weight of a token's gradient and stops none; token_sum: the sum over an episode's "
+        "tokens."
+    ),
+]
+
+EpsilonHigh = Annotated[
+    float | None, Field(gt=0, le=1000, description="Upper bound of the ratio: 1 + epsilon_high; null: epsilon.")
+]
+
+Beta = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1000,
+        description="Coefficient of the divergence from the base model (low-variance estimator k3); 0: none, and no "
+        "base model is read in updates.",
+    ),
+]
+
+
+class PolicyObjective(Model):
+    """What a policy is trained by: GRPO, and what others have made of it."""
+
+    loss_type: LossType = "grpo"
+    epsilon: float = Field(
+        0.2, gt=0, le=1, description="ε of eq. 5: the lower bound of the ratio is 1 − epsilon. 1: there is none."
+    )
+    epsilon_high: EpsilonHigh = Field(None, exclude_if=unset)
+    importance_sampling_level: Literal["token", "sequence", "sequence_product"] = Field(
+        "token",
+        description="Ratio of each token, or of the whole sequence: the geometric mean of its tokens' ratios (GSPO), "
+        "or their product, as in the paper.",
+    )
+    beta: Beta = Field(0.0, exclude_if=off)
+    entropy_coef: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        exclude_if=off,
+        description="Coefficient of the mean entropy of a step's tokens, which is then maximized, too.",
+    )
+    scale_rewards: ScaleRewards = "group"
+    max_completion_length: int | None = Field(
+        None,
+        ge=1,
+        le=100_000_000,
+        exclude_if=unset,
+        description="Tokens that the model may write in an episode: what dr_grpo divides by, and where "
+        "`soft_punish_cache` punishes most.",
+    )
+    soft_punish_cache: int | None = Field(
+        None,
+        ge=1,
+        le=100_000_000,
+        exclude_if=unset,
+        description="DAPO's soft overlong punishment: over the last so many tokens before `max_completion_length` the "
+        "reward that advantages are made of falls by up to 1. The outcome stays what it is. null: none.",
+    )
+    importance_sampling_correction: Correction = None
+
+    @model_validator(mode="after")
+    def _lengths(self) -> Self:
+        longest, cache = self.max_completion_length, self.soft_punish_cache
+        needs = "loss_type: dr_grpo" if self.loss_type == "dr_grpo" else "soft_punish_cache" if cache else None
+        if needs and longest is None:
+            raise ValueError(f"{needs} needs max_completion_length: the tokens that an episode's outputs may have")
+        if longest is not None and not needs:
+            raise ValueError("max_completion_length has no effect without loss_type: dr_grpo or soft_punish_cache")
+        if longest is not None and cache is not None and cache > longest:
+            raise ValueError(f"soft_punish_cache ({cache}) is above max_completion_length ({longest})")
+        return self
+
+
+class ActorObjective(PolicyObjective):
     """Eq. 4 and 5."""
 
-    epsilon: float = Field(0.2, gt=0, lt=1, description="ε of eq. 5: the lower bound of the ratio is 1 − epsilon.")
-    epsilon_high: float | None = Field(
-        None, gt=0, le=1000, exclude_if=unset, description="Upper bound of the ratio: 1 + epsilon_high; null: epsilon."
-    )
-    importance_sampling_level: Literal["token", "sequence_product"] = Field(
-        "token",
-        description="Ratio of each token, or of the whole sequence: the product of its tokens' ratios, as in the paper "
-        "(TRL's `sequence` is their geometric mean).",
-    )
-    aggregation: Literal["token_mean", "token_sum"] = Field("token_mean", description="Over an episode's tokens.")
     advantage: Literal["subgroup", "pooled"] = Field("subgroup", description="Baseline inside subgroups, or pooled.")
-    scale_rewards: ScaleRewards = "group"
-    importance_sampling_correction: Correction = None
 
 
 if TYPE_CHECKING:
@@ -316,26 +397,15 @@ class WarmStartConfig(Model):
         return self
 
 
-class ClippedObjective(Model):
-    """GRPO with a lower and an upper bound of its own, and a penalty for leaving the base model."""
+class StreamObjective(PolicyObjective):
+    """The objective of recipes whose streams of episodes each have a baseline: ERL's settings."""
 
-    epsilon: float = Field(0.2, gt=0, lt=1, description="Lower bound of the ratio: 1 − epsilon.")
-    epsilon_high: float = Field(0.28, gt=0, le=1000, description="Upper bound of the ratio: 1 + epsilon_high.")
-    beta: float = Field(
-        0.001,
-        ge=0,
-        le=1000,
-        description="Coefficient of the divergence from the base model (low-variance estimator k3); 0: none, and no "
-        "base model is read in updates.",
-    )
-    aggregation: Literal["token_mean", "token_sum"] = Field(
-        "token_sum", description="Over the tokens of a rollout; over rollouts it is always the mean."
-    )
-    scale_rewards: ScaleRewards = "group"
+    loss_type: LossType = "token_sum"
+    epsilon_high: EpsilonHigh = 0.28
+    beta: Beta = 0.001
     singleton: Literal["reward", "zero"] = Field(
         "reward", description="Advantage of the only member of a group: its reward (mean 0, deviation 1), or 0."
     )
-    importance_sampling_correction: Correction = None
 
 
 class TrialConfig(Model):

@@ -17,9 +17,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from crl.errors import BadInput
+from crl.limits import parse_json, read_limited
 
 _NOT_PLAIN = {"softcap": "limited scores", "s_aux": "sinks", "position_bias": "biases by position"}
 """Arguments that change what attention computes, and are not followed here."""
@@ -28,6 +29,8 @@ Sampling = Literal["packed", "padded", "rows", "tokens", "reread"]
 (`padded`), or one of each row that reads many ids a pass or one; or whole for each token."""
 Update = Literal["packed", "padded", "rows"]
 """How samples are read: as one packed tree; by the model's own attention, together or one by one."""
+WAYS = "ways"
+"""The folder of a run that holds those of each set of weights, and their key in the provenance of a stage."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,17 @@ class Ways:
     update: Update = "packed"
     adapter: Mapping[str, Any] | None = None
     """What an adapter adapts, for people (`crl.learn.adapters.Adapted`); None: full weights are trained, or none."""
+
+    @classmethod
+    def read(cls, file: Path) -> Ways:
+        """Those that are written in a file. Raises OSError, ValueError."""
+        content = parse_json(read_limited(file))
+        if not isinstance(content, dict) or not {"sampling", "update"} <= content.keys() <= set(cls.__annotations__):
+            raise ValueError("it does not say what `sampling` and `update` are, or more than that")
+        ways = cls(**content)
+        if ways.sampling not in get_args(Sampling) or ways.update not in get_args(Update):
+            raise ValueError(f"there is no way {ways.sampling!r} or {ways.update!r}")
+        return ways
 
 
 def check_context(model_config: Any, name: str, context: int, role: str | None = None) -> None:

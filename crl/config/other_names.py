@@ -41,8 +41,6 @@ OTHER_NAMES: dict[str, Here] = {
     "generation_batch_size": Here(("method.families.0.groups", "method.rollout.group_size"), "episodes of a round"),
     "steps_per_generation": Here((_OPTIMIZER + "num_iterations",), "the samples of a round are one batch of the actor"),
     "max_completion_length": Here((_SAMPLING + "max_new_tokens",), "tokens of one turn, not of the episode"),
-    "loss_type": Here(("method.recipe.actor_objective.aggregation",), "token_mean is TRL's grpo"),
-    "beta": Here((), "objective.beta of the recipes erl, dreamgym and importance_replay; the others have no penalty"),
     "delta": Here((), "the clip has epsilon and epsilon_high; delta of the extractor's objective is that of eq. 7"),
     "use_vllm": Here(("method.roles.<role>.engine",), "engine: vllm"),
     "vllm_mode": Here(

@@ -132,8 +132,8 @@ class OptimizerConfig(Model):
         exclude_if=lambda value: value == 1,
         description="Times that a round's samples are trained on, one optimizer step per batch and pass; from the "
         "second step on GRPO's clip stops a token that has moved past it from where it was sampled, CISPO's bounds the "
-        "weight of its gradient, and next-token losses have none (above 1 an `importance_sampling_correction` is "
-        "refused: its ratios begin anew with every step).",
+        "weight of its gradient, and next-token losses have none (with an `importance_sampling_correction`: from where "
+        "it was before the first step).",
     )
     betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), description="AdamW's moment decay rates.")
     weight_decay: float = Field(0.0, ge=0, le=1, description="Decoupled weight decay.")

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from crl.config.mechanisms import ClippedObjective
+from crl.config.mechanisms import StreamObjective
 from crl.records import FREE, GUIDED
 
 SMALLEST_STD = 1e-6
@@ -70,7 +70,7 @@ def subgroup_advantages(
 
 
 def stream_advantages(
-    rewards_N: Sequence[float], groups_N: Sequence[Hashable], config: ClippedObjective
+    rewards_N: Sequence[float], groups_N: Sequence[Hashable], config: StreamObjective
 ) -> NDArray[np.float64]:
     """Advantages [N]: rewards less the mean of their group, divided by its population standard deviation where
     `scale_rewards` is `group`.

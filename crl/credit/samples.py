@@ -9,11 +9,11 @@ trained.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from crl.config import ActorObjective, ClippedObjective, ExtractorObjective
+from crl.config import ActorObjective, ExtractorObjective, StreamObjective
+from crl.config.mechanisms import PolicyObjective
 from crl.credit.advantages import stream_advantages, subgroup_advantages
 from crl.credit.buffer import reweight, ripe_items
 from crl.credit.uses import usable
@@ -76,19 +76,48 @@ def trained_of(records: Sequence[Generation]) -> list[Generation]:
     return [record for record in records if any(record.loss_mask)] or list(records[:1])
 
 
-def shared(
-    records: Sequence[Generation], aggregation: Literal["token_mean", "token_sum"]
-) -> list[tuple[Generation, float]]:
-    """The sequences of an episode that train (:func:`trained_of`), each with what its weight is of the episode's.
+def weighed(
+    rollouts: Sequence[tuple[Sequence[Generation], float]], config: PolicyObjective
+) -> list[list[tuple[Generation, float]]]:
+    """Of each rollout of a step (its sequences, its weight) the sequences that train (:func:`trained_of`), each with
+    its weight in the objective, which takes the mean over the tokens of a sequence with `grpo` and else their sum.
 
-    With `token_mean` an objective takes the mean over the tokens of a sequence, and the factor is the share of the
-    episode's trained tokens that are in it: the sum is the mean over all of them, with |y_k| of eq. 5. With
-    `token_sum` it is 1.
+    With `grpo` a sequence has the share of the weight that it has of the rollout's trained tokens: the sum is the mean
+    over all of them, with |y_k| of eq. 5. Else each has the weight times :func:`token_factor`.
     """
-    trained = trained_of(records)
-    counts = [sum(record.loss_mask) for record in trained]
-    by_share = aggregation == "token_mean" and any(counts)
-    return [(record, n / sum(counts) if by_share else 1.0) for record, n in zip(trained, counts, strict=True)]
+    trained = [trained_of(records) for records, _ in rollouts]
+    counts = [[sum(record.loss_mask) for record in records] for records in trained]
+    factor = token_factor(config, [weight for _, weight in rollouts], [sum(own) for own in counts])
+    found = []
+    for (_, weight), records, own in zip(rollouts, trained, counts, strict=True):
+        by_share = config.loss_type == "grpo" and any(own)
+        shares = [n / sum(own) if by_share else factor for n in own]
+        found.append([(record, weight * share) for record, share in zip(records, shares, strict=True)])
+    return found
+
+
+def token_factor(config: PolicyObjective, weights_N: Sequence[float], tokens_N: Sequence[float]) -> float:
+    """What the sum over a rollout's tokens is multiplied by, in a step of N rollouts.
+
+    `dr_grpo` divides by a constant length (arXiv 2503.20783). `dapo` and `cispo` take the mean over all tokens of the
+    step (arXiv 2503.14476, eq. 8): sum_k w_k sum_t l_kt / sum_k w_k |y_k|, times sum_k w_k, which is 1 where no stream
+    is empty. Rollouts without an advantage count. `token_sum` divides by nothing.
+    """
+    if config.loss_type == "dr_grpo":
+        assert config.max_completion_length is not None
+        return 1 / config.max_completion_length
+    tokens = sum(weight * n for weight, n in zip(weights_N, tokens_N, strict=True))
+    return sum(weights_N) / tokens if config.loss_type in ("dapo", "cispo") and tokens else 1.0
+
+
+def rewarded(reward: float, records: Iterable[Generation], config: PolicyObjective) -> float:
+    """The reward that a rollout is compared by: its own, less the soft overlong punishment (arXiv 2503.14476, eq. 13),
+    where there is one, of all tokens that the model wrote in it."""
+    longest, cache = config.max_completion_length, config.soft_punish_cache
+    if longest is None or cache is None:
+        return reward
+    over = sum(sum(record.loss_mask) for record in records) - (longest - cache)
+    return reward - min(1.0, max(0.0, over / cache))
 
 
 def sample_of(
@@ -132,7 +161,7 @@ def grpo_samples(
     role: str = "actor",
     streams: Sequence[str] = (GUIDED, FREE),
 ) -> list[Sample]:
-    """The samples of every usable episode, in the order of `episodes` (eq. 5), one per sequence (:func:`shared`).
+    """The samples of every usable episode, in the order of `episodes` (eq. 5), one per sequence (:func:`weighed`).
     `generations` is keyed by generation id; `streams` are those that a group of the recipe may have, each with a
     baseline of its own. An episode counts once, however many sequences it has.
 
@@ -140,14 +169,17 @@ def grpo_samples(
     not count among the groups that J is averaged over. Weight of an episode: 1/groups * 1/2 * 1/K_c (1/groups * 1/K
     pooled); its sequences share it.
     """
+    played = [episode for episode in episodes if usable(episode)]
+    where = f"samples of {role}, round {round}"
+    records = {episode.episode_id: records_of(episode, generations, where) for episode in played}
+    rewards = {episode.episode_id: rewarded(episode.reward, records[episode.episode_id], config) for episode in played}
     groups: dict[tuple[int, str, int], list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        if usable(episode):
-            groups[episode.round, episode.family, episode.group].append(episode)
+    for episode in played:
+        groups[episode.round, episode.family, episode.group].append(episode)
     scored: dict[str, tuple[float, float]] = {}
     for members in groups.values():
         advantages_G, weights_G = subgroup_advantages(
-            [episode.reward for episode in members],
+            [rewards[episode.episode_id] for episode in members],
             [episode.stream for episode in members],
             streams=streams,
             scale_rewards=config.scale_rewards,
@@ -156,16 +188,12 @@ def grpo_samples(
         )
         for episode, advantage, weight in zip(members, advantages_G, weights_G, strict=True):
             scored[episode.episode_id] = float(advantage), float(weight)
-    samples = []
-    for episode in episodes:
-        if episode.episode_id in scored:
-            advantage, weight = scored[episode.episode_id]
-            records = records_of(episode, generations, f"samples of {role}, round {round}")
-            samples += [
-                grpo_sample(record, role, episode.reward, advantage, weight * share, round=round)
-                for record, share in shared(records, config.aggregation)
-            ]
-    return samples
+    sequences = weighed([(records[each.episode_id], scored[each.episode_id][1]) for each in played], config)
+    return [
+        grpo_sample(record, role, rewards[each.episode_id], scored[each.episode_id][0], weight, round=round)
+        for each, trained in zip(played, sequences, strict=True)
+        for record, weight in trained
+    ]
 
 
 def output_reward(item: BufferItem) -> float:
@@ -261,15 +289,26 @@ class Rollout:
 
 
 def rollout_samples(
-    rollouts: Sequence[Rollout], objective: ClippedObjective, weight_of: Callable[[str], float], *, round: int
+    rollouts: Sequence[Rollout],
+    objective: StreamObjective,
+    weight_of: Callable[[str], float],
+    *,
+    round: int,
+    owner: Callable[[str], str] = str,
 ) -> list[Sample]:
-    """The GRPO samples of rollouts, one per sequence, in their order; `weight_of` is the weight of a rollout of a
-    role."""
-    advantages_N = stream_advantages([each.reward for each in rollouts], [each.group for each in rollouts], objective)
+    """The GRPO samples of rollouts, one per sequence, in their order; `weight_of` is the weight of a rollout of a role,
+    and `owner` names the weights that it trains: a step of their own."""
+    rewards = [rewarded(each.reward, each.records, objective) for each in rollouts]
+    advantages_N = stream_advantages(rewards, [each.group for each in rollouts], objective)
+    sequences: dict[int, list[tuple[Generation, float]]] = {}
+    for trained in dict.fromkeys(owner(each.role) for each in rollouts):
+        places = [place for place, each in enumerate(rollouts) if owner(each.role) == trained]
+        of_step = weighed([(rollouts[place].records, weight_of(rollouts[place].role)) for place in places], objective)
+        sequences |= zip(places, of_step, strict=True)
     return [
-        grpo_sample(record, each.role, each.reward, float(advantage), weight_of(each.role) * share, round=round)
-        for each, advantage in zip(rollouts, advantages_N, strict=True)
-        for record, share in shared(each.records, objective.aggregation)
+        grpo_sample(record, each.role, rewards[place], float(advantages_N[place]), weight, round=round)
+        for place, each in enumerate(rollouts)
+        for record, weight in sequences[place]
     ]
 
 

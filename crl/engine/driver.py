@@ -46,9 +46,10 @@ from crl.engine.pool import EnginePool
 from crl.engine.services import prepare_environment
 from crl.engine.supervisor import Cancelled, Engine
 from crl.engine.targets import remember_target, targets
-from crl.errors import CrlError, StageFailed
+from crl.errors import CrlError, RecordDamaged, StageFailed
 from crl.records import Weights
 from crl.rounds.approvals import PendingApproval, pending_approval
+from crl.rounds.evaluate import best_round, recorded_evaluations
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
@@ -254,9 +255,17 @@ class Driver:
             self.recipe.checkpoint_stages(),
             keep_last=max(self.runtime.save_total_limit, self.recipe.reach()),
             keep_every=self.runtime.keep_every,
+            keep=self._rounds_kept(),
             token=self.token,
         )
         self._emit(RoundDone(round_number, 0.0 if idle else time.monotonic() - started))
+
+    def _rounds_kept(self) -> set[int]:
+        """The best evaluated round, and those of which nobody can tell how good they are."""
+        evaluations = recorded_evaluations(self.run)
+        damaged = {number for number, rows in evaluations.items() if isinstance(rows, RecordDamaged)}
+        best = best_round(self.run.method, evaluations)
+        return damaged if best is None else damaged | {best}
 
     def run_round(self, round_number: int) -> None:
         """Every stage of a round in order."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import BadInput, DiskFull, RunDirectoryUnusable
-from crl.rounds.evaluate import Choice, Evaluated, best_round, chosen_method
+from crl.rounds.evaluate import Choice, Evaluated, best_round, chosen_method, recorded_evaluations
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe
 from crl.run.directory import RunDirectory
@@ -68,7 +68,7 @@ def evaluated_round(directory: RunDirectory, recipe: Recipe, number: int | None,
     Raises BadInput for a round that is not complete enough, or whose weights retention deleted.
     """
     if best:
-        number = best_round(directory, directory.method)
+        number = best_round(directory.method, recorded_evaluations(directory))
         if number is None:
             raise BadInput(
                 f"no round of {directory.path} was evaluated, so none is the best",
@@ -127,15 +127,12 @@ def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
 def _pruned(directory: RunDirectory, recipe: Recipe, number: int) -> bool:
     """Whether retention deleted the weights that the evaluation of a round needs."""
     from crl.records import Weights
-    from crl.rounds.weights import update_name
     from crl.run.pruned import pruned
 
     deleted = {entry.location for entry in pruned(directory.path)}
-    updates = {update_name(owner) for owner in directory.method.owners()}
     checkpoints = [
         row["checkpoint"]
         for number_read, stage in _reads(directory, recipe, number) or ()
-        if stage in updates
         for row in directory.read(number_read, stage, Weights).to_pylist()
     ]
     return any(path in deleted and not (directory.path / path).is_dir() for path in checkpoints)
@@ -151,7 +148,8 @@ def _require_weights(directory: RunDirectory, recipe: Recipe, number: int) -> No
         f"the weights of round {number} were deleted by retention",
         expected=f"one of the rounds {', '.join(left)}" if left else "a round whose weights were kept",
         where=str(directory.path),
-        next_step="runtime.keep_every and runtime.save_total_limit say which weights later rounds keep",
+        next_step="the best evaluated round keeps its weights; runtime.keep_every and runtime.save_total_limit say "
+        "which others do",
     )
 
 

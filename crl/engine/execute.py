@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from crl.config import Method
+from crl.config.models import WAYS
 from crl.engine.jobs import StageOutcome
 from crl.engine.parts import PartProgress
 from crl.errors import DataCheckFailed, EnvironmentBroken
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _NOTES = "notes"
 """Where the manifest of a part keeps what its stage wants in the manifest beside the digest."""
-_TEMPLATES, _WAYS = "chat_templates", "ways"
+_TEMPLATES = "chat_templates"
 """Where a manifest says which chat templates its stage sampled with."""
 _PACKAGES = ("torch", "transformers", "deepspeed", "peft", "trl", "numpy", "pyarrow")
 
@@ -253,7 +254,7 @@ def _context(
 
 def _note_models(context: StageContext, attempt: Attempt) -> None:
     """Note which chat templates the stage, or its part, sampled with, and in which ways models were computed."""
-    for name, found in {_TEMPLATES: attempt.chat_templates(), _WAYS: attempt.ways()}.items():
+    for name, found in {_TEMPLATES: attempt.chat_templates(), WAYS: attempt.ways()}.items():
         if found:
             context.provenance[name] = {**context.provenance.get(name, {}), **found}
 

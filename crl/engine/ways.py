@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from crl.config import Method
-from crl.config.models import Sampling, Update, Ways
+from crl.config.models import WAYS, Ways
 from crl.errors import RecordDamaged
-from crl.limits import parse_json, read_limited
 from crl.policies.verdicts import computed_here, kept_ways, use_of
 from crl.run.directory import RunDirectory
 from crl.run.files import canonical_json, write_once
-
-WAYS = "ways"
 
 
 def ways_of(run: RunDirectory) -> dict[str, Ways]:
@@ -50,11 +47,8 @@ def _file(folder: Path, owner: str) -> Path:
 
 def _read(file: Path) -> Ways:
     try:
-        ways = Ways(**parse_json(read_limited(file)))
-        if ways.sampling not in get_args(Sampling) or ways.update not in get_args(Update):
-            raise ValueError(f"there is no way {ways.sampling!r} or {ways.update!r}")
-        return ways
-    except (OSError, ValueError, TypeError) as error:
+        return Ways.read(file)
+    except (OSError, ValueError) as error:
         raise RecordDamaged(
             f"{WAYS}/{file.name} cannot be read: {error}",
             expected="how a model of the run is sampled from and updated",

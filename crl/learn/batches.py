@@ -137,6 +137,10 @@ class MicroBatch:
     vocabulary). None where no sample has any."""
     reference_BT: torch.Tensor | None = None
     """The base model's log-probabilities of the targets; None where the objective does not compare with it."""
+    proximal_BT: torch.Tensor | None = None
+    """Those of the trained model before the first of several steps; None where there is one, or no correction."""
+    entropy_BT: torch.Tensor | None = None
+    """Entropy of the distribution that each target was drawn from, in nats, with gradient; 0 outside the mask."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on a device."""

@@ -1,9 +1,10 @@
 """Sampler and trainer: two programs that compute one policy, and differ a little. How much, and what corrects it.
 
 Three policies meet in an update. The **sampler** drew the tokens; its log-probabilities were stored then
-(`behavior_BT`). The **proximal** policy is the trainer's own before the step: what the forward pass of the update
-computes, as every batch takes one step. The **current** policy is the one that is differentiated. All three are over
-the same ids, those that are tokens (`crl.config.vocabulary`): a ratio is that of one id's probability among them.
+(`behavior_BT`). The **proximal** policy is the trainer's own before the first step of the update: where it takes one
+step, what its forward pass computes; where it takes several, a pass of its own before them (`Trainer.proximal`). The
+**current** policy is the one that is differentiated. All three are over the same ids, those that are tokens
+(`crl.config.vocabulary`): a ratio is that of one id's probability among them.
 
 Without a correction the ratio of an objective is current / sampler, and the clip bounds drift and mismatch together.
 With one, the ratio is current / proximal, and each token's term of the objective is multiplied by a constant weight
@@ -13,9 +14,8 @@ made of w = proximal / sampler:
   RL Framework Secretly Brings You Off-Policy RL Training");
 - `token_mask`: w where clip_min <= w <= clip_max, else 0: IcePop (Ling Team 2025, arXiv 2510.18855).
 
-So the clip takes no gradient away for what is rounding. As a batch takes one step, current / proximal is 1 in it: no
-clip acts, and w holds all that is between the sampler and the step; for tokens of earlier rounds that is their age too.
-With `optimizer.num_iterations` above 1 nothing would then bound the move, so the config refuses the two together.
+So the clip takes no gradient away for what is rounding: it bounds how far the steps of this update move, and w holds
+all that is between the sampler and the first step; for tokens of earlier rounds that is their age too.
 """
 
 from __future__ import annotations
@@ -55,11 +55,13 @@ def corrected(
     behavior_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     config: ImportanceSamplingCorrection | None,
+    proximal_BT: torch.Tensor | None = None,
 ) -> Corrected:
-    """What an objective goes by: the sampler's log-probabilities, or the proximal ones and weights."""
+    """What an objective goes by: the sampler's log-probabilities, or the proximal ones (None: those of this pass) and
+    weights."""
     if config is None:
         return Corrected(behavior_BT, mask_BT)
-    proximal_BT = logprobs_BT.detach()
+    proximal_BT = logprobs_BT.detach() if proximal_BT is None else proximal_BT
     weight_BT = log_ratio(proximal_BT, behavior_BT, mask_BT).exp()
     low_BT, high_BT = weight_BT < (config.clip_min or 0.0), weight_BT > config.clip_max
     if config.mode == "token_truncate":

@@ -7,7 +7,10 @@ Every function takes tensors of one micro-batch, B samples of T target tokens:
   them just before an update makes every ratio 1, and nothing is ever clipped;
 - ``mask_BT``: 1 on tokens the model sampled, else 0;
 - ``advantages_BT``: the advantage of each token, today that of its sample; outside the mask of no account;
-- ``weights_B``: the sample's factor in the objective.
+- ``weights_B``: the sample's factor in the objective;
+- ``proximal_BT``: where an update of several steps has a correction, log-probabilities before the first (`mismatch`);
+- ``reference_BT``: the base model's, for an objective with `beta`;
+- ``entropy_BT``: entropies of the distributions that the tokens were drawn from, with gradient.
 
 Each returns the loss and its :class:`Statistics`. Losses of micro-batches **add up** to the loss of the batch: whatever
 an objective divides by is known before (a weight, or the `normalizer` passed in), so gradients do not depend on how
@@ -16,11 +19,12 @@ the batch was cut. All are sums over samples, in float32 or wider.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
-from crl.config import ActorObjective, ExtractorObjective
+from crl.config import ExtractorObjective
+from crl.config.mechanisms import PolicyObjective
 from crl.learn.batches import MicroBatch
 from crl.learn.mismatch import LARGEST_LOG_RATIO, Corrected, corrected, log_ratio
 
@@ -42,7 +46,9 @@ class Statistics:
     kl_sum: float = 0.0
     """Over them, the estimate of the divergence of trainer and sampler: `mismatch.mismatch`."""
     reference_sum: float = 0.0
-    """Over all tokens, the estimate of the divergence from the base model: `clipped.divergence`."""
+    """Over all tokens, the estimate of the divergence from the base model: :func:`divergence`."""
+    entropy_sum: float = 0.0
+    """Entropies of the distributions that the tokens were drawn from, in nats; the trainer adds them up."""
 
     def __add__(self, other: Statistics) -> Statistics:
         totals = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
@@ -78,39 +84,74 @@ def statistics_of(
         )
 
 
+def divergence(logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """k3 [B, T] of every token: r - 1 - log r with r = reference / policy; 0 outside the mask.
+
+    Its mean over tokens that the policy sampled estimates KL(policy || reference) without bias, and no term of it is
+    negative (Schulman 2020, "Approximating KL Divergence"): the low-variance estimator of the ERL paper. Its derivative
+    in log policy is 1 - r.
+    """
+    log_BT = log_ratio(reference_BT, logprobs_BT, mask_BT)
+    return log_BT.expm1() - log_BT
+
+
 def grpo_objective(
     logprobs_BT: torch.Tensor,
     behavior_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     advantages_BT: torch.Tensor,
     weights_B: torch.Tensor,
-    config: ActorObjective,
+    config: PolicyObjective,
+    *,
+    proximal_BT: torch.Tensor | None = None,
+    reference_BT: torch.Tensor | None = None,
+    entropy_BT: torch.Tensor | None = None,
+    normalizer: float = 1.0,
 ) -> tuple[torch.Tensor, Statistics]:
-    """Eq. 5: - sum_k w_k 1/|y_k| sum_t min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A).
+    """Eq. 5: - sum_k w_k agg_t [min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) - beta k3], and its relatives.
 
-    `importance_sampling_level: sequence_product` gives every token the ratio of its whole sequence, the product of the
-    token ratios (the paper's wording; with token_mean the sum over t is then L_clip once). `aggregation: token_sum`
-    leaves 1/|y_k| out. The weight w_k holds 1/2 1/K_c and the mean over groups. A token counts as clipped where the
-    bound takes its gradient away: a ratio above it with A > 0, below it with A < 0. With an
-    `importance_sampling_correction` the ratio is against another policy, and a token counts where its weight was
-    bounded (`mismatch`).
+    `agg` is the mean over the sample's tokens with `loss_type: grpo`, else the sum: what it is divided by is in the
+    weights (`crl.credit.samples.weighed`). The weight w_k holds 1/2 1/K_c and the mean over groups. With `cispo` the
+    term is sg(clip(rho, …)) A log pi: a bound stops no gradient (MiniMax-M1, arXiv 2506.13585, eq. 4).
+    `importance_sampling_level: sequence` gives every token the geometric mean of the ratios of its sequence (GSPO,
+    arXiv 2507.18071, eq. 7), `sequence_product` their product, the ratio of the whole sequence (the paper's wording).
+
+    `entropy_coef` adds its mean over all `normalizer` tokens of the batch, whatever the weights, as TRL does. A token
+    counts as clipped where the bound takes its gradient away: a ratio above it with A > 0, below it with A < 0; with
+    `cispo` where its ratio is outside. With an `importance_sampling_correction` the ratio is against another policy,
+    and a token counts where its weight was bounded (`mismatch`); the penalty has no such weight. Raises ValueError
+    where the settings need what nobody gave.
     """
-    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.importance_sampling_correction)
+    if (config.beta and reference_BT is None) or (config.entropy_coef and entropy_BT is None):
+        raise ValueError("the objective has a penalty or a bonus, and nobody gave the reference or the entropies")
+    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.importance_sampling_correction, proximal_BT)
     log_ratio_BT = log_ratio(logprobs_BT, by.old_BT, mask_BT)
-    if config.importance_sampling_level == "sequence_product":
+    if config.importance_sampling_level != "token":
         sequence_B1 = ((logprobs_BT - by.old_BT) * mask_BT).sum(1, keepdim=True)
+        if config.importance_sampling_level == "sequence":
+            sequence_B1 = sequence_B1 / mask_BT.sum(1, keepdim=True).clamp(min=1)
         log_ratio_BT = sequence_B1.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).expand_as(log_ratio_BT)
     ratio_BT = log_ratio_BT.exp()
     epsilon_high = config.epsilon if config.epsilon_high is None else config.epsilon_high
     clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + epsilon_high)
-    objective_BT = torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT) * by.factor_BT
-    objective_B = objective_BT.sum(1)
-    if config.aggregation == "token_mean":
-        objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
-    low_BT = (ratio_BT < 1 - config.epsilon) & (advantages_BT < 0)
-    high_BT = (ratio_BT > 1 + epsilon_high) & (advantages_BT > 0)
+    low_BT, high_BT = ratio_BT < 1 - config.epsilon, ratio_BT > 1 + epsilon_high
+    if config.loss_type == "cispo":
+        objective_BT = clipped_BT.detach() * advantages_BT * logprobs_BT * by.factor_BT
+    else:
+        objective_BT = torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT) * by.factor_BT
+        low_BT, high_BT = low_BT & (advantages_BT < 0), high_BT & (advantages_BT > 0)
     counted = statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT, low_BT, high_BT, by)
-    return -(weights_B * objective_B).sum(), counted
+    if reference_BT is not None:
+        penalty_BT = divergence(logprobs_BT, reference_BT, mask_BT)
+        objective_BT = objective_BT - config.beta * penalty_BT
+        counted = replace(counted, reference_sum=float(penalty_BT.detach().sum()))
+    objective_B = objective_BT.sum(1)
+    if config.loss_type == "grpo":
+        objective_B = objective_B / mask_BT.sum(1).clamp(min=1)
+    loss = -(weights_B * objective_B).sum()
+    if config.entropy_coef and entropy_BT is not None:
+        loss = loss - config.entropy_coef * (entropy_BT * mask_BT).sum() / normalizer
+    return loss, counted
 
 
 def cispo_objective(
@@ -122,6 +163,7 @@ def cispo_objective(
     config: ExtractorObjective,
     *,
     normalizer: float,
+    proximal_BT: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Statistics]:
     """Eq. 3: - 1/normalizer sum_i sum_t sg(clip(rho, 1 - epsilon, 1 + epsilon_high)) w_i A_i log pi(m_it).
 
@@ -130,7 +172,7 @@ def cispo_objective(
     value of this loss measures no progress. A token counts as clipped where its ratio is outside a bound; with an
     `importance_sampling_correction`, where its weight was bounded (`mismatch`).
     """
-    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.importance_sampling_correction)
+    by = corrected(logprobs_BT, behavior_BT, mask_BT, config.importance_sampling_correction, proximal_BT)
     clipped_BT = log_ratio(logprobs_BT.detach(), by.old_BT, mask_BT).exp()
     clipped_BT = clipped_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
     scale_BT = weights_B[:, None] * advantages_BT
@@ -153,16 +195,19 @@ def nll_objective(
 Term = tuple[torch.Tensor, Statistics]
 
 
-def grpo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ActorObjective, normalizer: float) -> Term:
-    """:func:`grpo_objective` of a micro-batch; its weights hold all that it divides by."""
+def grpo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: PolicyObjective, normalizer: float) -> Term:
+    """:func:`grpo_objective` of a micro-batch."""
     tensors = (batch.behavior_BT, batch.mask_BT, batch.advantages_BT, batch.weights_B)
-    return grpo_objective(logprobs_BT, *tensors, config)
+    return grpo_objective(
+        logprobs_BT, *tensors, config, proximal_BT=batch.proximal_BT, reference_BT=batch.reference_BT,
+        entropy_BT=batch.entropy_BT, normalizer=normalizer,
+    )  # fmt: skip
 
 
 def cispo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ExtractorObjective, normalizer: float) -> Term:
     """:func:`cispo_objective` of a micro-batch."""
     tensors = (batch.behavior_BT, batch.mask_BT, batch.advantages_BT, batch.weights_B)
-    return cispo_objective(logprobs_BT, *tensors, config, normalizer=normalizer)
+    return cispo_objective(logprobs_BT, *tensors, config, normalizer=normalizer, proximal_BT=batch.proximal_BT)
 
 
 def nll_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: None, normalizer: float) -> Term:

@@ -109,8 +109,9 @@ class ScoredModel(nn.Module):
         mask_BT: torch.Tensor,
         temperature_B: torch.Tensor,
         choices_NC: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Log-probabilities [B, T] (float32) of the targets where the mask is not 0; exactly 0 elsewhere.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities [B, T] (float32) of the targets where the mask is not 0, exactly 0 elsewhere; and the
+        entropies [B, T], in nats, of the distributions that they were drawn from.
 
         They are those of the distribution over the tokens of the vocabulary after dividing the logits by the
         temperature, as when sampling, so a ratio to the stored ones is that of two policies over the same ids; where a
@@ -130,11 +131,11 @@ class ScoredModel(nn.Module):
         with self._precision(input_ids_P.device), guard:
             logits_NV, _ = logits_at(self.model, positions_N, **inputs)
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
-        chosen_N: torch.Tensor = _Chosen.apply(  # type: ignore[no-untyped-call]
+        chosen_N, entropy_N = _Chosen.apply(  # type: ignore[no-untyped-call]
             self.absent, logits_NV, temperature_N, targets_BT[chosen_BT], choices_NC
         )
         empty_BT = torch.zeros(mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
-        return empty_BT.masked_scatter(chosen_BT, chosen_N)
+        return empty_BT.masked_scatter(chosen_BT, chosen_N), empty_BT.masked_scatter(chosen_BT, entropy_N)
 
     def train(self, mode: bool = True) -> ScoredModel:
         """Nothing changes, whatever the mode; see the class."""
@@ -190,7 +191,8 @@ def logprobs_of(scored: ScoredModel, rows: Sequence[Sequence[int]]) -> list[torc
     ]  # fmt: skip
     found: list[torch.Tensor] = []
     for part in [[sample] for sample in samples] if scored.way == "rows" else [samples]:
-        found += scored(*inputs_of(collate(part).to(scored.model.device))).unbind()
+        logprobs_BT, _ = scored(*inputs_of(collate(part).to(scored.model.device)))
+        found += logprobs_BT.unbind()
     return [each[: len(row) - 1] for each, row in zip(found, rows, strict=True)]
 
 
@@ -215,15 +217,19 @@ class _Chosen(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, absent: torch.Tensor | None, *inputs: Any) -> Any:
         ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
         ctx.absent = absent
-        return torch.cat([_chosen(absent, *part) for part in _parts(*inputs)])
+        chosen, entropies = zip(*(_chosen(absent, *part) for part in _parts(*inputs)), strict=True)
+        return torch.cat(chosen), torch.cat(entropies)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_N: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad_N: torch.Tensor | None, entropy_grad_N: torch.Tensor | None) -> Any:
         grad_NV = torch.empty_like(ctx.saved_tensors[0])
-        for logits_RV, *others, grad_R, out_RV in _parts(*ctx.saved_tensors, grad_N, grad_NV):
-            out_RV.copy_(_chosen_gradient(ctx.absent, grad_R, logits_RV, *others))
+        for logits_RV, *others, grad_R, entropy_grad_R, out_RV in _parts(
+            *ctx.saved_tensors, grad_N, entropy_grad_N, grad_NV
+        ):
+            out_RV.copy_(_chosen_gradient(ctx.absent, grad_R, entropy_grad_R, logits_RV, *others))
         return None, grad_NV, None, None, None
 
 
@@ -233,20 +239,30 @@ def _chosen(
     temperature_N: torch.Tensor,
     targets_N: torch.Tensor,
     choices_NC: torch.Tensor | None,
-) -> torch.Tensor:
-    """Log-probabilities [N] of the targets, one of each row; float32."""
+    *,
+    entropies: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities [N] of the targets, one of each row, and the entropies [N] of the rows; float32."""
     scaled_NV = hide(logits_NV.float() / temperature_N[:, None], absent)
-    return scaled_NV.gather(1, targets_N[:, None])[:, 0] - log_normalizer(scaled_NV, choices_NC)
+    normalizer_N = log_normalizer(scaled_NV, choices_NC)
+    chosen_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - normalizer_N
+    return chosen_N, entropy_of(scaled_NV, normalizer_N, choices_NC, absent) if entropies else None
 
 
 def _chosen_gradient(
-    absent: torch.Tensor | None, grad_N: torch.Tensor, logits_NV: torch.Tensor, *others: Any
+    absent: torch.Tensor | None,
+    grad_N: torch.Tensor | None,
+    entropy_grad_N: torch.Tensor | None,
+    logits_NV: torch.Tensor,
+    *others: Any,
 ) -> torch.Tensor:
-    """The gradient [N, V] of the logits, from that of :func:`_chosen`."""
+    """The gradient [N, V] of the logits, from those of :func:`_chosen`; None: of what nothing depends on."""
     with torch.enable_grad():
         logits_NV = logits_NV.detach().requires_grad_()
-        chosen_N = _chosen(absent, logits_NV, *others)
-    return torch.autograd.grad(chosen_N, logits_NV, grad_N)[0]
+        found = _chosen(absent, logits_NV, *others, entropies=entropy_grad_N is not None)
+    grads = (grad_N, entropy_grad_N)
+    given = [(out, grad) for out, grad in zip(found, grads, strict=True) if out is not None and grad is not None]
+    return torch.autograd.grad([out for out, _ in given], logits_NV, [grad for _, grad in given])[0]
 
 
 def _parts(*tensors: torch.Tensor | None) -> list[tuple[Any, ...]]:
@@ -272,6 +288,33 @@ def log_normalizer(logits_NV: torch.Tensor, choices_NC: torch.Tensor | None) -> 
     if not bool(free_N1.any()):
         return restricted_N
     return torch.where(free_N1[:, 0], logits_NV.logsumexp(1), restricted_N)
+
+
+def entropy_of(
+    logits_NV: torch.Tensor,
+    normalizer_N: torch.Tensor,
+    choices_NC: torch.Tensor | None,
+    absent: torch.Tensor | None,
+) -> torch.Tensor:
+    """Entropy [N], in nats, of each row's distribution over its choices (:func:`log_normalizer`): log Z - sum p z.
+
+    Without a gradient the logits of absent ids are overwritten: they must not be needed otherwise.
+    """
+    if choices_NC is not None:
+        padding_NC = choices_NC < 0
+        free_N1 = padding_NC.all(1, keepdim=True)
+        few_NC = logits_NV.gather(1, choices_NC.clamp(min=0)).masked_fill(padding_NC & ~free_N1, float("-inf"))
+        shares_NC = few_NC.softmax(1)
+        entropy_N = normalizer_N - (shares_NC * few_NC.masked_fill(few_NC.isneginf(), 0.0)).sum(1)
+        if not bool(free_N1.any()):
+            return entropy_N
+        return torch.where(free_N1[:, 0], entropy_of(logits_NV, normalizer_N, None, absent), entropy_N)
+    shares_NV = logits_NV.softmax(1)
+    if absent is not None:  # they have no share, and 0 times minus infinity is no number
+        fill = logits_NV.index_fill if torch.is_grad_enabled() else logits_NV.index_fill_
+        logits_NV = fill(1, absent, 0.0)
+    mean_N: torch.Tensor = torch.linalg.vecdot(shares_NV, logits_NV)
+    return normalizer_N - mean_N
 
 
 def load_trainable(
@@ -430,10 +473,10 @@ class Reference:
         """Log-probabilities [B, T] of the targets; `inputs` are those of :meth:`ScoredModel.forward`."""
         with torch.no_grad():
             if self._copy is not None:
-                return self._copy(*inputs)  # type: ignore[no-any-return]
+                return self._copy(*inputs)[0]  # type: ignore[no-any-return]
             assert self._trained is not None
             with self._trained.model.disable_adapter():
-                return self._trained(*inputs)  # type: ignore[no-any-return]
+                return self._trained(*inputs)[0]  # type: ignore[no-any-return]
 
     def dispose(self) -> None:
         """Free what it holds."""

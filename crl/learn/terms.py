@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from crl.config import ActorObjective, ExtractorObjective
+from crl.config import ExtractorObjective
+from crl.config.mechanisms import PolicyObjective
 from crl.config.registry import load_object
 from crl.errors import BadInput
 
@@ -31,6 +32,13 @@ class Objective:
     """Whether it compares with the probabilities that sampled the tokens: ratios of the metrics are of such ones."""
     reference: bool = False
     """Whether it compares with the base model: the update then has its log-probabilities too (`scoring.Reference`)."""
+    entropy: bool = False
+    """Whether the entropies of the distributions that tokens were drawn from have a gradient, too."""
+
+    @property
+    def corrects(self) -> bool:
+        """Whether it goes by the log-probabilities before the first step (`mismatch`)."""
+        return getattr(self.config, "importance_sampling_correction", None) is not None
 
     def load(self) -> Callable[..., Any]:
         """The function. Raises BadInput where the name leads nowhere."""
@@ -49,12 +57,13 @@ NLL = Objective("crl.learn.objectives:nll_term", on_policy=False)
 """Next-token loss: self-distillation, internalization, supervised samples."""
 
 
-def objectives(*configs: ActorObjective | ExtractorObjective) -> Mapping[str, Objective]:
+def objectives(*configs: PolicyObjective | ExtractorObjective) -> Mapping[str, Objective]:
     """GRPO and CISPO with these settings, and next-token loss, by the name that samples carry."""
     found = {"nll": NLL}
     for config in configs:
-        if isinstance(config, ActorObjective):
-            found["grpo"] = Objective("crl.learn.objectives:grpo_term", config)
+        if isinstance(config, PolicyObjective):
+            needs = {"reference": config.beta > 0, "entropy": config.entropy_coef > 0}
+            found["grpo"] = Objective("crl.learn.objectives:grpo_term", config, **needs)
         else:
             found["cispo"] = Objective("crl.learn.objectives:cispo_term", config)
     return found

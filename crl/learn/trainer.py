@@ -11,7 +11,7 @@ import functools
 import gc
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from crl.config import RoleConfig
 from crl.config.models import Update, check_context
 from crl.errors import BadInput, NotDeepSpeed, StageFailed
 from crl.learn import checkpoint as checkpoints
-from crl.learn.batches import check_sample, collate, cut, has_gradient, trained_tokens
+from crl.learn.batches import MicroBatch, check_sample, collate, cut, has_gradient, trained_tokens
 from crl.learn.mismatch import mismatch
 from crl.learn.objectives import Statistics
 from crl.learn.optimizers import Moved, learning_rate, make_optimizer
@@ -131,6 +131,7 @@ class Trainer:
         objectives: Mapping[str, Objective],
         *,
         stale: Set[str] = frozenset(),
+        proximal: Mapping[str, torch.Tensor] | None = None,
         inspect: Callable[[Gradients], None] | None = None,
     ) -> dict[str, float]:
         """One optimizer step that minimizes the sum of the samples' objectives, each by its name; the same metrics on
@@ -143,6 +144,7 @@ class Trainer:
 
         `stale` are ids of samples of the round that older weights wrote than those it begins with: `mismatch_kl` leaves
         them out, as it does samples of earlier rounds.
+        `proximal` is of :meth:`proximal`, where this is not the only step of an update.
         `inspect` is called on every rank with the whole gradients by parameter name, before clipping and stepping.
         Raises RecordDamaged for a sample that cannot have been sampled, StageFailed when the loss or the gradient is
         not finite (nothing is saved then).
@@ -157,7 +159,7 @@ class Trainer:
         }
         if not active:
             return metrics
-        sums = self._accumulate(samples, active, objectives, stale)
+        sums = self._accumulate(samples, active, objectives, stale, proximal or {})
         loss = sum(each for each, _ in sums.values())
         if not math.isfinite(loss):
             raise self._not_finite("loss", loss)
@@ -191,6 +193,7 @@ class Trainer:
             "clipped_low": statistics.clipped_low / tokens,
             "clipped_high": statistics.clipped_high / tokens,
             "logprob_mismatch": statistics.mismatch_sum / tokens,
+            "entropy": statistics.entropy_sum / tokens,
         }
         if any(objectives[kind].reference for kind in sums):
             metrics["reference_kl"] = statistics.reference_sum / tokens
@@ -198,8 +201,37 @@ class Trainer:
             metrics["mismatch_kl"] = statistics.kl_sum / statistics.fresh_tokens
         return metrics
 
+    @deterministic()
+    def proximal(self, samples: Sequence[Sample], objectives: Mapping[str, Objective]) -> dict[str, torch.Tensor]:
+        """Log-probabilities [T] under the weights as they are, by sample id: of the samples of this rank that
+        objectives with a correction train in a step over `samples` (`mismatch`). Read as the step reads them, so that
+        before the first one each ratio is exactly 1."""
+        found: dict[str, torch.Tensor] = {}
+        active = _active(samples, objectives)
+        if not any(objectives[sample.objective].corrects for sample in active):
+            return found
+        for share, batch in self._micro_batches(active, frozenset()):
+            with torch.no_grad():
+                logprobs_BT, _ = self._engine.module(*inputs_of(batch))
+            for sample, row_T in zip(share, logprobs_BT, strict=False):
+                found[sample.sample_id] = row_T[: len(sample.token_ids) - 1]
+        return found
+
+    def _micro_batches(self, active: Sequence[Sample], stale: Set[str]) -> Iterator[tuple[list[Sample], MicroBatch]]:
+        """The micro-batches of this rank: as many as every rank has, the last ones maybe without samples. Then the
+        tensors are a dummy's, for a rank that has run out still takes part in every collective operation."""
+        shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size, way=self.way)
+        for share in shares[self._ranks.rank]:
+            rows = share or [min(active, key=lambda sample: len(sample.token_ids))]
+            yield share, collate(rows, stale).to(self._ranks.device)
+
     def _accumulate(
-        self, samples: Sequence[Sample], active: Sequence[Sample], objectives: Mapping[str, Objective], stale: Set[str]
+        self,
+        samples: Sequence[Sample],
+        active: Sequence[Sample],
+        objectives: Mapping[str, Objective],
+        stale: Set[str],
+        proximal: Mapping[str, torch.Tensor],
     ) -> dict[str, tuple[float, Statistics]]:
         """Backward passes over this rank's micro-batches; loss and statistics of each objective over all ranks."""
         kinds = sorted({sample.objective for sample in active})
@@ -207,25 +239,26 @@ class Trainer:
         normalizers = {
             kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind)) for kind in kinds
         }
-        shares = cut(active, self.role.deepspeed.micro_batch, self._ranks.size, way=self.way)
-        mine = shares[self._ranks.rank]
         # The same objectives in the same order on every rank, whatever micro-batches it got.
         sums = {kind: (0.0, Statistics()) for kind in kinds}
-        for step, share in enumerate(mine):
-            self._engine.set_gradient_accumulation_boundary(step == len(mine) - 1)
-            # A rank that has run out still takes part in every collective operation, at weight 0.
-            rows = share or [min(active, key=lambda sample: len(sample.token_ids))]
-            batch = collate(rows, stale).to(self._ranks.device)
+        steps = list(self._micro_batches(active, stale))
+        for step, (share, batch) in enumerate(steps):
+            self._engine.set_gradient_accumulation_boundary(step == len(steps) - 1)
             inputs = inputs_of(batch)
             kind = batch.objective
             if objectives[kind].reference:
                 batch = replace(batch, reference_BT=self._base().logprobs(inputs))
-            logprobs_BT = self._engine(*inputs)
+            if proximal and objectives[kind].corrects:
+                batch = replace(batch, proximal_BT=_padded(share, proximal, batch))
+            logprobs_BT, entropy_BT = self._engine(*inputs)
+            if objectives[kind].entropy:
+                batch = replace(batch, entropy_BT=entropy_BT)
             loss, counted = terms[kind](batch, logprobs_BT, objectives[kind].config, normalizers[kind])
             if share:
                 if objectives[kind].on_policy:
                     fresh, divergence = mismatch(logprobs_BT, batch)
-                    counted = replace(counted, fresh_tokens=fresh, kl_sum=divergence)
+                    entropy = float(entropy_BT.detach().sum())
+                    counted = replace(counted, fresh_tokens=fresh, kl_sum=divergence, entropy_sum=entropy)
                 total, statistics = sums[batch.objective]
                 sums[batch.objective] = total + float(loss.detach()), statistics + counted
             else:
@@ -361,16 +394,24 @@ class Trainer:
 
 
 def _active(samples: Sequence[Sample], objectives: Mapping[str, Objective]) -> list[Sample]:
-    """The samples to run, in their order: those that can change the weights. A penalty for leaving the base model acts
-    on samples without an advantage as well, but does not make a step alone."""
+    """The samples to run, in their order: those that can change the weights. A penalty for leaving the base model and a
+    bonus for entropy act on samples without an advantage as well, but do not make a step alone."""
     if not any(has_gradient(sample) for sample in samples):
         return []
-    compared = {name for name, objective in objectives.items() if objective.reference}
+    compared = {name for name, objective in objectives.items() if objective.reference or objective.entropy}
     return [
         sample
         for sample in samples
         if has_gradient(sample) or (sample.objective in compared and sample.weight and trained_tokens(sample))
     ]
+
+
+def _padded(samples: Sequence[Sample], proximal: Mapping[str, torch.Tensor], batch: MicroBatch) -> torch.Tensor:
+    """The samples' proximal log-probabilities [B, T]; 0 where there is no token, and in a dummy."""
+    found_BT = torch.zeros_like(batch.behavior_BT)
+    for row_T, sample in zip(found_BT, samples, strict=False):
+        row_T[: len(sample.token_ids) - 1] = proximal[sample.sample_id]
+    return found_BT
 
 
 def require_deepspeed(engine: Any) -> Any:

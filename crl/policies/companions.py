@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +33,9 @@ def name_base(checkpoint: Path, source: str, model_path: Path, digest: str) -> N
         file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def add_companions(checkpoint: Path, model_path: Path, digest: str, role: RoleConfig, *, before: Path | None) -> None:
+def add_companions(
+    checkpoint: Path, model_path: Path, digest: str, role: RoleConfig, *, others: Sequence[Path] = ()
+) -> None:
     """Write what stands beside the weights.
 
     Args:
@@ -40,13 +43,13 @@ def add_companions(checkpoint: Path, model_path: Path, digest: str, role: RoleCo
         model_path: the base model's folder, of this digest.
         digest: see `model_path`.
         role: that has these weights: its sampling and its chat template.
-        before: an earlier checkpoint of the run. Files that it has in the same form are linked, not written again: the
+        others: checkpoints of the run. A file that one of them has in the same form is a hard link to it: the
             tokenizer of SmolLM2 is larger than a small adapter.
     """
     given, strips = json.dumps(role.chat_template_kwargs, sort_keys=True), role.history == "strip_thoughts"
     files, end_ids = _companions(model_path, digest, role.chat_template, given, strips)
     for name, content in files.items():
-        _linked(before / name if before else None, checkpoint / name, content)
+        _link_or_write([each / name for each in others], checkpoint / name, content)
     from transformers import AutoConfig
 
     config = generation_config(model_path, pretrained(AutoConfig, model_path))
@@ -84,10 +87,12 @@ def _companions(
     return files, tuple(sorted(end_ids(generation_config(model_path, config), tokenizer, chat)))
 
 
-def _linked(before: Path | None, file: Path, content: bytes) -> None:
-    """A file with this content: a hard link to the one before where that has it, and the file system has links."""
-    with suppress(OSError):
-        if before is not None and before.read_bytes() == content:
-            os.link(before, file)
-            return
+def _link_or_write(others: Sequence[Path], file: Path, content: bytes) -> None:
+    """A file with this content: a hard link to the first of the others that has it, if the file system has links."""
+    file.unlink(missing_ok=True)
+    for other in others:
+        with suppress(OSError):  # it is not there, or retention deletes it just now
+            if other.stat().st_size == len(content) and other.read_bytes() == content:
+                os.link(other, file)
+                return
     file.write_bytes(content)

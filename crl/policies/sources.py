@@ -42,11 +42,12 @@ _FORMAT = 1
 """Raised when what is prepared under a name changes, so that a stale copy is never taken for the new one."""
 _WARM = re.compile(r"warm:([a-z0-9][a-z0-9_-]*)/([a-z][a-z0-9_]{0,30})")
 _RUN = re.compile(r"run:([^/@]+)@([0-9]{1,6})/([a-z][a-z0-9_]{0,30})")
-_NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt"}
+_NOT_PART_OF_THE_MODEL = {"trainer_state.json", "README.txt", "experience.json"}
 _DEQUANTIZED = ("fp8", "mxfp4")
 """Quantizations that transformers makes plain numbers of while it loads."""
-_OPTIMIZER = "deepspeed"
-"""Folder of a checkpoint with what only a run goes on with (`crl.learn.checkpoint`)."""
+_BESIDE = {"deepspeed", "bank", "prompts"}
+"""Folders of a model that are not part of it: what only a run goes on with (`crl.learn.checkpoint`), what an exported
+agent has beside its weights (`crl.serve.export`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,17 +238,23 @@ def _prepare_trained(trained: TrainedWeights) -> Path:
         )
 
     def write(directory: Path) -> None:
-        if base is not None:
-            _write_merged(base.path, trained.checkpoint, directory)
-        for file in trained.checkpoint.iterdir():
-            named = file.suffix in READ and file.name not in _NOT_PART_OF_THE_MODEL
-            if named and file.is_file() and not file.name.startswith("adapter_"):
-                shutil.copyfile(file, directory / file.name)
+        write_model(trained.checkpoint, directory, None if base is None else base.path)
 
     both = hashlib.sha256(f"{base.digest if base else ''} {trained.digest}".encode()).hexdigest()
     path = _prepare(f"trained-{both[:24]}", write)
     _check_directory(path, str(trained.checkpoint))
     return path
+
+
+def write_model(folder: Path, directory: Path, base: Path | None = None) -> None:
+    """Copy a model's files into a directory that is there; with a `base` merge an adapter into it, on the CPU, in
+    float32."""
+    if base is not None:
+        _write_merged(base, folder, directory)
+    for file in sorted(folder.iterdir()):
+        named = file.suffix in READ and file.name not in _NOT_PART_OF_THE_MODEL
+        if named and file.is_file() and (base is None or not file.name.startswith("adapter_")):
+            shutil.copyfile(file, directory / file.name)
 
 
 def _write_merged(base: Path, adapter: Path, directory: Path) -> None:
@@ -351,7 +358,7 @@ def directory_digest(path: Path) -> str:
         for file in root.rglob("*")
         if file.suffix in READ
         and file.name not in _NOT_PART_OF_THE_MODEL
-        and file.relative_to(root).parts[0] != _OPTIMIZER
+        and file.relative_to(root).parts[0] not in _BESIDE
         and file.is_file()
     )
     sidecar = models_directory() / "digests" / f"{hashlib.sha256(str(root).encode()).hexdigest()}.json"

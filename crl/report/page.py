@@ -30,7 +30,7 @@ from crl.report.curves import bank_charts, health_charts, play_charts, rounds_a_
 from crl.report.data_docs import INDEX
 from crl.report.diff import KINDS, BankDiff
 from crl.report.episodes import EPISODES, replays
-from crl.report.round_tables import newest_tasks
+from crl.report.round_tables import newest_tasks, recipe_tables
 from crl.report.state import fork_lines, last_failure, newest_head, unfinished
 from crl.report.success import averages, with_averages
 from crl.report.summary import History, RoundSummary, random_policy
@@ -139,6 +139,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             random=random_policy(trained),
             success_charts=success_charts(trained),
             tasks=newest_tasks(trained),
+            recipe_tables=recipe_tables(list(reversed(listed))),
             play_charts=play_charts(trained),
             bank_charts=bank_charts(trained),
             health_charts=health_charts(trained),

@@ -52,9 +52,12 @@ _ROUND, _STAGE = re.compile(r"\d{4,15}"), re.compile(r"[a-z][a-z0-9_]*")
 _FILE = re.compile(r"[\w-]+\.parquet|manifest\.json", re.ASCII)
 _VERDICT = re.compile(r"\d{4,15}\.json", re.ASCII)
 _ROUND_GLOB, _STAGE_GLOB = "[0-9]*", "[a-z]*"
-# Begins as a round does and ends as the folder of segments: the patterns of both find it.
+# Begins as a round does and ends as the folders of the bank: the patterns of all find it. Names in these folders are
+# digests: the patterns tell the tables without rows by letters that no digest has.
 _EMPTY_KEY = "0 written by crl catalog RUN beside rounds and segments"
 _EMPTY = f"{CACHE}/{_EMPTY_KEY}"
+_NO_TEXT, _NO_VECTORS = "text.parquet", "vectors.parquet"
+_OF_VECTORS = pa.schema([("content_digest", pa.string()), ("embedding", pa.list_(pa.float32()))])
 
 
 class Pinned:
@@ -285,7 +288,11 @@ class Patterns:
 
     def segments(self) -> str | None:
         """See :class:`Pinned`."""
-        return self._listed(f"{_EMPTY}/{BankText.table}.parquet", "[bc]*/*segments/*.parquet")
+        return self._listed(f"{_EMPTY}/{_NO_TEXT}", "[bc]*/*segments/*[!s].parquet")
+
+    def vectors(self) -> str | None:
+        """See :class:`Pinned`."""
+        return self._listed(f"{_EMPTY}/{_NO_VECTORS}", "[bc]*/[e0]*s/[!t]*.parquet")
 
     def verdicts(self) -> str | None:
         """See :class:`Pinned`."""
@@ -299,7 +306,8 @@ class Patterns:
 def _write_empty(run_path: Path, schemas: Mapping[str, pa.Schema]) -> None:
     """Have the cache hold a table without rows of each of these schemas, for :class:`Patterns`."""
     content = {f"none/{table}.parquet": _without_rows(schema) for table, schema in schemas.items()}
-    content[f"{BankText.table}.parquet"] = content.pop(f"none/{BankText.table}.parquet")
+    content[_NO_TEXT] = content.pop(f"none/{BankText.table}.parquet")
+    content[_NO_VECTORS] = _without_rows(_OF_VECTORS)
 
     def build(directory: Path) -> None:
         (directory / "none").mkdir()

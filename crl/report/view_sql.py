@@ -31,7 +31,7 @@ from crl.records import (
     schema_of,
 )
 from crl.report.success import Z
-from crl.report.view_files import VECTORS, Pinned, Source, sql_type
+from crl.report.view_files import VECTORS, Source, sql_type
 from crl.run.manifest import MANIFEST
 from crl.run.validations import VALIDATIONS
 
@@ -429,8 +429,7 @@ def view_bodies(source: Source, *, earlier: bool = False) -> dict[str, str]:
     bodies[BankEntry.table] = _bank(source)
     bodies[BankText.table] = _texts(source, earlier)
     bodies |= {table: _foreign(source, table, schema) for table, schema in source.foreign.items()}
-    if isinstance(source, Pinned):  # a pattern has to find a file, and of vectors there is none of any dimension
-        bodies[VECTORS] = _vectors(source)
+    bodies[VECTORS] = _vectors(source)
     bodies["stages"] = _stages(source)
     bodies[VALIDATIONS] = _validations(source)
     for row_type, noted in _NOTED.items():
@@ -513,12 +512,12 @@ def _named(source: Source, files: str) -> str:
     """What patterns find beside what manifests name, to be joined: a file that lies there and that no stage wrote is no
     part of the record."""
     place = "parse_path(filename)[-3] || '/' || parse_path(filename)[-2] || '/'"
-    of, name = ("shared", "''") if files == source.segments() else ("files", place)
+    shared = files in (source.segments(), source.vectors())
+    of, name = ("shared", "''") if shared else ("files", place)
     vouched = f"{name} || unnest(json_keys(TRY_CAST(content AS JSON), '$.digested.{of}')) AS named"
-    written = "'bank/segments/'" if of == "shared" else place
     return (
         f"(SELECT {vouched} FROM read_text({source.files(MANIFEST)})) AS vouched "
-        f"ON vouched.named = {written} || parse_filename(filename)"
+        f"ON vouched.named = {place} || parse_filename(filename)"
     )
 
 
@@ -572,12 +571,13 @@ def _texts(source: Source, earlier: bool) -> str:
     return _TEXTS_THEN.format(texts=texts, changes=changes, bases=bases)
 
 
-def _vectors(source: Pinned) -> str:
+def _vectors(source: Source) -> str:
     """The embedding of every text that a bank held; a text that is stored twice has one vector."""
+    columns = [("content_digest", "VARCHAR"), ("embedding", "FLOAT[]")]
     files = source.vectors()
     if files is None:
-        return _empty([("content_digest", "VARCHAR"), ("embedding", "FLOAT[]")])
-    read = f"read_parquet({files}, hive_partitioning = false)"
+        return _empty(columns)
+    read = _parquet(source, files, columns)
     return f"SELECT content_digest, any_value(embedding::FLOAT[]) AS embedding FROM {read} GROUP BY content_digest"
 
 

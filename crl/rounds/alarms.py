@@ -282,8 +282,7 @@ def _rounding(role: RoleConfig) -> Iterator[str]:
     merged = ", the adapter merged before it is rounded" if role.lora is not None and role.dtype != _FLOAT else ""
     yield (
         f"rounding: it samples in {role.dtype}{merged} and learns in {learns}, which rarely makes as much; set dtype: "
-        "float32 and autocast: none or, with optimizer.num_iterations 1, `importance_sampling_correction` where the "
-        "role's objective has it"
+        "float32 and autocast: none, or `importance_sampling_correction` in the role's objective"
     )
 
 

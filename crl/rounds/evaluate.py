@@ -22,7 +22,7 @@ import numpy as np
 from crl.config import FamilyConfig, Method, SeedRange
 from crl.config.base import LAST_SEED
 from crl.config.environments import MOST_HELD_OUT
-from crl.errors import BadInput
+from crl.errors import BadInput, RecordDamaged
 from crl.faults import broke
 from crl.paths import short
 from crl.protocols import Advisor, Policy, Services, Step, StopReason
@@ -420,14 +420,23 @@ def held_out_success(method: Method, rows: Sequence[Evaluation]) -> float | None
     return None
 
 
-def best_round(run: Recorded, method: Method) -> int | None:
-    """The round with the most success on held-out seeds by the record, of equals the later; None where none was
-    evaluated."""
-    success = {
-        number: held_out_success(method, rows_of(Evaluation, run.read(number, "evaluate", Evaluation)))
-        for number in run.rounds()
-        if run.is_complete(number, "evaluate")
-    }
+def recorded_evaluations(run: Recorded) -> dict[int, list[Evaluation] | RecordDamaged]:
+    """What the stage `evaluate` wrote, by round, in order; why, where that cannot be read."""
+    found: dict[int, list[Evaluation] | RecordDamaged] = {}
+    for number in run.rounds():
+        if run.is_complete(number, "evaluate"):
+            try:
+                found[number] = rows_of(Evaluation, run.read(number, "evaluate", Evaluation))
+            except RecordDamaged as error:
+                found[number] = error
+    return found
+
+
+def best_round(method: Method, evaluations: Mapping[int, list[Evaluation] | RecordDamaged]) -> int | None:
+    """The round with the most success on held-out seeds (:func:`held_out_success`), of equals the later; None where
+    none can be told."""
+    readable = {number: rows for number, rows in evaluations.items() if not isinstance(rows, RecordDamaged)}
+    success = {number: held_out_success(method, rows) for number, rows in readable.items()}
     known = {number: value for number, value in success.items() if value is not None}
     return max(known, key=lambda number: (known[number], number), default=None)
 

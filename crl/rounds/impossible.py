@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from crl.config import ClippedObjective, ImportanceSamplingCorrection, Method
+from crl.config import Method, PolicyObjective
 from crl.errors import BadInput
 
 
@@ -49,7 +49,7 @@ def unread_settings(method: Method, *, reward: str, bank: bool = False) -> Itera
             yield refused(f"method.families.{index}.bank.partition", "each family reads its own entries", "family")
 
 
-def whole_reference(method: Method, objective: ClippedObjective, owners: Iterable[str]) -> Iterator[BadInput]:
+def whole_reference(method: Method, objective: PolicyObjective, owners: Iterable[str]) -> Iterator[BadInput]:
     """A penalty for leaving the base model beside ZeRO-3, for the weights that the objective trains."""
     for owner in owners:
         if objective.beta and method.role(owner).deepspeed.zero_stage == 3:
@@ -58,19 +58,3 @@ def whole_reference(method: Method, objective: ClippedObjective, owners: Iterabl
                 "the objective compares with the base model, which each rank would hold whole beside ZeRO-3",
                 "0, 1 or 2, or objective.beta: 0",
             )
-
-
-def unbounded(
-    method: Method, role: str, correction: ImportanceSamplingCorrection | None, where: str
-) -> Iterator[BadInput]:
-    """An objective (its correction at the key `where`) whose clip would never act for a role: with a correction, ratios
-    are against what each step starts from."""
-    iterations = method.role(role).optimizer.num_iterations
-    if iterations > 1 and correction is not None:
-        yield BadInput(
-            f"the {role}'s samples are trained on {iterations} times, and with a correction no clip bounds how far "
-            "they move",
-            expected="optimizer.num_iterations 1, or no importance_sampling_correction",
-            where=where,
-            next_step=f"leave one of them out; num_iterations is in method.roles.{method.owner(role)}.optimizer",
-        )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from crl.errors import RecordDamaged
 from crl.paths import quoted
@@ -82,7 +83,7 @@ def new_weights(ctx: StageContext, before: Weights, *, updates: int) -> Weights:
         base,
         before.base_digest,
         ctx.method.role(before.role),
-        before=None if before.checkpoint is None else ctx.run_path / before.checkpoint,
+        others=sorted((ctx.run_path / "rounds").glob(f"[0-9]*/[a-z]*/{CHECKPOINT}"), reverse=True),
     )
     return Weights(
         role=before.role,
@@ -133,8 +134,12 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
         batches = [list(batch) for _, batch in groupby(in_order, key=lambda sample: sample.step)]
         iterations, stale = ctx.method.role(owner).optimizer.num_iterations, stale_samples(ctx, owner, samples)
         steps: list[dict[str, float]] = []
+        proximal: dict[str, Any] = {}
+        if len(batches) * iterations > 1:
+            for batch in batches:
+                proximal |= trainer.proximal(batch, ctx.recipe.objectives)
         for batch in batches * iterations:
-            steps.append(trainer.update(batch, ctx.recipe.objectives, stale=stale))
+            steps.append(trainer.update(batch, ctx.recipe.objectives, stale=stale, proximal=proximal))
             ctx.progress(int(sum(step["samples"] for step in steps)) // iterations, len(samples))
         metrics = over_passes(steps, len(batches))
         if metrics["stepped"]:

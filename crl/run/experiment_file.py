@@ -18,7 +18,7 @@ from crl.errors import BadInput, FrozenMethodChanged, OtherFormat, RecordDamaged
 from crl.limits import read_limited
 from crl.records import RECORD_FORMAT
 from crl.run.data_files import check_data, with_data_digests
-from crl.run.files import sha256_bytes, write_atomically, write_once
+from crl.run.files import in_words, sha256_bytes, write_atomically, write_once
 
 EXPERIMENT = "experiment.yaml"
 OTHER_VERSION = (
@@ -26,6 +26,7 @@ OTHER_VERSION = (
     "or train the experiment again under another name"
 )
 _HEADER = "# sha256 of what follows: "
+_FIRST = re.compile(_HEADER.encode() + rb"([0-9a-f]{64})")
 _NOTE = "# The frozen method of this run. Another method is another experiment: give it another name.\n"
 _FORMAT = re.compile(rb"^format: (\d+)$", re.MULTILINE)
 _LONGEST_VALUE = 60
@@ -163,12 +164,13 @@ def _body(run_path: Path) -> bytes:
     except OSError as error:
         raise RunDirectoryUnusable(f"{path} cannot be read: {error.strerror}") from error
     first, _, body = content.partition(b"\n")
-    expected = first.decode(errors="replace").removeprefix(_HEADER)
+    recorded = _FIRST.fullmatch(first)
     found = sha256_bytes(body)
-    if found != expected:
+    if recorded is None or found != recorded[1].decode():
+        named = "its first line names no SHA-256" if content else "it is empty"
         raise RecordDamaged(
-            f"{EXPERIMENT} was changed: its content has SHA-256 {found}",
-            expected=expected,
+            f"{EXPERIMENT} was changed: {named if recorded is None else f'its content has {in_words(found)}'}",
+            expected=None if recorded is None else recorded[1].decode(),
             where=str(path),
             next_step="`crl train CONFIG` with the unchanged config writes it again",
         )

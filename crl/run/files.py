@@ -26,7 +26,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from crl.errors import CrlError, DiskFull, NotEnoughDisk, RecordDamaged, RunDirectoryUnusable
+from crl.errors import BadInput, CrlError, DiskFull, NotEnoughDisk, RecordDamaged, RunDirectoryUnusable
 from crl.limits import TABLE_BYTES, read_limited
 from crl.paths import quoted
 
@@ -59,6 +59,13 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def in_words(sha256: str) -> str:
+    """A SHA-256 that was found, for people: that of no bytes is no digest to look for."""
+    return EMPTY if sha256 == OF_NOTHING else f"SHA-256 {sha256}"
+
+
+OF_NOTHING = sha256_bytes(b"")
+EMPTY = "nothing: the file is empty"
 _MOST_HASHED = 256
 _hashed: dict[Path, tuple[list[int], str]] = {}
 
@@ -91,10 +98,11 @@ def read_checked(run_path: Path, relative: str, sha256: str, size: int = TABLE_B
     path = run_path / relative
     try:
         content = read_limited(path, size)
-        found = sha256_bytes(content)
+        digest = sha256_bytes(content)
+        found = in_words(digest)
     except OSError as error:
-        content, found = b"", f"no readable file ({error.strerror})"
-    if found != sha256:
+        content, digest, found = b"", "", f"no readable file ({error.strerror})"
+    if digest != sha256:
         raise RecordDamaged(
             f"{relative} is not the file that was committed: {found}",
             expected=sha256,
@@ -189,6 +197,32 @@ def move(source: Path, target: Path) -> None:
     source.rename(target)
     for directory in (target.parent, *(each.parent for each in made), source.parent):
         fsync(directory)
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `target` when the block ends: whole, or not there at all.
+
+    Raises BadInput where the target exists or has no parent, and as :func:`disk_errors`.
+    """
+    target = Path(target)
+    if target.exists() or target.is_symlink():
+        raise BadInput(
+            f"{target} already exists", expected="a folder that does not exist yet", next_step="name another folder"
+        )
+    if not target.absolute().parent.is_dir():
+        raise BadInput(f"there is no directory {target.parent}", expected="an existing directory to write into")
+    remove_left_behind(target)
+    scratch = temporary(target, 0)
+    with disk_errors(target):
+        try:
+            scratch.mkdir()
+            yield scratch
+            fsync_tree(scratch)
+            scratch.rename(target)
+            fsync(target.absolute().parent)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager

@@ -161,6 +161,13 @@ def lease_state(run_path: Path) -> LeaseState | None:
     return LeaseState(lease.owner, lease.token, _is_live(lease, age))
 
 
+def refuse_held(run_path: Path) -> None:
+    """Raise LeaseHeld where somebody holds a run now; writes nothing."""
+    state = lease_state(run_path)
+    if state is not None and state.live and (lease := LeaseFile.load(run_path)) is not None:
+        raise _held(run_path, lease, max(0.0, time.time() - (run_path / LEASE).stat().st_mtime))
+
+
 def attempt_lives(run_path: Path, token: int) -> bool:
     """Whether the attempt with this token holds the lease and its owner lives; OSError where that cannot be read."""
     try:

@@ -8,7 +8,7 @@ in the same place. Deleting is one rename out of the record, then the removal.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,25 +31,29 @@ def prune(
     role_stages: Mapping[str, Sequence[str] | str],
     keep_last: int,
     keep_every: int,
-    protected: Collection[str] = (),
     *,
+    keep: Collection[int] = (),
     token: int,
 ) -> list[Pruned]:
     """Delete checkpoints that nothing needs any more; returns what was deleted.
 
     `role_stages` names, for each role, the stages that write its checkpoints. Kept are the newest `keep_last` of each
-    role, those that every `keep_every`-th round wrote or went on with (0: none), those in `protected` (run-relative
-    directories), and whatever the newest `weights` row of the role points to. `token` is the lease's: raises
-    StaleAttempt if it was lost, RecordDamaged where a row cannot be read.
+    role, those that every `keep_every`-th round (0: none) and the rounds `keep` wrote or went on with, and whatever the
+    newest `weights` row of the role points to. `token` is the lease's: raises StaleAttempt if it was lost,
+    RecordDamaged where a row cannot be read.
     """
+
+    def stays(place: StageKey) -> bool:
+        return place[0] in keep or (keep_every > 0 and place[0] % keep_every == 0)
+
     deleted = []
     for stages in role_stages.values():
         names = [stages] if isinstance(stages, str) else list(stages)
         committed = _committed(run_path, names)
         present = [place for place in committed if (stage_directory(run_path, *place) / CHECKPOINT).is_dir()]
         kept = set(present[-keep_last:] if keep_last else [])
-        kept |= {place for place in present if keep_every and place[0] % keep_every == 0}
-        needed = {*protected, *_in_use(run_path, committed, keep_every)}
+        kept |= set(filter(stays, present))
+        needed = _in_use(run_path, committed, stays)
         for place in present:
             if place in kept or f"rounds/{key_of(*place)}/{CHECKPOINT}" in needed:
                 continue
@@ -91,11 +95,11 @@ def _committed(run_path: Path, stages: Collection[str]) -> list[StageKey]:
     return found
 
 
-def _in_use(run_path: Path, committed: Sequence[StageKey], keep_every: int) -> set[str]:
+def _in_use(run_path: Path, committed: Sequence[StageKey], stays: Callable[[StageKey], bool]) -> set[str]:
     """Checkpoints that the newest weights rows point to, and those of rounds that are kept: a role that was not updated
     still needs an old one."""
     told = [place for place in committed if (stage_directory(run_path, *place) / _WEIGHTS).is_file()]
-    told = [place for place in told if place == told[-1] or (keep_every and place[0] % keep_every == 0)]
+    told = [place for place in told if place == told[-1] or stays(place)]
     return {checkpoint for place in told for checkpoint in recorded_checkpoints(run_path, place)}
 
 

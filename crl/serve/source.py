@@ -1,8 +1,9 @@
 """A trained agent as others use it: its weights, its prompts, its bank, as the held-out evaluation of a round had them.
 
-It is opened from a run and only read. What is retrieved, and how a prompt is put together, comes from the functions
-that evaluate a round: the same game has the same experience and the same prompt. What a game needs of a model before
-its first turn (`actor_critic`), or while it runs (`search_and_ask`), is left out: that is played, not retrieved.
+It is opened from a run, or from a folder that `crl export` wrote, and only read. What is retrieved, and how a prompt is
+put together, comes from the functions that evaluate a round: the same game has the same experience and the same prompt.
+What a game needs of a model before its first turn (`actor_critic`), or while it runs (`search_and_ask`), is left out:
+that is played, not retrieved.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from crl.bank.retrieve import BankRetriever
 from crl.config import FamilyConfig, Method, PromptConfig, RetrievalConfig, RoleConfig, SamplingConfig
 from crl.engine.evaluation import evaluated_round
 from crl.errors import BadInput
+from crl.paths import possible_path
 from crl.protocols import Chat, Embedder, Environment, Policy, Start
 from crl.records import Retrieval, RetrievalCount, Weights, rows_of, shown_text
 from crl.report.bank import BankAfter, ShownEntry
@@ -28,8 +30,9 @@ from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe
 from crl.rounds.weights import update_name
 from crl.run.directory import RunDirectory
-from crl.run.find import find_run
+from crl.run.find import beside, find_run
 from crl.run.head import head_after
+from crl.serve.folder import OfFolder, is_agent, same_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,9 @@ class AgentServices(Protocol):
 
     def embedder(self) -> Embedder: ...
 
-    def model_path(self, role: str) -> Path: ...
-
 
 class Origin(Protocol):
-    """Where an agent is read from: a round of a run."""
+    """Where an agent is read from: a round of a run, or an exported folder."""
 
     name: str
     path: Path
@@ -69,6 +70,8 @@ class Origin(Protocol):
     def weights(self, role: str) -> Weights: ...
 
     def checkpoint(self, weights: Weights) -> Path | None: ...
+
+    def base(self, weights: Weights) -> Path: ...
 
     def entries(self) -> list[ShownEntry]: ...
 
@@ -130,8 +133,11 @@ class TrainedAgent:
 
     @property
     def base(self) -> Path:
-        """Folder of the base model. Raises BadInput where it cannot be had on this machine."""
-        return self._services.model_path(self.role)
+        """Folder of the base model; of an exported folder whose weights are whole, the folder itself.
+
+        Raises BadInput where it cannot be had on this machine, or is not the one that was trained from.
+        """
+        return self._origin.base(self.weights)
 
     @property
     def config(self) -> RoleConfig:
@@ -217,25 +223,39 @@ class TrainedAgent:
         return self._origin.services(self._stack)
 
 
-def open_agent(path: str | Path, round: int | None = None, *, best: bool = False, role: str = "actor") -> TrainedAgent:
-    """The agent of a run after a round: by default the latest that can be evaluated, or the best evaluated one.
+def open_agent(
+    path: str | Path, round: int | None = None, *, best: bool = False, role: str | None = None
+) -> TrainedAgent:
+    """The agent of a run after a round: by default the latest that can be evaluated, or the best evaluated one. Its
+    role is the actor, or the one that an exported folder has.
 
-    Raises BadInput for a run, round or role that is not there, and for weights that retention deleted.
+    `path` may also be a folder that `crl export` wrote, which has one round. Raises BadInput for a run, round or role
+    that is not there, for weights that retention deleted, and for a folder that is not what was written.
     """
     if round is not None and best:
         raise BadInput("a round and the best one are both asked for", expected="one of them")
+    if is_agent(folder := possible_path(path, "the agent")):
+        exported = OfFolder(folder)
+        if best or round not in (None, exported.round):
+            raise BadInput(f"{folder} holds round {exported.round}", expected="no round, and not the best one")
+        return TrainedAgent(exported, role or exported.role)
     run = RunDirectory.open(find_run(path))
     recipe = recipe_in(run)
     number = evaluated_round(run, recipe, round, best=best)
-    return TrainedAgent(_OfRun(run, recipe, number), role)
+    return TrainedAgent(OfRun(run, recipe, number), role or "actor")
 
 
-class _OfRun:
-    """A round of a run."""
+class OfRun:
+    """A round of a run as the origin of a :class:`TrainedAgent`."""
 
     def __init__(self, run: RunDirectory, recipe: Recipe, number: int) -> None:
         self.name, self.path, self.method, self.round = run.experiment_name, run.path, run.method, number
-        self._run, self._recipe = run, recipe
+        self.run, self._recipe = run, recipe
+
+    @property
+    def guides(self) -> bool:
+        """Whether games of its evaluation are guided by a bank, where that holds something."""
+        return any(read.name == BANK for read in self.context.stage.reads)
 
     def digest(self) -> str:
         return head_after(self.path, self.round)
@@ -243,7 +263,7 @@ class _OfRun:
     def weights(self, role: str) -> Weights:
         owner = self.method.owner(role)
         place = self._recipe.resolve(self.method, self.round, update_name(owner), 0)
-        rows = [] if place is None else rows_of(Weights, self._run.read(*place, Weights))
+        rows = [] if place is None else rows_of(Weights, self.run.read(*place, Weights))
         found = next((row for row in rows if row.role == owner), None)
         if found is None:
             raise BadInput(
@@ -253,28 +273,40 @@ class _OfRun:
         return found
 
     def checkpoint(self, weights: Weights) -> Path | None:
+        if weights.checkpoint is not None and not (self.path / weights.checkpoint).is_dir():
+            raise BadInput(
+                f"the weights of role {weights.role} after round {self.round} are not there any more",
+                expected=f"a checkpoint in {weights.checkpoint}",
+                where=str(self.path),
+                next_step="name a later round, or the best evaluated one",
+            )
         return None if weights.checkpoint is None else self.path / weights.checkpoint
+
+    def base(self, weights: Weights) -> Path:
+        with beside(self.path):
+            return same_base(weights.source, weights.base_digest)
 
     def entries(self) -> list[ShownEntry]:
         if not self._recipe.has_bank:
             return []
-        bank = BankAfter(self._run, self.round)
+        bank = BankAfter(self.run, self.round)
         return bank.entries(bank.rows())
 
     def retriever(self) -> BankRetriever | None:
         from crl.recipes.complementary.plan import open_retriever
 
-        ctx = self._context
-        if not any(read.name == BANK for read in ctx.stage.reads) or not len(bank := ctx.bank()):
+        ctx = self.context
+        if not self.guides or not len(bank := ctx.bank()):
             return None
         return open_retriever(ctx, bank, ctx.rows(RetrievalCount, "plan"), training=False)
 
     def services(self, stack: ExitStack) -> AgentServices:
         from crl.engine.services import services_here
 
-        return stack.enter_context(services_here(self._run))
+        return stack.enter_context(services_here(self.run))
 
     @cached_property
-    def _context(self) -> StageContext:
+    def context(self) -> StageContext:
+        """What the stage `evaluate` of the round sees."""
         nobody: Any = None  # nothing is played in it
-        return evaluation_context(self._run, self.method, self._recipe, self.round, nobody)
+        return evaluation_context(self.run, self.method, self._recipe, self.round, nobody)

@@ -1,4 +1,5 @@
-"""A bank leaves a run and becomes the beginning of another experiment: export (`gather`, `folder`), import (`take`).
+"""A bank leaves a run and becomes the beginning of another experiment: export (`gather`, then `folder` or `skills`),
+import (`take`).
 
 Here is how an export is written. Light: the command line imports this to know its options.
 """
@@ -10,6 +11,8 @@ from typing import Literal, get_args
 PROVENANCE, CARD = "provenance.json", "README.md"
 Format = Literal["parquet", "jsonl", "huggingface"]
 """How the tables are written."""
+SKILL_FORMAT = "SKILL.md"
+"""`format` in the provenance of what was read of skills."""
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from crl.checks.outside import require_sound
 from crl.errors import BadInput, OtherFormat
 from crl.records import RECORD_FORMAT, OutsideRows, Row, Rules, schema_of
 from crl.report.markdown import as_text
-from crl.run.files import disk_errors, fsync, fsync_tree, remove_left_behind, sha256_file, temporary
+from crl.run.files import sha256_file, whole_folder
 from crl.run.imports import EMBEDDING
 from crl.transfer import CARD, FORMATS, PROVENANCE, Format, file_of
 from crl.transfer.gather import FORMAT, TABLES, ExportedEntry, Gathered, entries_schema
@@ -47,34 +46,19 @@ _ROWS = 256
 
 def write_folder(bank: Gathered, target: Path, format: Format) -> dict[str, Any]:
     """Write an export; returns its provenance. Raises BadInput where the target exists, DiskFull."""
-    target = Path(target)
-    if target.exists() or target.is_symlink():
-        raise BadInput(
-            f"{target} already exists", expected="a folder that does not exist yet", next_step="name another folder"
-        )
-    if not target.absolute().parent.is_dir():
-        raise BadInput(f"there is no directory {target.parent}", expected="an existing directory to write into")
-    remove_left_behind(target)
-    scratch = temporary(target, 0)
-    with disk_errors(target):
-        try:
-            files = {}
-            for name in TABLES:
-                path = scratch / file_of(name, format)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _write(bank.tables[name], path)
-                files[file_of(name, format)] = {"sha256": sha256_file(path), "rows": bank.tables[name].num_rows}
-            provenance = {**bank.provenance, "files": files}
-            text = json.dumps(provenance, indent=1, sort_keys=True, ensure_ascii=False)
-            (scratch / PROVENANCE).write_text(text + "\n", encoding="utf-8")
-            if format == "huggingface":
-                card = dataset_card(bank.tables, provenance, {name: file_of(name, format) for name in TABLES})
-                (scratch / CARD).write_text(card, encoding="utf-8")
-            fsync_tree(scratch)
-            scratch.rename(target)
-            fsync(target.absolute().parent)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+    files = {}
+    with whole_folder(target) as scratch:
+        for name in TABLES:
+            path = scratch / file_of(name, format)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(bank.tables[name], path)
+            files[file_of(name, format)] = {"sha256": sha256_file(path), "rows": bank.tables[name].num_rows}
+        provenance = {**bank.provenance, "files": files}
+        text = json.dumps(provenance, indent=1, sort_keys=True, ensure_ascii=False)
+        (scratch / PROVENANCE).write_text(text + "\n", encoding="utf-8")
+        if format == "huggingface":
+            card = dataset_card(bank.tables, provenance, {name: file_of(name, format) for name in TABLES})
+            (scratch / CARD).write_text(card, encoding="utf-8")
     return provenance
 
 

@@ -347,6 +347,35 @@ def test_a_needed_file_is_not_left_out_and_an_old_one_is_after_a_yes(copied: Pat
     assert "goes on without" not in crl_here(runs, "verify", "tiny").stdout
 
 
+def test_what_is_refused_or_not_agreed_to_changes_no_file(copied: Path) -> None:
+    """Not even lease and journal; and what stays damaged is said before."""
+    _corrupt(copied / "rounds/0001/credit/credits.parquet")
+    _corrupt(copied / f"rounds/000{ROUNDS}/collect/turns.parquet")
+    before = _state(copied)
+    for code, *words in (
+        (2, "mend", "tiny"), (2, "mend", "tiny", "--without", "rounds/0001/credit/credits.parquet"),
+        (2, "redo", "tiny", "--from", "9/collect"), (2, "redo", "tiny", "--from", "1/nothing"),
+    ):  # fmt: skip
+        crl_here(copied.parent, *words, code=code)
+        assert _state(copied) == before, words
+    said = crl_here(copied.parent, "redo", "tiny", "--from", f"{ROUNDS}/collect", code=2).stdout
+    stays = said.partition("This damage stays")[2]
+    assert (
+        f"rounds/0001/credit/credits.parquet   mend: crl mend {copied}" in stays and "turns.parquet   mend" not in stays
+    )
+    assert "crl fork" not in said, "no round before the damage elsewhere is whole enough"
+    assert "This damage stays" not in crl_here(copied.parent, "redo", "tiny", "--from", "1/credit", code=2).stdout
+    assert _state(copied) == before
+    crl_here(copied.parent, "mend", "tiny", "--yes", code=4)  # turns cannot be made again
+    mended = _state(copied)
+    crl_here(copied.parent, "mend", "tiny", "--yes", code=4)
+    assert _state(copied) == mended
+
+
+def _state(run: Path) -> dict[str, tuple[int, bytes]]:
+    return {_name(path, run): (path.stat().st_mtime_ns, path.read_bytes()) for path in run.rglob("*") if path.is_file()}
+
+
 def test_a_damaged_run_is_forked_at_a_round_before_the_damage(copied: Path) -> None:
     _corrupt(copied / f"rounds/000{ROUNDS}/collect/episodes.parquet")
     crl_here(copied.parent, "fork", "tiny", "--round", str(ROUNDS), "--name", "late", code=4)

@@ -77,7 +77,10 @@ WRITERS = [
     Case("bank export {run} --to {disk}/bank", REFUSED, FULL),
     Case("bank export {run} --to {disk}/bank --format jsonl", REFUSED, FULL),
     Case("bank export {run} --to {disk}/bank --format huggingface", REFUSED, FULL),
+    Case("bank export {run} --to {disk}/bank --format skills", REFUSED, FULL),
     Case("bank import {fresh} {bank} --runs {disk}", REFUSED, FULL),
+    Case("export {run} --to {disk}/agent", REFUSED, FULL),
+    Case("export {run} --best --to {elsewhere}/agent"),
 ]
 """What writes more than a page of memory, and needs no model for it."""
 CASES = [

@@ -15,7 +15,6 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilter
 from prefect.settings import PREFECT_API_URL
 
-from crl.config import Runtime
 from crl.engine.driver import Driver
 from crl.engine.targets import last_runtime
 from crl.errors import BadInput, DataCheckFailed
@@ -203,7 +202,7 @@ def others(mark: str, process: subprocess.Popen[bytes]) -> list[int]:
 def test_a_real_round_in_four_shards_has_the_digests_of_one_shard(copied, finished, prefect_server):
     tiny_run.cut_back(copied, tiny_run.ROUNDS, "collect")
     ensure_limit(tiny_run.NAME)
-    resume(copied, Runtime(shards=SHARDS, task_runner="dask", retry_delay_seconds=0.1))
+    resume(copied, {"shards": SHARDS, "task_runner": "dask", "retry_delay_seconds": 0.1})
     names = [name for name in tasks_of_round(tiny_run.ROUNDS) if " of " in name]
     assert {"collect 1 of 4", "collect 4 of 4", "evaluate 1 of 2", "evaluate 2 of 2"} <= set(names)
     assert tiny_run.digests(copied) == tiny_run.digests(finished)

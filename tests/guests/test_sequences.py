@@ -18,15 +18,15 @@ from crl.recipes.importance_replay.rows import EVICTED, HELD, ReplayDraw, Replay
 from crl.records import Episode, Generation, Row, Sample, table_of
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.recipe import recipe_of
-from tests.paper.test_sequences import GAMES, ROOT, ROUND, Aggregation, all_played, spoken
+from tests.paper.test_sequences import GAMES, ROOT, ROUND, LossType, all_played, spoken
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "token_sum"])
-def test_an_internalized_attempt_counts_once(model: Path, aggregation: Aggregation) -> None:
+@pytest.mark.parametrize("loss_type", ["grpo", "token_sum"])
+def test_an_internalized_attempt_counts_once(model: Path, loss_type: LossType) -> None:
     """ERL: c r / N for the mean, or the sum, over the tokens of the attempt, whatever sequences they are in."""
     method = load_experiment(
         ROOT / "conf/erl_tiny.yaml",
-        {"method.recipe.objective.aggregation": aggregation, "method.recipe.internalize.weight": 0.5},
+        {"method.recipe.objective.loss_type": loss_type, "method.recipe.internalize.weight": 0.5},
     ).method
     games = [(game, each) for game, each in zip(GAMES, all_played(model), strict=True) if game.reward > 0]
     learned = [Internalized(each.generations, game.reward) for game, each in games]
@@ -35,7 +35,7 @@ def test_an_internalized_attempt_counts_once(model: Path, aggregation: Aggregati
     assert sum(sum(sample.loss_mask) for sample in samples) == total
     for game, each in games:
         mine = [row for row in samples if row.generation_id in each.episode.generation_ids]
-        by_token = 0.5 * game.reward / len(games) / (spoken(game) if aggregation == "token_mean" else 1)
+        by_token = 0.5 * game.reward / len(games) / (spoken(game) if loss_type == "grpo" else 1)
         assert [row.weight / total for row in mine] == pytest.approx([by_token] * len(mine))
 
 
@@ -68,10 +68,10 @@ class CreditStage:
         self.metrics = metrics
 
 
-def replayed(games: Sequence[PlayedEpisode], aggregation: Aggregation, *, capacity: int = 100) -> CreditStage:
+def replayed(games: Sequence[PlayedEpisode], loss_type: LossType, *, capacity: int = 100) -> CreditStage:
     method = load_experiment(
         ROOT / "conf/importance_replay_tiny.yaml",
-        {"method.recipe.objective.aggregation": aggregation, "method.recipe.weighting": "uniform",
+        {"method.recipe.objective.loss_type": loss_type, "method.recipe.weighting": "uniform",
          "method.recipe.buffer": {"capacity": capacity, "batch": 65_536}},
     ).method  # fmt: skip
     recipe_of(method)  # its row types are known by then
@@ -80,11 +80,11 @@ def replayed(games: Sequence[PlayedEpisode], aggregation: Aggregation, *, capaci
     return ctx
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "token_sum"])
-def test_a_batch_of_a_replay_buffer_stands_for_its_episodes(model: Path, aggregation: Aggregation) -> None:
+@pytest.mark.parametrize("loss_type", ["grpo", "token_sum"])
+def test_a_batch_of_a_replay_buffer_stands_for_its_episodes(model: Path, loss_type: LossType) -> None:
     """Drawn from very often, a buffer gives each of its E episodes the weight 1/E, over all of its tokens."""
     games = all_played(model)
-    ctx = replayed(games, aggregation)
+    ctx = replayed(games, loss_type)
     items, samples = ctx.written[ReplayItem], ctx.written[Sample]
     check_tables({ReplayItem: table_of(ReplayItem, items)}, where="here")
     assert [row.generation_id for row in items] == [
@@ -95,16 +95,16 @@ def test_a_batch_of_a_replay_buffer_stands_for_its_episodes(model: Path, aggrega
     assert sum(row.probability for row in ctx.written[ReplayDraw]) == pytest.approx(1.0)
     for game, each in zip(GAMES, games, strict=True):
         mine = [row for row in samples if row.generation_id in each.episode.generation_ids]
-        expected = 1 / len(GAMES) / (spoken(game) if aggregation == "token_mean" else 1)
+        expected = 1 / len(GAMES) / (spoken(game) if loss_type == "grpo" else 1)
         for row in mine:
-            by_token = row.weight / (sum(row.loss_mask) if aggregation == "token_mean" else 1)
+            by_token = row.weight / (sum(row.loss_mask) if loss_type == "grpo" else 1)
             assert by_token == pytest.approx(expected, rel=0.1), "as far as chance has it"
         assert len({row.advantage for row in mine}) == 1
 
 
 def test_episodes_enter_and_leave_a_replay_buffer_as_a_whole(model: Path) -> None:
     games = all_played(model)
-    ctx = replayed(games, "token_mean", capacity=4)
+    ctx = replayed(games, "grpo", capacity=4)
     items = ctx.written[ReplayItem]
     gone, held = ([row.episode_id for row in items if row.status == status] for status in (EVICTED, HELD))
     assert list(dict.fromkeys(held)) == [each.episode.episode_id for each in games[-4:]]

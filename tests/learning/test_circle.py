@@ -14,14 +14,17 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from openai import OpenAI
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from crl.engine.services import services_here
 from crl.gateway.conversations import MARK
 from crl.gateway.server import Client, Gateway
 from crl.policies.language_model import LanguagePolicy
+from crl.policies.sources import resolve_model
 from crl.protocols import Environment, Written
-from crl.records import Evaluation, ImportedEntry, rows_of
+from crl.records import Evaluation, ImportedEntry, Weights, rows_of
 from crl.report.bank import entries_after
 from crl.rollout.actions import parse_action
 from crl.rollout.prompts import following_text
@@ -145,11 +148,29 @@ def by_game(read: Sequence[tuple[int, list[int]]]) -> dict[tuple[int, ...], list
     return {tuple(game[0]): game for game in games}
 
 
+def compare_logits(path: Path, exported: Path) -> None:
+    """The exported model, opened by transformers alone, computes what the run's model does, bit by bit."""
+    with open_agent(path) as agent:
+        policy: Any = agent.policy()
+        ids = torch.tensor([policy.chat.opening([{"role": "user", "content": "Walk to the goal."}])])
+        opened = AutoModelForCausalLM.from_pretrained(exported, dtype=policy.model.dtype).eval()
+        with torch.no_grad():
+            ours, theirs = (model(input_ids=ids, use_cache=False).logits for model in (policy.model, opened))
+    assert torch.equal(ours, theirs)
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Walk to the goal."}], tokenize=False, add_generation_prompt=True
+    )
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids[0].tolist()
+
+
 def test_the_whole_circle(
     made_once: Callable[[str, list[str]], Path], tmp_path: Path, read: list[tuple[int, list[int]]]
 ) -> None:
     path = made_once(NAME, train(ROUNDS, name=NAME, **GREEDY))
-    run = RunDirectory.open(path)
+    run, exported = RunDirectory.open(path), tmp_path / "agent"
+    crl_here(path.parent, "export", NAME, "--to", exported)
+    compare_logits(path, exported)
     rows = [row for row in rows_of(Evaluation, run.read(ROUNDS, "evaluate", Evaluation)) if row.guided]
     assert len(rows) == GAMES
 
@@ -161,7 +182,7 @@ def test_the_whole_circle(
     read.clear()
 
     # The same games through the API.
-    with served(path, tmp_path / "record") as (client, agent):
+    with served(exported, tmp_path / "record") as (client, agent):
         environment = agent.environment("lake")
         for row in rows:
             actions, won, answer_id, entry_ids = play(client, agent, environment, row.environment_seed)
@@ -181,7 +202,7 @@ def test_the_whole_circle(
         word
         for setting in (
             "name=onward", "method.recipe.warm_start=null", "method.families.0.evaluation_seeds.count=2",
-            f"method.roles.actor.model=run:{path}@{ROUNDS}/actor",
+            f"method.roles.actor.model={exported}",
         )
         for word in ("--set", setting)
     ]  # fmt: skip
@@ -192,4 +213,6 @@ def test_the_whole_circle(
     assert {entry.text for entry in entries_after(runs / "onward", 0)} == {
         entry.text for entry in entries_after(runs / "served")
     }
+    (first,) = (row for row in rows_of(Weights, begun.read(0, "initialize", Weights)) if row.role == "actor")
     assert imported and begun.is_complete(1, "evaluate")
+    assert first.base_digest == resolve_model(str(exported)).digest

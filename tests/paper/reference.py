@@ -82,7 +82,7 @@ def eq_5(
     epsilon_high: float | None = None,
     *,
     level: str = "token",
-    aggregation: str = "token_mean",
+    loss_type: str = "grpo",
 ) -> tuple[float, Floats]:
     """Loss and its derivatives in the log-probabilities, [B, T]: PPO's pessimistic minimum, by cases."""
     logprobs = batch.logprobs()
@@ -93,7 +93,7 @@ def eq_5(
         if not positions:
             continue
         a = batch.advantages_B[b]
-        share = batch.weights_B[b] / (len(positions) if aggregation == "token_mean" else 1)
+        share = batch.weights_B[b] / (len(positions) if loss_type == "grpo" else 1)
         gaps = {t: logprobs[b, t] - batch.behavior_BT[b, t] for t in positions}
         for t in positions:
             rho = np.exp(gaps[t] if level == "token" else sum(gaps.values()))

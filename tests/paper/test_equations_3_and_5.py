@@ -36,14 +36,14 @@ def ours(batch: Batch, objective: Objective, *arguments: Any, **named: Any) -> t
 
 @pytest.mark.parametrize("level", ["token", "sequence_product"])
 @pytest.mark.parametrize("epsilon_high", [None, 0.4])
-@pytest.mark.parametrize("aggregation", ["token_mean", "token_sum"])
+@pytest.mark.parametrize("loss_type", ["grpo", "token_sum"])
 @pytest.mark.parametrize("seed", range(6))
-def test_eq_5_and_its_gradient(seed: int, level: Any, aggregation: Any, epsilon_high: float | None) -> None:
+def test_eq_5_and_its_gradient(seed: int, level: Any, loss_type: Any, epsilon_high: float | None) -> None:
     batch = random_batch(seed, spread=0.4 if level == "token" else 0.15)
-    config = ActorObjective(importance_sampling_level=level, aggregation=aggregation, epsilon_high=epsilon_high)
+    config = ActorObjective(importance_sampling_level=level, loss_type=loss_type, epsilon_high=epsilon_high)
     loss, gradient, _ = ours(batch, grpo_objective, config)
     bounds = (config.epsilon, epsilon_high or config.epsilon)
-    expected, derivative = eq_5(batch, *bounds, level=level, aggregation=aggregation)
+    expected, derivative = eq_5(batch, *bounds, level=level, loss_type=loss_type)
     assert loss == pytest.approx(expected, rel=TOLERANCE)
     assert relative_error(gradient, batch.logit_gradient(derivative)) < TOLERANCE
 

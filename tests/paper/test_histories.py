@@ -12,7 +12,7 @@ import pytest
 
 from crl.config import RoleConfig, SamplingConfig
 from crl.config.roles import HistoryConfig, SummaryAt, SummaryHistory, WindowHistory
-from crl.credit.samples import grpo_sample, shared
+from crl.credit.samples import grpo_sample, weighed
 from crl.rollout.play import EpisodeSlot, PlayedEpisode, play_wave
 from crl.rounds.demonstrations import ScriptedRole, play_script
 from tests.paper.test_sequences import TEMPERATURE, updated
@@ -195,8 +195,8 @@ def test_gradients_are_those_of_the_sequences_apart(qwen: Path, history: History
         for record in played.generations
     ]  # fmt: skip
     samples = [
-        grpo_sample(record, "actor", 1.0, advantage, share, round=1)
-        for record, share in shared(records, config.aggregation)
+        grpo_sample(record, "actor", 1.0, advantage, weight, round=1)
+        for record, weight in weighed([(records, 1.0)], config)[0]
     ]
     network, loss, count = network_of(qwen), torch.zeros((), dtype=torch.float64), played.episode.tokens_sampled
     for record in records:

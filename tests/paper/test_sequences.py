@@ -1,6 +1,6 @@
 """Episodes of several sequences, built by hand, against arithmetic that is written out here.
 
-Every output is trained once, in the sequence that sampled it, with the advantage of its episode. Under `token_mean` an
+Every output is trained once, in the sequence that sampled it, with the advantage of its episode. Under `grpo` an
 episode counts by the mean over all of its trained tokens, under `token_sum` by their sum, however they are spread over
 sequences. The expected numbers come from games as they are described below and from plain forward passes of the model
 over each sequence alone; nothing of `crl.credit` or `crl.learn` makes them.
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from crl.checks import check_tables
-from crl.config import ActorObjective, ClippedObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig, SamplingConfig
+from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig, SamplingConfig, StreamObjective
 from crl.config.mechanisms import SelfDistillationConfig
 from crl.credit.samples import Rollout, grpo_samples, records_of, rollout_samples
 from crl.errors import DataCheckFailed
@@ -37,7 +37,7 @@ from tests.unit.rollout import fakes
 ROOT = Path(__file__).parents[2]
 VOCABULARY, TEMPERATURE, ROUND, STAGE = 32, 0.9, 1, "collect"
 WEIGHTS = "0" * 64
-Aggregation = Literal["token_mean", "token_sum"]
+LossType = Literal["grpo", "token_sum"]
 Piece = tuple[str, int]
 """`read` so many tokens that no turn wrote, `say` so many in the next turn, or show the output of a turn `again`."""
 
@@ -215,13 +215,13 @@ def assert_gradients(model: Path, loss: Any, gradients: dict[str, Any]) -> None:
         assert error < 1e-4, f"{name}: {error}"
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "token_sum"])
-def test_advantages_weights_and_gradients_of_eq_5(model: Path, aggregation: Aggregation) -> None:
+@pytest.mark.parametrize("loss_type", ["grpo", "token_sum"])
+def test_advantages_weights_and_gradients_of_eq_5(model: Path, loss_type: LossType) -> None:
     from crl.learn.terms import objectives
 
     games = all_played(model)
     records = {row.generation_id: row for each in games for row in each.generations}
-    config = ActorObjective(aggregation=aggregation)
+    config = ActorObjective(loss_type=loss_type)
     samples = grpo_samples([each.episode for each in games], records, config, round=ROUND)
     of_episode: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -236,13 +236,13 @@ def test_advantages_weights_and_gradients_of_eq_5(model: Path, aggregation: Aggr
         assert [sample.generation_id for sample in mine] == sampled_in, "none of a sequence in which nothing was said"
         trained = [sum(sample.loss_mask) for sample in mine]
         assert sum(trained) == spoken(game), "each once, however often it is shown"
-        if aggregation == "token_mean":
+        if loss_type == "grpo":
             assert [row.weight for row in mine] == pytest.approx([weight * n / spoken(game) for n in trained])
         else:
             assert [row.weight for row in mine] == pytest.approx([weight] * len(mine))
         terms = terms_by_hand(model, each, advantage)
         assert len(terms) == spoken(game)
-        loss = loss - weight * sum(terms) / (spoken(game) if aggregation == "token_mean" else 1)
+        loss = loss - weight * sum(terms) / (spoken(game) if loss_type == "grpo" else 1)
     check_tables({Sample: table_of(Sample, samples)}, where="here")
     metrics, gradients = updated(model, samples, objectives(config))
     assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
@@ -250,24 +250,24 @@ def test_advantages_weights_and_gradients_of_eq_5(model: Path, aggregation: Aggr
     assert_gradients(model, loss, gradients)
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "token_sum"])
-def test_rollouts_of_other_recipes_weigh_one_each(model: Path, aggregation: Aggregation) -> None:
+@pytest.mark.parametrize("loss_type", ["grpo", "token_sum"])
+def test_rollouts_of_other_recipes_weigh_one_each(model: Path, loss_type: LossType) -> None:
     """DreamGym, ERL, replay without a buffer: 1/N of N rollouts, none of whose sequences counts twice."""
     games = all_played(model)
-    config = ClippedObjective(aggregation=aggregation)
+    config = StreamObjective(loss_type=loss_type)
     rollouts = [Rollout("actor", each.generations, each.episode.reward, each.episode.group) for each in games]
     samples = rollout_samples(rollouts, config, lambda role: 1 / len(rollouts), round=ROUND)
     coefficients: dict[str, set[float]] = {}
     for sample in samples:
-        by_token = sample.weight / (sum(sample.loss_mask) if aggregation == "token_mean" else 1)
+        by_token = sample.weight / (sum(sample.loss_mask) if loss_type == "grpo" else 1)
         coefficients.setdefault(sample.generation_id.partition("-collect")[0], set()).add(round(by_token, 12))
     for game, each in zip(GAMES, games, strict=True):
-        alike = 1 / len(GAMES) / (spoken(game) if aggregation == "token_mean" else 1)
+        alike = 1 / len(GAMES) / (spoken(game) if loss_type == "grpo" else 1)
         assert coefficients[each.episode.episode_id] == {round(alike, 12)}
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "token_sum"])
-def test_an_advantage_may_differ_from_token_to_token(aggregation: Any) -> None:
+@pytest.mark.parametrize("loss_type", ["grpo", "token_sum"])
+def test_an_advantage_may_differ_from_token_to_token(loss_type: Any) -> None:
     """Objectives take one of each token: what a column of turns would give them."""
     import torch
 
@@ -284,9 +284,9 @@ def test_an_advantage_may_differ_from_token_to_token(aggregation: Any) -> None:
         for t in places:
             rho = np.exp(logprobs[b, t] - behavior[b, t])
             term = min(rho * advantages[b, t], min(max(rho, 0.8), 1.2) * advantages[b, t])
-            expected -= weights[b] * term / (len(places) if aggregation == "token_mean" else 1)
+            expected -= weights[b] * term / (len(places) if loss_type == "grpo" else 1)
             expected_cispo -= weights[b] * min(max(rho, 0.9), 1.1) * advantages[b, t] * logprobs[b, t] / mask.sum()
-    loss, _ = grpo_objective(*tensors, ActorObjective(aggregation=aggregation))
+    loss, _ = grpo_objective(*tensors, ActorObjective(loss_type=loss_type))
     assert float(loss) == pytest.approx(expected)
     from crl.config import ExtractorObjective
 

@@ -1,4 +1,5 @@
-"""Every command of docs/bank.md, run as typed on a real run: quickstart stands for the tiny run of the tests."""
+"""Every command of docs/bank.md and docs/skills.md, run as typed on a real run: quickstart stands for the tiny run of
+the tests."""
 
 from __future__ import annotations
 
@@ -12,25 +13,27 @@ from crl.cli import main
 from crl.report.bank import entries_after
 from tests.tiny_run import CONFIG, ROOT, ROUNDS
 
-PAGE = (ROOT / "docs/bank.md").read_text(encoding="utf-8")
-TYPED = [
-    line.partition("  #")[0].strip()
-    for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    for line in block.splitlines()
-]
+PAGE, SKILLS = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("bank.md", "skills.md"))
+
+
+def typed(page: str) -> list[str]:
+    """The commands of a page."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
 
 
 def test_every_subcommand_is_shown() -> None:
     from crl.cli.bank import app
 
-    shown = {"build", *(shlex.split(line)[2] for line in TYPED)}
+    shown = {"build", *(shlex.split(line)[2] for line in typed(PAGE))}
     assert "(bank_from_chats.md)" in PAGE, "that page has `build`, and its commands are run by a test of their own"
     assert shown == {command.name for command in app.registered_commands}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", [PAGE, SKILLS], ids=["bank", "skills"])
 def test_the_commands_of_the_page_run(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    page: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = entries_after(finished, order="uses", limit=1)[0].entry_id
     swap = {
@@ -40,6 +43,7 @@ def test_the_commands_of_the_page_run(
         "12": str(ROUNDS),
         "shrine1": "lake",
         "shrine1=blue": "lake=lake",
+        "skills/shrine1": "skills/lake",
     }
     config = (ROOT / CONFIG).read_text(encoding="utf-8")
     (tmp_path / "conf/prompts").mkdir(parents=True)
@@ -49,7 +53,7 @@ def test_the_commands_of_the_page_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CRL_RUNS", str(tmp_path / "runs"))
     before = sorted(path.relative_to(finished) for path in finished.rglob("*"))
-    for line in TYPED:
+    for line in typed(page):
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main([swap.get(word, word) for word in shlex.split(line)[1:]])

@@ -194,5 +194,5 @@ def _chosen(run: RunDirectory, by_round: _Rounds, numbers: Sequence[int], which:
         success = {number: by_round.success(number) for number in numbers}
         known = {number: value for number, value in success.items() if value is not None}
         if known:
-            return max(known, key=lambda number: (known[number], -number))  # of equally good ones the first
+            return max(known, key=lambda number: (known[number], number))  # of equally good ones the later, as exports
     return next((number for number in reversed(numbers) if by_round.is_whole(number)), numbers[-1])

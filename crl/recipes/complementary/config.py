@@ -36,7 +36,7 @@ from crl.config import (
 from crl.config.base import MOST_ROUNDS
 from crl.config.registry import load_object
 from crl.errors import BadInput
-from crl.rounds.impossible import hidden_answers, unbounded
+from crl.rounds.impossible import hidden_answers, whole_reference
 
 ACTOR, EXTRACTOR = "actor", "extractor"
 
@@ -46,6 +46,7 @@ class BankRecipeConfig(RecipeConfig):
 
     BUILDER: ClassVar[str] = "crl.recipes.complementary.round:build"
     MECHANISMS: ClassVar[str] = "crl.recipes.complementary.round:MECHANISMS"
+    REPORT: ClassVar[str | None] = "crl.recipes.complementary.report:SECTION"
     TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR, EXTRACTOR})
     """Roles that are trained."""
     has_bank: ClassVar[bool] = True
@@ -54,8 +55,8 @@ class BankRecipeConfig(RecipeConfig):
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
         {
             "prompts.distill", "prompts.merge", "recipe.actor_objective", "recipe.approve_bank", "recipe.bank",
-            "recipe.distill.episodes", "recipe.distill.max_operations", "recipe.extractor_objective", "recipe.merge",
-            "recipe.warm_up_rounds",
+            "recipe.distill.episodes", "recipe.distill.max_operations", "recipe.distill.select",
+            "recipe.extractor_objective", "recipe.merge", "recipe.warm_up_rounds",
         }
     )  # fmt: skip
     OVERLAPS: ClassVar[bool] = True
@@ -276,15 +277,9 @@ def _roles(config: BankRecipeConfig, method: Method) -> Iterator[BadInput]:
             next_step="leave it out",
         )
     yield from hidden_answers(method)
-    corrections = {
-        ACTOR: config.actor_objective.importance_sampling_correction,
-        EXTRACTOR: config.extractor_objective.importance_sampling_correction,
-    }
     trained = config.TRAINED & config.roles().keys()
-    for role in sorted(trained):
-        yield from unbounded(
-            method, role, corrections[role], f"method.recipe.{role}_objective.importance_sampling_correction"
-        )
+    if ACTOR in trained:
+        yield from whole_reference(method, config.actor_objective, [method.owner(ACTOR)])
     if method.overlap and EXTRACTOR in trained and method.owner(ACTOR) == method.owner(EXTRACTOR):
         yield BadInput(
             "actor and extractor share their weights, so the update that the next round waits for needs both",

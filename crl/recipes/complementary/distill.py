@@ -72,7 +72,8 @@ def distill_part(ctx: StageContext, part: int) -> None:
 
 
 def _items(ctx: StageContext) -> list[DistillItem]:
-    return items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), config_of(ctx.method).distill)
+    config = config_of(ctx.method).distill
+    return items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), config, lambda name: ctx.seed(name))
 
 
 def _width(method: Method) -> int:

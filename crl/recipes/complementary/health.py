@@ -79,6 +79,7 @@ def health(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
     )
     metrics["actor_tokens_read"] = float(sum(episode.tokens_read for episode in episodes))
     metrics["actor_tokens_sampled"] = float(sum(episode.tokens_sampled for episode in episodes))
+    metrics["episode_tokens_sampled"] = metrics["actor_tokens_sampled"]  # to the other, mechanisms add theirs
     metrics |= group_metrics(episodes, subgroups=config.actor_objective.advantage == "subgroup")
     previous = ctx.metrics(BEFORE)
     alarms: dict[str, str] = {}

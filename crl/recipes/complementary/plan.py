@@ -14,6 +14,7 @@ from crl.bank.changes import summary_of
 from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
+from crl.config import Method, RetrievalConfig
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.mechanisms.suppression import masked
 from crl.records import FREE, GUIDED, BankEntry, Retrieval, RetrievalCount, Suppression, Task, rows_with
@@ -54,16 +55,20 @@ def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], li
     return retrieve_all(ctx, retriever, guided), retriever.counts(), suppressed
 
 
+def retrieval_of(method: Method, *, training: bool) -> RetrievalConfig:
+    """How a method retrieves. Exploration belongs to training: elsewhere the most relevant entry is taken, unless the
+    method says otherwise."""
+    config = config_of(method).retrieval
+    if training or config.diversify_evaluation:
+        return config
+    return config.model_copy(update={"diversify": False})
+
+
 def open_retriever(
     ctx: StageContext, bank: Snapshot, counts: Sequence[RetrievalCount], *, training: bool
 ) -> BankRetriever:
-    """A retriever over the bank that the stage reads; what its index caches is beside the run and can be rebuilt.
-
-    Exploration belongs to training: elsewhere the most relevant entry is taken, unless the method says otherwise.
-    """
-    config = config_of(ctx.method).retrieval
-    if not training and not config.diversify_evaluation:
-        config = config.model_copy(update={"diversify": False})
+    """A retriever over the bank that the stage reads; what its index caches is beside the run and can be rebuilt."""
+    config = retrieval_of(ctx.method, training=training)
     bank_round = ctx.round_of(BANK)
     _, table_of = ctx.bank_tables()
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from crl.config import ClippedObjective, EmbedderUse, Method, Model, RecipeConfig, RoleUse, SeedRange
+from crl.config import EmbedderUse, Method, Model, RecipeConfig, RoleUse, SeedRange, StreamObjective
 from crl.config.base import MOST_ROUNDS
 from crl.config.mechanisms import EmbedderName
 from crl.errors import BadInput
-from crl.rounds.impossible import refused, unbounded, unread_settings, whole_reference
+from crl.rounds.impossible import refused, unread_settings, whole_reference
 
 ACTOR, EXPERIENCE, TEACHER = "actor", "experience", "teacher"
 PREDICT, VARY, ANNOTATE = "predict", "vary", "annotate"
@@ -137,7 +137,7 @@ class DreamGymConfig(RecipeConfig):
     synthetic_rounds: int | None = Field(
         None, ge=0, le=MOST_ROUNDS, description="Rounds until all episodes are real (sim to real); none: never."
     )
-    objective: ClippedObjective = Field(ClippedObjective(), description="GRPO of the actor.")
+    objective: StreamObjective = Field(StreamObjective(), description="GRPO of the actor.")
 
     def share(self, round_number: int) -> float:
         """Largest share of synthetic episodes in a batch of a round."""
@@ -262,12 +262,6 @@ class DreamGymConfig(RecipeConfig):
                     f"method.roles.{role}.sampling.constrain", "what it writes is text, not an action", "none"
                 )
         yield from whole_reference(method, self.objective, {method.owner(ACTOR)} & set(method.trained()))
-        yield from unbounded(
-            method,
-            ACTOR,
-            self.objective.importance_sampling_correction,
-            "method.recipe.objective.importance_sampling_correction",
-        )
 
     def _nothing_to_fit(self, families: int, fewest: int) -> Iterator[BadInput]:
         """Explorations of which a task family gets so few episodes that all of them are held out, or none at all."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from crl.config import Method
 from crl.errors import BadInput
-from crl.learn.terms import NLL, Objective
+from crl.learn.terms import objectives
 from crl.protocols import Graded
 from crl.recipes.dreamgym import collect, corpus, credit, explore, health, plan, store, validate
 from crl.recipes.dreamgym.config import ACTOR, ANNOTATE, EXPERIENCE, PREDICT, TEACHER, VARY, config_of
@@ -155,10 +155,7 @@ def build(method: Method) -> Recipe:
         stages=stages,
         initial={update_name(owner): "initialize" for owner in method.owners()},
         trains=frozenset(method.trained()),
-        objectives={
-            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.beta > 0),
-            "nll": NLL,
-        },
+        objectives=objectives(config.objective),
         row_types=ROWS,
         check_ready=check_ready,
         recalls=(Metric, Annotation, Transition, TransitionVector, PoolItem),

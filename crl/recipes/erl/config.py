@@ -10,16 +10,16 @@ from pydantic import Field
 from crl.config import (
     BankConfig,
     BankUse,
-    ClippedObjective,
     EmbedderUse,
     Method,
     Model,
     RecipeConfig,
     RoleUse,
+    StreamObjective,
 )
 from crl.config.mechanisms import EmbedderName
 from crl.errors import BadInput
-from crl.rounds.impossible import refused, unbounded, unread_settings, whole_reference
+from crl.rounds.impossible import refused, unread_settings, whole_reference
 
 ACTOR, REFLECTOR = "actor", "reflector"
 REFLECT = "reflect"
@@ -99,7 +99,7 @@ class ErlConfig(RecipeConfig):
     )
     bank: BankConfig = Field(BankConfig(capacity=1000), description="Capacity and eviction of the memory.")
     approve_bank: bool = Field(False, description="A person approves each round's bank first.")
-    objective: ClippedObjective = Field(ClippedObjective(), description="GRPO of every stream.")
+    objective: StreamObjective = Field(StreamObjective(), description="GRPO of every stream.")
     internalize: InternalizeConfig | None = Field(
         InternalizeConfig(), description="Next-token loss on what succeeded with guidance, without it; none: not."
     )
@@ -159,13 +159,6 @@ class ErlConfig(RecipeConfig):
         if self.reflect is not None and method.role(REFLECTOR).sampling.constrain == "actions":
             yield refused("method.roles.reflector.sampling.constrain", "a reflection is text, not an action", "none")
         yield from whole_reference(method, self.objective, method.trained())
-        for role in self.roles():
-            yield from unbounded(
-                method,
-                role,
-                self.objective.importance_sampling_correction,
-                "method.recipe.objective.importance_sampling_correction",
-            )
 
 
 config_of = ErlConfig.of

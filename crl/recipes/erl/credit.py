@@ -5,7 +5,7 @@ revision); a reflection earns the reward of the attempt that it guided. A guided
 learned by next-token loss in the context of the first prompt.
 
 The loss is the mean over the attempts and reflections that train a set of weights, the internalized ones included; over
-the tokens of one it is a sum or a mean (`objective.aggregation`).
+the tokens of one it is what `objective.loss_type` says.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from crl.credit.samples import (
     rollout_samples,
     sample_of,
     stripped_records,
+    token_factor,
     trained_of,
 )
 from crl.credit.uses import entry_scores, outcome, usable
@@ -76,23 +77,31 @@ def samples_of(
 
     With N of them to a set of weights, internalized ones included, a rollout has the weight 1/N. The update divides the
     next-token loss by the T tokens of all its samples, so an attempt of reward r has the weight c max(r, 0) T/N
-    (c: `internalize.weight`); with `token_mean` also 1 over its own tokens.
+    (c: `internalize.weight`), and as in the policy objective also 1 over its own tokens (`grpo`), or `token_factor`.
     """
     config = config_of(method)
     counts = Counter(method.owner(each.role) for each in rollouts)
     counts[method.owner(ACTOR)] += len(learned)
-    found = rollout_samples(rollouts, config.objective, lambda role: 1 / counts[method.owner(role)], round=round)
-    lengths = [sum(sum(record.loss_mask) for record in each.records) for each in learned]
+    found = rollout_samples(
+        rollouts, config.objective, lambda role: 1 / counts[method.owner(role)], round=round, owner=method.owner
+    )
+    lengths = [_written(each.records) for each in learned]
+    beside = [_written(each.records) for each in rollouts if method.owner(each.role) == method.owner(ACTOR)] or lengths
+    factor_of_tokens = token_factor(config.objective, [1.0] * len(beside), beside)
     factor = config.internalize.weight if config.internalize is not None else 0.0
     for each, trained in zip(learned, lengths, strict=True):
-        own = max(trained, 1) if config.objective.aggregation == "token_mean" else 1
-        weight = factor * max(each.reward, 0.0) * sum(lengths) / counts[method.owner(ACTOR)] / own
+        own = 1 / max(trained, 1) if config.objective.loss_type == "grpo" else factor_of_tokens
+        weight = factor * max(each.reward, 0.0) * sum(lengths) / counts[method.owner(ACTOR)] * own
         for record in trained_of(each.records):
             sample = sample_of(
                 record, round=round, role=ACTOR, objective="nll", reward=each.reward, advantage=1.0, weight=weight
             )
             found.append(replace(sample, sample_id=f"{sample.sample_id}{SUFFIX}"))
     return found
+
+
+def _written(records: Sequence[Generation]) -> int:
+    return sum(sum(record.loss_mask) for record in records)
 
 
 def _attempt_stages(config: ErlConfig) -> list[str]:

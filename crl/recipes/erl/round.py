@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from crl.config import Method
-from crl.learn.terms import NLL, Objective
+from crl.learn.terms import objectives
 from crl.recipes.erl import attempts, credit, health, memory, prompts, reflect
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
@@ -105,10 +105,7 @@ def build(method: Method) -> Recipe:
         stages=stages,
         initial={"consolidate": "initialize", **{update_name(owner): "initialize" for owner in method.owners()}},
         trains=frozenset(method.trained()),
-        objectives={
-            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.beta > 0),
-            "nll": NLL,
-        },
+        objectives=objectives(config.objective),
         row_types=(Reflection,),
         check_ready=prompts.check_ready,
     )

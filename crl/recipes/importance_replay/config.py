@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from crl.config import (
-    ClippedObjective,
     EmbedderUse,
     FamilyConfig,
     Method,
@@ -16,10 +15,11 @@ from crl.config import (
     RecipeConfig,
     RoleUse,
     SeedRange,
+    StreamObjective,
 )
 from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
-from crl.rounds.impossible import refused, unbounded, unread_settings, whole_reference
+from crl.rounds.impossible import refused, unread_settings, whole_reference
 
 ACTOR = "actor"
 NEUTRAL = 0.5
@@ -101,8 +101,8 @@ class ImportanceReplayConfig(RecipeConfig):
     buffer: ReplayBufferConfig = Field(ReplayBufferConfig(), description="The replay buffer.")
     extractor: ExtractorNetworkConfig = Field(ExtractorNetworkConfig(), description="The network that scores samples.")
     probe: ReplayProbeConfig = Field(ReplayProbeConfig(), description="How it is measured whether an update helped.")
-    objective: ClippedObjective = Field(
-        ClippedObjective(epsilon_high=0.2, beta=0.0, aggregation="token_mean"),
+    objective: StreamObjective = Field(
+        StreamObjective(epsilon_high=0.2, beta=0.0, loss_type="grpo"),
         description="GRPO; ratios are against the probabilities that sampled the tokens, however long ago.",
     )
 
@@ -152,12 +152,6 @@ class ImportanceReplayConfig(RecipeConfig):
         """Combinations that would run for hours and do nothing of what was asked for."""
         yield from unread_settings(method, reward="samples are compared by what the task pays")
         yield from whole_reference(method, self.objective, [method.owner(ACTOR)])
-        yield from unbounded(
-            method,
-            ACTOR,
-            self.objective.importance_sampling_correction,
-            "method.recipe.objective.importance_sampling_correction",
-        )
         for index, family in enumerate(method.families):
             if self.probe.pool >= family.train_seeds.count:
                 yield refused(

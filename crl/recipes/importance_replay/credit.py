@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crl.credit.advantages import stream_advantages
-from crl.credit.samples import grpo_sample, record_of, records_of, shared
+from crl.credit.samples import grpo_sample, record_of, records_of, rewarded, token_factor, weighed
 from crl.credit.uses import usable
 from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceReplayConfig, config_of
 from crl.recipes.importance_replay.network import features_of, matrix, network_of, text_of
@@ -116,10 +116,12 @@ def noted(items: Sequence[ReplayItem], batches: Iterable[Batch], *, round: int) 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """An episode that ended by the rules, with the token records of its sequences and its advantage."""
+    """An episode that ended by the rules, with the token records of its sequences, the reward that it is compared by
+    and its advantage."""
 
     episode: Episode
     records: Sequence[Generation]
+    reward: float
     advantage: float
 
 
@@ -129,15 +131,16 @@ def credit(ctx: StageContext) -> None:
     played = played_of(episodes, ctx.rows(Generation, COLLECT), config)
     metrics = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
     if not config.replays:
+        sequences = weighed([(each.records, 1 / len(played)) for each in played], config.objective)
         samples = [
-            _sample(ctx, record, each.episode.reward, each.advantage, 1 / len(played) * share, step)
+            _sample(ctx, record, each.reward, each.advantage, weight, step)
             for step in range(config.buffer.steps)
-            for each in played
-            for record, share in shared(each.records, config.objective.aggregation)
+            for each, of_it in zip(played, sequences, strict=True)
+            for record, weight in of_it
         ]
     else:
-        sequences = enumerate((each, record) for each in played for record in each.records)
-        new = [_item(each, record, n, ctx.round) for n, (each, record) in sequences if _trains(each, record)]
+        numbered = enumerate((each, record) for each in played for record in each.records)
+        new = [_item(each, record, n, ctx.round) for n, (each, record) in numbered if _trains(each, record)]
         items = buffer_after(ctx.rows(ReplayItem, BEFORE), new, config.buffer.capacity)
         gone, held = ([item for item in items if item.status == status] for status in (EVICTED, HELD))
         embeddings = _Embeddings(ctx, new)
@@ -166,12 +169,13 @@ def played_of(
 ) -> list[Played]:
     """Usable episodes in their order; each advantage is among the rollouts of one group."""
     records = {row.generation_id: row for row in generations}
-    ended = [episode for episode in episodes if usable(episode)]
-    groups = [(episode.family, episode.group) for episode in ended]
-    advantages = stream_advantages([episode.reward for episode in ended], groups, config.objective)
+    ended = [(episode, records_of(episode, records)) for episode in episodes if usable(episode)]
+    rewards = [rewarded(episode.reward, of_it, config.objective) for episode, of_it in ended]
+    groups = [(episode.family, episode.group) for episode, _ in ended]
+    advantages = stream_advantages(rewards, groups, config.objective)
     return [
-        Played(episode, records_of(episode, records), float(advantage))
-        for episode, advantage in zip(ended, advantages, strict=True)
+        Played(*each, reward, float(advantage))
+        for each, reward, advantage in zip(ended, rewards, advantages, strict=True)
     ]
 
 
@@ -192,7 +196,7 @@ def _item(played: Played, record: Generation, place: int, round: int) -> ReplayI
         generation_stage=record.stage,
         episode_id=episode.episode_id,
         family=episode.family,
-        reward=episode.reward,
+        reward=played.reward,
         advantage=played.advantage,
         turns=episode.turns,
         trained=len(logprobs),
@@ -310,26 +314,24 @@ def _sample(ctx: StageContext, record: Generation, reward: float, advantage: flo
 def _samples(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[ReplayItem]) -> list[Sample]:
     """What the update trains: a sample that was drawn n times of B has the weight n/B times its factor.
 
-    With `token_sum` it also stands for the other sequences of its episode: it is divided by what it is drawn by.
+    But with `grpo` it also stands for the other sequences of its episode: it is divided by what it is drawn by.
     """
-    by_sum = config_of(ctx.method).objective.aggregation == "token_sum"
+    objective = config_of(ctx.method).objective
     shares = dict(zip((item.generation_id for item in held), shares_of(held), strict=True))
     items = {item.generation_id: item for item in held}
     records = _records(ctx, [items[row.generation_id] for row in draws])
-    of_step: dict[int, int] = defaultdict(int)
-    for row in draws:
-        of_step[row.step] += row.draws
-    return [
-        _sample(
-            ctx,
-            record_of(records, row.generation_id),
-            items[row.generation_id].reward,
-            items[row.generation_id].advantage,
-            row.draws / of_step[row.step] * row.factor / (shares[row.generation_id] if by_sum else 1.0),
-            row.step,
-        )
-        for row in draws
-    ]
+    found = []
+    for step in sorted({row.step for row in draws}):
+        rows = [row for row in draws if row.step == step]
+        drawn = sum(row.draws for row in rows)
+        weights = [row.draws / drawn * row.factor for row in rows]
+        by_share = [1.0 if objective.loss_type == "grpo" else 1 / shares[row.generation_id] for row in rows]
+        tokens = [items[row.generation_id].trained * share for row, share in zip(rows, by_share, strict=True)]
+        factor = token_factor(objective, weights, tokens)
+        for row, weight, share in zip(rows, weights, by_share, strict=True):
+            item, record = items[row.generation_id], record_of(records, row.generation_id)
+            found.append(_sample(ctx, record, item.reward, item.advantage, weight * share * factor, step))
+    return found
 
 
 def _records(ctx: StageContext, items: Iterable[ReplayItem]) -> dict[str, Generation]:

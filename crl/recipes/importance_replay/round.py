@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from crl.config import Method
-from crl.learn.terms import Objective
+from crl.learn.terms import objectives
 from crl.recipes.importance_replay import credit, health, measure, play
 from crl.recipes.importance_replay.config import ACTOR, config_of
 from crl.recipes.importance_replay.network import NETWORK
@@ -108,9 +108,7 @@ def build(method: Method) -> Recipe:
         ),
         initial={update_name(owner): "initialize"},
         trains=frozenset(method.trained()),
-        objectives={
-            "grpo": Objective("crl.learn.clipped:clipped_term", config.objective, reference=config.objective.beta > 0)
-        },
+        objectives=objectives(config.objective),
         row_types=ROWS if config.replays else (),
         check_ready=check_ready,
     )

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crl.config import ClippedObjective, DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig
+from crl.config import DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig, StreamObjective
 from crl.config.load import load_experiment
 from crl.credit.advantages import stream_advantages
 from crl.credit.samples import Rollout
 from crl.errors import BadInput
-from crl.learn.terms import NLL, Objective
+from crl.learn.terms import objectives as all_objectives
 from crl.recipes.erl.credit import Internalized, samples_of
 from crl.records import Generation
 from tests.paper.reference import Floats, random_batch, relative_error
@@ -43,27 +43,29 @@ def by_hand(batch: Any, reference_BT: Floats, low: float, high: float, kl: float
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kl", [0.0, 0.001, 0.5])
-@pytest.mark.parametrize("aggregation", ["token_sum", "token_mean"])
+@pytest.mark.parametrize("loss_type", ["token_sum", "grpo"])
 def test_the_objective_clips_by_two_bounds_and_penalizes_leaving_the_base_model(
-    seed: int, kl: float, aggregation: Any
+    seed: int, kl: float, loss_type: Any
 ) -> None:
     import torch
 
-    from crl.learn.clipped import clipped_objective
+    from crl.learn.objectives import grpo_objective
 
     batch = random_batch(seed)
     rng = np.random.default_rng(seed + 100)
     reference_BT = (batch.logprobs() + 0.5 * rng.normal(size=batch.mask_BT.shape)) * batch.mask_BT
-    config = ClippedObjective(epsilon=0.2, epsilon_high=0.28, beta=kl, aggregation=aggregation)
-    expected, derivative = by_hand(batch, reference_BT, 0.2, 0.28, kl, aggregation == "token_mean")
+    config = StreamObjective(epsilon=0.2, epsilon_high=0.28, beta=kl, loss_type=loss_type)
+    expected, derivative = by_hand(batch, reference_BT, 0.2, 0.28, kl, loss_type == "grpo")
     ratios = np.exp(batch.logprobs() - batch.behavior_BT)[batch.mask_BT > 0]
     assert ((ratios > 1.2) & (ratios < 1.28)).any() and (ratios > 1.28).any() and (ratios < 0.8).any()
 
     logits = torch.tensor(batch.logits_BTV, requires_grad=True)
     scaled = torch.log_softmax(logits / batch.temperature, -1)
     logprobs_BT = scaled.gather(-1, torch.tensor(batch.targets_BT)[..., None])[..., 0] * torch.tensor(batch.mask_BT)
-    tensors = (batch.behavior_BT, reference_BT, batch.mask_BT, batch.advantages_BT, batch.weights_B)
-    loss, counted = clipped_objective(logprobs_BT, *map(torch.tensor, tensors), config)
+    tensors = (batch.behavior_BT, batch.mask_BT, batch.advantages_BT, batch.weights_B)
+    loss, counted = grpo_objective(
+        logprobs_BT, *map(torch.tensor, tensors), config, reference_BT=torch.tensor(reference_BT)
+    )
     loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-9)
     assert logits.grad is not None
@@ -75,7 +77,7 @@ def test_the_objective_clips_by_two_bounds_and_penalizes_leaving_the_base_model(
 def test_the_low_variance_estimator_is_unbiased_never_negative_and_zero_for_equal_models() -> None:
     import torch
 
-    from crl.learn.clipped import divergence
+    from crl.learn.objectives import divergence
 
     rng = np.random.default_rng(1)
     policy, reference = rng.dirichlet(np.ones(50)), rng.dirichlet(np.ones(50))
@@ -90,11 +92,11 @@ def test_the_low_variance_estimator_is_unbiased_never_negative_and_zero_for_equa
 def test_a_penalty_needs_something_to_compare_with() -> None:
     import torch
 
-    from crl.learn.clipped import clipped_objective
+    from crl.learn.objectives import grpo_objective
 
     one = torch.ones(1, 1)
     with pytest.raises(ValueError, match="penalty"):
-        clipped_objective(-one, -one, None, one, one[0], one[0], ClippedObjective(beta=0.1))
+        grpo_objective(-one, -one, one, one, one[0], StreamObjective(beta=0.1))
 
 
 def test_every_stream_of_every_task_is_normalized_on_its_own() -> None:
@@ -103,7 +105,7 @@ def test_every_stream_of_every_task_is_normalized_on_its_own() -> None:
     groups += [(9, "second"), (10, "first"), (10, "first")]
     rewards = [float(value) for value in rng.choice([0.0, 0.5, 1.0], len(groups))]
     rewards[-3:] = [1.0, 1.0, 1.0]  # the only one of its group; two whose rewards are equal
-    found = stream_advantages(rewards, groups, ClippedObjective())
+    found = stream_advantages(rewards, groups, StreamObjective())
     for place, (group, reward) in enumerate(zip(groups, rewards, strict=True)):
         mates = [rewards[other] for other in range(len(groups)) if groups[other] == group]
         mean = math.fsum(mates) / len(mates)
@@ -111,7 +113,7 @@ def test_every_stream_of_every_task_is_normalized_on_its_own() -> None:
         expected = reward if len(mates) == 1 else 0.0 if deviation == 0 else (reward - mean) / deviation
         assert found[place] == pytest.approx(expected, abs=1e-9)
     assert found[-3] == 1.0 and list(found[-2:]) == [0.0, 0.0]
-    assert stream_advantages([1.0], ["alone"], ClippedObjective(singleton="zero"))[0] == 0.0
+    assert stream_advantages([1.0], ["alone"], StreamObjective(singleton="zero"))[0] == 0.0
 
 
 # -- the whole loss of a round, on a model ----------------------------------------------------------------------------
@@ -143,9 +145,9 @@ def logprobs(network: Any, tokens: list[int], mask: list[int]) -> Floats:
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(r=2)], ids=["full weights", "adapters"])
-@pytest.mark.parametrize("aggregation", ["token_sum", "token_mean"])
+@pytest.mark.parametrize("loss_type", ["token_sum", "grpo"])
 def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_model(
-    model: Path, tmp_path: Path, lora: LoraConfig | None, aggregation: Any
+    model: Path, tmp_path: Path, lora: LoraConfig | None, loss_type: Any
 ) -> None:
     """The second update: by then the weights are no longer those of the base model."""
     import torch
@@ -157,7 +159,7 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
     kl, factor = 0.3, 0.5
     method = load_experiment(
         ROOT / "conf/erl_tiny.yaml",
-        {"method.recipe.objective.beta": kl, "method.recipe.objective.aggregation": aggregation,
+        {"method.recipe.objective.beta": kl, "method.recipe.objective.loss_type": loss_type,
          "method.recipe.internalize.weight": factor},
     ).method  # fmt: skip
     rewards = {"first": [1.0, 0.0, 0.0, 1.0], "reflection": [1.0, 0.25], "second": [1.0, 0.25]}
@@ -177,10 +179,7 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
         behind = dataclasses.replace(record, token_ids=tokens, loss_mask=mask, logprobs=[0.0] * len(tokens))
         learned.append(Internalized([behind], each.reward))
     samples = samples_of(rollouts, learned, method, round=3)
-    objectives = {
-        "grpo": Objective("crl.learn.clipped:clipped_term", method.recipe.objective, reference=True),
-        "nll": NLL,
-    }  # type: ignore[attr-defined]
+    objectives = all_objectives(method.recipe.objective)  # type: ignore[attr-defined]
 
     role = RoleConfig(
         model="miniature", lora=lora, optimizer=OptimizerConfig(kind="sgd", learning_rate=0.3, max_grad_norm=0),
@@ -202,7 +201,7 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
     moved.eval()
     count, penalties, loss = len(rollouts) + len(learned), [], 0.0
     advantages = stream_advantages(
-        [each.reward for each in rollouts], [each.group for each in rollouts], ClippedObjective()
+        [each.reward for each in rollouts], [each.group for each in rollouts], StreamObjective()
     )
     for each, a in zip(rollouts, advantages, strict=True):
         [record] = each.records
@@ -214,11 +213,11 @@ def test_the_loss_is_the_mean_over_all_sequences_and_compares_with_the_base_mode
         rho = np.exp(new - stored)
         penalty = np.exp(old - new) - 1 - (old - new)
         terms = np.minimum(rho * a, np.clip(rho, 0.8, 1.28) * a) - kl * penalty
-        loss -= (terms.sum() if aggregation == "token_sum" else terms.mean()) / count
+        loss -= (terms.sum() if loss_type == "token_sum" else terms.mean()) / count
         penalties += list(penalty)
     for each in learned:
         taught = logprobs(moved, each.records[0].token_ids, each.records[0].loss_mask)
-        loss -= factor * each.reward * (taught.sum() if aggregation == "token_sum" else taught.mean()) / count
+        loss -= factor * each.reward * (taught.sum() if loss_type == "token_sum" else taught.mean()) / count
     assert second["loss"] == pytest.approx(loss, rel=1e-4)
     assert second["reference_kl"] == pytest.approx(np.mean(penalties), rel=1e-3) and second["reference_kl"] > 1e-4
 
@@ -229,7 +228,7 @@ def test_a_round_whose_rewards_are_equal_takes_no_step_for_the_penalty_alone(mod
     rng = np.random.default_rng(8)
     method = load_experiment(ROOT / "conf/erl_tiny.yaml", {}).method
     equal = [Rollout("actor", [generation(f"g{index}", rng)], 1.0, "first") for index in range(3)]
-    objectives = {"grpo": Objective("crl.learn.clipped:clipped_term", ClippedObjective(beta=0.1), reference=True)}
+    objectives = all_objectives(StreamObjective(beta=0.1))
     trainer = Trainer(RoleConfig(model="miniature"), model_path=model, checkpoint=None, threads=1)
     assert trainer.update(samples_of(equal, [], method, round=1), objectives)["stepped"] == 0
     unequal = [*equal, Rollout("actor", [generation("g3", rng)], 0.0, "second"), Rollout("actor", [generation("g4", rng)], 1.0, "second")]  # noqa: E501  # fmt: skip

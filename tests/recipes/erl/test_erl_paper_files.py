@@ -17,7 +17,8 @@ from tests.recipes.erl.erl_played import played
 PAPER = Path(__file__).parents[3] / "conf/paper"
 TASKS = ("frozenlake", "sokoban", "hotpotqa")
 OBJECTIVE = {
-    "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.001, "aggregation": "token_sum", "scale_rewards": "group",
+    "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.001, "loss_type": "token_sum", "scale_rewards": "group",
+    "importance_sampling_level": "token",
     "singleton": "reward",
 }  # fmt: skip
 WITHOUT: dict[str, Any] = {"gate": 0.0, "reflect": None, "memory": None, "internalize": None}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crl.config import ClippedObjective
+from crl.config import StreamObjective
 from crl.recipes.importance_replay.config import ReplayProbeConfig
 from crl.recipes.importance_replay.credit import (
     buffer_after,
@@ -262,7 +262,7 @@ def test_the_actor_loss_is_weighted_by_scores_and_its_ratio_is_against_the_store
     """B = 5 draws of three samples that were played with other weights; one token at a time."""
     import torch
 
-    from crl.learn.clipped import clipped_objective
+    from crl.learn.objectives import grpo_objective
 
     rng = np.random.default_rng(8)
     scores, draws, advantages = [0.9, 0.2, 0.5], [2, 1, 2], [1.0, -0.7, 0.4]
@@ -276,11 +276,10 @@ def test_the_actor_loss_is_weighted_by_scores_and_its_ratio_is_against_the_store
             terms.append(min(ratio * advantages[b], min(max(ratio, 0.8), 1.2) * advantages[b]))
         expected -= draws[b] / 5 * scores[b] * sum(terms) / len(places)
     weights = [count / 5 * score for count, score in zip(draws, scores, strict=True)]
-    config = ClippedObjective(epsilon=0.2, epsilon_high=0.2, beta=0.0, aggregation="token_mean")
+    config = StreamObjective(epsilon=0.2, epsilon_high=0.2, beta=0.0, loss_type="grpo")
     tensors = [torch.tensor(each) for each in (now * mask, stored * mask)]
-    loss, counted = clipped_objective(
+    loss, counted = grpo_objective(
         *tensors,
-        None,
         torch.tensor(mask),
         torch.tensor(advantages)[:, None].expand(3, 4),
         torch.tensor(weights),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -12,8 +14,12 @@ import pytest
 
 from crl.audit.remarks import remarks
 from crl.audit.verify import Severity, problems_in, record_of, verify
+from crl.config.models import WAYS
+from crl.errors import RecordDamaged
+from crl.records import Metric
 from crl.run import cache
 from crl.run.directory import RunDirectory
+from crl.run.files import sha256_bytes
 from crl.run.journal import JOURNAL
 from crl.run.lease import LEASE, Lease
 from crl.run.manifest import MANIFEST, Manifest, key_of
@@ -213,3 +219,52 @@ def test_a_stray_copy_is_named_and_moving_it_away_is_all_that_it_takes(run: RunD
     subprocess.run(problem.mend, shell=True, check=True)
     assert verify(run.path) == []
     assert before == {path: path.stat().st_mtime_ns for path in (run.path / "rounds").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda file: None, None),
+        (lambda file: file.write_text('{"sampling":"pac'), "ways/actor.json is damaged"),
+        (lambda file: file.write_text("{}"), "ways/actor.json is damaged"),
+        (lambda file: file.write_text('{"sampling":"packed","update":"packed","x":1}'), "ways/actor.json is damaged"),
+        (lambda file: file.write_text('{"sampling":"rows","update":"packed"}'), "ways/actor.json says sampling rows"),
+        (lambda file: file.unlink() or os.mkfifo(file), "ways/actor.json is damaged"),
+        (lambda file: file.unlink(), "ways/actor.json is missing"),
+        (lambda file: file.with_name("other.json").write_text("{}"), "ways/other.json is unknown"),
+    ],
+)
+def test_a_file_of_ways_that_was_cut_or_changed_is_noted_with_what_to_do(
+    run: RunDirectory, damage: Callable[[Path], None], says: str | None
+) -> None:
+    manifest, file = run.manifest(3, "collect"), run.path / WAYS / "actor.json"
+    noting = Manifest.seal(manifest.digested, {**manifest.provenance, WAYS: {"actor": {"sampling": "packed"}}})
+    (run.stage_path(3, "collect") / MANIFEST).write_bytes(noting.render())
+    file.parent.mkdir()
+    file.write_text('{"sampling":"packed","update":"packed"}')
+    damage(file)
+    found = remarks(record_of(run.path))
+    assert len(found) == (says is not None), found
+    if says is not None:
+        assert found[0].startswith(says), found
+        assert "unknown" in says or "0003/collect was computed with sampling packed" in found[0]
+        assert "unknown" in says or "chosen again when the run goes on" in found[0]
+
+
+@pytest.mark.parametrize("name", ["experiment.yaml", "rounds/0002/collect/metrics.parquet", "bank/segments/*"])
+def test_an_empty_file_is_told_to_be_empty(run: RunDirectory, name: str) -> None:
+    file = next(run.path.glob(name))
+    file.write_bytes(b"")
+    told = "".join(map(str, verify(run.path)))
+    assert "empty" in told and sha256_bytes(b"") not in told
+    if file.name == "metrics.parquet":
+        with pytest.raises(RecordDamaged, match="the file is empty"):
+            run.read(2, "collect", Metric)
+
+
+@pytest.mark.parametrize("content", [b"\0" * 3000, b"# sha256 of what follows: \x1b[31m" + b"0" * 64 + b"\nname: x\n"])
+def test_what_stands_where_a_digest_belongs_is_not_shown(run: RunDirectory, content: bytes) -> None:
+    (run.path / "experiment.yaml").write_bytes(content)
+    with pytest.raises(RecordDamaged, match="its first line names no SHA-256") as refused:
+        RunDirectory.open(run.path)
+    assert not set("\0\x1b") & set(f"{refused.value}{refused.value.expected}{verify(run.path)[0]}")

@@ -150,3 +150,24 @@ def test_export_then_import(
     assert crl("bank", "import", runs / "tiny", folder, "--round", "1").code == 2
     assert crl("bank", "import", runs / "tiny", folder, "--family", "pond").code == 2
     assert crl("bank", "import", runs / "tiny", folder, "--set", "method.seed=1").code == 2
+
+
+def test_skills_out_and_in(crl: Crl, story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    runs, folder = tmp_path / "other", tmp_path / "skills"
+    words = ("bank", "export", "story", "--to", folder, "--format", "skills", "--round", "2")
+    assert crl(*words, "--embeddings").code == 2
+    said = crl(*words).out
+    assert "3 entries of story, bank after round 2" in said
+    assert f"{folder}/lake/SKILL.md: 2 experiences, the best first" in said
+    assert f"{folder}/pond/SKILL.md: 1 experience, the best first" in said
+    taken = ("bank", "import", "conf/tiny.yaml", folder, "--runs", runs)
+    refused = crl(*taken)
+    assert refused.code == 2 and "--family pond=lake" in refused.err and not runs.exists()
+    assert crl(*taken, "--family", "pond=lake", "--round", "2").code == 2
+    done = crl(*taken, "--family", "pond=lake").out
+    assert f"tiny begins with 3 entries of the skills in {folder}: 3 in family lake" in done
+    assert "what a file says of them is in `crl bank why`" in done
+    (tmp_path / "skills/lake/SKILL.md").write_text("---\nname: lake\ndescription: d\n---\nhid\u200bden\n")
+    hidden = crl("bank", "import", "conf/tiny.yaml", folder / "lake", "--runs", tmp_path / "third").out
+    assert "hidden characters in lake-r0000-lake-0001: 1 × U+200B (zero width space)" in hidden

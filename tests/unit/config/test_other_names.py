@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[3]
 SAME = {
     "GRPOConfig": {
         "seed", "learning_rate", "warmup_steps", "weight_decay", "lr_scheduler_type", "max_grad_norm", "num_iterations",
-        "epsilon", "epsilon_high", "beta", "importance_sampling_level", "scale_rewards", "temperature", "top_p",
+        "epsilon", "epsilon_high", "beta", "loss_type", "entropy_coef", "max_completion_length",
+        "importance_sampling_level", "scale_rewards", "temperature", "top_p",
         "top_k", "num_train_epochs", "gradient_checkpointing", "save_total_limit", "vllm_gpu_memory_utilization",
         "vllm_tensor_parallel_size", "chat_template_kwargs",
     },
@@ -90,7 +91,7 @@ def test_every_other_name_is_an_argument_and_every_answer_is_a_key() -> None:
     assert theirs >= OTHER_NAMES.keys()
     assert not {name for model in SAME.values() for name in model} & {
         name for name, (keys, _) in OTHER_NAMES.items() if not keys
-    } - {"beta"}
+    }
     for keys, _ in OTHER_NAMES.values():
         for key in keys:
             assert field_schema(key.replace("<role>", "actor"))
@@ -102,8 +103,8 @@ WRONG = {
     "max_grad_norm": ".optimizer.max_grad_norm", "weight_decay": ".optimizer.weight_decay",
     "lr_scheduler_type": ".optimizer.lr_scheduler_type", "adam_beta2": ".optimizer.betas",
     "temperature": ".sampling.temperature", "epsilon": "method.recipe.actor_objective.epsilon",
-    "epsilon_high": "method.recipe.actor_objective.epsilon_high", "loss_type": "actor_objective.aggregation",
-    "scale_rewards": "method.recipe.actor_objective.scale_rewards", "beta": "objective.beta of the recipes erl",
+    "epsilon_high": "method.recipe.actor_objective.epsilon_high", "loss_type": "actor_objective.loss_type",
+    "scale_rewards": "method.recipe.actor_objective.scale_rewards", "beta": "actor_objective.beta",
     "importance_sampling_level": "actor_objective.importance_sampling_level", "use_vllm": "engine: vllm",
     "per_device_train_batch_size": ".deepspeed.micro_batch",
     "gradient_checkpointing": ".deepspeed.gradient_checkpointing",

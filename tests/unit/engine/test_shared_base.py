@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from crl.config import Method
-from crl.config.mechanisms import ClippedObjective
-from crl.learn.terms import Objective
+from crl.config.mechanisms import StreamObjective
+from crl.learn.terms import objectives
 from crl.records import Sample, Weights
 from crl.run.directory import RunDirectory
 from tests.unit.engine.harness import make_experiment
@@ -29,7 +29,7 @@ SHARED = {
 ALONE = {"actor": ADAPTED, "extractor": ADAPTED}
 RECIPE = {"kind": "complementary", "retrieval": {"embedder": "lexical"}}
 # With a penalty for leaving the base model: what it compares with is the base without an adapter.
-OBJECTIVES = {"grpo": Objective("crl.learn.clipped:clipped_term", ClippedObjective(beta=0.3), reference=True)}
+OBJECTIVES = objectives(StreamObjective(beta=0.3))
 Made = Callable[[dict[str, Any]], EngineServices]
 
 

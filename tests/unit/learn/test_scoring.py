@@ -46,15 +46,40 @@ def test_parts_give_the_numbers_of_all_rows_at_once(choices: bool, dtype: torch.
     scaled_NV = logits_NV.float() / temperature_N[:, None]
     expected_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - log_normalizer(scaled_NV, choices_NC)
     [gradient] = torch.autograd.grad(expected_N @ weights_N, logits_NV)
-    found_N = _Chosen.apply(None, logits_NV, temperature_N, targets_N, choices_NC)  # type: ignore[no-untyped-call]
+    found_N, _ = _Chosen.apply(None, logits_NV, temperature_N, targets_N, choices_NC)  # type: ignore[no-untyped-call]
     assert torch.equal(found_N, expected_N)
     assert torch.equal(torch.autograd.grad(found_N @ weights_N, logits_NV)[0], gradient)
+
+
+@pytest.mark.parametrize("choices", [False, True], ids=["free", "restricted"])
+def test_entropies_are_those_of_what_a_token_was_drawn_from(choices: bool) -> None:
+    """By sums over each row's choices, in float64; an id that is no token has no part in it."""
+    logits_NV, temperature_N, targets_N, choices_NC = _inputs(choices, torch.float32)
+    absent = torch.tensor([5, 40])
+    with torch.no_grad():
+        logits_NV[:, 3] = 2000.0  # exp would overflow, and all others have no probability
+        logits_NV[50:, 3] = -2000.0
+    weights_N = torch.randn(ROWS)
+    exact_NV = logits_NV.detach().double().requires_grad_()
+    expected = []
+    for row in range(ROWS):
+        allowed = [] if choices_NC is None else [int(each) for each in choices_NC[row] if each >= 0]
+        ids = allowed or list(range(VOCABULARY))
+        scaled = exact_NV[row, [each for each in ids if each not in absent]] / temperature_N[row].double()
+        scores = torch.log_softmax(scaled, 0)
+        expected.append(-(scores.exp() * scores).sum())
+    expected_N = torch.stack(expected)
+    _, found_N = _Chosen.apply(absent, logits_NV, temperature_N, targets_N, choices_NC)  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(found_N.double(), expected_N, rtol=1e-5, atol=2e-5)
+    [gradient] = torch.autograd.grad(expected_N @ weights_N.double(), exact_NV)
+    [ours] = torch.autograd.grad(found_N @ weights_N, logits_NV)
+    torch.testing.assert_close(ours.double(), gradient, rtol=1e-4, atol=1e-4)
 
 
 def test_only_the_gradient_is_as_large_as_the_logits() -> None:
     inputs = _inputs(False, torch.float32)
     with Large() as large:
-        found_N = _Chosen.apply(None, *inputs)  # type: ignore[no-untyped-call]
+        found_N, entropy_N = _Chosen.apply(None, *inputs)  # type: ignore[no-untyped-call]
         assert large.made == []
-        torch.autograd.grad(found_N.sum(), inputs[0])
+        torch.autograd.grad(found_N.sum() + entropy_N.sum(), inputs[0])
     assert large.made == ["aten.empty_like.default"]

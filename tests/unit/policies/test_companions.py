@@ -22,7 +22,7 @@ SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=11, max_new_tokens=5
 CHAT = [{"role": "user", "content": "go north"}]
 
 
-def checkpoint_of(tiny, folder, *, lora, source=None, before=None, role=None):
+def checkpoint_of(tiny, folder, *, lora, source=None, others=(), role=None):
     """A checkpoint of changed weights, as a stage leaves it."""
     base = AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)
     torch.manual_seed(0)
@@ -33,7 +33,7 @@ def checkpoint_of(tiny, folder, *, lora, source=None, before=None, role=None):
             each.add_(torch.randn_like(each) * 0.05)
     save_weights(model, state, folder)
     name_base(folder, source or tiny.name, tiny.path, tiny.digest)
-    add_companions(folder, tiny.path, tiny.digest, role or RoleConfig(sampling=SAMPLING), before=before)
+    add_companions(folder, tiny.path, tiny.digest, role or RoleConfig(sampling=SAMPLING), others=others)
     return folder
 
 
@@ -96,12 +96,23 @@ def test_the_template_that_was_trained_with_is_the_one_that_is_written(tiny, tmp
 
 def test_a_tokenizer_takes_room_once_and_a_damaged_one_is_not_passed_on(tiny, tmp_path):
     one = checkpoint_of(tiny, tmp_path / "1", lora=True)
-    two = checkpoint_of(tiny, tmp_path / "2", lora=True, before=one)
+    two = checkpoint_of(tiny, tmp_path / "2", lora=True, others=[tmp_path / "gone", one])
     assert (one / "tokenizer.json").samefile(two / "tokenizer.json")
     content = (one / "tokenizer.json").read_bytes()
-    (two / "tokenizer.json").write_bytes(b"damaged")
-    three = checkpoint_of(tiny, tmp_path / "3", lora=True, before=two)
-    assert (three / "tokenizer.json").read_bytes() == content
+    damaged = shutil.copytree(one, tmp_path / "damaged")
+    (damaged / "tokenizer.json").write_bytes(content.replace(b"0", b"1"))
+    three = checkpoint_of(tiny, tmp_path / "3", lora=True, others=[damaged, two])
+    assert (three / "tokenizer.json").samefile(one / "tokenizer.json")
+    four = checkpoint_of(tiny, tmp_path / "4", lora=True, others=[damaged])
+    assert (four / "tokenizer.json").read_bytes() == content
+
+
+def test_a_file_system_without_links_gets_copies(tiny, tmp_path, monkeypatch):
+    one = checkpoint_of(tiny, tmp_path / "1", lora=True)
+    monkeypatch.setattr("crl.policies.companions.os.link", lambda *names: (_ for _ in ()).throw(PermissionError))
+    two = checkpoint_of(tiny, tmp_path / "2", lora=True, others=[one])
+    assert (two / "tokenizer.json").read_bytes() == (one / "tokenizer.json").read_bytes()
+    assert not (two / "tokenizer.json").samefile(one / "tokenizer.json")
 
 
 def test_the_digest_of_a_checkpoint_as_a_model_leaves_out_the_optimizer(tiny, tmp_path):

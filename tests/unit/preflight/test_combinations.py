@@ -64,16 +64,6 @@ def method(**changes: Any) -> Method:
         ("recipe.actor_critic", {"recipe__actor_critic": {}, "prompts__critic": CRITIC, "recipe__guided_share": 0.0}),
         ("recipe.warm_start.demonstrations", {"families": REALM}),
         ("recipe.self_distillation.episodes", {"recipe__self_distillation": {}, "recipe__guided_share": 1.0}),
-        *(
-            (
-                f"recipe.{role}_objective.importance_sampling_correction",
-                {
-                    f"recipe__{role}_objective__importance_sampling_correction": {},
-                    f"roles__{role}__optimizer__num_iterations": 2,
-                },
-            )
-            for role in ("actor", "extractor")
-        ),
         ("roles.extractor.sampling.constrain", {"roles__extractor__sampling__constrain": "actions"}),
         ("rollout.action_format", {"roles__actor__sampling__constrain": "actions", "rollout__action_format": "tag"}),
         (
@@ -87,15 +77,6 @@ def test_what_would_do_nothing_of_what_was_asked_for_is_refused(where: str, chan
         method(**changes)
     assert caught.value.where == f"method.{where}"
     assert caught.value.expected and caught.value.next_step
-
-
-@pytest.mark.parametrize("name", [f"{recipe}_tiny" for recipe in OTHERS])
-def test_a_correction_beside_several_passes_is_refused_in_every_recipe(name: str) -> None:
-    path, correction = ROOT / f"conf/{name}.yaml", {"method.recipe.objective.importance_sampling_correction": {}}
-    assert load_experiment(path, correction).method.recipe.objective.importance_sampling_correction is not None
-    with pytest.raises(BadInput, match="no clip bounds") as caught:
-        load_experiment(path, {**correction, "method.roles.actor.optimizer.num_iterations": 2})
-    assert caught.value.where == "method.recipe.objective.importance_sampling_correction"
 
 
 @pytest.mark.parametrize("name", [f"{recipe}_tiny" for recipe in OTHERS])
@@ -126,7 +107,7 @@ def test_answers_in_which_no_action_would_be_found_are_refused_in_every_recipe(n
         {"recipe__self_distillation": {}},
         {
             "recipe__actor_objective__importance_sampling_correction": {},
-            "roles__extractor__optimizer__num_iterations": 2,
+            "roles__actor__optimizer__num_iterations": 2,
         },
         {
             "recipe__extractor_objective__importance_sampling_correction": {},

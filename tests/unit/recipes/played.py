@@ -144,7 +144,12 @@ class Trainer:
         self.stale: list[Set[str]] = []
         """Of each batch, the ids of samples that older weights wrote."""
 
-    def update(self, samples: Sequence[Any], objective: Any, *, stale: Set[str] = frozenset()) -> dict[str, float]:
+    def proximal(self, samples: Sequence[Any], objective: Any) -> dict[str, Any]:
+        return {}
+
+    def update(
+        self, samples: Sequence[Any], objective: Any, *, stale: Set[str] = frozenset(), proximal: Any = None
+    ) -> dict[str, float]:
         self.batches.append(list(samples))
         self.stale.append(stale)
         return {"samples": float(len(samples)), "stepped": 0.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import duckdb
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.made_run import Size, make
@@ -18,6 +21,7 @@ from crl.errors import BadInput
 from crl.report.asked import asked
 from crl.report.views import answering, connect, query, write_catalog
 from tests.processes import PATIENCE_SECONDS
+from tests.tiny_run import crl_here
 
 ENDLESS = "SELECT list_sort(range(2000000000))[1]"
 """One call in C: DuckDB cannot interrupt it, and does not count its memory."""
@@ -150,6 +154,29 @@ def test_vectors_are_a_view(runs: list[Path]) -> None:
     texts = query(runs[0], "SELECT DISTINCT content_digest FROM bank_texts ORDER BY ALL")[1]
     assert [(digest,) for digest, _ in found] == texts
     assert all(abs(sum(value**2 for value in vector) - 1) < 1e-4 for _, vector in found)
+
+
+def test_vectors_are_in_a_catalog_and_a_file_beside_them_is_not(runs: list[Path], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(runs[0], tmp_path / "run"))
+    expected = query(run, "SELECT content_digest, embedding FROM bank_vectors ORDER BY ALL")[1]
+    with duckdb.connect(str(write_catalog(run)), read_only=True) as client:
+        assert client.execute("FROM bank_vectors ORDER BY ALL").fetchall() == expected
+        stored = next((run / "bank" / "embeddings").glob("*.parquet"))
+        table = pq.read_table(stored)
+        other = pa.array(["f" * 64] * table.num_rows)
+        pq.write_table(table.set_column(0, "content_digest", other), stored.with_name(f"{'0' * 64}.parquet"))
+        assert client.execute("FROM bank_vectors ORDER BY ALL").fetchall() == expected
+        assert client.execute("FROM bank_texts ORDER BY ALL").fetchall()
+        shutil.rmtree(stored.parent)
+        assert client.execute("FROM bank_vectors").fetchall() == [], "as of a run without a bank"
+
+
+def test_a_table_of_what_does_not_end_shows_its_first_rows(runs: list[Path]) -> None:
+    """However wide and high they are: what is held is bounded."""
+    sql = "SELECT range, repeat('x', 9000) || repeat(chr(10), 99) FROM range(10_000_000_000)"
+    said = crl_here(runs[0].parent, "sql", runs[0], sql).stdout
+    assert len(said) < 20_000_000
+    assert re.fullmatch(r"the first [1-9]\d* rows; --format csv or json writes all", said.splitlines()[-1])
 
 
 @pytest.mark.parametrize(

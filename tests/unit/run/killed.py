@@ -20,12 +20,16 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.unit.run.jobs"])
 
 
-def run_killed(job: Callable[..., None], path: Path, *arguments: Any, kill_at: int | None) -> bool:
+def run_killed(
+    job: Callable[..., object], path: Path, *arguments: Any, kill_at: int | None, fork: bool = False
+) -> bool:
     """Run `job(path, *arguments)` in a child, killed at its `kill_at`-th file operation below `path`.
 
-    Returns whether it came to its end before; raises if it failed by itself.
+    `fork`: the child is a copy of this process, for a job that would import for seconds. Returns whether it came to its
+    end before; raises if it failed by itself.
     """
-    process = _context.Process(target=_child, args=(job, path, arguments, kill_at))
+    context = multiprocessing.get_context("fork") if fork else _context
+    process = context.Process(target=_child, args=(job, path, arguments, kill_at))
     process.start()
     process.join(PATIENCE_SECONDS)
     if process.exitcode == -signal.SIGKILL:
@@ -35,7 +39,7 @@ def run_killed(job: Callable[..., None], path: Path, *arguments: Any, kill_at: i
     return True
 
 
-def _child(job: Callable[..., None], path: Path, arguments: tuple[Any, ...], kill_at: int | None) -> None:
+def _child(job: Callable[..., object], path: Path, arguments: tuple[Any, ...], kill_at: int | None) -> None:
     count = 0
 
     def hook(event: str, details: tuple[Any, ...]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,22 +36,22 @@ def _went_on(run: RunDirectory, number: int, before: int, token: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep_last", "keep_every", "protected", "kept"),
+    ("keep_last", "keep_every", "keep", "kept"),
     [
         (2, 0, [], [4, 5]),
         (1, 0, [], [5]),
         (1, 2, [], [2, 4, 5]),
-        (1, 0, ["rounds/0001/update_actor/checkpoint"], [1, 5]),
+        (1, 0, [1], [1, 5]),
         (9, 0, [], [1, 2, 3, 4, 5]),
     ],
 )
-def test_newest_every_and_protected_are_kept(
-    tmp_path: Path, keep_last: int, keep_every: int, protected: Sequence[str], kept: list[int]
+def test_newest_every_and_named_ones_are_kept(
+    tmp_path: Path, keep_last: int, keep_every: int, keep: Sequence[int], kept: list[int]
 ) -> None:
     run = finished_run(tmp_path, rounds=5)
     with Lease.acquire(run.path, seconds=30) as lease:
-        deleted = prune(run.path, {"actor": ["update_actor"]}, keep_last, keep_every, protected, token=lease.token)
-        assert prune(run.path, {"actor": ["update_actor"]}, keep_last, keep_every, protected, token=lease.token) == []
+        deleted = prune(run.path, {"actor": ["update_actor"]}, keep_last, keep_every, keep=keep, token=lease.token)
+        assert prune(run.path, {"actor": ["update_actor"]}, keep_last, keep_every, keep=keep, token=lease.token) == []
     assert _kept(run) == kept
     assert [entry.round for entry in deleted] == [n for n in range(1, 6) if n not in kept]
     assert pruned(run.path) == deleted
@@ -74,7 +75,7 @@ def test_another_round_may_commit_while_a_large_checkpoint_is_deleted(
 
     monkeypatch.setattr(retention, "remove", slowly)
     with Lease.acquire(run.path, seconds=30) as lease:
-        prune(run.path, {"actor": ["update_actor"]}, 1, 0, [], token=lease.token)
+        prune(run.path, {"actor": ["update_actor"]}, 1, 0, token=lease.token)
     assert len(deleting) == 2 and _kept(run) == [3]
     assert not any(path.exists() for path in deleting)
 
@@ -88,13 +89,14 @@ def test_what_the_newest_weights_point_to_is_never_pruned(tmp_path: Path) -> Non
     assert _kept(run) == [1, 3]
 
 
-def test_a_kept_round_keeps_the_weights_that_it_went_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{"keep_every": 4}, {"keep_every": 0, "keep": [4]}])
+def test_a_kept_round_keeps_the_weights_that_it_went_on_with(tmp_path: Path, how: dict[str, Any]) -> None:
     """Round 4 is one of every fourth, and its role was not updated in it: a fork of it needs what it points to."""
     run = finished_run(tmp_path, rounds=3)
     with Lease.acquire(run.path, seconds=30) as lease:
         _went_on(run, 4, 2, lease.token)
         write_stage(run, 5, "update_actor", [], lease.token)
-        prune(run.path, {"actor": "update_actor"}, 1, 4, token=lease.token)
+        prune(run.path, {"actor": "update_actor"}, 1, **how, token=lease.token)
     assert _kept(run) == [2, 5]
 
 

@@ -27,13 +27,13 @@ from crl.transfer.folder import read_folder, write_folder
 from crl.transfer.gather import Gathered, gather
 from tests.processes import PATIENCE_SECONDS
 from tests.unit.recipes.played import Played
-from tests.unit.serve.test_source import ROUND, Embedding, two_lakes
+from tests.unit.serve import agents
+from tests.unit.serve.agents import ROUND
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    made = two_lakes()
-    return Played(tmp_path_factory.mktemp("played"), made, ROUND, Embedding(made))
+    return agents.played(tmp_path_factory.mktemp("played"), "diversified")
 
 
 @pytest.fixture(scope="module")
