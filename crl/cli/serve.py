@@ -117,7 +117,7 @@ def serve_bank(
 
 
 def _query_instruction(name: str) -> str | None:
-    """What precedes queries in the run, or the exported agent, whose bank it is; None: as the embedder's model has it."""
+    """What precedes queries of the run, or the exported agent, whose bank it is; None: as the embedder has it."""
     from crl.run.directory import RunDirectory
     from crl.run.find import find_run
     from crl.serve.source import open_agent

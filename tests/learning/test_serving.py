@@ -31,7 +31,7 @@ from crl.protocols import ParsedTurn, StopReason
 from crl.serve.recording import FILE
 from tests.docs.test_commands import BLOCK
 from tests.processes import PATIENCE_SECONDS
-from tests.tiny_run import NAME, ROOT, command, environment
+from tests.tiny_run import NAME, ROOT, command, crl_here, environment
 
 pytestmark = pytest.mark.slow
 ASKED: list[Any] = [{"role": "user", "content": "Walk from @ to G.\n{experience}@FG"}]
@@ -272,8 +272,5 @@ def test_what_cannot_be_is_said_before_a_model_is_loaded(finished: Path, tmp_pat
             (("--round", "9"), "round 9"), (("--round", "1", "--best"), "both asked for"),
             (("--vllm", "http://127.0.0.1:1"), "no model is served at"), (("--record", __file__), "that is a file"),
         ):  # fmt: skip
-            done = subprocess.run(
-                command("serve", finished, *words), cwd=ROOT, env=environment(finished.parent), capture_output=True,
-                text=True, check=False, timeout=PATIENCE_SECONDS,
-            )  # fmt: skip
-            assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, (words, done.stderr)
+            done = crl_here(finished.parent, "serve", finished, *words, code=2)
+            assert said in done.stderr, words
