@@ -108,8 +108,9 @@ class OwnModel:
                 self._opened.step()
                 ended = self._opened.ended()
             except Exception:  # a batch that does not fit into memory, say: the next one may
+                error = failed()
                 for work in self._works.values():
-                    work.call.refuse(failed())
+                    work.call.refuse(error)
                 self._works, self._session = {}, None
                 continue
             for row, sampled in ended.items():
@@ -165,15 +166,15 @@ class OwnModel:
                 window=history.window if isinstance(history, WindowHistory) else 0, room=room,
             )  # fmt: skip
         prompt = conversation.ids.prompt(request)
+        asking = self._asking(conversation, prompt, sampling.max_new_tokens)
+        prompt, sums_up = asking or prompt, asking is not None
         if len(prompt.token_ids) >= self._policy.context:
             raise ApiError(
                 f"This model's maximum context length is {self._policy.context} tokens. The messages have "
                 f"{len(prompt.token_ids)} tokens, and the answer needs one at least.",
                 code="context_length_exceeded", param="messages",
             )  # fmt: skip
-        if (asking := self._asking(conversation, prompt, sampling.max_new_tokens)) is not None:
-            return _Work(call, conversation, asking, sampling, summary=True)
-        return _Work(call, conversation, prompt, sampling)
+        return _Work(call, conversation, prompt, sampling, sums_up)
 
     def _asking(self, conversation: Conversation, prompt: Prompt, new_tokens: int) -> Prompt | None:
         """The prompt for a summary, where one is due before the answer (`crl.rollout.history`)."""
@@ -203,12 +204,13 @@ class OwnModel:
         for row, work in self._works.items():
             if work.summary or not work.call.request.stream or now < work.next_at:
                 continue
-            written = self._opened.written(row)
-            turn = self._certain(work, self._parsed(work, written))
-            if turn != work.shown:
-                work.shown = turn
-                work.call.show(self._answer(work, turn, len(written), None))
             work.next_at = now + SHOWN_SECONDS
+            with refusing(work.call):
+                written = self._opened.written(row)
+                turn = self._certain(work, self._parsed(work, written))
+                if turn != work.shown:
+                    work.shown = turn
+                    work.call.show(self._answer(work, turn, len(written), None))
 
     def _parsed(self, work: _Work, token_ids: Sequence[int]) -> ParsedTurn:
         """A turn, without what follows a text at which the call wants it to end."""

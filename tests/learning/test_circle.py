@@ -42,8 +42,11 @@ from tests.tiny_run import CONFIG, ROUNDS, crl_here, train
 
 pytestmark = [pytest.mark.slow, requires("bank_from_chats")]
 NAME, GAMES = "circle", 3
-# At this temperature nothing is left to chance, so a game has one course.
-GREEDY = {"method__evaluation__temperature": 0.001, "method__families__0__evaluation_seeds__count": GAMES}
+# At this temperature nothing is left to chance, so a game has one course. An export takes no recipe of a test's own.
+GREEDY = {
+    "method__evaluation__temperature": 0.001, "method__families__0__evaluation_seeds__count": GAMES,
+    "method__recipe__kind": "complementary",
+}  # fmt: skip
 
 
 class Watched:
