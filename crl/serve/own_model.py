@@ -47,8 +47,11 @@ class SteppedSession(Session, Protocol):
 class SteppedPolicy(Protocol):
     """A policy of such sessions (`crl.policies.language_model.LanguagePolicy`)."""
 
-    chat: ConversationChat
-    context: int
+    @property
+    def chat(self) -> ConversationChat: ...
+
+    @property
+    def context(self) -> int: ...
 
     def open(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> SteppedSession: ...
 
