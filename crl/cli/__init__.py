@@ -24,6 +24,7 @@ from typer.main import get_command
 from crl.cli import (
     approve,
     bank,
+    chat,
     checks,
     compare,
     doctor,
@@ -70,6 +71,7 @@ app.command("stage")(stage.stage)
 app.command("sql")(sql.sql)
 app.command("catalog")(sql.catalog)
 app.command("report")(sql.report)
+app.command("chat")(chat.chat)
 app.add_typer(bank.app, name="bank")
 app.add_typer(checks.app, name="checks")
 app.add_typer(env.app, name="env")
