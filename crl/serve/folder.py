@@ -8,7 +8,7 @@ environment of it can be played if it is one of the library's own, which read no
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -31,9 +31,10 @@ from crl.policies.embedders import EMBEDDERS, embedder_digest, load_embedder
 from crl.policies.hub import HUB_ID
 from crl.policies.machine import settle_torch
 from crl.policies.sources import resolve_model, trained_weights
+from crl.policies.untrusted import tried
 from crl.protocols import Embedder, Environment, LoadedPolicy, Policy
 from crl.recipes.complementary.plan import retrieval_of
-from crl.records import RECORD_FORMAT, RetrievalCount, Weights, vectors_of
+from crl.records import RECORD_FORMAT, RetrievalCount, Weights, rows_with, vectors_of
 from crl.report.bank import ShownEntry
 from crl.rounds.proposal import partitions_of
 from crl.run.files import sha256_file
@@ -123,10 +124,14 @@ def foreign_method(plain: dict[str, Any]) -> Method:
         for role in roles.values():  # what belongs to the owner of the weights is set there alone
             if role.get("weights") is not None or role.get("base") is not None:
                 del role["engine"]
-        return Method.model_validate({**plain, "families": families, "roles": roles})
+        found = Method.model_validate({**plain, "families": families, "roles": roles})
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         told = str(error) if isinstance(error, ValidationError) else repr(error)
         raise BadInput(f"its method cannot be read: {told}", next_step=_AGAIN) from None
+    for name, config in found.roles.items():
+        if config.chat_template is not None and (problem := tried(config.chat_template)) is not None:
+            raise BadInput(f"role {name} cannot be used: {problem}", next_step=_AGAIN)
+    return found
 
 
 def _environment(settings: dict[str, Any]) -> Any:
@@ -223,12 +228,15 @@ class OfFolder:
         trained = trained_weights(str(self.path.resolve()))
         return self.path if trained is None else same_base(trained.base, weights.base_digest)
 
-    def entries(self) -> list[ShownEntry]:
+    def entries(self, entry_ids: Sequence[str] | None = None) -> list[ShownEntry]:
         if self._bank is None:
             return []
         names = [name for name in ShownEntry.__dataclass_fields__ if name != "embedder_cut"]
         table = self._bank.tables[ExportedEntry.table].select(names)
-        return [ShownEntry(**row, embedder_cut=False) for row in table.to_pylist()]
+        if entry_ids is not None:
+            table = rows_with(table, "entry_id", entry_ids)
+        found = {row["entry_id"]: ShownEntry(**row, embedder_cut=False) for row in table.to_pylist()}
+        return list(found.values()) if entry_ids is None else [found[each] for each in entry_ids]
 
     def retriever(self) -> BankRetriever | None:
         if self._bank is None or self._told.embedder is None or not len(self._bank.tables[ExportedEntry.table]):

@@ -124,6 +124,10 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda told: told["files"].update({"../elsewhere.json": {"bytes": 2, "sha256": "0"}}),
         "elsewhere.json of the exported agent",
     ),
+    "endless": (
+        lambda told: told["method"]["roles"]["actor"].update(chat_template="{% for a in range(10**9) %}{% endfor %}"),
+        "role actor cannot be used: its chat template",
+    ),
     "kind": (lambda told: told.update(kind="other"), "cannot be read"),
     "counts": (lambda told: told.update(counts=[["x", "y", "z"]]), "cannot be read"),
 }
