@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from crl.config.environments import ENVIRONMENTS
 from crl.engine.evaluation import evaluated_round
 from crl.errors import BadInput
 from crl.policies.companions import add_companions
-from crl.policies.hub import HUB_ID
-from crl.policies.sources import is_path, named_base, write_model
+from crl.policies.sources import named_base, portable_name, write_model
 from crl.recipes.complementary.mechanisms.suppression import masked
 from crl.recipes.complementary.plan import retrieval_of
 from crl.records import RECORD_FORMAT, RetrievalCount, Weights, rows_of
@@ -167,7 +167,7 @@ def _description(agent: TrainedAgent, origin: OfRun, kind: str) -> dict[str, Any
         digest = next(row.base_digest for row in of_run if row.role == "embedder")
         counts = origin.context.rows(RetrievalCount, "plan")
         description |= {
-            "embedder": {"name": _named(use.name), "digest": digest},
+            "embedder": {"name": portable_name(use.name), "digest": digest},
             "counts": [(row.entry_id, row.count, row.last_round) for row in counts],
             "suppressed": sorted((family, text) for family, texts in masked(origin.context).items() for text in texts),
             "how": {**_HOW, "placement": agent.method.rollout.placement},
@@ -184,12 +184,12 @@ def _portable(method: Method) -> dict[str, Any]:
     plain = method.model_dump(mode="json")
     for role in plain["roles"].values():
         role.pop("engine", None)
-        role["model"] = _named(role["model"])
+        role["model"] = portable_name(role["model"])
     recipe = plain["recipe"] = _known(method.recipe)
     if recipe.get("warm_start") is not None:
         recipe["warm_start"] = None
     if isinstance(retrieval := recipe.get("retrieval"), dict):
-        retrieval["embedder"] = _named(retrieval["embedder"])
+        retrieval["embedder"] = portable_name(retrieval["embedder"])
     for family in plain["families"]:
         settings = family["environment"]
         if settings["kind"] not in ENVIRONMENTS.built_in():
@@ -199,15 +199,11 @@ def _portable(method: Method) -> dict[str, Any]:
 
 
 def _known(recipe: RecipeConfig) -> dict[str, Any]:
-    """A recipe as one that others have: a class of this machine as the registered one that it extends."""
-    known = {RECIPES.load(kind): kind for kind in RECIPES.names()}
-    base = next((each for each in type(recipe).__mro__ if each in known), None)
-    plain = recipe.model_dump(mode="json")
-    if base is None:
-        return plain
-    return {name: value for name, value in plain.items() if name in base.model_fields} | {"kind": known[base]}
-
-
-def _named(name: str) -> str:
-    """The name of a model or embedder without a path of this machine."""
-    return Path(name).name if HUB_ID.fullmatch(name) is None and is_path(name) else name
+    """A recipe as one that others have: a class of this machine as the registered one that is nearest to it."""
+    plain, kinds = recipe.model_dump(mode="json"), {kind: RECIPES.load(kind) for kind in RECIPES.names()}
+    for ancestor in takewhile(lambda each: each is not RecipeConfig, type(recipe).__mro__):
+        for kind, known in kinds.items():
+            if issubclass(known, ancestor):
+                own = {name: value for name, value in plain.items() if name in known.model_fields}
+                return own | {"kind": recipe.kind if recipe.kind in kinds else kind}
+    return plain

@@ -79,15 +79,17 @@ def cached(home: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rounds of adapters, of which retention keeps one, and the best."""
+def run(cache: Path, finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rounds of adapters, of which retention keeps one, and the best; they begin with the bank of another run."""
     runs = tmp_path_factory.mktemp("lora") / "runs"
     roles = {
         f"method__roles__{role}__{key}": value
         for role in ("actor", "extractor")
         for key, value in {"model": MODEL, "lora": "{r: 4}"}.items()
     }
-    crl_here(runs, *train(ROUNDS, name="lora", runtime__save_total_limit=1, **roles))
+    words = train(ROUNDS, name="lora", runtime__save_total_limit=1, **roles)
+    crl_here(runs, "bank", "import", "conf/tiny.yaml", finished, *words[words.index("--set") :])
+    crl_here(runs, *words)
     return runs / "lora"
 
 
