@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -48,25 +48,25 @@ FORMAT = "complementary-rl agent"
 _AGAIN = "export the agent again: `crl export RUN --to FOLDER`"
 
 
-class _Strict(BaseModel):
+class _Plain(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class WrittenFile(_Strict):
+class WrittenFile(_Plain):
     """A file of the folder."""
 
     sha256: str
     bytes: int
 
 
-class AgentEmbedder(_Strict):
+class AgentEmbedder(_Plain):
     """The embedder that made the bank's vectors."""
 
     name: str
     digest: str
 
 
-class Description(_Strict):
+class Description(_Plain):
     """`experience.json`."""
 
     format: Literal["complementary-rl agent"]
@@ -163,9 +163,10 @@ def described(folder: Path) -> Description:
 
 def _check_file(folder: Path, name: str, file: WrittenFile) -> None:
     """Raise BadInput where a file is not what was written. Of weights the size is compared; their readers do more."""
-    path, root = folder / name, folder.resolve()
+    path, named = folder / name, PurePosixPath(name)
+    inside = not named.is_absolute() and ".." not in named.parts  # a link, as the Hub's cache has, may lead elsewhere
     try:
-        size = path.stat().st_size if path.resolve().is_relative_to(root) and path.is_file() else None
+        size = path.stat().st_size if inside and path.is_file() else None
         same = size == file.bytes and (path.suffix == ".safetensors" or sha256_file(path) == file.sha256)
     except OSError:
         size, same = None, False

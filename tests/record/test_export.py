@@ -166,7 +166,7 @@ def test_without_its_base_an_adapter_says_what_it_needs(folders: dict[str, Path]
 def test_an_experiment_goes_on_with_an_exported_folder(
     folders: dict[str, Path], name: str, tmp_path: Path, cache: Path
 ) -> None:
-    words = train(1, name="next", method__roles__actor__model=str(folders[name]), method__recipe__warm_start=None)
+    words = train(1, name="next", method__roles__actor__model=str(folders[name]), method__recipe__warm_start="null")
     crl_here(tmp_path / "runs", "bank", "import", "conf/tiny.yaml", folders[name], *words[words.index("--set") :])
     crl_here(tmp_path / "runs", *words)
     made = RunDirectory.open(tmp_path / "runs" / "next")

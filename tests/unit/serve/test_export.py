@@ -102,6 +102,13 @@ def test_a_folder_that_was_cut_short_or_changed_is_refused(folder: Path) -> None
     assert open_agent(folder).entries
 
 
+def test_a_snapshot_of_links_as_the_hub_keeps_it_opens(folder: Path, tmp_path: Path) -> None:
+    for at, path in enumerate(sorted(each for each in folder.rglob("*") if each.is_file())):
+        path.rename(tmp_path / f"blob{at}")
+        path.symlink_to(tmp_path / f"blob{at}")
+    assert open_agent(folder).entries
+
+
 def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     file = folder / "experience.json"
     told = json.loads(file.read_text())
