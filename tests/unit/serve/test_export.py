@@ -121,6 +121,9 @@ def _family(told: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+ENDLESS = (
+    "{% set ns = namespace(s='x') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s|length }}"
+)
 CODE = {"kind": "tests.unit.serve.nobody:Config"}
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "recipe": (lambda told: told["method"]["recipe"].update(CODE), "is not installed here"),
@@ -132,7 +135,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "elsewhere.json of the exported agent",
     ),
     "endless": (
-        lambda told: told["method"]["roles"]["actor"].update(chat_template="{% for a in range(10**9) %}{% endfor %}"),
+        lambda told: told["method"]["roles"]["actor"].update(chat_template=ENDLESS),
         "role actor cannot be used: its chat template",
     ),
     "kind": (lambda told: told.update(kind="other"), "cannot be read"),
