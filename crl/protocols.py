@@ -465,6 +465,18 @@ class Chat(Protocol):
         """Text of sampled ids, without special tokens."""
 
 
+class ReadableChat(Chat, Protocol):
+    """A chat whose ids can be read back as messages."""
+
+    def replied(
+        self, token_ids: Sequence[int], *, ended: bool, by: int | None = None, call: str | None = None
+    ) -> str | None:
+        """The text that `reply` writes these ids for; None: there is none."""
+
+    def turn_text(self, token_ids: Sequence[int]) -> str:
+        """Text of a sampled turn, with the beginning of its thought where that stands in the prompt."""
+
+
 class ConversationChat(Chat, Protocol):
     """A chat that also takes conversations which a program writes."""
 

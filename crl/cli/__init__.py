@@ -21,7 +21,23 @@ from typing import Any, cast
 import typer
 from typer.main import get_command
 
-from crl.cli import approve, bank, checks, compare, doctor, env, evaluate, export, fork, init, sql, stage, status, train
+from crl.cli import (
+    approve,
+    bank,
+    chat,
+    checks,
+    compare,
+    doctor,
+    env,
+    evaluate,
+    export,
+    fork,
+    init,
+    sql,
+    stage,
+    status,
+    train,
+)
 from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
 from crl.paths import short
@@ -53,6 +69,7 @@ app.command("stage")(stage.stage)
 app.command("sql")(sql.sql)
 app.command("catalog")(sql.catalog)
 app.command("report")(sql.report)
+app.command("chat")(chat.chat)
 app.add_typer(bank.app, name="bank")
 app.add_typer(checks.app, name="checks")
 app.add_typer(env.app, name="env")

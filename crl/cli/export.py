@@ -1,4 +1,5 @@
-"""`crl export`: a trained agent leaves its run, as a folder and, if asked, as a repository of the Hugging Face Hub."""
+"""`crl export`: a trained agent leaves its run, as a folder and, if asked, as a repository of the Hugging Face Hub; or
+episodes do, as data that TRL takes."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from typing import Annotated
 import typer
 
 from crl.cli.shared import RunArgument, say, shown
+from crl.cli.sql import MemoryOption, SecondsOption
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.run.find import find_run
+from crl.serve import EpisodeFormat
 
 
 def export(
@@ -26,12 +29,36 @@ def export(
         str | None,
         typer.Option(metavar="OWNER/NAME", help="Upload it to the Hugging Face Hub, too; a new repository is private."),
     ] = None,
+    episodes: Annotated[
+        bool, typer.Option("--episodes", help="Write episodes for TRL's trainers, and no agent.")
+    ] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="Which episodes: a condition over columns of the view `episodes`."),
+    ] = None,
+    format: Annotated[
+        EpisodeFormat | None,
+        typer.Option(help="messages, the default; or preference: pairs of a win and a loss of a group."),
+    ] = None,
+    seconds: SecondsOption = 300,
+    memory: MemoryOption = 4,
 ) -> None:
-    """Write a trained agent to a folder: model, bank, prompts, card.
+    """Write a trained agent to a folder: model, bank, prompts, card. Or, with --episodes, training data for TRL.
 
     transformers, peft and vLLM open the folder. `model: FOLDER` in an experiment goes on with its weights; `crl bank
     import` takes its bank.
     """
+    if episodes:
+        others = {"--round": round, "--best": best, "--role": role != "actor", "--merge": merge, "--push": push}
+        if given := [name for name, value in others.items() if value not in (None, False)]:
+            raise BadInput(
+                f"{' and '.join(given)} {'are' if len(given) > 1 else 'is'} about an agent",
+                expected="--where and --format with --episodes",
+            )
+        _export_episodes(run, to, format or "messages", where, seconds, memory)
+        return
+    if where is not None or format is not None:
+        raise BadInput("--where and --format are of episodes", expected="--episodes with them")
     from crl.policies.hub import HUB_ID
     from crl.serve.export import export_agent
     from crl.serve.push import push_folder
@@ -60,3 +87,19 @@ _KINDS = {
     "merged": "an adapter merged into its base",
     "base": "the base model as it is",
 }
+
+
+def _export_episodes(
+    run: str, to: Path, format: EpisodeFormat, where: str | None, seconds: float, memory: float
+) -> None:
+    from crl.serve.episodes import CARD, PROVENANCE, ROWS, write_episodes
+
+    if possible_path(to, "--to").exists():
+        raise BadInput(f"{to} already exists", expected="a folder that does not exist yet")
+    written = write_episodes(find_run(run), to, format, where, seconds=seconds, gigabytes=memory)
+    say(f"{written.rows} {'pairs' if format == 'preference' else 'conversations'} of {written.episodes} episodes")
+    for reason, count in written.left_out.items():
+        say(f"  left out: {count} ({reason})")
+    say(f"  {shown(to / ROWS)}")
+    say(f"  {shown(to / PROVENANCE)}: the record, the filter, the SHA-256 of the rows")
+    say(f"  {shown(to / CARD)}: how TRL takes them")

@@ -46,7 +46,7 @@ def play(family: FamilyConfig, *, first_seed: int, prompts: str | None, record: 
             actions, step = start.actions, None
             try:
                 while step is None or not step.done:
-                    said = _line()
+                    said = typed_line()
                     action = action_of(said, actions)
                     step = step_or_error(readable, {0: action})[0]
                     came = {"legal": step.legal, "feedback": step.feedback, "observation": step.observation}
@@ -56,7 +56,7 @@ def play(family: FamilyConfig, *, first_seed: int, prompts: str | None, record: 
             except (EOFError, KeyboardInterrupt) as end:
                 _stop(kept, seed, start, turns, end)
                 return
-            say(f"-- {_outcome(step, len(turns))} --\n")
+            say(f"-- {outcome_words(step, len(turns))} --\n")
             if kept is not None:
                 kept.keep(seed, start, turns, step)
             seed += 1
@@ -128,8 +128,9 @@ class Recording:
         self.games += done
 
 
-def _line() -> str:
-    while True:
+def typed_line() -> str:
+    """The next line that is not blank, of a terminal or a pipe. Raises EOFError at the end."""
+    while sys.stdin is not None:
         said = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
         if not sys.stdin.isatty():
             if not said:
@@ -137,6 +138,7 @@ def _line() -> str:
             say(f"> {said.rstrip()}")
         if said.strip():
             return said.strip()
+    raise EOFError  # closed by whoever started this
 
 
 def _stop(
@@ -151,7 +153,8 @@ def _stop(
         raise typer.Exit(INTERRUPTED)
 
 
-def _outcome(step: Step, turns: int) -> str:
+def outcome_words(step: Step, turns: int) -> str:
+    """How a game ended."""
     if step.error is not None:
         return f"the environment broke: {step.error}"
     how = "solved" if step.success else f"not solved ({(step.stop_reason or 'failure').replace('_', ' ')})"
@@ -177,11 +180,16 @@ def _show_start(start: Start, prompt: PromptConfig | None) -> None:
 
 def _show_step(step: Step, prompt: PromptConfig | None, goal: str) -> None:
     if prompt is None or step.done:
-        said = [step.feedback, step.observation, "" if step.done else f"({actions_text(step.actions)})"]
-        say("\n".join(each for each in said if each))
+        say_step(step)
         return
     text = following_text(prompt, goal=goal, observation=step.observation, actions=step.actions, feedback=step.feedback)
     say(f"[user]\n{text}\n")
+
+
+def say_step(step: Step) -> None:
+    """What an environment says to an action."""
+    said = [step.feedback, step.observation, "" if step.done else f"({actions_text(step.actions)})"]
+    say("\n".join(each for each in said if each))
 
 
 def _actor_prompt(name: str) -> PromptConfig:

@@ -23,6 +23,12 @@ _MOST_CHARACTERS = 5_000_000
 _MOST_SECONDS = 1_000_000
 _MOST_GIGABYTES = 100_000
 """More than any query; neither a timer nor the system takes a number without end."""
+SecondsOption = Annotated[
+    float, typer.Option(min=0.1, max=_MOST_SECONDS, metavar="N", help="Seconds that the query may take.")
+]
+MemoryOption = Annotated[
+    float, typer.Option(min=0.1, max=_MOST_GIGABYTES, metavar="GB", help="Memory that it may take.")
+]
 
 
 def sql(
@@ -36,12 +42,8 @@ def sql(
     ],
     format: Annotated[Format, typer.Option(help="How to print the rows.")] = "table",
     round: Annotated[int | None, typer.Option(help="Everything as it was after this round.")] = None,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, max=_MOST_SECONDS, metavar="N", help="Seconds that the query may take.")
-    ] = 300,
-    memory: Annotated[
-        float, typer.Option(min=0.1, max=_MOST_GIGABYTES, metavar="GB", help="Memory that it may take.")
-    ] = 4,
+    seconds: SecondsOption = 300,
+    memory: MemoryOption = 4,
 ) -> None:
     """Query runs in SQL. Read-only; nothing outside the runs can be read. docs/queries.md has examples.
 

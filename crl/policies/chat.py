@@ -31,7 +31,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 from crl.errors import BadInput
@@ -206,6 +206,37 @@ class ChatFormat:
         # Where a template does not close a turn, its first id opens the next one (GLM): it stays behind another end.
         there = ended and (by is None or by == ids[0] or ids[0] in self._closing)
         return ids[1:] if there else ids
+
+    def replied(
+        self, token_ids: Sequence[int], *, ended: bool, by: int | None = None, call: str | None = None
+    ) -> str | None:
+        """The text of a reply: the inverse of :meth:`reply`; None where it writes these ids for no text."""
+        slot = SLOT.format(0)
+        form, texts = (call is not None and self._tools.result(call, slot)) or (
+            self._after + slot + self._before,
+            [slot],
+        )
+        before, _, after = SLOTS.sub(lambda found: texts[int(found[1])], form).partition(slot)
+        control = set(self._ids.control_ids.values())
+        places = [place for place, index in enumerate(token_ids) if index in control]
+        later = len(self._ids.control.findall(after))
+        there = len(places) - later
+        if there < 0:
+            return None
+        begin, end = places[there - 1] + 1 if there else 0, places[there] if later else len(token_ids)
+        between = self._visible(token_ids[begin:end])
+        head, tail = self._ids.control.split(before)[-1], self._ids.control.split(after)[0]
+        for shown, first, last in product((between, f" {between}"), (head, head.lstrip()), (tail, tail.rstrip())):
+            text = shown.removeprefix(first).removesuffix(last)
+            for said in (text, _unescaped(text)):
+                if said is not None and self.reply(said, ended=ended, by=by, call=call) == list(token_ids):
+                    return said
+        return None
+
+    def turn_text(self, token_ids: Sequence[int]) -> str:
+        """Text of a sampled turn, with the beginning of its thought where that stands in the prompt."""
+        begun = list(THOUGHT_TAG.finditer(self._before))[-1].start() if self.opens_thought else len(self._before)
+        return self._before[begun:] + self.decode(token_ids)
 
     def _check_tools(self, tools: Sequence[Tool]) -> None:
         for tool in tools:
@@ -677,3 +708,11 @@ def _long_texts(number: int, without: Callable[[str], str]) -> list[str]:
         for first in range(number)
     ]
     return [without(f"Turn {index}. {part}THE KEY IS UNDER THE MAT.").strip() for index, part in enumerate(parts)]
+
+
+def _unescaped(text: str) -> str | None:
+    """The text that stands in a JSON text."""
+    try:
+        return str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        return None

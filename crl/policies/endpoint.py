@@ -150,6 +150,17 @@ class EndpointChat:
         """The end of an answer (unless `ended`), the user's text, and the beginning of the next answer."""
         return [*([] if ended else [_END]), _ROLES["user"], *map(ord, text), _ROLES["assistant"]]
 
+    def replied(
+        self, token_ids: Sequence[int], *, ended: bool, by: int | None = None, call: str | None = None
+    ) -> str | None:
+        """The text of a reply."""
+        text = self.decode(token_ids)
+        return text if self.reply(text, ended=ended) == list(token_ids) else None
+
+    def turn_text(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer."""
+        return self.decode(token_ids)
+
     def keeps_thoughts(self, call: str) -> bool:
         """No: tools are described in the prompt."""
         return False

@@ -108,8 +108,7 @@ class BatchSession(OwnPace):
         self._held = set[int]()
         self._pending = {row: list(prompt) for row, prompt in enumerate(prompts)}  # tokens that are not, in order
         self._turns: dict[int, Turn] = {}
-        self._sampling = SamplingConfig()
-        self._stop = stops(self._sampling.stop_strings)
+        self._sampling: dict[int, SamplingConfig] = {}
 
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         """Append ids that the model did not sample to the rows given. They are read when the row is next sampled."""
@@ -146,13 +145,10 @@ class BatchSession(OwnPace):
         Raises:
             PromptTooLong: a row has no room for a token.
         """
-        if self._turns and sampling != self._sampling:
-            raise ValueError("turns that are under way at one time share their sampling settings")
-        if sampling != self._sampling:
-            self._sampling, self._stop = sampling, self._stops(sampling.stop_strings)
+        stop = self._stops(sampling.stop_strings)
         for row in rows:
             room = min(sampling.max_new_tokens, self._context - len(self._ids[row]))
-            turn = Turn(room, (answers or {}).get(row), self._stop)
+            turn = Turn(room, (answers or {}).get(row), stop)
             if turn.room < 1:
                 raise PromptTooLong(
                     f"Row {row} has {len(self._ids[row])} tokens and no room to answer.",
@@ -161,22 +157,36 @@ class BatchSession(OwnPace):
                     next_step="end such episodes before they are sampled, or raise method.roles.ROLE.context",
                 )
             self.extend({row: turn.follow()})
-            self._turns[row] = turn
+            self._turns[row], self._sampling[row] = turn, sampling
 
-    @torch.inference_mode()
     def advance(self) -> dict[int, Sampled]:
         """Sample on until a turn ends: the turns that have, by row. Empty where none is under way, or where those that
         are wait for rows that hold the batch's places and have no turn."""
-        while self._turns:
-            ended = [row for row, turn in sorted(self._turns.items()) if turn.stop_reason is not None]
-            if ended:
-                return {row: self._turns.pop(row).sampled() for row in ended}
-            self._admit()
-            active = [row for row in sorted(self._turns) if row in self._held]
-            if not active:
-                break
+        while not (ended := self.ended()) and self.step():
+            pass
+        return ended
+
+    def ended(self) -> dict[int, Sampled]:
+        """The turns that are over, by row; no more is said of them."""
+        rows = [row for row, turn in sorted(self._turns.items()) if turn.stop_reason is not None]
+        return {row: self._turns.pop(row).sampled() for row in rows}
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """Draw the next id of every turn whose row is in the batch; whether there is one."""
+        self._admit()
+        active = [row for row in sorted(self._turns) if row in self._held]
+        if active:
             self._draw(*self._read(active))
-        return {}
+        return bool(active)
+
+    def written(self, row: int) -> list[int]:
+        """What was drawn of a turn that is under way, so far."""
+        return self._turns[row].token_ids
+
+    def give_up(self, row: int) -> None:
+        """End a turn that nobody waits for any more: its row keeps what was drawn, and may be replaced."""
+        self._turns.pop(row, None)
 
     def drop(self, rows: Sequence[int]) -> None:
         """Free rows that are finished; they may not be used again."""
@@ -214,19 +224,21 @@ class BatchSession(OwnPace):
         return self._rows.read(pending)
 
     def _draw(self, rows: Sequence[int], logits_BV: torch.Tensor) -> None:
-        """Draw the next id of each row."""
-        for constrained in (False, True):
-            places = [place for place, row in enumerate(rows) if self._turns[row].constrained is constrained]
-            if not places:
-                continue
-            chosen = [rows[place] for place in places]
+        """Draw the next id of each row; rows with the same settings together."""
+        alike: dict[tuple[bool, float, int, float], list[int]] = {}
+        for place, row in enumerate(rows):
+            sampling = self._sampling[row]
+            settings = (self._turns[row].constrained, sampling.temperature, sampling.top_k, sampling.top_p)
+            alike.setdefault(settings, []).append(place)
+        for (constrained, *_), places in alike.items():
+            chosen, sampling = [rows[place] for place in places], self._sampling[rows[places[0]]]
             own_BV = logits_BV if len(places) == len(rows) else logits_BV[places]
             uniforms_B = torch.tensor([self._streams[row].random() for row in chosen], dtype=torch.float64)
             uniforms_B = uniforms_B.to(logits_BV.device)
             if constrained:
                 options = [self._turns[row].options for row in chosen]
-                drawn_B, logprobs_B = draw_among(own_BV, options, uniforms_B, self._sampling)
+                drawn_B, logprobs_B = draw_among(own_BV, options, uniforms_B, sampling)
             else:
-                drawn_B, logprobs_B = draw(own_BV, uniforms_B, self._sampling, self._absent)
+                drawn_B, logprobs_B = draw(own_BV, uniforms_B, sampling, self._absent)
             for row, index, logprob in zip(chosen, drawn_B.tolist(), logprobs_B.tolist(), strict=True):
                 self.extend({row: self._turns[row].draw(index, logprob, self._end_ids)})

@@ -53,6 +53,11 @@ class Turn:
         self._choices: list[list[int]] = []
 
     @property
+    def token_ids(self) -> list[int]:
+        """The ids so far."""
+        return list(self._ids)
+
+    @property
     def options(self) -> list[int]:
         """Ids that the next one is drawn among."""
         return sorted(self._answers or ())

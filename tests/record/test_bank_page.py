@@ -1,10 +1,12 @@
-"""Every command of docs/bank.md and docs/skills.md, run as typed on a real run: quickstart stands for the tiny run of
+"""Every command of the pages about what leaves a run, run as typed on a real one: quickstart stands for the tiny run of
 the tests."""
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ from crl.cli import main
 from crl.report.bank import entries_after
 from tests.tiny_run import CONFIG, ROOT, ROUNDS
 
-PAGE, SKILLS = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("bank.md", "skills.md"))
+PAGES = {
+    name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("bank", "skills", "episodes", "chat")
+}
 
 
 def typed(page: str) -> list[str]:
@@ -25,13 +29,15 @@ def typed(page: str) -> list[str]:
 def test_every_subcommand_is_shown() -> None:
     from crl.cli.bank import app
 
-    shown = {"build", *(shlex.split(line)[2] for line in typed(PAGE))}
-    assert "(bank_from_chats.md)" in PAGE, "that page has `build`, and its commands are run by a test of their own"
+    shown = {"build", *(shlex.split(line)[2] for line in typed(PAGES["bank"]))}
+    assert "(bank_from_chats.md)" in PAGES["bank"], (
+        "that page has `build`, and its commands are run by a test of their own"
+    )
     assert shown == {command.name for command in app.registered_commands}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [PAGE, SKILLS], ids=["bank", "skills"])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_the_page_run(
     page: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,6 +49,7 @@ def test_the_commands_of_the_page_run(
         "12": str(ROUNDS),
         "shrine1": "lake",
         "shrine1=blue": "lake=lake",
+        "success AND guided AND round > 3": "guided AND round > 1",
         "skills/shrine1": "skills/lake",
     }
     config = (ROOT / CONFIG).read_text(encoding="utf-8")
@@ -52,11 +59,17 @@ def test_the_commands_of_the_page_run(
         (tmp_path / f"conf/{name}.yaml").write_text(config.replace("name: tiny", f"name: {name}"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CRL_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Go to the goal.\n"))
     before = sorted(path.relative_to(finished) for path in finished.rglob("*"))
-    for line in typed(page):
+    for line in typed(PAGES[page]):
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main([swap.get(word, word) for word in shlex.split(line)[1:]])
         assert not ended.value.code, f"{line}: {capsys.readouterr().err}"
         assert capsys.readouterr().out.strip(), line
     assert sorted(path.relative_to(finished) for path in finished.rglob("*")) == before, "nothing was written"
+
+
+@pytest.mark.parametrize("page", ["skills", "episodes", "chat"])
+def test_a_page_is_short(page: str) -> None:
+    assert len(PAGES[page].split()) <= 400

@@ -292,3 +292,17 @@ def test_a_template_of_ones_own_takes_the_place_of_the_models() -> None:
         ChatFormat(tokenizer, "m", template="")
     with pytest.raises(BadInput, match=r"is no jinja, line 2: .*(?s:.)*Correct the template"):
         ChatFormat(tokenizer, "m", template="{{ messages[0].content }}\n{{ } }}")
+
+
+REPLIES = ("You see a wall.", "  two\n\nlines\n", "", '{"a": "b\\n"} \\ <b>', "<|im_end|> [INST] 🙂é", "\n", "user\nx")
+
+
+@pytest.mark.parametrize("name", families(FAMILIES))
+def test_the_text_of_a_reply_is_read_back_from_its_ids(name: str) -> None:
+    chat = ChatFormat(tokenizer_of(name), name)
+    for call in (None, SEARCH.name) if chat.takes_tools else (None,):
+        for text, end in itertools.product(REPLIES, (None, *chat.end_ids)):
+            ids = chat.reply(text, ended=end is not None, by=end, call=call)
+            assert chat.replied(ids, ended=end is not None, by=end, call=call) == text
+            assert chat.replied(ids[:-1], ended=end is not None, by=end, call=call) is None
+    assert chat.replied([1, 2, 3], ended=False) is None and chat.replied([], ended=True) is None
