@@ -19,7 +19,7 @@ from crl.rounds.publish import import_again
 from crl.rounds.stage import Recipe
 from crl.run.aside import put_back
 from crl.run.directory import RunDirectory
-from crl.run.files import sha256_bytes, sha256_file
+from crl.run.files import link_to, sha256_bytes, sha256_file
 from crl.run.imports import IMPORTS
 from crl.run.manifest import MANIFEST, Manifest, key_of
 
@@ -74,7 +74,7 @@ def mend(
             else:
                 done.left.append((problem, _differs(problem)))
     for problem in problems:
-        if problem not in of_stages:
+        if problem not in of_stages and problem.file not in done.mended:  # what was in its place moved away
             done.left.append((problem, RecordDamaged(f"{problem.file} belongs to no stage", next_step=problem.mend)))
     return done
 
@@ -87,19 +87,24 @@ def _contents(run: RunDirectory, recipe: Recipe, services: Services, problems: S
         # No stage wrote the bank that the experiment began with, but round 0 holds all of it.
         made_again = import_again(run)
         return {made_again.relative: made_again.content}
-    made = remake(run, recipe, number, stage, services)
-    contents = {
-        name: content
-        for name, content in made.files.items()
-        if not (run.path / name).is_file() or sha256_file(run.path / name) != sha256_bytes(content)
-    }
     directory = f"rounds/{key_of(number, stage)}"
+    made = remake(run, recipe, number, stage, services)
+    contents = {name: content for name, content in made.files.items() if not _is_whole(run, name, content)}
+    for name in contents:
+        # Of a stage, or of one file, the link moves away. Behind another one lie files that are right.
+        if (link := link_to(run.path, name)) not in (None, run.path / name, run.path / directory):
+            raise RecordDamaged(f"{link} is a link", next_step="the command that `crl verify` names for it, first")
     if {problem.file for problem in problems} & {directory, f"{directory}/{MANIFEST}"}:
         # Its place in the order of commits is that in the recipe: stages of a round are made in that order.
         names = [each.name for each in recipe.stages_of(run.method, number)]
         provenance = {"sequence": names.index(stage) + 1, "mended": True}
         contents[f"{directory}/{MANIFEST}"] = Manifest.seal(made.digested, provenance).render()
     return contents
+
+
+def _is_whole(run: RunDirectory, name: str, content: bytes) -> bool:
+    path = run.path / name
+    return link_to(run.path, name) is None and path.is_file() and sha256_file(path) == sha256_bytes(content)
 
 
 def _differs(problem: Problem) -> RecordDamaged:

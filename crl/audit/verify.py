@@ -31,7 +31,7 @@ from crl.run.experiment_file import EXPERIMENT
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.head import heads
 from crl.run.imports import imported_files
-from crl.run.journal import Journal, committed, newest_attempt
+from crl.run.journal import JOURNAL, Journal, committed, newest_attempt
 from crl.run.lease import LEASE, LOCK, LeaseFile
 from crl.run.lineage import LINEAGE, Lineage, load_lineage
 from crl.run.manifest import MANIFEST, FileDigest, Manifest, StageKey, key_of
@@ -207,6 +207,8 @@ def _shared(record: Record) -> Iterator[Problem]:
 def _foreign(record: Record) -> Iterator[Problem]:
     """Files among the rounds that no stage wrote; what attempts have not committed starts with a dot."""
     rounds = record.run_path / "rounds"
+    if rounds.exists() and not rounds.is_dir():
+        yield _unexpected(record, rounds, None, None)
     for entry in sorted(rounds.iterdir()) if rounds.is_dir() else []:
         if not entry.is_dir():
             yield _unexpected(record, entry, None, None)
@@ -371,7 +373,13 @@ def _fork_problems(record: Record) -> Iterator[Problem]:
             found = NO_FILE
         except RecordDamaged as error:
             found = error.found
-        yield Problem(LINEAGE, None, None, "the lineage of a fork, as the journal says", found, _forked_again(record))
+        expected, mend = "the lineage of a fork, as the journal says", _forked_again(record)
+        if found != NO_FILE and _forked(record.run_path) is None and (record.run_path / JOURNAL).is_file():
+            expected, mend = (
+                "no such file: the journal says nothing of a fork",
+                move_away(record.run_path, record.run_path / LINEAGE),
+            )
+        yield Problem(LINEAGE, None, None, expected, found, mend)
         return
     inherited = {place: each for place, each in record.stages.items() if place[0] <= parent.round}
     if any(isinstance(each, RecordDamaged) for each in inherited.values()):
@@ -412,6 +420,6 @@ def _differs(record: Record, path: Path, file: FileDigest) -> str | None:
 
 
 def _unexpected(record: Record, path: Path, round_number: int | None, stage: str | None) -> Problem:
-    found = sha256_file(path) if path.is_file() else "a link that leads nowhere, or no file"
+    found = sha256_file(path) if path.is_file() else "a link that leads nowhere, a pipe or a device"
     place, mend = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
     return Problem(place, stage, round_number, "no such file: no stage wrote it", found, mend)

@@ -33,6 +33,7 @@ from crl.cli import (
     export,
     fork,
     init,
+    serve,
     sql,
     stage,
     status,
@@ -61,6 +62,7 @@ app.command("compare")(compare.compare)
 app.command("approve")(approve.approve)
 app.command("evaluate")(evaluate.evaluate)
 app.command("table")(evaluate.table)
+app.command("serve")(serve.serve)
 app.command("status")(status.status)
 app.command("verify")(status.verify)
 app.command("mend")(status.mend)

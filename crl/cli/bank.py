@@ -12,6 +12,7 @@ import typer
 
 from crl.cli.bank_build import build_bank
 from crl.cli.bank_transfer import export_bank, import_bank
+from crl.cli.serve import serve_bank
 from crl.cli.shared import (
     Format,
     Plain,
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command("build")(build_bank)
 app.command("export")(export_bank)
 app.command("import")(import_bank)
+app.command("serve")(serve_bank)
 
 _ALL = 200
 """Entries that are listed without being asked for all."""

@@ -115,7 +115,7 @@ def import_bank(
 
     families = parse_families(family or [])
     method, opened = _target(target, runs, set or [])
-    gathered = _source(source, round, method)
+    gathered = opened_bank(source, round, method)
     content = fitting(method, recipe_of(method), gathered, families)
     directory = opened()  # made only now, where it is not there
     taken = put(directory, content)
@@ -168,7 +168,8 @@ def _is_config(name: str) -> bool:
     return Path(name).suffix in (".yaml", ".yml")
 
 
-def _source(name: str, round_number: int | None, method: Method) -> Gathered:
+def opened_bank(name: str, round_number: int | None, method: Method | None = None) -> Gathered:
+    """The bank of a run after a round, or an exported one; for a method also one of skills. Raises BadInput."""
     from crl.transfer.folder import is_export, read_folder
     from crl.transfer.gather import gather
     from crl.transfer.skills import is_skills, read_skills
@@ -176,7 +177,7 @@ def _source(name: str, round_number: int | None, method: Method) -> Gathered:
     path = possible_path(name, "the bank")
     if not is_export(path) and is_export(path / "bank"):  # of an agent that `crl export` wrote
         path = path / "bank"
-    if not is_export(path) and is_skills(path):
+    if method is not None and not is_export(path) and is_skills(path):
         if round_number is not None:
             raise BadInput(f"--round {round_number}: {name} holds skills", expected="no --round with skills")
         return read_skills(path, method.recipe.bank_use().max_characters)

@@ -40,7 +40,7 @@ def chat(
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="The agent of the best evaluated round.")] = False,
 ) -> None:
-    """Watch a trained agent play. What it writes as it writes it, and which experience guides it, and why.
+    """Watch a trained agent play: what it writes, as it writes, and which experience guides it, and why.
 
     A game is one of the held-out evaluation. Nothing is kept.
     """

@@ -286,10 +286,24 @@ class PolicyObjective(Model):
         return self
 
 
+class TurnCredit(Model):
+    """Credit of single turns beside that of the episode: GiGPO (arXiv 2505.10978)."""
+
+    weight: float = Field(1.0, gt=0, le=1000, description="ω: factor of a turn's own advantage.")
+    gamma: float = Field(0.95, gt=0, le=1, description="γ: discount of a turn's return per turn.")
+    scale_rewards: ScaleRewards = "group"
+
+
 class ActorObjective(PolicyObjective):
     """Eq. 4 and 5."""
 
     advantage: Literal["subgroup", "pooled"] = Field("subgroup", description="Baseline inside subgroups, or pooled.")
+    turn_credit: TurnCredit | None = Field(
+        None,
+        exclude_if=unset,
+        description="Turns at the same observation are compared with each other, in their group and stream, and each "
+        "has an advantage of its own beside its episode's (GiGPO); null: an episode's turns have one advantage.",
+    )
 
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ from crl.config import ActorObjective, ExtractorObjective, StreamObjective
 from crl.config.mechanisms import PolicyObjective
 from crl.credit.advantages import stream_advantages, subgroup_advantages
 from crl.credit.buffer import reweight, ripe_items
+from crl.credit.turns import token_advantages, turn_advantages
 from crl.credit.uses import usable
 from crl.errors import RecordDamaged
-from crl.records import FREE, GUIDED, BufferItem, Episode, Generation, Sample, StrippedContext
+from crl.records import FREE, GUIDED, BufferItem, Episode, Generation, Sample, StrippedContext, Turn
 
 
 def record_of(records: Mapping[str, Generation], generation_id: str, where: str | None = None) -> Generation:
@@ -160,6 +161,7 @@ def grpo_samples(
     round: int,
     role: str = "actor",
     streams: Sequence[str] = (GUIDED, FREE),
+    turns: Sequence[Turn] = (),
 ) -> list[Sample]:
     """The samples of every usable episode, in the order of `episodes` (eq. 5), one per sequence (:func:`weighed`).
     `generations` is keyed by generation id; `streams` are those that a group of the recipe may have, each with a
@@ -167,7 +169,7 @@ def grpo_samples(
 
     Errored episodes are left out of the subgroup's size, mean and deviation; a group without any usable episode does
     not count among the groups that J is averaged over. Weight of an episode: 1/groups * 1/2 * 1/K_c (1/groups * 1/K
-    pooled); its sequences share it.
+    pooled); its sequences share it. `turns` are those of the episodes, which `turn_credit` needs.
     """
     played = [episode for episode in episodes if usable(episode)]
     where = f"samples of {role}, round {round}"
@@ -189,10 +191,30 @@ def grpo_samples(
         for episode, advantage, weight in zip(members, advantages_G, weights_G, strict=True):
             scored[episode.episode_id] = float(advantage), float(weight)
     sequences = weighed([(records[each.episode_id], scored[each.episode_id][1]) for each in played], config)
-    return [
+    samples = [
         grpo_sample(record, role, rewards[each.episode_id], scored[each.episode_id][0], weight, round=round)
         for each, trained in zip(played, sequences, strict=True)
         for record, weight in trained
+    ]
+    if config.turn_credit is None:
+        return samples
+
+    def compared(episode: Episode) -> Hashable:
+        group = (episode.round, episode.family, episode.group)
+        return group if config.advantage == "pooled" else (*group, episode.stream)
+
+    own = turn_advantages(played, turns, rewards, compared, config.turn_credit)
+    sequence_turns: dict[str, list[Turn]] = defaultdict(list)
+    for turn in turns:
+        sequence_turns[turn.generation_id].append(turn)
+    return [
+        replace(
+            sample,
+            token_advantages=token_advantages(
+                sequence_turns[sample.generation_id], sample, own, config.turn_credit.weight
+            ),
+        )
+        for sample in samples
     ]
 
 

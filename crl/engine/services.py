@@ -433,7 +433,13 @@ def _give_back() -> None:
     """Have the C library return what was freed: of a 1B model it kept 3 GB of activations, beside what came next."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # a C library without it
-            ctypes.CDLL(None).malloc_trim(0)
+            _c_library().malloc_trim(0)
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    """Opened once: each time makes a class, and classes wait for a full collection."""
+    return ctypes.CDLL(None)
 
 
 def _collect() -> None:

@@ -22,12 +22,15 @@ def ways_of(run: RunDirectory) -> dict[str, Ways]:
     """The ways of a run's sets of weights, by their owners. Those that are not written yet are of the verdicts that
     this machine keeps, and are written; a set without a verdict is left out, and tried whenever it is loaded.
 
-    Raises RecordDamaged for a file that cannot be read.
+    Raises RecordDamaged for a file, or folder, that cannot be read.
     """
     folder = Path(run.path) / WAYS
     owners = computed_here(run.method)
     for owner, ways in kept_ways(run.method, [each for each in owners if not _file(folder, each).is_file()]).items():
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError as error:
+            raise _damaged(folder, WAYS, "it is no folder") from error
         write_once(_file(folder, owner), canonical_json(_plain(ways)))
     return {owner: _read(_file(folder, owner)) for owner in owners if _file(folder, owner).is_file()}
 
@@ -49,12 +52,16 @@ def _read(file: Path) -> Ways:
     try:
         return Ways.read(file)
     except (OSError, ValueError) as error:
-        raise RecordDamaged(
-            f"{WAYS}/{file.name} cannot be read: {error}",
-            expected="how a model of the run is sampled from and updated",
-            where=str(file),
-            next_step="Delete it: the ways are chosen again, as when a run begins.",
-        ) from error
+        raise _damaged(file, f"{WAYS}/{file.name}", str(error)) from error
+
+
+def _damaged(path: Path, name: str, why: str) -> RecordDamaged:
+    return RecordDamaged(
+        f"{name} cannot be read: {why}",
+        expected="how a model of the run is sampled from and updated",
+        where=str(path),
+        next_step="Delete it: the ways are chosen again, as when a run begins.",
+    )
 
 
 def _plain(ways: Ways) -> dict[str, Any]:

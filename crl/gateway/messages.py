@@ -1,7 +1,8 @@
 """Chat completions in OpenAI's form: requests read, answers and errors written.
 
-What would change how a model is sampled is not taken from a request: temperature, top_p, max_tokens and seed are read
-over, for what is trained is what the experiment says. What cannot be answered as asked is refused, in the API's form.
+In training, what would change how a model is sampled is not taken from a request: temperature, top_p, max_tokens and
+seed are read over, for what is trained is what the experiment says. Where an agent is served they count, and settings
+without effect are refused (`Settings`). What cannot be answered as asked is refused, in the API's form.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
 }  # fmt: skip
 _REFUSED = {"audio": "audio", "functions": "functions (use tools)", "prediction": "prediction"}
+_WITHOUT_EFFECT = ("frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs")
+_LARGEST_SEED = 1 << 63
 
 
 class ApiError(Exception):
@@ -36,6 +39,16 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """How a call is to be sampled; what is None is as the model was evaluated."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A call, as far as it is read."""
 
@@ -46,16 +59,15 @@ class ChatRequest:
     usage: bool = False
     """Whether a stream ends with the counts of tokens."""
     stop: tuple[str, ...] = ()
+    settings: Settings = Settings()
+    conversation: str = ""
+    """The one that it says it goes on with."""
 
 
-def read_request(body: bytes | bytearray) -> ChatRequest:
-    """Raises ApiError for what is no chat completion, or one that cannot be answered."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise _bad(f"The body is no JSON: {type(error).__name__}.", None) from None
-    if not isinstance(value, dict):
-        raise _bad("The body is no JSON object.", None)
+def read_request(body: bytes | bytearray, *, served: bool = False) -> ChatRequest:
+    """`served`: its settings of sampling count, and which conversation it names. Raises ApiError for what is no chat
+    completion, or one that cannot be answered."""
+    value = read_object(body)
     messages, model = value.get("messages"), value.get("model")
     if not isinstance(model, str) or not 0 < len(model) <= 200:
         raise _bad("A model is a name of at most 200 characters.", "model")
@@ -78,7 +90,61 @@ def read_request(body: bytes | bytearray) -> ChatRequest:
     return ChatRequest(
         model, _messages(messages), tools, bool(value.get("stream")),
         isinstance(options, dict) and bool(options.get("include_usage")), tuple(stop),
+        _settings(value) if served else Settings(), _named(value) if served else "",
     )  # fmt: skip
+
+
+def read_object(body: bytes | bytearray) -> dict[str, Any]:
+    """Raises ApiError for what is no JSON object."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise _bad(f"The body is no JSON: {type(error).__name__}.", None) from None
+    if not isinstance(value, dict):
+        raise _bad("The body is no JSON object.", None)
+    return value
+
+
+def no_such_model(name: str, models: Sequence[str]) -> ApiError:
+    """Of a name that is not among those that are served."""
+    there = f"There is no model {name[:200]!r}; there are {', '.join(models)}."
+    return ApiError(there, code="model_not_found", status=404, param="model")
+
+
+def _settings(value: Mapping[str, Any]) -> Settings:
+    for name in _WITHOUT_EFFECT:
+        if value.get(name):
+            raise _bad(f"{name} has no effect here: leave it out.", name)
+    name = "max_tokens" if value.get("max_completion_tokens") is None else "max_completion_tokens"
+    return Settings(
+        _number(value, "temperature", 0, 5), _number(value, "top_p", 0, 1),
+        _whole(value, name, 1, 1 << 20), _whole(value, "seed", -_LARGEST_SEED, _LARGEST_SEED),
+    )  # fmt: skip
+
+
+def _named(value: Mapping[str, Any]) -> str:
+    name = value.get("conversation_id") or ""
+    if name and not _is_text(name):
+        raise _bad("conversation_id is that of an earlier answer.", "conversation_id")
+    return str(name)
+
+
+def _number(value: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
+    given = value.get(name)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or not least <= given <= most:
+        raise _bad(f"{name} is a number from {least} to {most}.", name)
+    return float(given)
+
+
+def _whole(value: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    given = value.get(name)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
+        raise _bad(f"{name} is a whole number from {least} to {most}.", name)
+    return given
 
 
 def _messages(values: Sequence[Any]) -> tuple[Message, ...]:
@@ -170,36 +236,60 @@ class Answer:
     number: int
     """Of the answer, which its ids are made from."""
     parsed: ParsedTurn
-    stop_reason: StopReason
+    stop_reason: StopReason | None
+    """None: it goes on."""
     prompt_tokens: int
     completion_tokens: int
+    conversation: str = ""
+    """Which it belongs to, where conversations have names."""
+    entry_ids: tuple[str, ...] = ()
+    """The experiences that the model was shown, where a client may know."""
+    created: int = 0
+    """Seconds since 1970. In training no time is in an answer: programs may act on all they read."""
 
     @property
-    def finish_reason(self) -> str:
+    def finish_reason(self) -> str | None:
         """As the API says why the answer ends."""
+        if self.stop_reason is None:
+            return None
         if self.stop_reason is StopReason.length:
             return "length"
         return "tool_calls" if self.parsed.calls else "stop"
 
     def body(self, request: ChatRequest) -> dict[str, Any]:
-        """The whole answer. No time is in it: programs may act on all they read."""
+        """The whole answer."""
         choice = {"index": 0, "message": self._message(), "logprobs": None, "finish_reason": self.finish_reason}
         return {**self._head(request, "chat.completion"), "choices": [choice], "usage": self._usage()}
 
-    def chunks(self, request: ChatRequest) -> Iterator[dict[str, Any]]:
-        """The same as the chunks of a stream."""
-        head, message = self._head(request, "chat.completion.chunk"), self._message()
-        calls = message.pop("tool_calls", None)
-        deltas: list[tuple[dict[str, Any], str | None]] = [(message, None)]
+    def chunks(self, request: ChatRequest, sent: ParsedTurn | None = None) -> Iterator[dict[str, Any]]:
+        """The same as the chunks of a stream, behind those that hold `sent` (None: before any)."""
+        head, delta = self._head(request, "chat.completion.chunk"), self._message()
+        calls = delta.pop("tool_calls", None)
+        if sent is not None:
+            delta = {
+                name: new[len(old) :]
+                for name, old, new in (
+                    ("content", sent.content, self.parsed.content),
+                    ("reasoning_content", sent.thought, self.parsed.thought),
+                )
+                if new.startswith(old) and new != old
+            }
+        deltas: list[tuple[dict[str, Any], str | None]] = [(delta, None)] if delta else []
         if calls:
             deltas.append(({"tool_calls": [{"index": at, **call} for at, call in enumerate(calls)]}, None))
-        for delta, reason in [*deltas, ({}, self.finish_reason)]:
+        if self.stop_reason is not None:
+            deltas.append(({}, self.finish_reason))
+        for delta, reason in deltas:
             yield {**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]}
-        if request.usage:
+        if request.usage and self.stop_reason is not None:
             yield {**head, "choices": [], "usage": self._usage()}
 
     def _head(self, request: ChatRequest, kind: str) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{self.number}", "object": kind, "created": 0, "model": request.model}
+        name = f"{self.conversation}-{self.number}" if self.conversation else f"{self.number}"
+        head = {"id": f"chatcmpl-{name}", "object": kind, "created": self.created, "model": request.model}
+        if self.conversation:
+            head |= {"conversation_id": self.conversation, "entry_ids": list(self.entry_ids)}
+        return head
 
     def _message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self.parsed.content}

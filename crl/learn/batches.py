@@ -126,7 +126,7 @@ class MicroBatch:
     behavior_BT: torch.Tensor
     """Stored behavior log-probabilities of the targets."""
     advantages_BT: torch.Tensor
-    """Advantage of each target: today that of its sample."""
+    """Advantage of each target: that of its sample, or of its turn."""
     weights_B: torch.Tensor
     temperature_B: torch.Tensor
     fresh_B: torch.Tensor
@@ -158,8 +158,12 @@ def check_sample(sample: Sample) -> None:
         problem = f"{tokens} tokens, {len(mask)} mask values and {len(logprobs)} log-probabilities"
     elif tokens and mask[0]:
         problem = "the first token is marked as sampled, but nothing precedes it"
-    elif not all(math.isfinite(value) for value in (*logprobs, sample.advantage, sample.weight)):
-        problem = "a log-probability, the advantage or the weight is not finite"
+    elif not all(
+        math.isfinite(value) for value in (*logprobs, *sample.token_advantages, sample.advantage, sample.weight)
+    ):
+        problem = "a log-probability, an advantage or the weight is not finite"
+    elif len(sample.token_advantages) not in (0, trained_tokens(sample)):
+        problem = f"{len(sample.token_advantages)} advantages of {trained_tokens(sample)} trained tokens"
     elif sample.temperature <= 0:
         problem = f"temperature {sample.temperature}"
     elif sample.choices:
@@ -189,7 +193,8 @@ def trained_tokens(sample: Sample) -> int:
 
 def has_gradient(sample: Sample) -> bool:
     """Whether the sample can change the weights: no forward pass is spent on advantage 0, weight 0 or no tokens."""
-    return sample.weight * sample.advantage != 0 and trained_tokens(sample) > 0
+    advantages = sample.token_advantages or [sample.advantage]
+    return sample.weight != 0 and any(advantages) and trained_tokens(sample) > 0
 
 
 def collate(samples: Sequence[Sample], stale: Set[str] = frozenset()) -> MicroBatch:
@@ -216,12 +221,20 @@ def collate(samples: Sequence[Sample], stale: Set[str] = frozenset()) -> MicroBa
         targets_BT=padded([sample.token_ids[1:] for sample in samples], torch.long),
         mask_BT=padded([sample.loss_mask[1:] for sample in samples], torch.float32),
         behavior_BT=padded([sample.logprobs[1:] for sample in samples], torch.float32),
-        advantages_BT=torch.tensor([[sample.advantage] for sample in samples], dtype=torch.float32).repeat(1, length),
+        advantages_BT=padded([_advantages(sample) for sample in samples], torch.float32),
         weights_B=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
         temperature_B=torch.tensor([sample.temperature for sample in samples], dtype=torch.float32),
         fresh_B=torch.tensor([float(_fresh(sample) and sample.sample_id not in stale) for sample in samples]),
         choices_NC=padded_choices([(sample.choices, trained_tokens(sample)) for sample in samples]),
     )
+
+
+def _advantages(sample: Sample) -> list[float]:
+    """Of each target."""
+    if not sample.token_advantages:
+        return [sample.advantage] * (len(sample.token_ids) - 1)
+    own = iter(sample.token_advantages)
+    return [next(own) if trained else 0.0 for trained in sample.loss_mask[1:]]
 
 
 def _fresh(sample: Sample) -> bool:

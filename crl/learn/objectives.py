@@ -6,7 +6,7 @@ Every function takes tensors of one micro-batch, B samples of T target tokens:
 - ``behavior_BT``: log-probabilities **stored when the tokens were sampled**. They are never recomputed: recomputing
   them just before an update makes every ratio 1, and nothing is ever clipped;
 - ``mask_BT``: 1 on tokens the model sampled, else 0;
-- ``advantages_BT``: the advantage of each token, today that of its sample; outside the mask of no account;
+- ``advantages_BT``: the advantage of each token, that of its sample or of its turn; outside the mask of no account;
 - ``weights_B``: the sample's factor in the objective;
 - ``proximal_BT``: where an update of several steps has a correction, log-probabilities before the first (`mismatch`);
 - ``reference_BT``: the base model's, for an objective with `beta`;

@@ -59,6 +59,8 @@ _EXPONENT = {
 }  # fmt: skip
 """By type of number: as whole numbers, and the bits that are all set in an infinity and in what is no number."""
 _BLOCK = 16 * MEGABYTE
+_MOST_GROWTH = 1_000
+"""Times that a tokenizer may make a text longer before it splits it; those of models replace a character by two."""
 TEMPLATE_SECONDS = 10
 TEMPLATE_BYTES = 1_000 * MEGABYTE
 """Processor time and memory that the trial of a template may take."""
@@ -124,11 +126,25 @@ def _wrong_type(name: str, found: Any) -> str | None:
                 return f"{key} is {value}"
     if name == "config.json" and isinstance(inner := found.get("text_config"), dict):
         return _wrong_type(name, {key: value for key, value in inner.items() if key != "text_config"})
+    if name == "tokenizer.json":
+        if (found.get("model") or {}).get("vocab") in ({}, []):
+            return "its vocabulary is empty"
+        if (times := _growth(found.get("normalizer"))) > _MOST_GROWTH:
+            return f"its normalizer makes {times:,} characters of one"
     if name == "model.safetensors.index.json":
         shards = (found.get("weight_map") or {}).values()
         bad = next((each for each in shards if not isinstance(each, str) or Path(each).name != each), None)
         return None if bad is None else f"it names {bad!r}, which is no file of the folder"
     return None
+
+
+def _growth(normalizer: Any) -> int:
+    """How many characters the replacements of a tokenizer may make of one: all are made of every text, in memory."""
+    if not isinstance(normalizer, dict):
+        return 1
+    inner = normalizer.get("normalizers")
+    steps = [_growth(each) for each in inner] if isinstance(inner, list) else []
+    return math.prod(steps) * max(1, len(str(normalizer.get("content") or normalizer.get("prepend") or "")))
 
 
 def _in_words(value: Any) -> str:

@@ -209,6 +209,7 @@ class Sample(Row):
     """One training sample, of one sequence: all that `learn` ever reads."""
 
     table: ClassVar[str] = "samples"
+    added: ClassVar[tuple[str, ...]] = ("token_advantages",)
     sample_id: A[str, "id"]
     round: A[int, "round it is trained in"]
     role: A[str, "role it trains"]
@@ -226,6 +227,9 @@ class Sample(Row):
     choices: A[list[list[int]], CHOICES, "ids that each trained token was chosen among; none: the vocabulary"] = (
         dataclasses.field(default_factory=list)
     )
+    token_advantages: A[list[float], FLOATS, "advantage of each trained token, where turns have their own"] = (
+        dataclasses.field(default_factory=list)
+    )
 
     rules: ClassVar[Rules] = Rules(
         key=("sample_id",),
@@ -235,6 +239,11 @@ class Sample(Row):
             "reward, advantage and weight are finite": "isfinite(reward) AND isfinite(advantage) AND isfinite(weight)",
             "temperature is positive": "isfinite(temperature) AND temperature > 0",
             "a sample that counts has a trained token": "trained > 0 OR advantage = 0 OR weight = 0",
+            "token_advantages are finite, one of each trained token or none": (
+                "len(token_advantages) IN (0, trained) AND list_sum(list_transform(token_advantages, "
+                "lambda each: CASE WHEN isfinite(each) THEN 0 ELSE 1 END)) IS NOT DISTINCT FROM "
+                "CASE WHEN len(token_advantages) = 0 THEN NULL ELSE 0 END"
+            ),
             **TOKEN_ROWS,
         },
         between={

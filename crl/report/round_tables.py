@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crl.report.cells import NOTHING, count, percent
+from crl.report.cost import cost_rows
 from crl.report.sections import Rows, sections_of
 from crl.report.success import NONE, Average, Rate, average
 from crl.report.summary import RoundSummary, random_policy
@@ -70,8 +71,9 @@ def training_rows(summaries: Sequence[RoundSummary]) -> Rows:
 
 
 def recipe_tables(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:
-    """By title, those that the recipe adds."""
-    tables = (table for section in sections_of(summaries) for table in section.tables.items())
+    """By title, those that the recipe adds, and what rounds cost beside those without experience."""
+    tables = [table for section in sections_of(summaries) for table in section.tables.items()]
+    tables.append(("cost beside a GRPO round of the same episodes", cost_rows))
     return {title: rows for title, rows_of in tables if (rows := rows_of(summaries))}
 
 

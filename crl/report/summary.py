@@ -322,7 +322,8 @@ class History:
     def _stamps(self) -> dict[int, int]:
         found: dict[int, int] = {}
         for folder, name in (("rounds", _ROUND), (VALIDATIONS, _VERDICT)):
-            with contextlib.suppress(FileNotFoundError), os.scandir(self.run_path / folder) as entries:
+            missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+            with missing, os.scandir(self.run_path / folder) as entries:
                 for each in entries:
                     if (match := name.fullmatch(each.name)) and (folder == "rounds" or int(match[1]) in found):
                         number = int(match[1])

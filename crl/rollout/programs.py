@@ -226,7 +226,7 @@ class _Wave:
 
     def _conversations(self, row: LiveEpisode) -> Conversations:
         prompt, shown = self._method.prompts_of(row.slot.task.family)["actor"], row.slot.shown
-        text = "" if shown is None else fill(prompt.experience, {"experience": shown}).rstrip()
+        text = "" if shown is None else fill(prompt.experience, {"experience": shown})
         strip = self._method.role("actor").history == "strip_thoughts"
         return Conversations(self._chat, shown=text, side=frozenset(self._environment.side), strip=strip)
 

@@ -61,6 +61,9 @@ def put_back(run_path: Path, contents: Mapping[str, bytes], *, token: int) -> Pa
     with commit_guard(run_path, token):
         for relative, content in contents.items():
             path = run_path / relative
+            for parent in reversed(Path(relative).parents[:-1]):  # what a link leads to stays as it is
+                if (place := run_path / parent).is_symlink() or (place.exists() and not place.is_dir()):
+                    move(place, kept / parent)
             # Written beside the stage's directory, where a later attempt sweeps.
             beside = path.parent.parent if path.is_relative_to(run_path / "rounds") else path.parent
             with disk_errors(path):

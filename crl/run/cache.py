@@ -72,7 +72,7 @@ def is_usable(run_path: Path, directory: Path) -> bool:
 
 
 def _made(run_path: Path, key: str, build: Callable[[Path], None]) -> Path:
-    target = run_path / CACHE / key
+    target = _own(run_path) / key
     scratch = temporary(target, 0)
     with disk_errors(target):
         try:
@@ -110,6 +110,7 @@ class Shelf:
 
     def keep(self, prefix: str, count: int) -> None:
         """Remove all but the `count` youngest directories whose keys begin so."""
+        _own(self.run_path)
         for directory in self._by_age(prefix)[count:]:
             _withdraw(directory)
 
@@ -127,7 +128,7 @@ def seal(run_path: Path, relative: str, content: Path) -> None:
     `content` is the file that will be put in that place: sealed first, a disk that fills up leaves the old one. The
     journal says it too: where file and seal disagree, it tells which of the two is the wrong one.
     """
-    seals = run_path / CACHE / _SEALS
+    seals = _own(run_path) / _SEALS
     with disk_errors(seals):
         seals.mkdir(parents=True, exist_ok=True)
         sha256 = sha256_file(content)
@@ -139,13 +140,17 @@ def seal(run_path: Path, relative: str, content: Path) -> None:
 def faults(run_path: Path) -> list[CacheFault]:
     """Every derived file that is missing, damaged or unknown."""
     cache = run_path / CACHE
+    if cache.is_symlink():
+        return [_linked(run_path, cache)]
     if not cache.is_dir():
         return []
     found = []
     for entry in sorted(cache.iterdir()):
         if entry.name.startswith("."):
             continue
-        if entry.is_file():
+        if entry.is_symlink():
+            found.append(_linked(run_path, entry))
+        elif entry.is_file():
             found.append(CacheFault(f"{CACHE}/{entry.name}", NO_FILE, sha256_file(entry)))
         elif entry.name == _SEALS:
             found += _seal_faults(run_path, entry)
@@ -167,9 +172,10 @@ def foreign(run_path: Path) -> list[str]:
 def discard_damaged(run_path: Path) -> list[CacheFault]:
     """Delete whatever of the cache is damaged: its next use rebuilds it. Returns what was damaged."""
     found = faults(run_path)
+    _own(run_path)
     for fault in found:
         parts = Path(fault.file).parts
-        if parts[0] == CACHE:
+        if parts[0] == CACHE and len(parts) > 1:
             remove(run_path.joinpath(*parts[:2] if parts[1] != _SEALS else parts))
     return found
 
@@ -177,6 +183,19 @@ def discard_damaged(run_path: Path) -> list[CacheFault]:
 def clear(run_path: Path) -> None:
     """Delete the cache."""
     remove(run_path / CACHE)
+
+
+def _own(run_path: Path) -> Path:
+    """The directory of the cache. A link in its place, or in that of the seals, goes: what it leads to is not the run's
+    to change or delete."""
+    for place in (run_path / CACHE, run_path / CACHE / _SEALS):
+        if place.is_symlink():
+            remove(place)
+    return run_path / CACHE
+
+
+def _linked(run_path: Path, link: Path) -> CacheFault:
+    return CacheFault(link.relative_to(run_path).as_posix(), "no link", f"a link to {link.readlink()}")
 
 
 def _withdraw(directory: Path) -> None:

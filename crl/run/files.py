@@ -122,6 +122,29 @@ def parsed_parquet(content: bytes, columns: Sequence[str] | None = None) -> pa.T
     return pq.ParquetFile(pa.BufferReader(content)).read(columns, use_threads=False)
 
 
+def link_to(run_path: Path, relative: str) -> Path | None:
+    """The first link on the way from a run to one of its files; None where there is none, as it should be."""
+    ways = [*reversed(Path(relative).parents[:-1]), Path(relative)]
+    return next((run_path / each for each in ways if (run_path / each).is_symlink()), None)
+
+
+def open_own(path: str | Path, flags: int) -> int:
+    """A descriptor of a file that a run writes in its place. Raises RunDirectoryUnusable for a link: what that leads to
+    is not the run's to change."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        path = Path(path)
+        raise RunDirectoryUnusable(
+            f"{path.name} is a link to {path.readlink()}",
+            expected="a file of the run itself: this one is written to",
+            where=str(path),
+            next_step=f"rm {quoted(path)}, and put the file itself there if you need what it holds",
+        ) from error
+
+
 def machine() -> str:
     """Where process ids mean the same: this machine since its start (boot id), in this container (their namespace)."""
     try:
@@ -368,7 +391,7 @@ def sweep(run_path: Path, token: int) -> list[Path]:
     doomed = [entry for entry in parts if (entry.parent / entry.name.removeprefix(_PARTS)).exists()]
     places += [run_path / "cache", *(entry for entry in parts if entry not in doomed)]
     for place in places:
-        if place.is_dir():
+        if place.is_dir() and not place.is_symlink():
             doomed += [entry for entry in sorted(place.iterdir()) if left_behind(entry, token)]
     for entry in doomed:
         remove(entry)
@@ -376,11 +399,14 @@ def sweep(run_path: Path, token: int) -> list[Path]:
 
 
 def _directories(place: Path) -> list[Path]:
-    return sorted(entry for entry in place.iterdir() if entry.is_dir()) if place.is_dir() else []
+    """Those in a directory; what a link leads to is not the run's to sweep."""
+    if place.is_symlink() or not place.is_dir():
+        return []
+    return sorted(entry for entry in place.iterdir() if entry.is_dir() and not entry.is_symlink())
 
 
 def _below(place: Path) -> list[Path]:
-    return [Path(parent) for parent, _, _ in os.walk(place)]
+    return [] if place.is_symlink() else [Path(parent) for parent, _, _ in os.walk(place)]
 
 
 def free_bytes(path: Path) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 from crl.errors import CrlError, RecordDamaged
 from crl.limits import LINE_BYTES, LOG_BYTES, is_count, parse_json, read_limited
 from crl.paths import quoted
-from crl.run.files import disk_errors, fsync
+from crl.run.files import disk_errors, fsync, open_own
 from crl.run.logs import JOURNAL as JOURNAL
 from crl.run.manifest import KEY, Manifest, StageKey, key_of, parse_key, stage_directory
 from crl.text.unicode import valid_text
@@ -40,7 +40,7 @@ class JsonLines:
         line = valid_text(json.dumps(dict(payload), default=str, ensure_ascii=False)).encode() + b"\n"
         with disk_errors(self.path):
             created = not self.path.exists()
-            with self.path.open("ab+", buffering=0) as file:
+            with open(self.path, "ab+", buffering=0, opener=open_own) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 end = file.seek(0, os.SEEK_END)
                 torn = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"

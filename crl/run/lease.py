@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crl.errors import LeaseHeld, RunDirectoryUnusable, StaleAttempt
 from crl.limits import LARGEST_NUMBER, is_count, read_limited
-from crl.run.files import canonical_json, machine, sha256_bytes, sweep, unwritable, write_atomically
+from crl.run.files import canonical_json, machine, open_own, sha256_bytes, sweep, unwritable, write_atomically
 from crl.run.journal import Journal
 
 
@@ -232,9 +232,9 @@ class Lease:
             raise RunDirectoryUnusable(
                 f"there is no run directory at {run_path}", next_step="start it with `crl train CONFIG`"
             )
-        with _locked(run_path):
+        with _locked(run_path) as descriptor:
             with contextlib.suppress(OSError):  # of a pipe, say
-                os.truncate(run_path / LOCK, 0)  # nothing belongs into it; whatever damaged it, the lock holds
+                os.ftruncate(descriptor, 0)  # nothing belongs into it; whatever damaged it, the lock holds
             try:
                 previous = LeaseFile.load(run_path)
             except ValueError:
@@ -357,9 +357,9 @@ def _latest_token(run_path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _locked(run_path: Path) -> Iterator[None]:
+def _locked(run_path: Path) -> Iterator[int]:
     try:
-        descriptor = os.open(run_path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_own(run_path / LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise unwritable(error, run_path, "the run directory") from error
     try:
@@ -387,7 +387,7 @@ def _locked(run_path: Path) -> Iterator[None]:
                     next_step="mount it with locks (Lustre: the option flock; NFS 3: without nolock), or choose "
                     "another place: CRL_RUNS or --runs",
                 ) from error
-        yield
+        yield descriptor
     finally:
         # Unlocking by hand: a child forked at the wrong moment would keep a lock that only closing releases.
         with contextlib.suppress(OSError):

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -55,15 +56,28 @@ class OpenUi(Operation):
         return self._server is None or self._server.poll() is not None
 
 
-@pytest.fixture(scope="session")
-def desk(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenUi]:
-    """`make ui`, for all tests of a session."""
-    made = OpenUi(tmp_path_factory.mktemp("desk"))
+@contextmanager
+def _opened(folder: Path) -> Iterator[OpenUi]:
+    made = OpenUi(folder)
     try:
         made.start()
         yield made
     finally:
         made.end()
+
+
+@pytest.fixture(scope="session")
+def desk(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenUi]:
+    """`make ui`, for all tests of a session."""
+    with _opened(tmp_path_factory.mktemp("desk")) as made:
+        yield made
+
+
+@pytest.fixture
+def own_desk(chromium: str, tmp_path: Path) -> Iterator[OpenUi]:
+    """One that may be stopped and killed: nobody else's. The screen of a test that takes it is in front of it."""
+    with _opened(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -77,8 +91,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def screen(browser: Browser, desk: OpenUi, pictures: Path) -> Iterator[Screen]:
+def screen(request: pytest.FixtureRequest, browser: Browser, pictures: Path) -> Iterator[Screen]:
     """A fresh tab. Afterwards nobody but this machine was asked, and no script failed."""
+    desk = request.getfixturevalue("own_desk" if "own_desk" in request.fixturenames else "desk")
     context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, timezone_id="UTC", locale="en-GB")
     made = Screen(context.new_page(), desk.url, pictures)
     yield made

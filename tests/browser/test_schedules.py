@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -23,18 +21,7 @@ pytestmark = pytest.mark.slow
 NAME, SEED = "mine", 7
 
 
-@pytest.fixture
-def desk(chromium: str, tmp_path: Path) -> Iterator[OpenUi]:
-    """A `make ui` that may be stopped: nobody else's."""
-    made = OpenUi(tmp_path)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.end()
-
-
-def test_what_a_person_has_set_up_survives_a_restart_and_trains(desk: OpenUi, screen: Screen) -> None:
+def test_what_a_person_has_set_up_survives_a_restart_and_trains(own_desk: OpenUi, screen: Screen) -> None:
     screen.open_deployment("nightly")
     choose_experiment(screen)
     screen.open_deployment("nightly")
@@ -42,9 +29,9 @@ def test_what_a_person_has_set_up_survives_a_restart_and_trains(desk: OpenUi, sc
     screen.add_schedule("0 14 * * *")
     screen.shows("At 02:00 PM")
 
-    desk.stop_server()
-    desk.start()
-    assert "Traceback" not in desk.said()
+    own_desk.stop_server()
+    own_desk.start()
+    assert "Traceback" not in own_desk.said()
     screen.open_deployment("nightly")
     for schedule in ("At 02:00 AM", "At 02:00 PM"):
         expect(screen.page.get_by_role("switch", name=f"toggle {schedule}")).to_have_attribute("aria-checked", "true")
@@ -54,22 +41,22 @@ def test_what_a_person_has_set_up_survives_a_restart_and_trains(desk: OpenUi, sc
     screen.shoot("restarted-parameters", 560)
 
     # Nobody waits for two o'clock in a test: the schedule that the dialog made is of every minute.
-    with client_of(desk.url) as client:
+    with client_of(own_desk.url) as client:
         deployment = client.get("/deployments/name/train/nightly").raise_for_status().json()
         (added,) = [each for each in deployment["schedules"] if each["slug"] is None]
         assert added["parameters"] == UNTOUCHED
         path = f"/deployments/{deployment['id']}/schedules/{added['id']}"
         every_minute = {"schedule": {"cron": "* * * * *", "timezone": "UTC"}}
         wait_until(lambda: succeeds(client, path, every_minute), "it is of every minute", every=1.0)
-    wait_until(lambda: trained(desk), lambda: f"the schedule has trained: {desk.still_living()}", every=1.0)
-    run = RunDirectory.open(desk.runs / NAME)
-    assert run.method.seed == SEED and sorted(path.name for path in desk.runs.iterdir()) == [NAME]
+    wait_until(lambda: trained(own_desk), lambda: f"the schedule has trained: {own_desk.still_living()}", every=1.0)
+    run = RunDirectory.open(own_desk.runs / NAME)
+    assert run.method.seed == SEED and sorted(path.name for path in own_desk.runs.iterdir()) == [NAME]
 
     screen.open_deployment("nightly")
     switch = screen.page.get_by_role("switch", name="toggle Every minute")
     switch.click()
     expect(switch).to_have_attribute("aria-checked", "false")
-    (run_id, *_) = [each["id"] for each in desk.flow_runs() if each["name"].startswith(f"{NAME}: ")]
+    (run_id, *_) = [each["id"] for each in own_desk.flow_runs() if each["name"].startswith(f"{NAME}: ")]
     screen.open_run(run_id, "Logs")
     screen.shows("everything is as the deployment 'nightly' has it", f"experiment {NAME}: {CONFIG}")
     screen.shoot("scheduled-run", 860)

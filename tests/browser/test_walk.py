@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +30,24 @@ NAME = "walked"
 APPROVES = "method.recipe.approve_bank"
 
 
-@pytest.fixture
-def desk(chromium: str, tmp_path: Path) -> Iterator[OpenUi]:
-    """A `make ui` that may be stopped and killed: nobody else's."""
-    made = OpenUi(tmp_path)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.end()
-
-
-def test_an_operator_follows_every_message(desk: OpenUi, screen: Screen, tmp_path: Path) -> None:
+def test_an_operator_follows_every_message(own_desk: OpenUi, screen: Screen, tmp_path: Path) -> None:
     switch_on_notifications(screen)
     wrong = submit_a_wrong_setting(screen)
     assert screen.wait_for(wrong, "Failed", "Completed", "Crashed") == "Failed"
     screen.shows("BadInput", "method.sed")  # the field, as it was typed
-    wait_until(lambda: "BadInput" in desk.said(), "the notification was printed by `make ui`", every=0.5)
-    assert f"{desk.url}/" in desk.said(), "it links to the run"
-    assert not (desk.runs / NAME).exists(), "nothing was begun"
+    wait_until(lambda: "BadInput" in own_desk.said(), "the notification was printed by `make ui`", every=0.5)
+    assert f"{own_desk.url}/" in own_desk.said(), "it links to the run"
+    assert not (own_desk.runs / NAME).exists(), "nothing was begun"
 
     run_id = fill_in(screen)
-    paused = paused_round(screen, desk, run_id, 1)
+    paused = paused_round(screen, own_desk, run_id, 1)
     while not answered(screen, paused, approve=True):
         screen.page.wait_for_timeout(1000)
-    kill_and_retry(screen, desk, run_id)
-    look_at_the_run(screen, desk, run_id, rounds=1)
+    kill_and_retry(screen, own_desk, run_id)
+    look_at_the_run(screen, own_desk, run_id, rounds=1)
 
-    schedule_and_miss(screen, desk)
-    compare(desk, tmp_path)
+    schedule_and_miss(screen, own_desk)
+    compare(own_desk, tmp_path)
 
 
 def submit_a_wrong_setting(screen: Screen) -> str:

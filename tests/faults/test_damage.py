@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from crl.audit.audit import problems_of
-from crl.audit.verify import Problem, Severity, require_intact, verify
+from crl.audit.remarks import remarks
+from crl.audit.verify import Problem, Severity, record_of, require_intact, verify
 from crl.audit.without import lacked, leave_out, why_needed
 from crl.errors import RecordDamaged
 from crl.records import Turn
@@ -120,7 +122,9 @@ def test_any_one_file_is_named_with_digests_and_the_mending_command(
         after = path.read_bytes() if path.exists() else None
         try:
             problems = verify(victim, from_rows=from_rows)
-            assert [problem.file for problem in problems] == ([] if name in BESIDE else [name])
+            noted = name.startswith("ways/")
+            assert [problem.file for problem in problems] == ([] if noted or name in BESIDE else [name])
+            assert not noted or any(remark.startswith(name) for remark in remarks(record_of(victim)))
             if not problems:
                 continue
             _check(run, recipe, problems[0], before, after)
@@ -370,6 +374,32 @@ def test_what_is_refused_or_not_agreed_to_changes_no_file(copied: Path) -> None:
     mended = _state(copied)
     crl_here(copied.parent, "mend", "tiny", "--yes", code=4)
     assert _state(copied) == mended
+
+
+@pytest.mark.slow
+def test_a_pipe_in_the_place_of_a_stage_moves_away(copied: Path) -> None:
+    shutil.rmtree(copied / "rounds/0002/plan")
+    os.mkfifo(copied / "rounds/0002/plan")
+    crl_here(copied.parent, "mend", "tiny", "--yes")
+    assert verify(copied) == [] and (copied / "damaged/1/rounds/0002/plan").is_fifo()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rounds/0001/credit", "rounds/0001/credit/credits.parquet", "bank/segments"])
+def test_what_a_link_leads_to_is_not_mended(copied: Path, tmp_path: Path, name: str) -> None:
+    """The link in the place of a stage moves away; another one is named with the command that copies."""
+    elsewhere = (copied / name).rename(tmp_path / "elsewhere")
+    (copied / name).symlink_to(elsewhere)
+    if name == "bank/segments":
+        _corrupt(sorted(elsewhere.iterdir())[0])
+    before = _state(elsewhere) or elsewhere.read_bytes()
+    is_stage = name == "rounds/0001/credit"
+    said = crl_here(copied.parent, "mend", "tiny", "--yes", code=0 if is_stage else 4).stdout
+    assert (_state(elsewhere) or elsewhere.read_bytes()) == before
+    if is_stage:
+        assert verify(copied) == [] and not (copied / name).is_symlink()
+    else:
+        assert f"cp -rL {copied / name} " in said and (copied / name).is_symlink()
 
 
 def _state(run: Path) -> dict[str, tuple[int, bytes]]:

@@ -125,6 +125,10 @@ CASES = [
     Case("bank history {run} {entry}"),
     Case("bank search {run} lake"),
     Case("bank search {run} lake --lexical"),
+    Case("bank serve {run}"),
+    Case("serve {run} --port 0"),
+    Case("serve {run} --port 0 --record {elsewhere}/served"),
+    Case("serve {run} --port 0 --record {disk}/served", REFUSED, FULL),
     Case("status {run}"),
     Case("stage {run} 1 plan"),
     Case("stage {run} 1 plan --into {elsewhere}/rows"),
@@ -202,6 +206,8 @@ def crl(
     monkeypatch.setattr("crl.engine.services.prepare_environment", lambda threads: {})
     monkeypatch.setattr("crl.lab.warm.make._make", _make)
     monkeypatch.setitem(sys.modules, "crl.validation.round", SimpleNamespace(validate_rounds=_validate_rounds))
+    monkeypatch.setattr("crl.serve.own_model.own_model", lambda *agent: SimpleNamespace(submit=None, run=bool))
+    monkeypatch.setattr("mcp.server.MCPServer.run", lambda server, transport: None)
     monkeypatch.setattr("crl.cli.doctor._gpu", lambda: ("not asked", False, ""))
 
     def run(words: str, disk: Path) -> tuple[int, str]:

@@ -48,6 +48,8 @@ TESTED = {
     "judge.md": "tests/worlds/dataset/test_judged_rounds.py",
     "mcp.md": "tests/worlds/openenv/test_openenv_rounds.py",
     "notebook.md": "tests/docs/test_notebook_page.py",
+    "bank_mcp.md": "tests/learning/test_serving.py",
+    "serve.md": "tests/learning/test_serving.py",
     "openenv.md": "tests/worlds/openenv/test_openenv_rounds.py",
     "sql.md": "tests/docs/test_sql_page.py",
     "verifiers.md": "tests/worlds/verifiers/test_verifiers_page.py",

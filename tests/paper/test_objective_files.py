@@ -38,7 +38,7 @@ def test_a_file_has_the_settings_of_its_paper(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEFINED)
 def test_a_run_that_is_killed_while_it_learns_is_the_undisturbed_one(name: str, tmp_path: Path) -> None:
-    """tiny with both roles, the objective of the file and its passes; killed in the update of the actor and while it plays on."""
+    """tiny with both roles and the objective of the file; killed while the actor learns, and while it plays on."""
     written = yaml.safe_load((FILES / f"{name}.yaml").read_text(encoding="utf-8"))["method"]
     changes = {
         "method__recipe__actor_objective": yaml.safe_dump(

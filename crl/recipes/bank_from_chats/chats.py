@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated as A
@@ -164,7 +164,8 @@ def read(config: ChatsConfig, family: str = "chats", round: int = 1) -> list[Cha
     path = config.path
     found: list[Chat] = []
     used: dict[str, str] = {}
-    for number, (location, record) in enumerate(records(path, _refused, split=config.split, broken=True), start=1):
+    found_records = conversations(records(path, _refused, split=config.split, broken=True))
+    for number, (location, record) in enumerate(found_records, start=1):
         location = valid_text(location.removeprefix(f"{path.parent}/"))
         messages: list[Message] = []
         reward, success, reason, detail = None, None, OK, None
@@ -192,6 +193,26 @@ def read(config: ChatsConfig, family: str = "chats", round: int = 1) -> list[Cha
             )
         )  # fmt: skip
     return found
+
+
+def conversations(found: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Records with their locations; those of a conversation that `crl serve --record` kept are one, behind the others.
+
+    Of such a conversation a line has what follows its first `from` messages, or an outcome; the last one counts.
+    """
+    whole: dict[str, tuple[str, dict[str, Any]]] = {}
+    for location, record in found:
+        name = record.get("conversation_id") if isinstance(record, Mapping) else None
+        if not isinstance(name, str) or not (name in whole or isinstance(record.get("from"), int)):
+            yield location, record
+            continue
+        _, kept = whole.setdefault(name, (location, {}))
+        messages = kept.get("messages")
+        if isinstance(start := record.get("from"), int) and isinstance(record.get("messages"), list):
+            messages = [*(messages or [])[: max(start, 0)], *record["messages"]]
+        kept.update(record)
+        kept["messages"] = messages
+    yield from whole.values()
 
 
 def _refused(found: str, expected: str, where: str) -> BadInput:

@@ -46,7 +46,6 @@ class BankRecipeConfig(RecipeConfig):
 
     BUILDER: ClassVar[str] = "crl.recipes.complementary.round:build"
     MECHANISMS: ClassVar[str] = "crl.recipes.complementary.round:MECHANISMS"
-    REPORT: ClassVar[str | None] = "crl.recipes.complementary.report:SECTION"
     TRAINED: ClassVar[frozenset[str]] = frozenset({ACTOR, EXTRACTOR})
     """Roles that are trained."""
     has_bank: ClassVar[bool] = True

@@ -35,6 +35,7 @@ from crl.records import (
     Operation,
     Retrieval,
     Sample,
+    Turn,
     UseReward,
     rows_with,
 )
@@ -99,7 +100,8 @@ def _actor_samples(ctx: StageContext, episodes: Sequence[Episode]) -> tuple[list
     if not config.trains(ACTOR, ctx.round):
         return [], []
     generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
-    samples = grpo_samples(episodes, generations, config.actor_objective, round=ctx.round)
+    turns = ctx.rows(Turn, "collect") if config.actor_objective.turn_credit is not None else []
+    samples = grpo_samples(episodes, generations, config.actor_objective, round=ctx.round, turns=turns)
     stripped = distilled_samples(ctx, episodes, generations)
     if stripped is None:
         return samples, []

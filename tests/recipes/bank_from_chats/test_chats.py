@@ -144,3 +144,36 @@ def test_great_expectations_sees_what_comes_in(tmp_path: Path) -> None:
     twice = type(brought)(Chat, pa.concat_tables([brought.rows, brought.rows]), brought.file, brought.next_step)
     with pytest.raises(BadInput, match="chat_id is unique"):
         require_sound(twice)
+
+
+def test_a_conversation_that_was_served_is_one_chat_with_its_outcome(tmp_path: Path) -> None:
+    more = {"role": "user", "content": "And 3 + 3?"}
+    six = {"role": "assistant", "content": "6"}
+    said = [
+        {"conversation_id": "a", "guided": True, "from": 0, "messages": [ASKED, {**ANSWERED, "content": "5"}]},
+        {"conversation_id": "b", "from": 0, "messages": [ASKED, ANSWERED]},
+        {"messages": [more, six]},
+        {"conversation_id": "a", "from": 0, "messages": [ASKED, ANSWERED]},
+        {"conversation_id": "a", "success": False},
+        {"conversation_id": "a", "from": 2, "messages": [more, six]},
+        '{"conversation_id": "b", "from',
+        {"conversation_id": "a", "success": True, "reward": 0.5},
+        {"conversation_id": "another's", "messages": [more, ANSWERED]},
+        {"conversation_id": "a", "from": 0, "messages": "no list"},
+    ]
+    found = chats(tmp_path, *said)
+    assert [chat.location for chat in found if chat.reason_code == OK] == [
+        f"chats.jsonl, line {line}" for line in (3, 9, 1, 2)
+    ]
+    whole = found[-2]
+    assert json.loads(whole.messages) == [ASKED, ANSWERED, more, six]
+    assert (whole.success, whole.reward) == (True, 0.5)
+    assert found[-1].success is None
+    assert [chat.reason_code for chat in found if chat.reason_code != OK] == ["not_json"]
+
+
+@pytest.mark.parametrize("start", [-3, 10**30, True])
+def test_a_conversation_with_a_start_that_cannot_be_costs_no_other(tmp_path: Path, start: Any) -> None:
+    line = {"conversation_id": "a", "from": start, "messages": [ASKED, ANSWERED]}
+    (chat,) = chats(tmp_path, line)
+    assert (chat.reason_code, json.loads(chat.messages)) == (OK, [ASKED, ANSWERED])

@@ -17,6 +17,7 @@ from crl.audit.verify import Severity, problems_in, record_of, verify
 from crl.config.models import WAYS
 from crl.errors import RecordDamaged
 from crl.records import Metric
+from crl.report.summary import summarize
 from crl.run import cache
 from crl.run.directory import RunDirectory
 from crl.run.files import sha256_bytes
@@ -202,6 +203,13 @@ def test_a_link_that_leads_nowhere_is_named_and_moved_away(run: RunDirectory, na
 def test_a_file_in_the_place_of_a_round_is_named(run: RunDirectory) -> None:
     (run.path / "rounds/0004").write_text("?")
     assert _named(run) == ["rounds/0004"]
+
+
+def test_a_pipe_in_the_place_of_all_rounds_is_named_and_nothing_is_read_from_it(run: RunDirectory) -> None:
+    shutil.rmtree(run.path / "rounds")
+    os.mkfifo(run.path / "rounds")
+    assert "rounds" in [problem.file for problem in verify(run.path) if problem.severity is Severity.damaged]
+    assert summarize(run.path) == []
 
 
 def test_an_empty_stage_is_named_and_the_journal_is_not_blamed(run: RunDirectory) -> None:

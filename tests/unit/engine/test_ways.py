@@ -50,6 +50,10 @@ def test_the_verdicts_are_written_once(made: Experiment, tmp_path: Path) -> None
     (run.path / WAYS / "actor.json").write_text('{"sampling": ', encoding="utf-8")
     with pytest.raises(RecordDamaged, match=WAYS):
         ways_of(run)
+    shutil.rmtree(run.path / WAYS)
+    (run.path / WAYS).write_bytes(b"")
+    with pytest.raises(RecordDamaged, match="it is no folder"):
+        ways_of(run)
 
 
 def test_each_set_of_weights_has_its_own(made: Experiment, tmp_path: Path) -> None:

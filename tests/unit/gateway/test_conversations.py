@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import pytest
+
 from crl.gateway.conversations import Conversations, with_text
-from crl.gateway.messages import ChatRequest, as_messages, read_request
+from crl.gateway.messages import ApiError, ChatRequest, as_messages, read_request
 from crl.protocols import Message, ParsedTurn, Sampled, StopReason, Tool
 
 CALL = '{"arguments": {"a": 1}, "name": "add"}'
@@ -143,3 +145,36 @@ def test_messages_are_written_and_read_again() -> None:
     )  # fmt: skip
     body = json.dumps({"model": "m", "messages": as_messages(messages)}).encode()
     assert read_request(body).messages == messages
+
+
+def test_a_text_stands_at_the_mark_where_there_is_one() -> None:
+    system, task = Message("system", "S {experience} S."), user("Goal\n{experience}Look.")
+    assert with_text((user("A"), system), "Hint.\n") == (user("A"), Message("system", "S Hint.\n S."))
+    assert with_text((task, user("{experience}")), "Hint.\n") == (user("Goal\nHint.\nLook."), user("{experience}"))
+    assert with_text((task,), "") == (user("Goal\nLook."),), "an episode without one reads nothing of it"
+    assert with_text((task,), "{experience}") == (user("Goal\n{experience}Look."),), "it is filled once"
+    for wrong in ((system, task), (user("{experience} and {experience}"),)):
+        with pytest.raises(ApiError, match="in 2 places"):
+            with_text(wrong, "Hint.")
+    made = Conversations(Letters(), shown="Hint.\n")  # type: ignore[arg-type]
+    assert said(made, ChatRequest("m", (task,)), "A") == (False, "[user:Goal\nHint.\nLook.]", "[user:Goal\nLook.]")
+    assert said(made, ChatRequest("m", (task, Message("assistant", "A"), user("B"))), "C")[0]
+
+
+def test_a_window_keeps_the_opening_and_the_last_turns_that_fit() -> None:
+    made = Conversations(Letters(), window=2, room=40)  # type: ignore[arg-type]
+    messages: tuple[Message, ...] = (user("Open"),)
+    prompts = []
+    for number in range(4):
+        went_on, ids, _ = said(made, ChatRequest("m", messages), f"A{number}")
+        prompts.append((went_on, ids))
+        messages = (*messages, Message("assistant", f"A{number}"), user(f"B{number}"))
+    assert prompts == [
+        (False, "[user:Open]"),
+        (True, "[user:Open]A0\x01[user:B0]"),
+        (True, "[user:Open]A0\x01[user:B0]A1\x01[user:B1]"),
+        (False, "[user:Open]A1\x01[user:B1]A2\x01[user:B2]"),
+    ]
+    large = user("x" * 30)
+    _, ids, _ = said(made, ChatRequest("m", (*messages[:-1], large)), "A4")
+    assert ids == f"[user:Open]A3\x01[user:{'x' * 30}]", "too long all the same: whoever asks is told"

@@ -205,6 +205,137 @@ def test_a_client_that_goes_while_it_is_answered_is_let_go(gateway: Gateway) -> 
     assert ask(gateway, client)[0] == 200
 
 
+def stream_of(gateway: Gateway, client: Client) -> socket.socket:
+    """A connection that has asked for a stream."""
+    body = json.dumps({**ASKED, "stream": True}).encode()
+    made = raw(gateway, client, f"Content-Length: {len(body)}")
+    made.sendall(body)
+    return made
+
+
+def read_until(sent: socket.socket, text: str) -> str:
+    """What comes, up to a text."""
+    found = ""
+    while text not in found:
+        piece = sent.recv(4096).decode()
+        assert piece, found
+        found += piece
+    return found
+
+
+def so_far(turn: ParsedTurn) -> Answer:
+    return Answer(3, turn, None, 5, 1)
+
+
+def test_a_stream_sends_what_is_known_at_once(gateway: Gateway) -> None:
+    waiting: list[Call] = []
+    client = gateway.open(waiting.append)
+    with stream_of(gateway, client) as sent:
+        wait_until(lambda: bool(waiting), "the call waits")
+        waiting[0].show(so_far(ParsedTurn("", "Hm")))
+        assert '"reasoning_content": "Hm"' in read_until(sent, "Hm")
+        waiting[0].show(so_far(ParsedTurn("We", "Hm")))
+        assert '"delta": {"content": "We"}' in read_until(sent, "We")
+        waiting[0].answer(Answer(3, ParsedTurn("Well.", "Hm", CALLS.calls), StopReason.end_of_turn, 5, 7))
+        rest = read_until(sent, "[DONE]")
+        assert '"delta": {"content": "ll."}' in rest and '"tool_calls": [{"index": 0' in rest
+        assert '"finish_reason": "tool_calls"' in rest
+    wait_until(lambda: client.open == 0, "nothing of it is left")
+
+
+def test_a_stream_that_fails_says_so_in_the_api_s_form(gateway: Gateway) -> None:
+    waiting: list[Call] = []
+    client = gateway.open(waiting.append)
+    with stream_of(gateway, client) as sent:
+        wait_until(lambda: bool(waiting), "the call waits")
+        waiting[0].refuse(ApiError("no", code="no", status=409))
+        assert " 409 " in read_until(sent, '"code":"no"'), "before it begins it has a status"
+    with stream_of(gateway, client) as sent:
+        wait_until(lambda: len(waiting) == 2, "the call waits")
+        waiting[1].show(so_far(ParsedTurn("We")))
+        read_until(sent, "We")
+        waiting[1].refuse(ApiError("The server failed.", code="internal", status=500))
+        assert '"error": {"message": "The server failed."' in read_until(sent, "internal")
+
+
+def test_a_client_that_goes_in_the_middle_of_a_stream_is_known_to_have_gone(gateway: Gateway) -> None:
+    waiting: list[Call] = []
+    client = gateway.open(waiting.append)
+    with stream_of(gateway, client) as sent:
+        wait_until(lambda: bool(waiting), "the call waits")
+        waiting[0].show(so_far(ParsedTurn("We")))
+        read_until(sent, "We")
+        assert (client.open, waiting[0].gone) == (1, False)
+    wait_until(lambda: waiting[0].gone and (client.open, client.size) == (0, 0), "nothing of it is left")
+    waiting[0].show(so_far(ParsedTurn("Well")))
+    waiting[0].answer(Answer(3, ParsedTurn("Well."), StopReason.end_of_turn, 5, 7))
+    assert ask(gateway, gateway.open(answered(CALLS)))[0] == 200
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Gateway]:
+    with Gateway(names=["box.example"]) as made:
+        yield made
+
+
+def served(gateway: Gateway, key: str = "", **more: Any) -> Client:
+    return gateway.serve(Client("", key, answered(ParsedTurn("x")), ("actor/a", "actor/b"), served=True, **more))
+
+
+def test_one_client_without_a_path_and_a_key_is_all_that_come(serving: Gateway) -> None:
+    client = served(serving)
+    assert serving.url(client) == f"http://127.0.0.1:{serving.port}/v1"
+    path = "/v1/chat/completions"
+    assert ask(serving, client, path=path, authorization="")[0] == 200
+    listed = ask(serving, client, method="GET", path="/v1/models")[1]["data"]
+    assert [each["id"] for each in listed] == ["actor/a", "actor/b"]
+    assert ask(serving, client, method="GET", path="/v1/models/actor/b")[1]["id"] == "actor/b"
+    status, found = ask(serving, client, method="GET", path="/v1/models/gpt")
+    assert (status, found["error"]["code"]) == (404, "model_not_found")
+    assert "actor/a, actor/b" in found["error"]["message"]
+    for host in ("box.example", "box.example:80", "localhost", f"127.0.0.1:{serving.port}", "[::1]:1"):
+        assert ask(serving, client, path=path, host=host)[0] == 200, host
+    for host in ("evil.example", "box.example.evil", "10.0.0.1", "", "[::2]", "127.0.0.1.evil.example"):
+        assert ask(serving, client, path=path, host=host)[0] == 403, host
+    assert ask(serving, client, path=path, origin="http://localhost")[0] == 403
+    assert ask(serving, client, {**ASKED, "temperature": "hot"}, path=path)[1]["error"]["param"] == "temperature"
+
+
+def test_a_given_key_is_asked_for(serving: Gateway) -> None:
+    client = served(serving, "secret")
+    path = "/v1/chat/completions"
+    assert ask(serving, client, path=path)[0] == 200
+    for wrong in ("Bearer other", "", "secret", "Bearer"):
+        assert ask(serving, client, path=path, authorization=wrong)[0] == 401
+    assert ask(serving, client, method="GET", path="/v1/models", authorization="Bearer x")[0] == 401
+
+
+def test_beyond_loopback_an_address_may_be_the_host_and_a_strange_name_may_not() -> None:
+    with Gateway(host="0.0.0.0") as made:
+        client = served(made, "secret")
+        for host, status in (("10.1.2.3:80", 200), ("0.0.0.0", 200), ("[fd00::1]", 200), ("evil.example", 403)):
+            assert ask(made, client, path="/v1/chat/completions", host=host)[0] == status, host
+        assert ask(made, client, path="/v1/chat/completions", authorization="")[0] == 401
+    with pytest.raises(OSError):
+        Gateway(host="no-such-host.invalid")
+
+
+def test_what_else_may_be_posted_is_checked_as_calls_are(serving: Gateway) -> None:
+    def feedback(value: Any) -> dict[str, Any]:
+        if "id" not in value:
+            raise ApiError("There is no id.", code="invalid_request", param="id")
+        return {"took": value["id"]}
+
+    client = served(serving, posts={"feedback": feedback})
+    assert ask(serving, client, {"id": 3}, path="/v1/feedback") == (200, {"took": 3})
+    assert ask(serving, client, {}, path="/v1/feedback")[0] == 400
+    for body in (b"{", b"[]", b""):
+        assert ask(serving, client, body, path="/v1/feedback")[0] == 400
+    assert ask(serving, client, {"id": 3}, path="/v1/feedback", origin="null")[0] == 403
+    assert ask(serving, client, {"id": 3}, path="/v1/embeddings")[0] == 404
+    assert (client.open, client.size) == (0, 0)
+
+
 @pytest.mark.slow
 def test_a_hundred_clients_wait_at_once(gateway: Gateway) -> None:
     waiting: list[Call] = []

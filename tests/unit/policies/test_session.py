@@ -333,6 +333,44 @@ def test_a_row_draws_the_same_whatever_else_is_in_the_batch(policy):
         assert np.allclose(alone.logprobs, together[row].logprobs, atol=1e-5)
 
 
+def test_rows_with_settings_of_their_own_draw_as_they_would_alone(policy):
+    prompts = _prompts(np.random.default_rng(3), 1, 4)
+    settings = [
+        SamplingConfig(max_new_tokens=6), SamplingConfig(max_new_tokens=9, temperature=0.3),
+        SamplingConfig(max_new_tokens=6, top_k=3), SamplingConfig(max_new_tokens=4, top_p=0.5),
+    ]  # fmt: skip
+    alone = [
+        policy.open([prompt], [row]).sample([0], sampling)[0].token_ids
+        for row, (prompt, sampling) in enumerate(zip(prompts, settings, strict=True))
+    ]
+    session = policy.open(prompts, range(4))
+    session.begin([0], settings[0])
+    assert session.step() and session.written(0) == alone[0][:1]
+    for row in (1, 2, 3):
+        session.begin([row], settings[row])
+    found = {}
+    while ended := session.advance():
+        found |= {row: sampled.token_ids for row, sampled in ended.items()}
+    assert [found[row] for row in range(4)] == alone
+
+
+def test_a_turn_that_is_given_up_leaves_a_row_that_can_be_replaced(policy):
+    session = policy.open([[7, 8, 9], [7, 8, 10]], [0, 1])
+    session.begin([0, 1], SamplingConfig(max_new_tokens=3))
+    session.step()
+    session.give_up(0)
+    session.replace(0, [7, 8, 11, 12], seed=4)
+    session.begin([0], SamplingConfig(max_new_tokens=3))
+    found = {}
+    while ended := session.advance():
+        found |= ended
+    assert (
+        found[0].token_ids
+        == policy.open([[7, 8, 11, 12]], [4]).sample([0], SamplingConfig(max_new_tokens=3))[0].token_ids
+    )
+    assert len(found[1].token_ids) == 3 and not session.step()
+
+
 def test_a_rerun_has_the_same_bits_and_another_stream_does_not(policy):
     prompts = _prompts(np.random.default_rng(2), 2, 4)
     sampling = SamplingConfig(max_new_tokens=6)

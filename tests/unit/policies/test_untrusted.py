@@ -81,6 +81,10 @@ def _cut(name: str, size: int) -> Damage:
     return lambda folder: os.truncate(folder / name, size)
 
 
+def _replaces(times: int) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * times}
+
+
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "header cut": (_cut(WEIGHTS, 100), WEIGHTS),
     "no header": (_cut(WEIGHTS, 3), WEIGHTS),
@@ -111,6 +115,11 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "inner config a text": (_set(CONFIG, text_config="x"), CONFIG),
     "tokenizer a list": (_text("tokenizer.json", "[]"), "tokenizer.json"),
     "tokenizer without end": (_text("tokenizer.json", "[" * 10**6), "tokenizer.json"),
+    "tokenizer without words": (_set("tokenizer.json", model={"type": "BPE", "vocab": {}}), "tokenizer.json"),
+    "normalizer of 10^6": (_set("tokenizer.json", normalizer=_replaces(10**6)), "tokenizer.json"),
+    "normalizers of 10^10": (
+        _set("tokenizer.json", normalizer={"type": "Sequence", "normalizers": [_replaces(10)] * 10}), "tokenizer.json"
+    ),
     "tokenizer config a list": (_text("tokenizer_config.json", "[1]"), "tokenizer_config.json"),
     "template a number": (_set("tokenizer_config.json", chat_template=3), "tokenizer_config.json"),
     "index leads out": (

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crl.recipes.complementary.config import ACTOR, EXTRACTOR
 from crl.report.cells import NOTHING, count
-from crl.report.sections import Rows, Section
+from crl.report.sections import Rows
 from crl.report.summary import RoundSummary
 
 _GRPO = ("plan", "collect", "credit")
@@ -23,7 +22,7 @@ def cost_rows(summaries: Sequence[RoundSummary]) -> Rows:
         episodes = each.health.get("episode_tokens_sampled")
         if episodes is None or not each.seconds:
             continue
-        written = sum(each.health.get(f"{role}_tokens_sampled", 0.0) for role in (ACTOR, EXTRACTOR))
+        written = sum(each.health.get(f"{role}_tokens_sampled", 0.0) for role in ("actor", "extractor"))
         update = next((name for name in each.seconds if name.startswith("update_")), "")
         grpo = sum(each.seconds.get(name, 0.0) for name in (*_GRPO, update))
         seconds = sum(taken for name, taken in each.seconds.items() if name != "evaluate")
@@ -42,6 +41,3 @@ def cost_rows(summaries: Sequence[RoundSummary]) -> Rows:
 
 def _times(value: float, base: float) -> str:
     return f"{value / base:.2f}" if base else NOTHING
-
-
-SECTION = Section(tables={"cost beside a GRPO round of the same episodes": cost_rows})

@@ -1,0 +1,81 @@
+"""A link in the place of something that a run writes or deletes: what it leads to stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crl.audit.verify import verify
+from crl.errors import RunDirectoryUnusable
+from crl.run import cache
+from crl.run.directory import RunDirectory
+from crl.run.files import temporary
+from crl.run.lease import Lease
+from tests.unit.run.support import finished_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    made = finished_run(tmp_path, rounds=1)
+    cache.cached(made.path, "key", lambda place: (place / "codes").write_bytes(b"codes") and None)
+    return made
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A folder of somebody's, with names that a run takes for its own."""
+    folder = tmp_path / "mine"
+    (folder / "key").mkdir(parents=True)
+    (folder / "key" / "letter.txt").write_text("mine")
+    for name in ("letter.txt", "catalog.duckdb.json", temporary(Path("catalog.duckdb"), 0).name, ".tmp-x-1-0-0"):
+        (folder / name).write_text("mine")
+    return folder
+
+
+def _content(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["lease.lock", "journal.jsonl"])
+def test_what_is_written_in_its_place_is_not_written_elsewhere(run: RunDirectory, tmp_path: Path, name: str) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("mine")
+    (run.path / name).unlink()
+    (run.path / name).symlink_to(letter)
+    with pytest.raises(RunDirectoryUnusable, match=f"{name} is a link") as refused:
+        Lease.acquire(run.path, seconds=30)
+    assert letter.read_text() == "mine" and f"rm {run.path / name}" in str(refused.value.next_step)
+
+
+@pytest.mark.parametrize("name", ["cache", "cache/seals", "cache/key", "cache/other"])
+def test_a_folder_that_is_a_link_is_named_and_only_the_link_is_deleted(
+    run: RunDirectory, mine: Path, name: str
+) -> None:
+    before = _content(mine)
+    cache.remove(run.path / name)
+    (run.path / name).symlink_to(mine)
+    assert name in [problem.file for problem in verify(run.path)]
+    cache.discard_damaged(run.path)
+    assert _content(mine) == before and not (run.path / name).is_symlink()
+    (run.path / "catalog").write_bytes(b"views")
+    for again in range(2):
+        if again:
+            cache.remove(run.path / name)
+            (run.path / name).symlink_to(mine)
+        cache.seal(run.path, "catalog.duckdb", run.path / "catalog")
+        cache.cached(run.path, "key", lambda place: (place / "codes").write_bytes(b"codes") and None)
+        cache.Shelf(run.path).keep("key", 0)
+    assert _content(mine) == before
+
+
+@pytest.mark.parametrize("name", ["cache", "cache/key", "bank", "bank/segments", "rounds", "rounds/0001", "decisions"])
+def test_nothing_is_swept_behind_a_link(run: RunDirectory, mine: Path, name: str) -> None:
+    before = _content(mine)
+    place = run.path / name
+    if place.exists():
+        place.rename(mine.with_name("kept"))
+    place.symlink_to(mine)
+    with Lease.acquire(run.path, seconds=30):
+        pass
+    assert _content(mine) == before
