@@ -42,7 +42,7 @@ _MOST_SKILLS = 10_000
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FAMILY = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _OWN = re.compile(r"(?P<id>.+): (?P<uses>used in \d+ episodes?, \d+ won|never used)")
-_HEADING = re.compile(r"(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*")
+_HEADING = re.compile(r"(#{1,6})[ \t]")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])[ \t]")
 _INTRODUCTION = """# Experiences of `{family}`
@@ -233,6 +233,8 @@ def read_skills(path: Path, max_characters: int) -> Gathered:
                 raise _refused(where, f"the section of line {line} holds the control character {odd!r}")
             source = f"{name}/{where.relative_to(folder).as_posix()}, line {line}"
             listed.append((f"{name}-{number:04d}", family, text, source + (f": {claim}" if claim else "")))
+    if not listed:
+        raise _refused(path, "it holds no text to learn from")
     # The last one is the oldest: of a family that is full the first of a file stay.
     entries = [_entry(*each, order) for order, each in enumerate(reversed(listed))]
     rows: dict[type[Row], list[Row]] = {each: [] for each in TABLES.values()} | {ExportedEntry: [*entries]}
@@ -328,12 +330,14 @@ def _sections(lines: Sequence[str], first: int) -> Iterator[_Section]:
     for number, line in enumerate(lines, first):
         if mark := _FENCE.match(line):
             fence = mark[1] if not fence else "" if mark[1] == fence else fence
-        heading = None if fence else _HEADING.fullmatch(line)
-        if heading is None:
+        marks = None if fence else _HEADING.match(line)
+        if marks is None:
             section.lines.append(line)
             continue
         yield section
-        section = _Section(number, len(heading[1]), heading[2], [])
+        heading = line[marks.end() :].strip()
+        closed = heading.rstrip("#")  # Markdown may close a heading: ## Title ##
+        section = _Section(number, len(marks[1]), closed.rstrip() if closed[-1:] in ("", " ", "\t") else heading, [])
     yield section
 
 

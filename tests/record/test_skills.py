@@ -168,6 +168,13 @@ def test_windows_line_ends_and_a_mark_of_order_are_read(tmp_path: Path) -> None:
     assert texts(folder) == ["A\nb"]
 
 
+def test_headings_are_those_of_markdown_however_long(tmp_path: Path) -> None:
+    """A pattern that tries every blank of the last one would not end."""
+    lines = ("## A ##", "b", "### C# ", "d", "#no", "## ##", "e", f"# f{' ' * 2_000_000}g", "h")
+    found = texts(skill(tmp_path / "tips", written("tips", "\n".join(lines))), 5_000_000)
+    assert found[:3] == ["A\nb", "C#\nd\n#no", "e"] and len(found[3]) == 2_000_004
+
+
 HOSTILE = {
     "its front matter is no YAML": "---\nname: [a\n---\n",
     "found the key 'name' twice": "---\nname: a\nname: b\ndescription: c\n---\n",
@@ -228,6 +235,7 @@ def test_links_pipes_and_what_is_too_large_are_refused_by_name(tmp_path: Path) -
     (tmp_path / "seven/a").mkdir(parents=True)
     (tmp_path / "seven/a/SKILL.md").write_bytes(b"---\nname: a\xff")
     told(tmp_path / "seven", "it is not UTF-8: byte 11")
+    told(skill(tmp_path / "eight", written("a", "# A title\n")), "it holds no text to learn from")
     assert not is_skills(tmp_path / "nothing") and not is_skills(tmp_path / "one/nothing")
 
 
