@@ -29,10 +29,9 @@ def typed(page: str) -> list[str]:
 def test_every_subcommand_is_shown() -> None:
     from crl.cli.bank import app
 
-    shown = {"build", *(shlex.split(line)[2] for line in typed(PAGES["bank"]))}
-    assert "(bank_from_chats.md)" in PAGES["bank"], (
-        "that page has `build`, and its commands are run by a test of their own"
-    )
+    shown = {"build", "serve", *(shlex.split(line)[2] for line in typed(PAGES["bank"]))}
+    for other in ("(bank_from_chats.md)", "(serve.md)"):
+        assert other in PAGES["bank"], "pages that have `build` and `serve` have tests of their own"
     assert shown == {command.name for command in app.registered_commands}
 
 
