@@ -40,9 +40,10 @@ def chat(
     ] = None,
     best: Annotated[bool, typer.Option("--best", help="The agent of the best evaluated round.")] = False,
 ) -> None:
-    """Watch a trained agent play, with what guides it and why.
+    """Watch a trained agent play a game, word by word.
 
-    A game is one of the held-out evaluation. What it writes is shown as it is sampled; nothing is kept.
+    Shows which experience guides it, and why. A game is one of the held-out
+    evaluation. Nothing is kept.
     """
     from crl.serve.source import open_agent
 

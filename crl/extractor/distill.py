@@ -48,45 +48,42 @@ class DistillItem:
     """What the extractor reads of its outcome; None: what the episode says."""
 
 
-def items_of(
-    episodes: Sequence[Episode], turns: Sequence[Turn], config: DistillConfig, seed_of: SeedOf
-) -> list[DistillItem]:
-    """The episodes to distill, in their order: guided ones or all, and of these what `select` says; those the
-    environment broke have no outcome.
+def items_of(episodes: Sequence[Episode], turns: Sequence[Turn], config: DistillConfig) -> list[DistillItem]:
+    """The episodes to distill, in their order: guided ones or all; those the environment broke have no outcome.
 
     `guided` takes all of a round in which nothing guided: an empty bank would stay empty for ever.
     """
     guided_only = config.episodes == "guided" and any(episode.guided for episode in episodes)
-    sound = [each for each in episodes if each.error is None and (each.guided or not guided_only)]
-    chosen = _selected(sound, config.select, seed_of)
     by_episode: dict[str, list[Turn]] = {}
     for turn in turns:
         by_episode.setdefault(turn.episode_id, []).append(turn)
     return [
         DistillItem(episode, tuple(sorted(by_episode.get(episode.episode_id, []), key=lambda turn: turn.turn)))
-        for episode in sound
-        if episode.episode_id in chosen
+        for episode in episodes
+        if episode.error is None and (episode.guided or not guided_only)
     ]
 
 
-def _selected(episodes: Sequence[Episode], select: Selection, seed_of: SeedOf) -> set[str]:
-    """Ids of the episodes that are distilled."""
+def selected(items: Sequence[DistillItem], select: Selection, seed_of: SeedOf) -> list[DistillItem]:
+    """Of these the ones that `distill.select` takes, in their order."""
+    if select == "all":
+        return list(items)
     if isinstance(select, SelectShare):
-        order = np.random.default_rng(seed_of("select")).permutation(len(episodes))
-        return {episodes[place].episode_id for place in order[: math.ceil(select.share * len(episodes))]}
+        order = np.random.default_rng(seed_of("select")).permutation(len(items))
+        return [items[place] for place in sorted(order[: math.ceil(select.share * len(items))])]
     groups: dict[tuple[str, int], list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        groups[episode.family, episode.group].append(episode)
-    found = set()
+    for item in items:
+        groups[item.episode.family, item.episode.group].append(item.episode)
+    found = set[str]()
     for (family, group), members in groups.items():
         wins = [each.episode_id for each in members if each.success]
         losses = [each.episode_id for each in members if not each.success]
-        if select == "all" or (select == "mixed" and wins and losses):
+        if select == "mixed" and wins and losses:
             found |= {*wins, *losses}
-        elif select == "contrast" and wins and losses:
+        elif wins and losses:
             generator = np.random.default_rng(seed_of(f"select/{family}/{group}"))
             found |= {wins[generator.integers(len(wins))], losses[generator.integers(len(losses))]}
-    return found
+    return [item for item in items if item.episode.episode_id in found]
 
 
 def distill_wave(

@@ -301,6 +301,11 @@ def pinned(name: str, path: Path) -> str:
     return name if found is None or is_path(name) else f"{found[1]}@{path.name}"  # its folder is named by the commit
 
 
+def portable_name(name: str) -> str:
+    """The name of a model or an embedder, without a path of this machine."""
+    return Path(name).name if HUB_ID.fullmatch(name) is None and is_path(name) else name
+
+
 def named_base(name: str, path: Path, digest: str) -> tuple[str, str | None]:
     """What is written into an adapter about its base: its name, and the commit on the Hub or its digest; no path of
     this machine. What is built in is told by its name alone."""

@@ -13,8 +13,9 @@ import yaml
 from crl.config import FamilyConfig
 from crl.errors import RecordDamaged
 from crl.policies.hub import HUB_ID
+from crl.policies.sources import portable_name
 from crl.records import Evaluation, Weights, rows_of
-from crl.report.markdown import as_text
+from crl.report.markdown import as_text, code
 from crl.report.success import averages, condition_results
 from crl.rounds.evaluate import recorded_evaluations
 from crl.run.directory import RunDirectory
@@ -104,18 +105,18 @@ def _results(agent: TrainedAgent, evaluations: Mapping[int, Sequence[Evaluation]
 
 def _method(agent: TrainedAgent) -> Iterator[str]:
     method, config = agent.method, agent.config
-    yield f"- recipe: `{as_text(method.recipe.kind)}`, seed {method.seed}, {agent.round} rounds\n"
+    yield f"- recipe: {code(method.recipe.kind)}, seed {method.seed}, {agent.round} rounds\n"
     groups = sum(family.groups for family in method.families)
     yield f"- a round: {groups} groups of {method.rollout.group_size} games\n"
     optimizer = config.optimizer
     yield f"- optimizer of the {agent.role}: {optimizer.kind}, learning rate {optimizer.learning_rate:g}\n"
     if config.lora is not None:
         yield f"- LoRA: r {config.lora.r}, alpha {config.lora.lora_alpha:g}\n"
-    yield f"- context {config.context} tokens, history `{as_text(str(config.history))}`\n"
+    yield f"- context {config.context} tokens, history {code(str(config.history))}\n"
     if agent.entries:
         use = method.recipe.embedder()
-        found = as_text(use.name.rpartition("/")[2]) if use is not None else ""
-        yield f"- bank: {len(agent.entries)} experiences, searched by the embedder `{found}`: the dataset `bank/`\n"
+        found = "" if use is None else code(portable_name(use.name))
+        yield f"- bank: {len(agent.entries)} experiences, searched by the embedder {found}: the dataset `bank/`\n"
     yield "- the whole method is in `experience.json`\n"
 
 
@@ -123,15 +124,14 @@ def _data(family: FamilyConfig) -> str:
     held, train = family.evaluation_seeds, family.train_seeds
     digests = "".join(f"; {as_text(key)} `{digest}`" for key, digest in sorted((family.data_digests or {}).items()))
     return (
-        f"- {as_text(family.name)}: environment `{as_text(family.environment.kind)}`, training seeds {train.start} to "
+        f"- {as_text(family.name)}: environment {code(family.environment.kind)}, training seeds {train.start} to "
         f"{train.start + train.count - 1}, held-out seeds {held.start} to {held.start + held.count - 1}{digests}\n"
     )
 
 
 def _models(run: RunDirectory) -> Iterator[str]:
     for row in rows_of(Weights, run.read(0, "initialize", Weights)):
-        name = row.source if HUB_ID.fullmatch(row.source.partition("@")[0]) else row.source.rpartition("/")[2]
-        yield f"- {as_text(row.role)}: `{as_text(name)}`, SHA-256 `{row.base_digest}`\n"
+        yield f"- {as_text(row.role)}: {code(portable_name(row.source))}, SHA-256 `{row.base_digest}`\n"
 
 
 def _limits(agent: TrainedAgent, best: bool) -> Iterator[str]:

@@ -14,19 +14,20 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from crl.config import Method
+from crl.config import RECIPES, Method, RecipeConfig
 from crl.config.environments import ENVIRONMENTS
 from crl.engine.evaluation import evaluated_round
 from crl.errors import BadInput
 from crl.policies.companions import add_companions
-from crl.policies.hub import HUB_ID
-from crl.policies.sources import is_path, named_base, write_model
+from crl.policies.sources import named_base, portable_name, write_model
 from crl.recipes.complementary.mechanisms.suppression import masked
+from crl.recipes.complementary.plan import retrieval_of
 from crl.records import RECORD_FORMAT, RetrievalCount, Weights, rows_of
 from crl.rounds.fork import check_round
 from crl.rounds.recipe import recipe_in
@@ -35,7 +36,7 @@ from crl.run.directory import RunDirectory
 from crl.run.files import sha256_file, whole_folder
 from crl.run.find import beside
 from crl.serve.card import model_card
-from crl.serve.folder import BANK, CARD, DESCRIPTION, FORMAT, PROMPTS, foreign_method
+from crl.serve.folder import BANK, CARD, DESCRIPTION, FORMAT, PROMPTS
 from crl.serve.source import OfRun, TrainedAgent
 from crl.transfer.folder import write_folder
 from crl.transfer.gather import gather
@@ -111,6 +112,12 @@ def _finished(run: RunDirectory, recipe: Recipe, asked: int | None, *, best: boo
 
 def _write_weights(agent: TrainedAgent, folder: Path, *, merge: bool) -> str:
     """Write the model; which kind it is."""
+    if agent.config.engine.REMOTE:
+        raise BadInput(
+            f"the model of the {agent.role} is behind an endpoint: its weights are not here",
+            expected="a role whose model is on this machine",
+            next_step="`crl bank export` writes the bank alone",
+        )
     weights, base = agent.weights, agent.base
     checkpoint = agent.checkpoint
     adapter = checkpoint is not None and (checkpoint / "adapter_config.json").is_file()
@@ -160,12 +167,12 @@ def _description(agent: TrainedAgent, origin: OfRun, kind: str) -> dict[str, Any
         digest = next(row.base_digest for row in of_run if row.role == "embedder")
         counts = origin.context.rows(RetrievalCount, "plan")
         description |= {
-            "embedder": {"name": _named(use.name), "digest": digest},
+            "embedder": {"name": portable_name(use.name), "digest": digest},
             "counts": [(row.entry_id, row.count, row.last_round) for row in counts],
             "suppressed": sorted((family, text) for family, texts in masked(origin.context).items() for text in texts),
-            "how": _HOW,
+            "how": {**_HOW, "placement": agent.method.rollout.placement},
+            "retrieval": retrieval_of(agent.method, training=False).model_dump(mode="json", exclude={"embedder"}),
         }
-    foreign_method(description["method"])  # who opens the folder can read it
     return description
 
 
@@ -177,12 +184,12 @@ def _portable(method: Method) -> dict[str, Any]:
     plain = method.model_dump(mode="json")
     for role in plain["roles"].values():
         role.pop("engine", None)
-        role["model"] = _named(role["model"])
-    recipe = plain["recipe"]
+        role["model"] = portable_name(role["model"])
+    recipe = plain["recipe"] = _known(method.recipe)
     if recipe.get("warm_start") is not None:
         recipe["warm_start"] = None
     if isinstance(retrieval := recipe.get("retrieval"), dict):
-        retrieval["embedder"] = _named(retrieval["embedder"])
+        retrieval["embedder"] = portable_name(retrieval["embedder"])
     for family in plain["families"]:
         settings = family["environment"]
         if settings["kind"] not in ENVIRONMENTS.built_in():
@@ -191,6 +198,12 @@ def _portable(method: Method) -> dict[str, Any]:
     return plain
 
 
-def _named(name: str) -> str:
-    """The name of a model or embedder without a path of this machine."""
-    return Path(name).name if HUB_ID.fullmatch(name) is None and is_path(name) else name
+def _known(recipe: RecipeConfig) -> dict[str, Any]:
+    """A recipe as one that others have: a class of this machine as the registered one that is nearest to it."""
+    plain, kinds = recipe.model_dump(mode="json"), {kind: RECIPES.load(kind) for kind in RECIPES.names()}
+    for ancestor in takewhile(lambda each: each is not RecipeConfig, type(recipe).__mro__):
+        for kind, known in kinds.items():
+            if issubclass(known, ancestor):
+                own = {name: value for name, value in plain.items() if name in known.model_fields}
+                return own | {"kind": recipe.kind if recipe.kind in kinds else kind}
+    return plain

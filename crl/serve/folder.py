@@ -8,10 +8,10 @@ environment of it can be played if it is one of the library's own, which read no
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -31,9 +31,10 @@ from crl.policies.embedders import EMBEDDERS, embedder_digest, load_embedder
 from crl.policies.hub import HUB_ID
 from crl.policies.machine import settle_torch
 from crl.policies.sources import resolve_model, trained_weights
+from crl.policies.untrusted import tried
 from crl.protocols import Embedder, Environment, LoadedPolicy, Policy
 from crl.recipes.complementary.plan import retrieval_of
-from crl.records import RECORD_FORMAT, RetrievalCount, Weights, vectors_of
+from crl.records import RECORD_FORMAT, RetrievalCount, Weights, rows_with, vectors_of
 from crl.report.bank import ShownEntry
 from crl.rounds.proposal import partitions_of
 from crl.run.files import sha256_file
@@ -47,25 +48,25 @@ FORMAT = "complementary-rl agent"
 _AGAIN = "export the agent again: `crl export RUN --to FOLDER`"
 
 
-class _Strict(BaseModel):
+class _Plain(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class WrittenFile(_Strict):
+class WrittenFile(_Plain):
     """A file of the folder."""
 
     sha256: str
     bytes: int
 
 
-class AgentEmbedder(_Strict):
+class AgentEmbedder(_Plain):
     """The embedder that made the bank's vectors."""
 
     name: str
     digest: str
 
 
-class Description(_Strict):
+class Description(_Plain):
     """`experience.json`."""
 
     format: Literal["complementary-rl agent"]
@@ -123,10 +124,14 @@ def foreign_method(plain: dict[str, Any]) -> Method:
         for role in roles.values():  # what belongs to the owner of the weights is set there alone
             if role.get("weights") is not None or role.get("base") is not None:
                 del role["engine"]
-        return Method.model_validate({**plain, "families": families, "roles": roles})
+        found = Method.model_validate({**plain, "families": families, "roles": roles})
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         told = str(error) if isinstance(error, ValidationError) else repr(error)
         raise BadInput(f"its method cannot be read: {told}", next_step=_AGAIN) from None
+    for name, config in found.roles.items():
+        if config.chat_template is not None and (problem := tried(config.chat_template)) is not None:
+            raise BadInput(f"role {name} cannot be used: {problem}", next_step=_AGAIN)
+    return found
 
 
 def _environment(settings: dict[str, Any]) -> Any:
@@ -158,9 +163,10 @@ def described(folder: Path) -> Description:
 
 def _check_file(folder: Path, name: str, file: WrittenFile) -> None:
     """Raise BadInput where a file is not what was written. Of weights the size is compared; their readers do more."""
-    path, root = folder / name, folder.resolve()
+    path, named = folder / name, PurePosixPath(name)
+    inside = not named.is_absolute() and ".." not in named.parts  # a link, as the Hub's cache has, may lead elsewhere
     try:
-        size = path.stat().st_size if path.resolve().is_relative_to(root) and path.is_file() else None
+        size = path.stat().st_size if inside and path.is_file() else None
         same = size == file.bytes and (path.suffix == ".safetensors" or sha256_file(path) == file.sha256)
     except OSError:
         size, same = None, False
@@ -223,12 +229,15 @@ class OfFolder:
         trained = trained_weights(str(self.path.resolve()))
         return self.path if trained is None else same_base(trained.base, weights.base_digest)
 
-    def entries(self) -> list[ShownEntry]:
+    def entries(self, entry_ids: Sequence[str] | None = None) -> list[ShownEntry]:
         if self._bank is None:
             return []
         names = [name for name in ShownEntry.__dataclass_fields__ if name != "embedder_cut"]
         table = self._bank.tables[ExportedEntry.table].select(names)
-        return [ShownEntry(**row, embedder_cut=False) for row in table.to_pylist()]
+        if entry_ids is not None:
+            table = rows_with(table, "entry_id", entry_ids)
+        found = {row["entry_id"]: ShownEntry(**row, embedder_cut=False) for row in table.to_pylist()}
+        return list(found.values()) if entry_ids is None else [found[each] for each in entry_ids]
 
     def retriever(self) -> BankRetriever | None:
         if self._bank is None or self._told.embedder is None or not len(self._bank.tables[ExportedEntry.table]):

@@ -8,12 +8,14 @@ that is played, not retrieved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
+
+import numpy as np
 
 from crl.bank.retrieve import BankRetriever
 from crl.config import FamilyConfig, Method, PromptConfig, RetrievalConfig, RoleConfig, SamplingConfig
@@ -73,7 +75,8 @@ class Origin(Protocol):
 
     def base(self, weights: Weights) -> Path: ...
 
-    def entries(self) -> list[ShownEntry]: ...
+    def entries(self, entry_ids: Sequence[str] | None = None) -> list[ShownEntry]:
+        """Some entries of its bank, in that order; all for None, the oldest first."""
 
     def retriever(self) -> BankRetriever | None: ...
 
@@ -188,17 +191,13 @@ class TrainedAgent:
             return None
         vector_D = self._services.embedder().embed_queries([query])[0]
         rows = self._retriever.retrieve("", name, vector_D, advance=False)
-        chosen = tuple(self._by_id[row.entry_id] for row in rows if row.chosen)
+        chosen = tuple(self._origin.entries([row.entry_id for row in rows if row.chosen]))
         text = shown_text([entry.text for entry in chosen])
         return None if text is None else Guidance(chosen, text, tuple(rows))
 
     @cached_property
     def _retriever(self) -> BankRetriever | None:
         return self._origin.retriever()
-
-    @cached_property
-    def _by_id(self) -> dict[str, ShownEntry]:
-        return {entry.entry_id: entry for entry in self.entries}
 
     # -- to play ---------------------------------------------------------------------------------------------------
 
@@ -286,11 +285,11 @@ class OfRun:
         with beside(self.path):
             return same_base(weights.source, weights.base_digest)
 
-    def entries(self) -> list[ShownEntry]:
+    def entries(self, entry_ids: Sequence[str] | None = None) -> list[ShownEntry]:
         if not self._recipe.has_bank:
             return []
-        bank = BankAfter(self.run, self.round)
-        return bank.entries(bank.rows())
+        bank = self._bank
+        return bank.entries(bank.rows() if entry_ids is None else np.array(bank.snapshot.rows_of(entry_ids), np.int64))
 
     def retriever(self) -> BankRetriever | None:
         from crl.recipes.complementary.plan import open_retriever
@@ -304,6 +303,10 @@ class OfRun:
         from crl.engine.services import services_here
 
         return stack.enter_context(services_here(self.run))
+
+    @cached_property
+    def _bank(self) -> BankAfter:
+        return BankAfter(self.run, self.round)
 
     @cached_property
     def context(self) -> StageContext:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from crl.errors import BadInput, RecordDamaged
 from crl.paths import quoted
+from crl.policies.sources import portable_name
 from crl.records import RECORD_FORMAT, BankSnapshot, Row, Rules, Weights, rows_of, schema_of, table_of
 from crl.report.bank import BankAfter, banked_round, banked_rounds
 from crl.report.story import Event, Story
@@ -216,7 +217,11 @@ def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
             next_step="run `crl verify` on the run",
         )
     data = {each.name: dict(each.data_digests) for each in run.method.families if each.data_digests}
-    models = {row.role: {"name": row.source, "digest": row.base_digest} for row in weights if row is not embedder}
+    models = {
+        row.role: {"name": portable_name(row.source), "digest": row.base_digest}
+        for row in weights
+        if row is not embedder
+    }
     return {
         "format": FORMAT,
         "format_version": RECORD_FORMAT,
@@ -227,7 +232,7 @@ def _provenance(bank: BankAfter, dimension: int | None) -> dict[str, Any]:
         "stage": key_of(*place),
         "stage_digest": run.manifest(*place).digest,
         "snapshot_digest": digest,
-        "embedder": {"name": embedder.source, "digest": embedder.base_digest, "dimension": dimension},
+        "embedder": {"name": portable_name(embedder.source), "digest": embedder.base_digest, "dimension": dimension},
         "families": sorted(set(bank.snapshot.table["family"].to_pylist())),
         "versions": {"complementary-rl": metadata.version("complementary-rl"), "pyarrow": pa.__version__},
         # Of whose data it speaks, and which models read them.

@@ -82,7 +82,6 @@ WRITERS = [
     Case("bank export {run} --to {disk}/bank --format skills", REFUSED, FULL),
     Case("bank import {fresh} {bank} --runs {disk}", REFUSED, FULL),
     Case("export {run} --to {disk}/agent", REFUSED, FULL),
-    Case("export {run} --best --to {elsewhere}/agent"),
 ]
 """What writes more than a page of memory, and needs no model for it."""
 CASES = [
@@ -119,6 +118,7 @@ CASES = [
     Case("table {run}"),
     Case("report {run} --episodes 0 --out {elsewhere}/page.html"),
     Case("bank export {run} --to {elsewhere}/bank"),
+    Case("export {run} --best --to {elsewhere}/agent"),
     Case("bank import {fresh} {run} --runs {elsewhere}"),
     Case("bank show {run}"),
     Case("bank diff {run} 1"),

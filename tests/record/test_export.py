@@ -19,7 +19,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from crl.audit.verify import verify
+from crl.config import Runtime
 from crl.config.engines import ServerConfig, interpreter
+from crl.engine.driver import Driver
 from crl.errors import BadInput
 from crl.policies.language_model import load_model
 from crl.policies.sources import resolve_model
@@ -27,6 +29,7 @@ from crl.records import Weights, rows_of
 from crl.rounds.evaluate import best_round, recorded_evaluations
 from crl.rounds.tasks import query_of
 from crl.run.directory import RunDirectory
+from crl.run.pruned import pruned
 from crl.serve.export import export_agent
 from crl.serve.source import open_agent
 from tests.tiny_run import crl_here, train
@@ -76,15 +79,17 @@ def cached(home: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rounds of adapters, of which retention keeps one, and the best."""
+def run(cache: Path, finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rounds of adapters, of which retention keeps one, and the best; they begin with the bank of another run."""
     runs = tmp_path_factory.mktemp("lora") / "runs"
     roles = {
         f"method__roles__{role}__{key}": value
         for role in ("actor", "extractor")
         for key, value in {"model": MODEL, "lora": "{r: 4}"}.items()
     }
-    crl_here(runs, *train(ROUNDS, name="lora", runtime__save_total_limit=1, **roles))
+    words = train(ROUNDS, name="lora", runtime__save_total_limit=1, **roles)
+    crl_here(runs, "bank", "import", "conf/tiny.yaml", finished, *words[words.index("--set") :])
+    crl_here(runs, *words)
     return runs / "lora"
 
 
@@ -161,7 +166,7 @@ def test_without_its_base_an_adapter_says_what_it_needs(folders: dict[str, Path]
 def test_an_experiment_goes_on_with_an_exported_folder(
     folders: dict[str, Path], name: str, tmp_path: Path, cache: Path
 ) -> None:
-    words = train(1, name="next", method__roles__actor__model=str(folders[name]), method__recipe__warm_start=None)
+    words = train(1, name="next", method__roles__actor__model=str(folders[name]), method__recipe__warm_start="null")
     crl_here(tmp_path / "runs", "bank", "import", "conf/tiny.yaml", folders[name], *words[words.index("--set") :])
     crl_here(tmp_path / "runs", *words)
     made = RunDirectory.open(tmp_path / "runs" / "next")
@@ -170,21 +175,37 @@ def test_an_experiment_goes_on_with_an_exported_folder(
     assert verify(made.path) == []
 
 
-def test_the_best_round_stays_and_a_tokenizer_takes_room_once(run: Path, tmp_path: Path) -> None:
-    made = RunDirectory.open(run)
-    best = best_round(made.method, recorded_evaluations(made))
-    assert best is not None
-    for role in ("actor", "extractor"):
-        agent = open_agent(run, best=True, role=role)
-        assert agent.round == best and (agent.checkpoint is None or agent.checkpoint.is_dir())
-    kept = sorted(run.glob("rounds/*/*/checkpoint"))
-    rounds = {int(path.parents[1].name) for path in kept}
-    assert rounds <= {0, best, ROUNDS} and len(kept) < 2 * (ROUNDS + 1)
-    assert len({(path / "tokenizer.json").stat().st_ino for path in kept}) == 1
-    assert verify(run) == []
-    crl_here(run.parent, "fork", "lora", "--round", str(best), "--name", "child")
+def test_a_tokenizer_takes_room_once_and_the_record_holds_with_its_links(run: Path) -> None:
+    checkpoints = sorted(run.glob("rounds/*/*/checkpoint"))
+    assert len(checkpoints) > 1
+    assert len({(path / "tokenizer.json").stat().st_ino for path in checkpoints}) == 1
+    assert pruned(run) and verify(run) == []
+    crl_here(run.parent, "fork", "lora", "--round", str(ROUNDS), "--name", "child")
     assert verify(run.parent / "child") == []
     shutil.rmtree(run.parent / "child")
+    assert verify(run) == []
+
+
+@pytest.mark.parametrize("best", [1, 2])
+def test_retention_keeps_the_best_evaluated_round(
+    unpruned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int
+) -> None:
+    path = shutil.copytree(unpruned, tmp_path / unpruned.name)
+    held = RunDirectory.open(path)
+    assert best_round(held.method, recorded_evaluations(held)) is not None
+    monkeypatch.setattr("crl.engine.driver.best_round", lambda method, evaluations: best)
+    with Driver(held, Runtime(save_total_limit=1)) as driver, driver.round(2):
+        pass  # it is complete: retention follows
+    for role in ("actor", "extractor"):
+        needed = {
+            row.checkpoint
+            for number in (best, 2)
+            for row in rows_of(Weights, held.read(number, f"update_{role}", Weights))
+        }
+        left = {each.relative_to(path).as_posix() for each in path.glob(f"rounds/*/*_{role}/checkpoint")}
+        assert left == needed - {None}
+    assert verify(path) == []
+    assert open_agent(path, best).checkpoint is not None
 
 
 VLLM = """

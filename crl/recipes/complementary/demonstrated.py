@@ -107,8 +107,7 @@ def written_by_template(
         items = items_of(
             [each.episode for each in finished],
             [turn for each in finished for turn in each.turns],
-            config.distill.model_copy(update={"episodes": "all", "select": "all"}),
-            lambda name: ctx.seed(name),
+            config.distill.model_copy(update={"episodes": "all"}),
         )
         environment = ctx.environment(family)
         lessons = [lesson_about(environment, item.episode, item.turns) for item in items]

@@ -23,7 +23,7 @@ from crl.bank.duplicates import groups as duplicate_groups
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.config import Method
-from crl.extractor.distill import DistillItem, distill_wave, items_of
+from crl.extractor.distill import DistillItem, distill_wave, items_of, selected
 from crl.extractor.merge import WHOLE_BANK, run_merge, whole_bank, whole_families
 from crl.extractor.outputs import Distilled
 from crl.recipes.complementary.config import config_of
@@ -73,7 +73,8 @@ def distill_part(ctx: StageContext, part: int) -> None:
 
 def _items(ctx: StageContext) -> list[DistillItem]:
     config = config_of(ctx.method).distill
-    return items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), config, lambda name: ctx.seed(name))
+    items = items_of(ctx.rows(Episode, "collect"), ctx.rows(Turn, "collect"), config)
+    return selected(items, config.select, lambda name: ctx.seed(name))
 
 
 def _width(method: Method) -> int:

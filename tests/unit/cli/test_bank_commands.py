@@ -146,7 +146,7 @@ def test_export_then_import(
     other = crl("bank", "import", runs / "tiny", "story", "--family", "pond=lake").err
     assert "begins with another bank: that of story, after round 2" in other
     nobody = crl("bank", "import", runs / "tiny", "nosuch")
-    assert nobody.code == 2 and "a folder that `crl bank export` wrote" in nobody.err
+    assert nobody.code == 2 and "a folder of `crl bank export`" in nobody.err
     assert crl("bank", "import", runs / "tiny", folder, "--round", "1").code == 2
     assert crl("bank", "import", runs / "tiny", folder, "--family", "pond").code == 2
     assert crl("bank", "import", runs / "tiny", folder, "--set", "method.seed=1").code == 2

@@ -7,7 +7,7 @@ import pytest
 
 from crl.config.mechanisms import SelectShare
 from crl.errors import BadInput, PromptTooLong
-from crl.extractor.distill import DistillItem, distill_wave, items_of
+from crl.extractor.distill import DistillItem, distill_wave, items_of, selected
 from crl.extractor.prompts import check_prompts, check_room, distill_messages, merge_messages
 from crl.protocols import StopReason
 from crl.records import Distillation, Generation, Operation, table_of
@@ -125,12 +125,12 @@ def test_rows_fit_their_tables(kit):
 def test_which_episodes_are_distilled(kit):
     episodes = [kit.episode(0), kit.episode(1, guide="x1"), kit.episode(2, guide="x1", error="broke")]
     turns = [kit.turn(episode, number) for number in (1, 0) for episode in episodes]
-    both = items_of(episodes, turns, kit.method(episodes="all").recipe.distill, kit.seed_of)
+    both = items_of(episodes, turns, kit.method(episodes="all").recipe.distill)
     assert [one.episode.group for one in both] == [0, 1]
     assert [turn.turn for turn in both[0].turns] == [0, 1]
-    guided = items_of(episodes, turns, kit.method(episodes="guided").recipe.distill, kit.seed_of)
+    guided = items_of(episodes, turns, kit.method(episodes="guided").recipe.distill)
     assert [one.episode.group for one in guided] == [1]
-    first_round = items_of(episodes[:1], turns, kit.method(episodes="guided").recipe.distill, kit.seed_of)
+    first_round = items_of(episodes[:1], turns, kit.method(episodes="guided").recipe.distill)
     assert [one.episode.group for one in first_round] == [0], "an empty bank guides nobody and must be filled somehow"
 
 
@@ -143,30 +143,30 @@ def played(kit, outcomes):
     ]
 
 
-def selected(kit, episodes, select):
-    config = kit.method().recipe.distill.model_copy(update={"select": select})
-    return [one.episode.episode_id for one in items_of(episodes, [], config, kit.seed_of)]
+def chosen(kit, episodes, select):
+    items = [DistillItem(episode, ()) for episode in episodes]
+    return [one.episode.episode_id for one in selected(items, select, kit.seed_of)]
 
 
 def test_a_selection_takes_what_groups_can_teach(kit):
     episodes = played(kit, ["wwll", "wwww", "ll", "lw", "w"])
-    assert selected(kit, episodes, "all") == [each.episode_id for each in episodes]
-    assert selected(kit, episodes, "mixed") == [f"g0-m{n}" for n in range(4)] + ["g3-m0", "g3-m1"]
-    contrast = selected(kit, episodes, "contrast")
+    assert chosen(kit, episodes, "all") == [each.episode_id for each in episodes]
+    assert chosen(kit, episodes, "mixed") == [f"g0-m{n}" for n in range(4)] + ["g3-m0", "g3-m1"]
+    contrast = chosen(kit, episodes, "contrast")
     of_first = [name for name in contrast if name.startswith("g0")]
     assert len(of_first) == 2 and of_first[0] in ("g0-m0", "g0-m1") and of_first[1] in ("g0-m2", "g0-m3")
-    assert contrast == [*of_first, "g3-m0", "g3-m1"] == selected(kit, episodes, "contrast"), "the seed decides"
-    assert selected(kit, played(kit, ["wwww", "ll"]), "contrast") == [], "nothing is won and lost"
-    assert selected(kit, [], "contrast") == selected(kit, [], SelectShare(share=0.5)) == []
+    assert contrast == [*of_first, "g3-m0", "g3-m1"] == chosen(kit, episodes, "contrast"), "the seed decides"
+    assert chosen(kit, played(kit, ["wwww", "ll"]), "contrast") == [], "nothing is won and lost"
+    assert chosen(kit, [], "contrast") == chosen(kit, [], SelectShare(share=0.5)) == []
 
 
 def test_either_member_of_a_group_may_be_selected_and_shares_are_rounded_up(kit):
-    first = {selected(kit, played(kit, ["l"] * n + ["w" * 8 + "l" * 8]), "contrast")[0] for n in range(40)}
+    first = {chosen(kit, played(kit, ["l"] * n + ["w" * 8 + "l" * 8]), "contrast")[0] for n in range(40)}
     assert len({name.partition("-")[2] for name in first}) > 4, "not always the first that was won"
     episodes = played(kit, ["wwlll"] * 3)
     for share, count in ((0.01, 1), (0.5, 8), (0.99, 15)):
-        chosen = selected(kit, episodes, SelectShare(share=share))
-        assert len(chosen) == count and chosen == sorted(chosen) and len({*chosen}) == count
+        found = chosen(kit, episodes, SelectShare(share=share))
+        assert len(found) == count and found == sorted(found) and len({*found}) == count
 
 
 def test_texts_with_braces_are_shown_as_they_are(kit):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from crl.extractor.formats import ParsedOperation as Op
 from crl.extractor.formats import ReasonCode, write_operations
 from crl.extractor.parse import parse_output
+from crl.text.answers import THOUGHT_TAG
 
 
 def judge(text, form, **options):
@@ -153,7 +154,9 @@ def test_merge_out_of_form(reason, form, text):
     assert (parsed.reason_code, parsed.operations) == (reason, ())
 
 
-one_line = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=30)
+one_line = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=30).filter(
+    lambda text: THOUGHT_TAG.search(text) is None
+)
 
 
 @settings(deadline=None)

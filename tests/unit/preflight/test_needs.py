@@ -211,7 +211,8 @@ def test_a_7b_experiment_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         == 12 * adapters
         == checkpoint_bytes(SHAPES["Qwen/Qwen2.5-7B-Instruct"], experiment.method.role("actor"))
     )
-    assert needed.disk_bytes(5) == 3 * 12 * adapters + 5 * 18 * 64 * (4096 + 4096)
+    # The two newest, the best evaluated, and the one that is written.
+    assert needed.disk_bytes(5) == 4 * 12 * adapters + 5 * 18 * 64 * (4096 + 4096)
     # Both roles play with copies of their own, beside the trainer that the last round left.
     held = 2 * actor.weights + update.kept
     assert held < (needed.memory_bytes or 0) < held + actor.loading + actor.cache + actor.working + 2 * 2**30

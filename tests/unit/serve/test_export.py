@@ -102,6 +102,13 @@ def test_a_folder_that_was_cut_short_or_changed_is_refused(folder: Path) -> None
     assert open_agent(folder).entries
 
 
+def test_a_snapshot_of_links_as_the_hub_keeps_it_opens(folder: Path, tmp_path: Path) -> None:
+    for at, path in enumerate(sorted(each for each in folder.rglob("*") if each.is_file())):
+        path.rename(tmp_path / f"blob{at}")
+        path.symlink_to(tmp_path / f"blob{at}")
+    assert open_agent(folder).entries
+
+
 def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     file = folder / "experience.json"
     told = json.loads(file.read_text())
@@ -114,6 +121,9 @@ def _family(told: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+ENDLESS = (
+    "{% set ns = namespace(s='x') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s|length }}"
+)
 CODE = {"kind": "tests.unit.serve.nobody:Config"}
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "recipe": (lambda told: told["method"]["recipe"].update(CODE), "is not installed here"),
@@ -123,6 +133,10 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "outside": (
         lambda told: told["files"].update({"../elsewhere.json": {"bytes": 2, "sha256": "0"}}),
         "elsewhere.json of the exported agent",
+    ),
+    "endless": (
+        lambda told: told["method"]["roles"]["actor"].update(chat_template=ENDLESS),
+        "role actor cannot be used: its chat template",
     ),
     "kind": (lambda told: told.update(kind="other"), "cannot be read"),
     "counts": (lambda told: told.update(counts=[["x", "y", "z"]]), "cannot be read"),
