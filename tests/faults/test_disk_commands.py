@@ -43,6 +43,7 @@ from tests.study.studies import write as write_study
 from tests.tiny_run import CONFIG, NAME, ROOT, ROUNDS, options
 from tests.unit.engine.approval_recipe import NAME as WAITING
 from tests.unit.engine.approval_recipe import approved_experiment
+from tests.unit.rollout.fakes import ScriptedPolicy
 
 Ending = tuple[int, str]
 """Exit code, and what is in the message."""
@@ -206,6 +207,8 @@ def crl(
     monkeypatch.setattr("crl.engine.services.prepare_environment", lambda threads: {})
     monkeypatch.setattr("crl.lab.warm.make._make", _make)
     monkeypatch.setitem(sys.modules, "crl.validation.round", SimpleNamespace(validate_rounds=_validate_rounds))
+    policy = ScriptedPolicy(lambda row, turn: ("up", True))
+    monkeypatch.setattr("crl.serve.source.TrainedAgent.policy", lambda agent: policy)
     monkeypatch.setattr("crl.serve.own_model.own_model", lambda *agent: SimpleNamespace(submit=None, run=bool))
     monkeypatch.setattr("mcp.server.MCPServer.run", lambda server, transport: None)
     monkeypatch.setattr("crl.cli.doctor._gpu", lambda: ("not asked", False, ""))
