@@ -44,10 +44,11 @@ class Ways:
 
     @classmethod
     def read(cls, file: Path) -> Ways:
-        """Those that are written in a file. Raises OSError, ValueError."""
+        """Those that are written in a file; `update` is missing for weights that are not trained. Raises OSError,
+        ValueError."""
         content = parse_json(read_limited(file))
-        if not isinstance(content, dict) or not {"sampling", "update"} <= content.keys() <= set(cls.__annotations__):
-            raise ValueError("it does not say what `sampling` and `update` are, or more than that")
+        if not isinstance(content, dict) or not {"sampling"} <= content.keys() <= set(cls.__annotations__):
+            raise ValueError("it does not say what `sampling` is, or more than a run knows")
         ways = cls(**content)
         if ways.sampling not in get_args(Sampling) or ways.update not in get_args(Update):
             raise ValueError(f"there is no way {ways.sampling!r} or {ways.update!r}")

@@ -33,7 +33,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     return make_experiment(recipe={"kind": "complementary", "retrieval": {"embedder": "lexical"}})
 
 
-def decide(made: Experiment, sampling: str, update: str) -> None:
+def decide(made: Experiment, sampling: str, update: str | None) -> None:
     for owner in made.method.owners():
         verdict = {"problem": None, "sampling": sampling, "update": update, "sure": True}
         keep(asked_of(made.method, owner, trains=True).key, verdict)
@@ -54,6 +54,12 @@ def test_the_verdicts_are_written_once(made: Experiment, tmp_path: Path) -> None
     (run.path / WAYS).write_bytes(b"")
     with pytest.raises(RecordDamaged, match="it is no folder"):
         ways_of(run)
+
+
+def test_of_weights_that_are_not_trained_only_sampling_is_known(made: Experiment, tmp_path: Path) -> None:
+    run = RunDirectory.create_or_open(made, tmp_path)
+    decide(made, "rows", None)
+    assert {ways.sampling for ways in ways_of(run).values()} == {"rows"}, "also of the files that it has written"
 
 
 def test_each_set_of_weights_has_its_own(made: Experiment, tmp_path: Path) -> None:
