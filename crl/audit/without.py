@@ -27,8 +27,10 @@ _OF_A_BANK: tuple[type[Row], ...] = (BankEntry, BankChange, BankSnapshot, Operat
 
 
 def why_needed(run: RunDirectory, recipe: Recipe, relative: str) -> str | None:
-    """Why the run cannot go on without a file of a stage; None where no later round reads it. Raises BadInput for what
-    is no file of a stage, RecordDamaged where its manifest cannot be read."""
+    """Why the run cannot go on without a file of a stage, or of the bank's store; None where no later round reads it.
+    Raises BadInput for what is neither, RecordDamaged where its manifest cannot be read."""
+    if relative.startswith("bank/"):
+        return "later rounds read the bank"
     key, name, _ = _located(run, relative)
     if recipe.from_rows(run.method, *key):
         return f"it can be made again: crl mend {quoted(run.path)}"
