@@ -60,7 +60,7 @@ def model_card(run: RunDirectory, agent: TrainedAgent, kind: str, description: M
         "\n## Record\n\n",
         f"- digest of the round: `{agent.digest}` (`crl verify RUN --head` compares it with the run)\n",
         f"- digest of the method: `{run.method_digest}`\n",
-        f"- weights: `{agent.weights.weights_digest}`, {agent.weights.updates} updates\n",
+        f"- weights: `{agent.weights.weights_digest}`, updates: {agent.weights.updates}\n",
         "\n## Limits\n\n", *_limits(agent, best),
     ]  # fmt: skip
     return "".join(parts)
@@ -105,7 +105,7 @@ def _results(agent: TrainedAgent, evaluations: Mapping[int, Sequence[Evaluation]
 
 def _method(agent: TrainedAgent) -> Iterator[str]:
     method, config = agent.method, agent.config
-    yield f"- recipe: {code(method.recipe.kind)}, seed {method.seed}, {agent.round} rounds\n"
+    yield f"- recipe: {code(method.recipe.kind)}, seed {method.seed}, rounds: {agent.round}\n"
     groups = sum(family.groups for family in method.families)
     yield f"- a round: {groups} groups of {method.rollout.group_size} games\n"
     optimizer = config.optimizer
