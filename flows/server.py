@@ -104,19 +104,19 @@ def lock_at_the_beginning() -> None:
     AioSqliteConfiguration.begin_transaction = begin_locked  # type: ignore[method-assign,assignment]
 
 
-def collect_beside() -> None:
-    """From now on, collect this process's garbage in one thread and in no other."""
+def collect_beside(full_seconds: float = _FULL_SECONDS) -> None:
+    """From now on, collect this process's garbage in one thread and in no other; old objects every `full_seconds`."""
     gc.disable()
-    threading.Thread(target=_collect, name="garbage", daemon=True).start()
+    threading.Thread(target=_collect, args=(full_seconds,), name="garbage", daemon=True).start()
 
 
-def _collect() -> None:
+def _collect(full_seconds: float) -> None:
     """As the interpreter does by itself: young objects often, the old ones now and then."""
     young, middle, _ = gc.get_threshold()
     full = time.monotonic()
     while True:
         time.sleep(_LOOK_SECONDS)
-        if time.monotonic() - full > _FULL_SECONDS:
+        if time.monotonic() - full > full_seconds:
             gc.collect()
             full = time.monotonic()
         elif gc.get_count()[0] > young:

@@ -33,7 +33,7 @@ node = Node()
 node.itself, node.cursor = node, waiting.execute("SELECT 1 UNION SELECT 2")
 freed, begun = weakref.ref(node), threading.Event()
 
-collect_beside()
+collect_beside(full_seconds=0.1)
 del node  # from here on only a collection finds the cursor
 
 def write():
@@ -57,7 +57,7 @@ while seen < 20:  # it has begun to wait for the lock, and sleeps between two tr
     seen = seen + 1 if asleep() else 0
     time.sleep(0.01)
 while freed() is not None:
-    kept = [[] for _ in range(10_000)]
+    time.sleep(0.01)
 holder.execute("COMMIT")
 thread.join()
 """
