@@ -195,13 +195,13 @@ def read(config: ChatsConfig, family: str = "chats", round: int = 1) -> list[Cha
     return found
 
 
-def conversations(found: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def conversations(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Records with their locations; those of a conversation that `crl serve --record` kept are one, behind the others.
 
     Of such a conversation a line has what follows its first `from` messages, or an outcome; the last one counts.
     """
     whole: dict[str, tuple[str, dict[str, Any]]] = {}
-    for location, record in found:
+    for location, record in rows:
         name = record.get("conversation_id") if isinstance(record, Mapping) else None
         if not isinstance(name, str) or not (name in whole or isinstance(record.get("from"), int)):
             yield location, record
