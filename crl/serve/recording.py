@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -26,18 +27,28 @@ FILE = "conversations.jsonl"
 MOST_NAMES = 1 << 17
 """Conversations whose outcome can be told, the newest."""
 _LONGEST_ID = 100
+_ROOM = 1 << 16
+"""Bytes that there must be room for at the beginning."""
 
 
 class Recording:
     """The file in a folder. Lines come from several threads."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises BadInput where the folder cannot be written, or is a file."""
+        """Raises BadInput where the folder is a file, DiskFull and other errors of the disk where it takes nothing."""
         self.path = folder / FILE
         if folder.exists() and not folder.is_dir():
             raise BadInput(f"--record {folder}: that is a file", expected="a folder, which is made where there is none")
+        made = not folder.exists()
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            try:
+                with tempfile.TemporaryFile(dir=folder) as probe:
+                    probe.write(bytes(_ROOM))
+            except OSError:
+                if made:
+                    folder.rmdir()
+                raise
             self.path.touch(mode=0o600)
         self._lines, self._lock = JsonLines(self.path), threading.Lock()
         self._names: OrderedDict[str, dict[str, Any]] = OrderedDict()
