@@ -38,11 +38,11 @@ def export_bank(
     embeddings: Annotated[bool | None, typer.Option(help="Include the vectors; default yes, except for jsonl.")] = None,
 ) -> None:
     """Write the bank after a round to a folder. Entries, every text that led to them, uses, and where it comes from."""
+    from crl.run.files import require_new
     from crl.transfer.folder import write_folder
     from crl.transfer.gather import TABLES, gather
 
-    if possible_path(to, "--to").exists():
-        raise BadInput(f"{to} already exists", expected="a folder that does not exist yet")
+    require_new(possible_path(to, "--to"))
     if format == "skills":
         if embeddings is not None:
             raise BadInput("skills hold no vectors", expected="no --embeddings with --format skills")

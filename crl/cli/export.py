@@ -48,6 +48,9 @@ def export(
     transformers, peft and vLLM open the folder. `model: FOLDER` in an experiment goes on with its weights; `crl bank
     import` takes its bank.
     """
+    from crl.run.files import require_new
+
+    require_new(possible_path(to, "--to"))
     if episodes:
         others = {"--round": round, "--best": best, "--role": role != "actor", "--merge": merge, "--push": push}
         if given := [name for name, value in others.items() if value not in (None, False)]:
@@ -67,8 +70,6 @@ def export(
         raise BadInput("--round and --best are both given", expected="one of them")
     if push is not None and ((name := HUB_ID.fullmatch(push)) is None or name[2] is not None):
         raise BadInput(f"--push {push!r} names no repository", expected="OWNER/NAME")
-    if possible_path(to, "--to").exists():
-        raise BadInput(f"{to} already exists", expected="a folder that does not exist yet")
     found = export_agent(find_run(run), to, round, best=best, role=role, merge=merge)
     told = found.description
     say(f"{shown(to)}: {told['role']} of {told['experiment']} after round {told['round']}, {_KINDS[told['kind']]}")
@@ -94,8 +95,6 @@ def _export_episodes(
 ) -> None:
     from crl.serve.episodes import CARD, PROVENANCE, ROWS, write_episodes
 
-    if possible_path(to, "--to").exists():
-        raise BadInput(f"{to} already exists", expected="a folder that does not exist yet")
     written = write_episodes(find_run(run), to, format, where, seconds=seconds, gigabytes=memory)
     say(f"{written.rows} {'pairs' if format == 'preference' else 'conversations'} of {written.episodes} episodes")
     for reason, count in written.left_out.items():

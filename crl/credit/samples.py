@@ -175,9 +175,13 @@ def grpo_samples(
     where = f"samples of {role}, round {round}"
     records = {episode.episode_id: records_of(episode, generations, where) for episode in played}
     rewards = {episode.episode_id: rewarded(episode.reward, records[episode.episode_id], config) for episode in played}
+
+    def group_of(episode: Episode) -> tuple[int, str, int]:
+        return episode.round, episode.family, episode.group
+
     groups: dict[tuple[int, str, int], list[Episode]] = defaultdict(list)
     for episode in played:
-        groups[episode.round, episode.family, episode.group].append(episode)
+        groups[group_of(episode)].append(episode)
     scored: dict[str, tuple[float, float]] = {}
     for members in groups.values():
         advantages_G, weights_G = subgroup_advantages(
@@ -200,8 +204,7 @@ def grpo_samples(
         return samples
 
     def compared(episode: Episode) -> Hashable:
-        group = (episode.round, episode.family, episode.group)
-        return group if config.advantage == "pooled" else (*group, episode.stream)
+        return group_of(episode) if config.advantage == "pooled" else (*group_of(episode), episode.stream)
 
     own = turn_advantages(played, turns, rewards, compared, config.turn_credit)
     sequence_turns: dict[str, list[Turn]] = defaultdict(list)

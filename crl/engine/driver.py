@@ -49,7 +49,7 @@ from crl.engine.targets import remember_target, targets
 from crl.errors import CrlError, RecordDamaged, StageFailed
 from crl.records import Weights
 from crl.rounds.approvals import PendingApproval, pending_approval
-from crl.rounds.evaluate import best_round, recorded_evaluations
+from crl.rounds.evaluate import best_of, held_out_success, recorded_evaluations
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
@@ -88,6 +88,8 @@ class Driver:
         """While rounds overlap: who may run what."""
         self._subscribers: list[Subscriber] = []
         self._attempts: dict[tuple[int, str], int] = {}
+        self._success: dict[int, float | None] = {}
+        """Held-out success of the rounds whose evaluation was read: it is read once."""
         self._lease: Lease | None = None
         self._stack = contextlib.ExitStack()
         self._no_pause = threading.Event()
@@ -262,9 +264,14 @@ class Driver:
 
     def _rounds_kept(self) -> set[int]:
         """The best evaluated round, and those of which nobody can tell how good they are."""
-        evaluations = recorded_evaluations(self.run)
-        damaged = {number for number, rows in evaluations.items() if isinstance(rows, RecordDamaged)}
-        best = best_round(self.run.method, evaluations)
+        new = recorded_evaluations(self.run, [each for each in self.run.rounds() if each not in self._success])
+        damaged = {number for number, rows in new.items() if isinstance(rows, RecordDamaged)}
+        self._success |= {
+            number: held_out_success(self.run.method, rows)
+            for number, rows in new.items()
+            if not isinstance(rows, RecordDamaged)
+        }
+        best = best_of(self._success)
         return damaged if best is None else damaged | {best}
 
     def run_round(self, round_number: int) -> None:

@@ -227,6 +227,18 @@ def embedder_digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest() if source is None else source.digest
 
 
+def embedder_of_vectors(name: str, digest: str, query_instruction: str | None = None) -> Embedder:
+    """The embedder that made the vectors of a bank from elsewhere. Raises BadInput where it is not here: vectors of two
+    models cannot be compared."""
+    if (own := embedder_digest(name)) != digest:
+        raise BadInput(
+            f"the embedder {name} has digest {own}: it is another one than that of the bank's vectors",
+            expected=f"digest {digest}",
+            next_step="install the version of the embedder that made them",
+        )
+    return load_embedder(name, query_instruction)
+
+
 def _check_embedder_directory(path: Path, name: str) -> None:
     problem = lacking(path, "modules.json", "**/*.safetensors")
     if problem is None and (foreign := _foreign_modules(path / "modules.json")):

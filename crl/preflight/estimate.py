@@ -121,9 +121,8 @@ def estimate(experiment: Experiment) -> Estimate:
                 updates[name] = replace(updates[name], weights=adapter)
     written = {owner: checkpoint_bytes(known[_first(method, owner)], method.role(owner)) for owner in method.trained()}
     every = experiment.runtime.keep_every
-    kept = max(experiment.runtime.save_total_limit, recipe.reach()) + (
-        method.evaluation.every > 0
-    )  # the best evaluated
+    best = 1 if method.evaluation.every > 0 else 0  # evaluated round
+    kept = max(experiment.runtime.save_total_limit, recipe.reach()) + best
     handed = {name: handed_over_bytes(known[name], method.role(name)) for name in served(experiment)}
     # The engine itself has the weights only while it writes them for the server.
     sampling |= {

@@ -233,13 +233,16 @@ def search(bank: BankAfter, text: str, embedder: Embedder, *, family: str | None
     rows = bank.rows(family)
     if not len(rows):
         return []
-    vectors_ND = bank.embeddings(rows)
-    query_D = embedder.embed_queries([text])[0]
-    nearest = _best(vectors_ND @ query_D, most)
-    # float64, so that the metric does not depend on how many rows the product was made over.
+    best, cosines = nearest(bank.embeddings(rows), embedder.embed_queries([text])[0], most)
+    return [Hit(*pair) for pair in zip(cosines, bank.entries(rows[best]), strict=True)]
+
+
+def nearest(vectors_ND: NDArray[np.float32], query_D: NDArray[np.float32], most: int) -> tuple[list[int], list[float]]:
+    """The rows of the vectors with the largest cosines to a query, the nearest first, ties in order of rows; and these
+    cosines: in float64, so that one does not depend on how many rows the product was made over."""
+    best = _best(vectors_ND @ query_D, most)
     query = query_D.astype(np.float64)
-    cosines = [float(vectors_ND[row].astype(np.float64) @ query) for row in nearest]
-    return [Hit(*pair) for pair in zip(cosines, bank.entries(rows[nearest]), strict=True)]
+    return best, [float(vectors_ND[row].astype(np.float64) @ query) for row in best]
 
 
 def search_words(bank: BankAfter, text: str, *, family: str | None = None, most: int = 10) -> list[Hit]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crl.report.cells import NOTHING, count, percent
-from crl.report.cost import cost_rows
 from crl.report.sections import Rows, sections_of
 from crl.report.success import NONE, Average, Rate, average
 from crl.report.summary import RoundSummary, random_policy
@@ -29,6 +28,8 @@ _TRAINING = {"guided": "guided", "free": "free", "synthetic": "in the model"}
 """Conditions of training, with their columns."""
 _HELD_OUT = ("with_bank", "without_bank")
 _BAD_VERDICTS = 3
+_GRPO = ("plan", "collect", "credit")
+"""Stages of such a round, before its update."""
 
 
 def success_rows(summaries: Sequence[RoundSummary], random: Rate) -> Rows:
@@ -75,6 +76,36 @@ def recipe_tables(summaries: Sequence[RoundSummary]) -> dict[str, Rows]:
     tables = [table for section in sections_of(summaries) for table in section.tables.items()]
     tables.append(("cost beside a GRPO round of the same episodes", cost_rows))
     return {title: rows for title, rows_of in tables if (rows := rows_of(summaries))}
+
+
+def cost_rows(summaries: Sequence[RoundSummary]) -> Rows:
+    """Tokens that models wrote, and seconds, of each round that is over, each with its multiple of those of a GRPO
+    round of its shape: one that plays the same episodes and updates the actor on them. Held-out evaluation is in
+    neither: both would play it."""
+    rows = []
+    for each in summaries:
+        episodes = each.health.get("episode_tokens_sampled")
+        if episodes is None or not each.seconds:
+            continue
+        written = sum(each.health.get(f"{role}_tokens_sampled", 0.0) for role in ("actor", "extractor"))
+        update = next((name for name in each.seconds if name.startswith("update_")), "")
+        grpo = sum(each.seconds.get(name, 0.0) for name in (*_GRPO, update))
+        seconds = sum(taken for name, taken in each.seconds.items() if name != "evaluate")
+        rows.append(
+            {
+                "round": each.label,
+                "tokens of episodes": count(int(episodes)),
+                "of all": count(int(written)),
+                "times GRPO's": _times(written, episodes),
+                "seconds": f"{seconds:.1f}",
+                "times": _times(seconds, grpo),
+            }
+        )
+    return rows
+
+
+def _times(value: float, base: float) -> str:
+    return f"{value / base:.2f}" if base else NOTHING
 
 
 def round_tables(summaries: Sequence[RoundSummary]) -> list[Table]:

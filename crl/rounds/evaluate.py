@@ -12,7 +12,7 @@ changed. An episode is the same whatever else is played beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -420,10 +420,12 @@ def held_out_success(method: Method, rows: Sequence[Evaluation]) -> float | None
     return None
 
 
-def recorded_evaluations(run: Recorded) -> dict[int, list[Evaluation] | RecordDamaged]:
-    """What the stage `evaluate` wrote, by round, in order; why, where that cannot be read."""
+def recorded_evaluations(
+    run: Recorded, rounds: Iterable[int] | None = None
+) -> dict[int, list[Evaluation] | RecordDamaged]:
+    """What the stage `evaluate` wrote, by round (default all), in order; why, where that cannot be read."""
     found: dict[int, list[Evaluation] | RecordDamaged] = {}
-    for number in run.rounds():
+    for number in run.rounds() if rounds is None else rounds:
         if run.is_complete(number, "evaluate"):
             try:
                 found[number] = rows_of(Evaluation, run.read(number, "evaluate", Evaluation))
@@ -436,7 +438,11 @@ def best_round(method: Method, evaluations: Mapping[int, list[Evaluation] | Reco
     """The round with the most success on held-out seeds (:func:`held_out_success`), of equals the later; None where
     none can be told."""
     readable = {number: rows for number, rows in evaluations.items() if not isinstance(rows, RecordDamaged)}
-    success = {number: held_out_success(method, rows) for number, rows in readable.items()}
+    return best_of({number: held_out_success(method, rows) for number, rows in readable.items()})
+
+
+def best_of(success: Mapping[int, float | None]) -> int | None:
+    """The round with the most success, of equals the later; None where none has any."""
     known = {number: value for number, value in success.items() if value is not None}
     return max(known, key=lambda number: (known[number], number), default=None)
 

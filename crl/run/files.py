@@ -222,19 +222,24 @@ def move(source: Path, target: Path) -> None:
         fsync(directory)
 
 
-@contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `target` when the block ends: whole, or not there at all.
-
-    Raises BadInput where the target exists or has no parent, and as :func:`disk_errors`.
-    """
-    target = Path(target)
+def require_new(target: Path) -> None:
+    """Raise BadInput where a folder exists that is to be written, or has no parent."""
     if target.exists() or target.is_symlink():
         raise BadInput(
             f"{target} already exists", expected="a folder that does not exist yet", next_step="name another folder"
         )
     if not target.absolute().parent.is_dir():
         raise BadInput(f"there is no directory {target.parent}", expected="an existing directory to write into")
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `target` when the block ends: whole, or not there at all.
+
+    Raises as :func:`require_new` and :func:`disk_errors`.
+    """
+    target = Path(target)
+    require_new(target)
     remove_left_behind(target)
     scratch = temporary(target, 0)
     with disk_errors(target):

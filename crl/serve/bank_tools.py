@@ -21,6 +21,7 @@ from crl.errors import BadInput
 from crl.gateway.server import LOOPBACK, listening
 from crl.protocols import Embedder
 from crl.records import vectors_of
+from crl.report.bank import nearest
 from crl.report.story import Event, mean, story_of
 from crl.run.imports import EMBEDDING
 from crl.transfer.gather import Gathered
@@ -86,10 +87,10 @@ class BankTools:
         rows = [at for at, entry in enumerate(self._entries) if family in (None, entry["family"])]
         if not rows:
             return {"experiences": [], "about": DATA}
-        cosines = self._vectors_ND[rows] @ self._embedder().embed_queries([query])[0]
-        best = np.argsort(-cosines, kind="stable")[:number]
+        best, cosines = nearest(self._vectors_ND[rows], self._embedder().embed_queries([query])[0], number)
         matches = [
-            {**_shown(self._entries[rows[at]]), "similarity": round(float(cosines[at]), 4)} for at in best.tolist()
+            {**_shown(self._entries[rows[at]]), "similarity": round(cosine, 4)}
+            for at, cosine in zip(best, cosines, strict=True)
         ]
         return {"experiences": matches, "about": DATA}
 
@@ -211,13 +212,7 @@ def embedder_of(bank: Gathered, query_instruction: str | None = None) -> Embedde
     from crl.engine.services import prepare_environment
 
     os.environ.update(prepare_environment(1))  # before torch is imported
-    from crl.policies.embedders import embedder_digest, load_embedder
+    from crl.policies.embedders import embedder_of_vectors
 
-    name, digest = bank.provenance["embedder"]["name"], bank.provenance["embedder"]["digest"]
-    if embedder_digest(name) != digest:
-        raise BadInput(
-            f"the embedder {name} here is another one than that of the bank's vectors",
-            expected=f"{name} with digest {digest}",
-            next_step="install its package, or its files, as they were",
-        )
-    return load_embedder(name, query_instruction)
+    told = bank.provenance["embedder"]
+    return embedder_of_vectors(told["name"], told["digest"], query_instruction)

@@ -36,8 +36,8 @@ def model_card(run: RunDirectory, agent: TrainedAgent, kind: str, description: M
     """`README.md` of an exported agent; `best`: its round was chosen as the best evaluated one."""
     evaluations = {
         number: rows
-        for number, rows in recorded_evaluations(run).items()
-        if number <= agent.round and not isinstance(rows, RecordDamaged)
+        for number, rows in recorded_evaluations(run, [each for each in run.rounds() if each <= agent.round]).items()
+        if not isinstance(rows, RecordDamaged)
     }
     base, _, revision = str(description["source"]).partition("@")
     front: dict[str, Any] = {

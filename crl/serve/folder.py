@@ -27,7 +27,7 @@ from crl.errors import BadInput, OtherFormat
 from crl.limits import read_limited
 from crl.paths import quoted
 from crl.policies import load_policy
-from crl.policies.embedders import EMBEDDERS, embedder_digest, load_embedder
+from crl.policies.embedders import EMBEDDERS, embedder_of_vectors
 from crl.policies.hub import HUB_ID
 from crl.policies.machine import settle_torch
 from crl.policies.sources import resolve_model, trained_weights
@@ -308,14 +308,7 @@ class _FolderServices:
         name = told.name
         if name not in EMBEDDERS and HUB_ID.fullmatch(name) is None:  # a folder, beside this one as bases of adapters
             name = str(self._folder.resolve().parent / Path(name).name)
-        if (digest := embedder_digest(name)) != told.digest:
-            raise BadInput(
-                f"the embedder {name} has digest {digest}",
-                expected=f"{told.digest}: the bank's vectors are those of {told.name}",
-                where=str(self._folder / DESCRIPTION),
-                next_step="install the version of the embedder that made them",
-            )
-        return load_embedder(name, use.query_instruction)
+        return embedder_of_vectors(name, told.digest, use.query_instruction)
 
     def close(self) -> None:
         for environment in self._environments.values():

@@ -20,7 +20,8 @@ from crl.errors import BadInput
 from crl.gateway.conversations import with_text
 from crl.gateway.messages import Answer, ApiError, as_messages
 from crl.gateway.server import Call
-from crl.protocols import ParsedTurn, StopReason, Tool
+from crl.policies.tool_turns import schema_of
+from crl.protocols import ParsedTurn, StopReason
 from crl.serve.answering import Answering, Conversation, refusing
 from crl.text.calls import call_of
 
@@ -87,7 +88,7 @@ class Upstream:
                 "max_tokens": sampling.max_new_tokens,
                 **({"stop": sampling.stop_strings} if sampling.stop_strings else {}),
                 **({"seed": request.settings.seed} if request.settings.seed is not None else {}),
-                **({"tools": [_as_tool(tool) for tool in request.tools]} if request.tools else {}),
+                **({"tools": [schema_of(tool) for tool in request.tools]} if request.tools else {}),
                 "stream": True,
                 "stream_options": {"include_usage": True},
             }
@@ -154,11 +155,6 @@ class _SoFar:
         calls = [call for each in self._calls.values() if stop_reason and (call := call_of(each)) is not None]
         turn = ParsedTurn(self._content, self._thought, tuple(calls))
         return conversation.answer(turn, stop_reason, self._read, self._wrote)
-
-
-def _as_tool(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return {"type": "function", "function": function}
 
 
 def _refusal(response: httpx.Response) -> ApiError:

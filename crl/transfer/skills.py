@@ -106,8 +106,7 @@ def _front(name: str, family: str, entries: Sequence[Mapping[str, Any]], provena
     goals = Counter(goal for entry in entries for goal in _goals(json.loads(entry["story"])))
     # A goal is an environment's text: one line, and no tag.
     plain = re.sub(r"\s+", " ", re.sub("[<>]", " ", goals.most_common(1)[0][0])).strip() if goals else ""
-    plain = "".join(each for each in plain if each.isprintable())
-    plain = plain.rstrip(".")
+    plain = "".join(each for each in plain if each.isprintable()).rstrip(".")
     about = f", such as: {plain[:_LONGEST_GOAL]}{'…' if len(plain) > _LONGEST_GOAL else ''}" if plain else ""
     front = {
         "name": name,

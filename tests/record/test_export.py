@@ -193,7 +193,7 @@ def test_retention_keeps_the_best_evaluated_round(
     path = shutil.copytree(unpruned, tmp_path / unpruned.name)
     held = RunDirectory.open(path)
     assert best_round(held.method, recorded_evaluations(held)) is not None
-    monkeypatch.setattr("crl.engine.driver.best_round", lambda method, evaluations: best)
+    monkeypatch.setattr("crl.engine.driver.best_of", lambda success: best)
     with Driver(held, Runtime(save_total_limit=1)) as driver, driver.round(2):
         pass  # it is complete: retention follows
     for role in ("actor", "extractor"):

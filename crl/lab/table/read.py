@@ -18,7 +18,7 @@ from crl.paths import quoted
 from crl.records import Evaluation, rows_of
 from crl.report.state import unfinished
 from crl.report.success import ConditionResult, averages, condition_results
-from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK
+from crl.rounds.evaluate import WITH_BANK, WITHOUT_BANK, best_of
 from crl.run.directory import RunDirectory
 from crl.run.evaluations import Kept, kept_evaluations
 from crl.run.journal import Journal
@@ -191,8 +191,7 @@ def _chosen(run: RunDirectory, by_round: _Rounds, numbers: Sequence[int], which:
     # What a fork begins with is a result of the run that it was forked from: only where there is nothing else.
     numbers = [number for number in numbers if run.lineage.maker(number, EVALUATE) is None] or numbers
     if which == "best":
-        success = {number: by_round.success(number) for number in numbers}
-        known = {number: value for number, value in success.items() if value is not None}
-        if known:
-            return max(known, key=lambda number: (known[number], number))  # of equally good ones the later, as exports
+        best = best_of({number: by_round.success(number) for number in numbers})
+        if best is not None:
+            return best
     return next((number for number in reversed(numbers) if by_round.is_whole(number)), numbers[-1])

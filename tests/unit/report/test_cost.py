@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crl.report.cost import cost_rows
+from crl.report.round_tables import cost_rows
 from crl.report.summary import RoundSummary
 
 SECONDS = {

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from crl.config import Runtime
+from crl.engine.driver import Driver
 from crl.errors import BadInput
 from crl.records import Evaluation, TextEffect
 from crl.rounds.evaluate import WITH_BANK, best_round, held_out_success, recorded_evaluations
 from crl.rounds.tasks import query_of
+from crl.run.directory import RunDirectory
 from crl.run.head import head_after
 from crl.serve.export import export_agent
 from crl.serve.source import TrainedAgent, open_agent
@@ -82,3 +85,21 @@ def test_the_best_round_is_the_one_with_most_success_with_its_bank_and_of_equals
     assert best_round(run.method, recorded_evaluations(run.run)) == best == open_agent(run.run.path, best=True).round
     with pytest.raises(BadInput, match="both asked for"):
         open_agent(run.run.path, 1, best=True)
+
+
+def test_retention_reads_each_evaluation_once(run: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that follows many others must not read them all again."""
+    read: list[int] = []
+    reads = RunDirectory.read
+
+    def counted(self: RunDirectory, number: int, stage: str, row_type: type[Any]) -> Any:
+        if row_type is Evaluation:
+            read.append(number)
+        return reads(self, number, stage, row_type)
+
+    monkeypatch.setattr(RunDirectory, "read", counted)
+    with Driver(run.run, Runtime(save_total_limit=100)) as driver:
+        for _ in range(3):
+            with driver.round(ROUND):
+                pass  # it is complete: retention follows
+    assert sorted(read) == list(range(ROUND + 1))
