@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer.main import get_command
 
+from crl import __version__
 from crl.cli import (
     approve,
     bank,
@@ -33,11 +34,13 @@ from crl.cli import (
     export,
     fork,
     init,
+    listing,
     serve,
     sql,
     stage,
     status,
     train,
+    ui,
 )
 from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
@@ -52,8 +55,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"crl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("init")(init.init)
+app.command("list")(listing.list_runs)
 app.command("train")(train.train)
+app.command("ui")(ui.ui)
 app.command("warm-start")(train.warm_start)
 app.command("resume")(train.resume)
 app.command("fork")(fork.fork)
