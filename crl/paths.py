@@ -1,5 +1,5 @@
-"""Names that a person gave: whether the system can look for them at all, how a shell takes them. And where the files are
-that come with the project, and what is prepared on this machine."""
+"""Names that a person gave: whether the system can look for them at all, how a shell takes them. And where files are:
+those that come with the project, and those that are prepared on this machine."""
 
 from __future__ import annotations
 

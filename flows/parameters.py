@@ -56,8 +56,8 @@ def experiment_from(
 ) -> Experiment:
     """The experiment that a form, a schedule or a caller asks for.
 
-    `value` is an `Experiment`, a path of a YAML file (where there is none, a shipped one) or the fields of an experiment,
-    where `method.prompts` may be the name of a prompt file. `settings` and `overrides` have dotted keys, as
+    `value` is an `Experiment`, a path of a YAML file (where there is none, a shipped one) or the fields of an
+    experiment, where `method.prompts` may be the name of a prompt file. `settings` and `overrides` have dotted keys, as
     `crl train --set` does; a setting that is None leaves the file's value, as AS_IN_FILE does for any key. Raises
     BadInput naming the field.
     """

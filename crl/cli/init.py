@@ -65,10 +65,9 @@ def init(
         _copy(name, start)
         return
     if model is None or name is None or start is not None:
+        missing = "no model is given" if model is None else "no name is given"
         raise BadInput(
-            "--from begins from an experiment that is complete"
-            if start
-            else f"no {'name' if model else 'model'} is given",
+            "--from copies an experiment as it is: it takes no model and no data" if start else missing,
             expected="crl init NAME --model MODEL with --dataset or --environment; or crl init NAME --from EXPERIMENT",
         )
     from crl.cli.env import environment_of

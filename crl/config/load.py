@@ -128,9 +128,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         here = sorted(str(found) for found in path.parent.glob("*.yaml"))[:_MOST_NAMED]
         close = difflib.get_close_matches(shipped_name(path), shipped_names(), n=1)
+        hint = f"; did you mean {close[0]!r}, which comes with the project?" if close else ""
         raise BadInput(
-            f"there is no file {path}"
-            + (f"; did you mean {close[0]!r}, which comes with the project?" if close else ""),
+            f"there is no file {path}{hint}",
             expected="a YAML file, or the name of an experiment that comes with the project (`crl list --experiments`)",
             next_step=f"files there: {', '.join(here) or 'none'}",
         ) from None
