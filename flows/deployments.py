@@ -80,7 +80,8 @@ def _make(names: list[str], file: Fields) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILE.name
         path.write_text(yaml.safe_dump(file), encoding="utf-8")
-        asked = [word for name in names for word in ("--name", name)]
+        # Without the flow: Prefect would look for its name at the end of `path:function`.
+        asked = [word for name in names for word in ("--name", name.partition("/")[2])]
         words = ["prefect", "--no-prompt", "deploy", "--prefect-file", str(path), *asked]
         done = subprocess.run(
             [sys.executable, "-P", "-m", *words],  # -P: a folder `flows` here is another one

@@ -329,10 +329,12 @@ def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
             f"--set {short(dotted)} is no key", expected="names with single dots between them, such as method.seed"
         )
     place: Any = data
-    for key in parents:
+    for depth, key in enumerate(parents):
         if isinstance(place, list):
             place = place[_list_index(key, place, dotted)]
         else:
+            if parents[:depth] == ["method", "roles"] and key not in place:
+                _check_new_role(key, place, dotted)
             if not isinstance(place.get(key), dict | list):
                 place[key] = {}
             place = place[key]
@@ -343,12 +345,25 @@ def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _list_index(key: str, listed: list[Any], dotted: str) -> int:
-    if not is_index(key) or int(key) >= len(listed):
+    if is_index(key) and int(key) < len(listed):
+        return int(key)
+    names = [str(each.get("name")) if isinstance(each, Mapping) else "" for each in listed]
+    close = difflib.get_close_matches(key, names, n=1)
+    raise BadInput(
+        f"--set {short(dotted)}: {short(key)} is no index",
+        expected=f"a number from 0 to {len(listed) - 1}" if listed else "a list that is not empty",
+        next_step=f"{close[0]} is number {names.index(close[0])}" if close else None,
+    )
+
+
+def _check_new_role(name: str, roles: Mapping[str, Any], dotted: str) -> None:
+    """Raise BadInput for a role that is not there, where it looks like one that is: it would be of no use."""
+    if close := difflib.get_close_matches(name, roles, n=1, cutoff=0.75):
         raise BadInput(
-            f"--set {short(dotted)}: {short(key)} is no index",
-            expected=f"a number from 0 to {len(listed) - 1}" if listed else "a list that is not empty",
+            f"--set {short(dotted)}: there is no role {short(name)}; did you mean {close[0]!r}?",
+            expected=f"one of {', '.join(roles)}",
+            next_step="correct the key; a further role is written in the experiment's file",
         )
-    return int(key)
 
 
 def is_index(key: str) -> bool:
