@@ -122,9 +122,10 @@ def test_without_a_model_it_is_a_copy_of_one_that_comes_with_the_project(
     assert f"wrote {file}\n" in done.out and f"crl train {file}" in done.out
     made = load_experiment(file)
     assert made.name == name
-    monkeypatch.setattr("crl.paths.shipped", lambda: tmp_path / "nothing")
-    monkeypatch.setattr("crl.config.load.shipped", lambda: tmp_path / "nothing")
-    assert load_experiment(file) == made, "its prompts were copied, to be edited"
+    with monkeypatch.context() as patch:
+        for module in ("paths", "config.load"):
+            patch.setattr(f"crl.{module}.shipped", lambda: tmp_path / "nothing")
+        assert load_experiment(file) == made, "its prompts were copied, to be edited"
     again = crl("init", file)
     assert again.code == 2 and "is there already" in again.err
 

@@ -21,7 +21,7 @@ def test_the_version_is_that_of_the_package(crl: Crl) -> None:
 
 def test_runs_are_listed_with_where_they_stand(crl: Crl, room: Path) -> None:
     shutil.copytree(room, room.with_name("asked"))
-    Journal(room.with_name("asked")).write("target", last=9)
+    Journal(room.with_name("asked")).record("target", token=1, last=9)
     (room.with_name("broken") / "rounds").mkdir(parents=True)
     (room.with_name("no-run")).mkdir()
     found = {each.name: each for each in overview(room.parent)}
