@@ -186,8 +186,8 @@ if TYPE_CHECKING:
     RunPath = str | Path
 else:
     _FIELDS = {"type": "object", "title": "Fields as JSON"}
-    ExperimentChoice = Annotated[Any, WithJsonSchema(_files("File of conf/", experiment_files(), _FIELDS))]
-    StudyChoice = Annotated[Any, WithJsonSchema(_files("File of conf/study/", study_files()))]
+    ExperimentChoice = Annotated[Any, WithJsonSchema(_files("An experiment", experiment_files(), _FIELDS))]
+    StudyChoice = Annotated[Any, WithJsonSchema(_files("A study", study_files()))]
     Settings = Annotated[dict[str, Any], WithJsonSchema(_settings())]
     RuntimeChanges = Annotated[dict[str, Any], WithJsonSchema(_runtime())]
     RunPath = Annotated[str | Path, WithJsonSchema(run_choice())]
