@@ -25,7 +25,7 @@ from uuid import UUID
 import httpx
 import psutil
 
-import flows  # noqa: F401  (first: it turns telemetry off)
+import flows
 from crl.cli.shared import say
 from crl.config.load import runs_root
 from crl.engine.process import ProcessGroup
@@ -289,8 +289,26 @@ def serve(port: int, pages_port: int | None = None, *, with_parent: bool = False
         raise BadInput(
             f"no port comes after {port}", next_step="give the report pages one: --pages-port (make ui PAGES_PORT=…)"
         )
+    _check_folder()
     pages = port + 1 if pages_port is None else pages_port
     DevServer(port, pages, with_parent=with_parent, auth=_auth()).run()
+
+
+def _check_folder() -> None:
+    """Raise BadInput where Prefect would take packages of the working folder for ours: it looks there first."""
+    import crl
+    import tasks
+
+    for package in (crl, flows, tasks):
+        name, own = package.__name__, Path(package.__path__[0]).resolve()
+        other = Path(name).resolve()
+        if (other / "__init__.py").is_file() and other != own:
+            raise BadInput(
+                f"this folder has a Python package `{name}`, and so has this project: Prefect would run yours",
+                expected=f"a folder without a package `{name}`",
+                where=str(other),
+                next_step="type crl ui in another folder; runs and experiments of this one can be named by their paths",
+            )
 
 
 def server_command(port: int) -> list[str]:

@@ -29,11 +29,10 @@ TREE = ("crl", "flows", "tasks", *SHIPPED, "pyproject.toml", "setup.py", "MANIFE
 PAGE = (ROOT / "docs/install.md").read_text(encoding="utf-8")
 BEGIN = [shlex.split(line)[1:] for line in PAGE.partition("## Begin")[2].split("```")[1].splitlines()[1:]]
 """The commands that docs/install.md begins with."""
-NOT_OURS = "raise RuntimeError('this folder is the user\\'s')\n"
 
 
 class Installed:
-    """An environment that has the wheel, and a folder and a home that are empty but for folders of other programs."""
+    """An environment that has the wheel, and a folder and a home that are empty."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin = folder / "work", folder / "environment" / "bin"
@@ -45,9 +44,6 @@ class Installed:
         }
         for path in (self.folder, folder / "home"):
             path.mkdir()
-        for name in ("flows", "tasks"):  # whoever uses Prefect may have these
-            (self.folder / name).mkdir()
-            (self.folder / name / "__init__.py").write_text(NOT_OURS)
 
     def crl(self, *words: str) -> str:
         """Run `crl …` to its end; what it printed."""

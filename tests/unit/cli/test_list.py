@@ -66,3 +66,18 @@ def test_the_ports_of_the_ui(
     began: list[tuple[int, int]] = []
     monkeypatch.setattr(DevServer, "run", lambda self: began.append((self.port, self.pages_port)))
     assert crl("ui", *words).code == 0 and began == [ports]
+
+
+@pytest.mark.parametrize("name", ["flows", "tasks", "crl"])
+def test_the_ui_is_refused_where_prefect_would_run_packages_of_the_folder(
+    crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from flows.ui import DevServer
+
+    monkeypatch.setattr(DevServer, "run", lambda self: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    assert crl("ui").code == 0, "a folder without modules is no package"
+    (tmp_path / name / "__init__.py").touch()
+    refused = crl("ui")
+    assert refused.code == 2 and f"a Python package `{name}`" in refused.err and "another folder" in refused.err
