@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from crl.config.base import COLDEST, MOST_ROUNDS, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.recorded import RecordedConfig
+from crl.config.roles import SamplingChange
 from crl.records.learning import CREDIT_RULES
 
 LONGEST_OBSERVATION = 250_000
@@ -381,6 +382,26 @@ class EvaluationConfig(Model):
 
     every: int = Field(1, ge=0, le=MOST_ROUNDS, description="Evaluate every N rounds; 0 never.")
     temperature: float = Field(1.0, ge=COLDEST, le=5, description="Sampling temperature in evaluation.")
+    samples: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        exclude_if=lambda value: value == 1,
+        description="Plays of each held-out task in each condition; above 1 the results have pass@k. The first play is "
+        "the same however many follow.",
+    )
+    sampling: SamplingChange | None = Field(
+        None,
+        exclude_if=unset,
+        description="What else is different of the actor's sampling in evaluation, in every task family; null: nothing "
+        "but the temperature.",
+    )
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> EvaluationConfig:
+        if self.sampling is not None and not self.sampling.model_dump(exclude_none=True):
+            raise ValueError("sampling changes nothing: name what is different in evaluation, or leave it out")
+        return self
 
 
 class WarmStartConfig(Model):

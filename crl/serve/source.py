@@ -149,8 +149,7 @@ class TrainedAgent:
 
     def sampling(self, family: str) -> SamplingConfig:
         """How it samples when it plays a task family, as in the held-out evaluation."""
-        sampling = self.method.sampling(self.role, self.family(family).name)
-        return sampling.model_copy(update={"temperature": self.method.evaluation.temperature})
+        return self.method.evaluation_sampling(self.role, self.family(family).name)
 
     def prompts(self, family: str) -> Mapping[str, PromptConfig]:
         """The prompts of a task family."""
