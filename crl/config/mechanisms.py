@@ -26,6 +26,14 @@ class SearchAndAskConfig(Model):
     )
 
 
+class DynamicSampling(Model):
+    """Groups that teach nothing are drawn again: DAPO (arXiv 2503.14476)."""
+
+    max_draws: int = Field(
+        3, ge=2, le=16, description="Times that a round draws at most, the first included; so many stages are listed."
+    )
+
+
 class RolloutConfig(Model):
     """How episodes are played."""
 
@@ -61,6 +69,12 @@ class RolloutConfig(Model):
         description="Characters of what an environment may show at one time, actions and feedback counted; an episode "
         f"that is shown more ends with an error. null: {LONGEST_OBSERVATION}.",
         exclude_if=unset,
+    )
+    dynamic_sampling: DynamicSampling | None = Field(
+        None,
+        exclude_if=unset,
+        description="Other tasks take the place of groups in none of whose streams some rollouts were won and others "
+        "lost; updates leave these groups out. All that is drawn is recorded and counted. null: each round draws once.",
     )
     mixed_waves: bool = Field(False, description="A wave may hold groups of several task families.")
     search_and_ask: SearchAndAskConfig | None = Field(None, description="Guided episodes may ask; none: they may not.")

@@ -83,6 +83,8 @@ class RecipeConfig(Model):
     """Whether it draws its training tasks from `train_tasks` of a family; False: from ranges of its own."""
     JUDGED: ClassVar[bool] = True
     """Whether a judge may give the rewards of what its rounds play."""
+    DRAWS_AGAIN: ClassVar[bool] = False
+    """Whether it builds rounds with further draws where `rollout.dynamic_sampling` asks for them."""
     OVERLAPS: ClassVar[bool] = False
     """Whether it builds rounds of two tracks where `method.overlap` asks for it."""
 
@@ -261,6 +263,15 @@ class Method(Model):
         return self
 
     @model_validator(mode="after")
+    def _can_draw_again(self) -> Method:
+        if self.rollout.dynamic_sampling is not None and not self.recipe.DRAWS_AGAIN:
+            raise ValueError(
+                f"rollout.dynamic_sampling is set, and recipe {self.recipe.kind} trains no actor on groups that it "
+                "could draw again: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _possible_together(self) -> Method:
         # One at a time: a later question may make no sense where an earlier one has found something.
         problems = (self._program_problems(), self.recipe.problems(self), self._engine_problems())
@@ -404,8 +415,9 @@ class Method(Model):
 
     @property
     def episodes(self) -> int:
-        """Episodes of a round: K of every group."""
-        return sum(family.groups * self.group_size(family) for family in self.families)
+        """Episodes of a round, at most: K of every group, in every draw."""
+        draws = 1 if self.rollout.dynamic_sampling is None else self.rollout.dynamic_sampling.max_draws
+        return draws * sum(family.groups * self.group_size(family) for family in self.families)
 
     def sampling(self, role: str, family: str) -> SamplingConfig:
         """How a role samples when it plays a task family."""

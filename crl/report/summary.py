@@ -220,7 +220,8 @@ def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
     for row in connection.sql("SELECT * FROM broken_games ORDER BY ALL").to_arrow_table().to_pylist():
         listed("broken", row["round"], row)
     for number, stage, work, *timed in fetch(
-        "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"
+        "SELECT round, draw_of(stage) AS stage, work, sum(batches)::BIGINT, sum(items)::BIGINT, sum(seconds) "
+        "FROM timings GROUP BY ALL ORDER BY ALL"
     ):
         found[number].setdefault("timings", {})[stage, work] = Timing(*timed)
     for number, entries in fetch("SELECT round, entries FROM bank_snapshots"):
@@ -268,7 +269,8 @@ def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
     nested("health", float, "SELECT round, name, value FROM metrics WHERE stage = 'health' ORDER BY ALL")
     nested(
         "seconds", float,
-        "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, sequence, stage",
+        "SELECT round, draw_of(stage), sum(seconds) FROM stages WHERE seconds IS NOT NULL "
+        "GROUP BY ALL ORDER BY round, min(sequence), 2",
     )  # fmt: skip
     for number, stage, name, value, alarm in fetch(
         "SELECT round, stage, name, value, alarm FROM metrics WHERE alarm IS NOT NULL ORDER BY round, stage, name"

@@ -32,6 +32,7 @@ from crl.records import (
 )
 from crl.report.success import Z
 from crl.report.view_files import VECTORS, Source, sql_type
+from crl.rounds.stage import FURTHER
 from crl.run.manifest import MANIFEST
 from crl.run.validations import VALIDATIONS
 
@@ -135,7 +136,8 @@ counted AS (
     GROUP BY published.round
 ),
 counts AS (
-    SELECT counted.round, entry_id, count FROM counted JOIN retrieval_counts ON retrieval_counts.round = until
+    SELECT counted.round, entry_id, max(count) AS count FROM counted
+    JOIN retrieval_counts ON retrieval_counts.round = until GROUP BY counted.round, entry_id
 ),
 scored AS (
     SELECT published.round, max(scores.round) AS until FROM published
@@ -320,11 +322,11 @@ FROM (
             count(*), avg(played.won / played.games), var_samp(played.won / played.games), sum(played.games)
         ) AS effective
     FROM (
-        SELECT round, stage,
+        SELECT round, draw_of(stage) AS stage,
             CASE WHEN stream = '{synthetic}' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS condition, family,
             success::INT AS won, 1 AS games, (stop_reason = 'error')::INT AS broken, turns, invalid_actions,
             tokens_read, tokens_sampled
-        FROM episodes WHERE stage = 'collect'
+        FROM episodes WHERE draw_of(stage) = 'collect'
         UNION ALL BY NAME
         SELECT round, stage, condition, family, count_if(success) AS won, count(*) AS games,
             count_if(stop_reason = 'error') AS broken, sum(turns) AS turns, sum(invalid_actions) AS invalid_actions,
@@ -365,6 +367,7 @@ _SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * g
 _EFFECTIVE = "mean * (1 - mean) * tasks * (tasks - 1) / (tasks + 2)"
 _END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"
 SCALARS = {
+    "draw_of(stage)": f"regexp_replace(stage, '^{FURTHER}$', '\\1')",
     "effective_episodes(tasks, mean, spread, most)": (
         "CASE WHEN tasks = 1 OR mean <= 0 OR mean >= 1 THEN tasks::DOUBLE "
         f"WHEN {_EFFECTIVE} >= most * spread THEN most::DOUBLE ELSE greatest(tasks, {_EFFECTIVE} / spread) END"
@@ -372,7 +375,8 @@ SCALARS = {
     "wilson_low(won, games)": f"CASE WHEN won = 0 THEN 0.0 ELSE {_END.format(sign='-')} END",
     "wilson_high(won, games)": f"CASE WHEN won = games THEN 1.0 ELSE {_END.format(sign='+')} END",
 }
-"""Macros that views use, as `crl/report/success.py`: how many independent episodes the plays of several tasks are good
+"""Macros that views use: the stage that one is a further draw of (`crl.rounds.stage.draw_of`), and as in
+`crl/report/success.py` how many independent episodes the plays of several tasks are good
 for (`mean` and variance of their means, and all plays), and the ends of the 95 % interval of `won` games of `games`."""
 
 NO_BANK = "there is no bank after round"

@@ -58,6 +58,7 @@ class BankRecipeConfig(RecipeConfig):
             "recipe.extractor_objective", "recipe.merge", "recipe.warm_up_rounds",
         }
     )  # fmt: skip
+    DRAWS_AGAIN: ClassVar[bool] = True
     OVERLAPS: ClassVar[bool] = True
 
     guided_share: float = Field(0.5, ge=0, le=1, description="Share of a group that is guided.")
@@ -222,6 +223,7 @@ class ExperienceOnlyConfig(BankRecipeConfig):
 
     kind: Literal["experience_only"] = "experience_only"
     TRAINED: ClassVar[frozenset[str]] = frozenset({EXTRACTOR})
+    DRAWS_AGAIN: ClassVar[bool] = False
 
 
 class OfflineBankConfig(BankRecipeConfig):

@@ -20,7 +20,7 @@ from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, stripped_contexts
 from crl.rounds.context import StageContext
 from crl.rounds.tasks import drawn_tasks
-from crl.rounds.waves import planned_waves, play_with_actor, write_played
+from crl.rounds.waves import planned_wave, play_with_actor, write_played
 
 COLLECT, PLAN = "collect", "plan"
 
@@ -74,7 +74,7 @@ def pending(ctx: StageContext, tasks: Sequence[Task], revision: int) -> list[Pen
 
 def retry_part(ctx: StageContext, part: int, *, revision: int) -> None:
     """Play the further attempts of one wave, each by its reflection; and their contexts without it."""
-    again = pending(ctx, planned_waves(ctx)[part], revision)
+    again = pending(ctx, planned_wave(ctx, part), revision)
     written = {}
     if config_of(ctx.method).reflect is not None:
         written = {row.retry_id: row for row in ctx.rows(Reflection, reflect_stage(revision))}

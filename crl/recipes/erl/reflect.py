@@ -20,7 +20,7 @@ from crl.recipes.erl.rows import Reflection
 from crl.records import Generation, Retrieval, Turn
 from crl.rounds.context import StageContext
 from crl.rounds.ready import chat_of
-from crl.rounds.waves import planned_waves, starts_of
+from crl.rounds.waves import planned_wave, starts_of
 from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
 from crl.text.calls import actions_text
@@ -32,7 +32,7 @@ SHORTEST = 120
 
 def reflect_part(ctx: StageContext, part: int, *, revision: int) -> None:
     """One reflection per attempt of a wave that is tried again."""
-    again = pending(ctx, planned_waves(ctx)[part], revision)
+    again = pending(ctx, planned_wave(ctx, part), revision)
     retrievals = retrieved(ctx, again, revision)
     rows, records = _written(ctx, again, retrievals, revision) if again else ([], [])
     ctx.write(Reflection, rows)
