@@ -32,6 +32,7 @@ def drawn_tasks(
     seeds_of: Callable[[FamilyConfig], SeedRange] = train_seeds,
     *,
     pooled: bool = False,
+    kept: str | None = None,
 ) -> list[Task]:
     """The tasks of a round, a group of members for each. In a further draw (`crl.rounds.draws`) those of as many groups
     as there are whose outcome varies nowhere so far; seeds that were drawn already come last.
@@ -40,15 +41,17 @@ def drawn_tasks(
         streams: for a group size the stream of each member.
         seeds_of: which seeds of a family are drawn from.
         pooled: all of a group have one baseline (:func:`varied_groups`).
+        kept: a stream whose groups are never drawn again.
     """
     further = draw_of(ctx.stage.name)[1] > 1
     before = ctx.rows(Task, BEFORE) if further else []
-    varied = varied_groups(ctx.rows(Episode, "collect"), pooled=pooled) if further else set()
+    done = varied_groups(ctx.rows(Episode, "collect"), pooled=pooled) if further else set()
+    done |= {(task.family, task.group) for task in before if task.stream == kept}
     tasks: list[Task] = []
     for family in ctx.method.families:
         members = streams(ctx.method.group_size(family))
         first_group = len({task.group for task in (*before, *tasks)})
-        wanted = family.groups - sum(name == family.name for name, _ in varied)
+        wanted = family.groups - sum(name == family.name for name, _ in done)
         mine = [task for task in before if task.family == family.name]
         if wanted > 0:
             tasks += _family_tasks(ctx, family, seeds_of(family), members, first_group, wanted, mine)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from crl.credit.samples import Rollout, records_of, rollout_samples
+from crl.credit.samples import Rollout, records_of, rollout_samples, trained_episodes
 from crl.credit.uses import usable
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, config_of
@@ -26,7 +26,9 @@ def credit(ctx: StageContext) -> None:
     episodes = ctx.rows(Episode, COLLECT)
     records = {row.generation_id: row for row in ctx.rows(Generation, COLLECT)}
     sound = [episode for episode in episodes if usable(episode)]
-    trained = within_mix(sound, share)
+    taught = {row.episode_id for row in trained_episodes(sound, ctx.method.rollout.dynamic_sampling)}
+    # A synthetic group is the curriculum's choice, whatever came of it.
+    trained = within_mix([row for row in sound if row.stream == SYNTHETIC or row.episode_id in taught], share)
     rollouts = [
         Rollout(
             ACTOR, records_of(episode, records), episode.reward, (episode.family, episode.group, episode.stream)
@@ -39,7 +41,8 @@ def credit(ctx: StageContext) -> None:
     metrics: dict[str, float] = {
         "rollouts": len(rollouts),
         "synthetic_bound": share,
-        "synthetic_left_out": len(sound) - len(trained),
+        "synthetic_left_out": sum(row.stream == SYNTHETIC for row in sound)
+        - sum(row.stream == SYNTHETIC for row in trained),
         "episodes_errored": errored,
     }
     if trained:
