@@ -50,6 +50,7 @@ and there are macros:
 | `bank_at(round)` | `bank_text` of one round: `FROM bank_at(7)` |
 | `bank_diff(earlier, later)` | one row per entry that differs: `entry_id`, `family`, `change` (added, changed or removed), `version_before`, `version_after`, `text_before`, `text_after` |
 | `wilson_low(won, games)`, `wilson_high(won, games)` | the ends of the 95 % interval of a success rate (Wilson) |
+| `draw_of(stage)` | the stage that one is a further draw of: `collect` for `collect_2` (`rollout.dynamic_sampling`) |
 | `effective_episodes(tasks, mean, spread, most)` | how many independent plays the plays of several tasks are good for, by the mean and the variance of their means; at most `most` |
 | `latest_round()` | in `crl sql` and `crl.report.views.connect`: the newest round whose bank is published |
 
