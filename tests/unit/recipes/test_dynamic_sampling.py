@@ -228,6 +228,14 @@ def test_recipes_without_an_actor_to_train_refuse_it(kind: str) -> None:
         )
 
 
+def test_groups_in_which_no_stream_can_vary_are_refused() -> None:
+    pairs = {"method__rollout__group_size": 2}
+    with pytest.raises(BadInput, match="one guided rollout and one free"):
+        experiment(**SAMPLING, **pairs)
+    assert experiment(**SAMPLING, **pairs, method__recipe__actor_objective={"advantage": "pooled"})
+    assert experiment(**pairs)
+
+
 def test_the_draws_of_a_stage_are_in_order_and_other_numbers_are_no_draws() -> None:
     names = ["collect_10", "plan", "collect", "collect_2", "retry_2", "retry", "plan_2", "update_2"]
     assert draws_of("collect", names) == ["collect", "collect_2", "collect_10"]
