@@ -158,7 +158,8 @@ class StageContext:
         """As :meth:`rows_at`, as an Arrow table: for a few of many rows."""
         if row_type not in self.recipe.recalls:
             raise AssertionError(f"recipe {self.recipe.name} recalls {row_type.table} without declaring it")
-        return self._joined(row_type, self.recipe.draws(self.method, round_number, stage))
+        places = self.recipe.draws(self.method, round_number, stage)
+        return self._joined(row_type, places or [(round_number, stage)])
 
     def round_of(self, name: str) -> int:
         """The round that a declared read is of; 0 where it is before the first."""
