@@ -116,7 +116,7 @@ class StageContext:
     def table(self, row_type: type[Row], name: str) -> pa.Table:
         """As :meth:`rows`, as an Arrow table: for a few columns of many rows."""
         read = self.stage.read(name)
-        return self._joined(row_type, self.recipe.places(self.method, self.round, self.stage, read))
+        return self._joined(row_type, self.recipe.read_keys(self.method, self.round, self.stage, read))
 
     def _joined(self, row_type: type[Row], places: Sequence[tuple[int, str]]) -> pa.Table:
         self.inputs.update(places)

@@ -73,7 +73,7 @@ def recorded_rows(run: RunDirectory, recipe: Recipe, round_number: int, stage: S
 
     def rows(row_type: type[R], name: str) -> list[R]:
         read = stage.read(name)
-        places = recipe.places(run.method, round_number, stage, read)
+        places = recipe.read_keys(run.method, round_number, stage, read)
         for place in places:
             if not run.is_complete(*place):
                 raise BadInput(
@@ -89,7 +89,7 @@ def recorded_rows(run: RunDirectory, recipe: Recipe, round_number: int, stage: S
 def stages_behind(run: RunDirectory, recipe: Recipe, round_number: int, stage: Stage) -> dict[str, str] | None:
     """Digest of every stage that a stage reads, by `0007/distill`; None where one of them is not complete."""
     found = {}
-    for place in (place for read in stage.reads for place in recipe.places(run.method, round_number, stage, read)):
+    for place in (place for read in stage.reads for place in recipe.read_keys(run.method, round_number, stage, read)):
         if not run.is_complete(*place):
             return None
         found[key_of(*place)] = run.manifest(*place).digest

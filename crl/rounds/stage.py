@@ -73,7 +73,7 @@ FURTHER = rf"({'|'.join(DRAWN)})_([0-9]+)"
 def draw_of(stage: str) -> tuple[str, int]:
     """The stage that a stage is a draw of, and which: `collect_2` is the second of `collect`; any other its own first.
 
-    Whoever reads `collect` reads every draw of it: stages by :meth:`Recipe.places`, queries by the macro `draw_of`.
+    Whoever reads `collect` reads every draw of it: stages by :meth:`Recipe.read_keys`, queries by the macro `draw_of`.
     """
     found = re.fullmatch(FURTHER, stage)
     return (stage, 1) if found is None else (found[1], int(found[2]))
@@ -194,7 +194,7 @@ class Recipe:
             (round_number, name) for name in draws_of(stage, (s.name for s in self.stages_of(method, round_number)))
         ]
 
-    def places(self, method: Method, round_number: int, stage: Stage, read: Read) -> list[tuple[int, str]]:
+    def read_keys(self, method: Method, round_number: int, stage: Stage, read: Read) -> list[tuple[int, str]]:
         """(round, stage) of all that a read of a stage refers to: every draw of what it names (:meth:`resolve`), within
         its own round those that it :func:`follows`. None where there is no such stage."""
         place = self.resolve(method, round_number, read.stage, read.offset)
