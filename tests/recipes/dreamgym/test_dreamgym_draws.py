@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from crl.recipes.dreamgym.rows import DreamTask, Transition
 from crl.records import SYNTHETIC, Episode, Sample, Task
 from tests.recipes.dreamgym.dreamgym_played import played
 
 DRAWS = ("", "_2", "_3")
+
+pytestmark = pytest.mark.slow
 
 
 def test_real_groups_are_drawn_again(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from tests.unit.recipes.played import Played
 
 ROUNDS, DRAWS = 2, ("", "_2", "_3")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Played:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from crl.recipes.importance_replay.rows import ReplayItem
 from crl.records import Episode, Task
 from tests.recipes.importance_replay.replay_played import played
 
 DRAWS = ("", "_2", "_3")
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_buffer_holds_the_groups_that_vary_of_every_draw(tmp_path: Path) -> None:

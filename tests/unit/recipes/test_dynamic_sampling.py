@@ -30,11 +30,12 @@ from crl.records import (
 from crl.report.bank import BankAfter
 from crl.report.summary import summarize
 from crl.report.views import query
+from crl.rounds.recipe import recipe_of
 from crl.rounds.stage import Recipe, draw_of, draws_of
 from crl.run.lease import Lease
 from tests.unit.recipes.played import CRITIC, ROOT, Played, experiment
 
-DRAWS, ROUNDS, GROUPS = 3, 3, 4
+DRAWS, ROUNDS, GROUPS = 3, 2, 4
 SAMPLING = {"method__rollout__dynamic_sampling": {"max_draws": DRAWS}}
 
 
@@ -157,12 +158,14 @@ def test_everything_drawn_is_counted_in_reports_and_comparisons(played: Played) 
     assert metrics.tokens[ROUNDS] == tokens + written
 
 
+@pytest.mark.slow
 def test_a_round_in_which_the_actor_is_not_trained_draws_once(tmp_path: Path) -> None:
     played = Played(tmp_path, experiment(**SAMPLING, method__recipe__warm_up_rounds=1), 2)
     assert not played.rows(Task, "plan_2", 1) and played.rows(Task, "plan_2", 2)
     assert played.rows(RetrievalCount, "plan_3", 1) == played.rows(RetrievalCount, "plan", 1)
 
 
+@pytest.mark.slow
 def test_one_baseline_of_a_group_is_one_stream(tmp_path: Path) -> None:
     """Guided won and free lost teaches nothing where each has a baseline, and something where both share one."""
     made = experiment(**SAMPLING, method__recipe__actor_objective={"advantage": "pooled"})
@@ -176,6 +179,7 @@ def test_one_baseline_of_a_group_is_one_stream(tmp_path: Path) -> None:
         assert len(again) == sum(len(outcomes) < 2 for outcomes in won.values())
 
 
+@pytest.mark.slow
 def test_every_draw_has_its_critique(tmp_path: Path) -> None:
     critic = {"method__recipe__actor_critic": {"max_new_tokens": 64}, "method__prompts__critic": CRITIC}
     played = Played(tmp_path, experiment(**SAMPLING, **critic), 2)
@@ -191,6 +195,7 @@ def test_every_draw_has_its_critique(tmp_path: Path) -> None:
     assert rate.episodes == len(all_rows(played, Episode, "collect", 1))
 
 
+@pytest.mark.slow
 def test_a_round_that_stopped_in_a_draw_goes_on_to_the_same_digests(tmp_path: Path, played: Played) -> None:
     """Stages are made anew by somebody who knows nothing of what was made before but the record."""
 
@@ -212,11 +217,10 @@ def test_a_round_that_stopped_in_a_draw_goes_on_to_the_same_digests(tmp_path: Pa
             assert again.run.manifest(number, name).digest == theirs[f"{number}/{name}"]
 
 
-def test_stages_and_settings_are_those_of_before_without_it(tmp_path: Path) -> None:
+def test_stages_and_settings_are_those_of_before_without_it() -> None:
     plain = experiment()
     assert "dynamic_sampling" not in plain.method.model_dump()["rollout"]
-    once = Played(tmp_path, plain, 1)
-    assert not [stage for stage in once.recipe.stages if draw_of(stage.name)[1] > 1]
+    assert not [stage for stage in recipe_of(plain.method).stages if draw_of(stage.name)[1] > 1]
 
 
 @pytest.mark.parametrize("kind", ["experience_only", "bank_from_chats"])
