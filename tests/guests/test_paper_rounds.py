@@ -61,6 +61,8 @@ def cut(method: Method, data: dict[str, dict[str, Any]], directory: Path) -> dic
     if method.recipe.kind == "complementary":
         embedder = write_embedder(resolve_model("tiny").path, directory / "embedder", longest=512)
         made["method.recipe.retrieval.embedder"] = str(embedder)
+    if method.recipe.kind == "importance_replay":
+        made["method.recipe.buffer.steps"] = 20
     return made
 
 
