@@ -50,8 +50,9 @@ def probed(ctx: StageContext) -> dict[str, list[int]]:
             tasks = {row.environment_seed for row in draws if row.family == family.name}
             pool = sorted(seed for seed in tasks if seed is not None)
         generator = np.random.default_rng(seed_for(ctx.method.seed, ctx.round, PROBE, family.name))
-        chosen = generator.choice(len(pool), size=min(config.probe.tasks, len(pool)), replace=False) if pool else []
-        found[family.name] = sorted(pool[int(each)] for each in chosen)
+        count = min(config.probe.tasks, len(pool))
+        chosen = generator.choice(len(pool), size=count, replace=False).tolist() if count else list[int]()
+        found[family.name] = sorted(pool[place] for place in chosen)
     return found
 
 
