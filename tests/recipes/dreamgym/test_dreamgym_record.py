@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from crl.audit.audit import problems_of
+from crl.audit.verify import record_of
 from crl.report.views import query
 from tests.marks import sampled
 from tests.recipes.dreamgym.dreamgym_played import experiment, played
@@ -114,6 +116,10 @@ def test_a_new_task_a_round_is_as_hard_as_the_mean_success_of_completed_ones_and
         told = sql(run, f"SELECT value FROM metrics WHERE name = 'capability_lake' AND round = {number}")
         assert told == [(pytest.approx(mean),)]
     assert sql(run, "SELECT count(*) FROM task_values WHERE synthetic AND success >= 0.7") > [(0,)]
+
+
+def test_the_record_is_intact(run: Played) -> None:
+    assert problems_of(run.run, run.recipe, record_of(run.run.path)) == []
 
 
 @pytest.mark.parametrize("place", sampled(["0/given", "1/gather", "3/credit", "2/plan"], 2))

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from crl.audit.audit import problems_of
+from crl.audit.verify import record_of
 from crl.recipes.erl.attempts import HEADING
 from crl.report.views import query
 from tests.marks import sampled
@@ -97,6 +99,10 @@ def test_what_is_internalized_has_neither_reflection_nor_attempt_in_its_context(
         "ON g.generation_id = regexp_replace(e.episode_id, '-a[0-9]+$', '') || '-collect' WHERE s.objective = 'nll'",
     )
     assert len(pairs) > 5 and all(stripped == first for stripped, first in pairs)
+
+
+def test_the_record_is_intact(run: Played) -> None:
+    assert problems_of(run.run, run.recipe, record_of(run.run.path)) == []
 
 
 @pytest.mark.parametrize("stage", sampled(["reflect", "retry", "distill", "credit"], 2))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from crl.audit.audit import problems_of
+from crl.audit.verify import record_of
 from crl.report.views import query
 from tests.marks import sampled
 from tests.recipes.importance_replay.replay_played import played
@@ -90,6 +92,10 @@ def test_scores_are_refreshed_and_rewards_averaged_by_episodes(run: Played) -> N
         )
         told = sql(run, f"SELECT value FROM metrics WHERE name = 'reward_mean_100' AND round = {number}")
         assert told == [(pytest.approx(mean),)]
+
+
+def test_the_record_is_intact(run: Played) -> None:
+    assert problems_of(run.run, run.recipe, record_of(run.run.path)) == []
 
 
 @pytest.mark.parametrize("stage", sampled(["credit", "probe_before", "probe_after", "measure"], 2))
