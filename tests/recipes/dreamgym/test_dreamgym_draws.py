@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_real_groups_are_drawn_again(tmp_path: Path) -> None:
-    run = played(tmp_path, 2, method__rollout__dynamic_sampling={"max_draws": len(DRAWS)}, method__recipe__mix=0.5)
+    run = played(
+        tmp_path, 2, method__rollout__dynamic_sampling={"max_draws": len(DRAWS)}, method__recipe__synthetic_share=0.5
+    )
     drew = 0
     for number in (1, 2):
         first, *later = [run.rows(Task, f"plan{draw}", number) for draw in DRAWS]
