@@ -15,13 +15,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 from typer.main import get_command
 
-from crl import __version__
 from crl.cli import (
     approve,
     bank,
@@ -40,7 +40,6 @@ from crl.cli import (
     stage,
     status,
     train,
-    ui,
 )
 from crl.cli.shared import say
 from crl.errors import BadInput, CrlError
@@ -59,7 +58,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        say(f"crl {__version__}")
+        say(f"crl {metadata.version('complementary-rl')}")
         raise typer.Exit
 
 
@@ -75,7 +74,7 @@ def _options(
 app.command("init")(init.init)
 app.command("list")(listing.list_runs)
 app.command("train")(train.train)
-app.command("ui")(ui.ui)
+app.command("ui")(train.ui)
 app.command("warm-start")(train.warm_start)
 app.command("resume")(train.resume)
 app.command("fork")(fork.fork)
