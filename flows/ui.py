@@ -30,6 +30,7 @@ from crl.cli.shared import say
 from crl.config.load import runs_root
 from crl.engine.process import ProcessGroup
 from crl.errors import BadInput, PortBusy, SetupFailed
+from crl.paths import quoted
 from crl.run.guardian import guard, marked
 from flows.pages import HOST, Pages
 from flows.server import close_to_others, prefect_home
@@ -342,7 +343,8 @@ def require_free(port: int, variable: str) -> None:
 
 
 def _with_port(variable: str, port: int) -> str:
-    return f"crl ui --{variable.lower().replace('_', '-')} {port} (make ui {variable}={port})"
+    option, number = quoted(f"--{variable.lower().replace('_', '-')}"), quoted(str(port))
+    return f"crl ui {option} {number} (make ui {quoted(variable)}={number})"
 
 
 def _configured_auth() -> str | None:

@@ -31,7 +31,6 @@ PACKAGES = (
 )  # fmt: skip
 _LONGEST_NAME = 20
 _INSTALL = "install the project again: make setup, or pip install complementary-rl"
-_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
@@ -272,9 +271,9 @@ def _gpu() -> tuple[str, bool, str]:
     import torch
 
     if not torch.cuda.is_available() and torch.version.cuda is not None and not _has_gpu():
-        version = torch.__version__.partition("+")[0]
+        build = quoted(f"torch=={torch.__version__.partition('+')[0]}+cpu")
         said = "none: everything runs on the CPU. This torch is a CUDA build, gigabytes larger than the CPU build"
-        return said, False, f'pip install --no-deps "torch=={version}+cpu" --index-url {_CPU_INDEX}'
+        return said, False, f"pip install --no-deps {build} --index-url https://download.pytorch.org/whl/cpu"
     if not torch.cuda.is_available():
         return "none: everything runs on the CPU", False, ""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -1,5 +1,5 @@
-"""`crl train` and `crl resume`: run rounds and show them live; `crl ui`: from Prefect's UI; `crl warm-start`: models for
-a study."""
+"""`crl train` and `crl resume`: run rounds and show them live; `crl ui`: the same from Prefect's UI; `crl warm-start`:
+models for a study."""
 
 from __future__ import annotations
 

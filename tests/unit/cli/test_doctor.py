@@ -211,7 +211,7 @@ def test_a_cuda_build_without_a_gpu_is_said_with_the_line_that_replaces_it(
     monkeypatch.setattr(doctor, "_has_gpu", lambda: driver)
     text, ok, mend = doctor._gpu()
     assert text.startswith("none") and not ok and ("CUDA build" in text) == said
-    line = 'pip install --no-deps "torch==2.13.0+cpu" --index-url https://download.pytorch.org/whl/cpu'
+    line = "pip install --no-deps torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu"
     assert mend == (line if said else "")
     if said:
         assert crl("doctor").code == 0, "it works as it is"
