@@ -113,7 +113,8 @@ def experiments() -> list[str]:
     from crl.run.find import is_run
     from flows.pages import NAME
 
-    found = {str(read_yaml(experiment_file(path))["name"]) for path in experiment_files()}
+    named = {str(read_yaml(experiment_file(path))["name"]) for path in experiment_files()}
+    found = {name for name in named if NAME.fullmatch(name)}  # a file of the folder may have any
     root = runs_root()
     if root.is_dir():
         found |= {path.name for path in root.iterdir() if NAME.fullmatch(path.name) and is_run(path)}
