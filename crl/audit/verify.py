@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from crl.audit.chain import chain_problems, lost_stages, stale
@@ -20,27 +20,32 @@ from crl.audit.intact import LastIntact
 from crl.audit.problem import NO_FILE, FromRows, Record, fork_again, move_away, no_recipe
 from crl.audit.problem import Problem as Problem
 from crl.audit.problem import Severity as Severity
+from crl.bank.segments import EMBEDDINGS, SEGMENTS
+from crl.config.models import WAYS
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.paths import quoted
 from crl.run import cache, experiment_file
 from crl.run.branch import FORKED
-from crl.run.decisions import decided_rounds, decision_path, load_decision
+from crl.run.decisions import DECISIONS, decided_rounds, decision_path, load_decision
 from crl.run.directory import is_round, manifests
-from crl.run.evaluations import evaluation_faults
+from crl.run.evaluations import EVALUATIONS, evaluation_faults
 from crl.run.experiment_file import EXPERIMENT
 from crl.run.files import sha256_bytes, sha256_file
 from crl.run.head import heads
-from crl.run.imports import imported_files
+from crl.run.imports import IMPORTS, imported_files
 from crl.run.journal import JOURNAL, Journal, committed, newest_attempt
 from crl.run.lease import LEASE, LOCK, LeaseFile
 from crl.run.lineage import LINEAGE, Lineage, load_lineage
 from crl.run.manifest import MANIFEST, FileDigest, Manifest, StageKey, key_of
 from crl.run.pruned import is_pruned, pruned
 from crl.run.retention import CHECKPOINT
+from crl.run.validations import VALIDATIONS, verdict_faults
 
 _SHOWN = 5
 _RECORD = (EXPERIMENT, LINEAGE, "rounds", "bank", "decisions", "imports")
 """What no link may be in."""
+_RECORD_FOLDERS = ("bank", SEGMENTS, EMBEDDINGS, DECISIONS, "imports", IMPORTS)
+_OTHER_FOLDERS = (EVALUATIONS, VALIDATIONS, WAYS, cache.CACHE)
 
 
 def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_recipe) -> list[Problem]:
@@ -73,7 +78,8 @@ def problems_in(record: Record) -> list[Problem]:
 def _recorded(record: Record) -> list[Problem]:
     record.stale = stale(record)
     linked = list(_links(record))
-    problems = [*_experiment(record), *_manifests(record), *linked, *_stages(record), *chain_problems(record)]
+    problems = [*_experiment(record), *_no_folders(record, _RECORD_FOLDERS, Severity.damaged), *_manifests(record)]
+    problems += [*linked, *_stages(record), *chain_problems(record)]
     problems += [*_shared(record), *lost_stages(record), *_foreign(record), *_decisions(record), *_imports(record)]
     problems += [*_fork_problems(record), *_stray_copies(record)]
     elsewhere = {problem.file for problem in linked}  # named once, whatever is found there
@@ -275,7 +281,24 @@ def _imports(record: Record) -> Iterator[Problem]:
             yield Problem(file, None, None, path.stem, found, move_away(record.run_path, path))
 
 
+def _no_folders(record: Record, names: Iterable[str], severity: Severity) -> Iterator[Problem]:
+    """What stands in the place of a folder: nothing in it is found then. Links in the record are :func:`_links`'."""
+    for name in names:
+        path = record.run_path / name
+        if path.is_symlink() and severity is not Severity.damaged:
+            found = f"a link to {path.readlink()}"
+        elif path.is_symlink() or path.is_dir() or not path.exists():
+            continue
+        else:
+            found = "a file" if path.is_file() else "a pipe or a device"
+        yield Problem(name, None, None, "a folder", found, move_away(record.run_path, path), severity)
+
+
 def _derived(record: Record) -> Iterator[Problem]:
+    yield from _no_folders(record, _OTHER_FOLDERS, Severity.derived)
+    for path, why in verdict_faults(record.run_path) if record.deep else ():
+        file, away = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
+        yield Problem(file, None, None, "what Great Expectations found", why, away, Severity.derived)
     for place, error in evaluation_faults(record.run_path) if record.deep else ():
         name = place.relative_to(record.run_path).as_posix()
         away = move_away(record.run_path, place)

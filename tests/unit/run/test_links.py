@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,27 @@ def test_nothing_is_swept_behind_a_link(run: RunDirectory, mine: Path, name: str
     with Lease.acquire(run.path, seconds=30):
         pass
     assert _content(mine) == before
+
+
+FOLDERS = (
+    "bank", "bank/embeddings", "decisions", "imports", "imports/bank", "evaluations", "validations",
+    "validations/0001.json", "cache", "ways",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_stands_in_the_place_of_a_folder_is_named(run: RunDirectory, mine: Path, name: str) -> None:
+    place = run.path / name
+    if place.exists():
+        place.rename(mine.with_name("kept"))
+    place.parent.mkdir(exist_ok=True)
+    for make in (
+        lambda: place.write_bytes(b"x"),
+        lambda: os.mkfifo(place),
+        lambda: place.symlink_to(mine),
+        lambda: place.symlink_to("nothing"),
+    ):
+        make()
+        named = [problem for problem in verify(run.path) if problem.file == name]
+        assert len(named) == 1 and str(place) in named[0].mend or name == "cache"
+        place.unlink()
