@@ -102,5 +102,5 @@ def test_what_stands_in_the_place_of_a_folder_is_named(run: RunDirectory, mine: 
     ):
         make()
         named = [problem for problem in verify(run.path) if problem.file == name]
-        assert len(named) == 1 and str(place) in named[0].mend or name == "cache"
+        assert (len(named) == 1 and str(place) in named[0].mend) or name == "cache"
         place.unlink()
