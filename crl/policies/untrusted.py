@@ -249,7 +249,7 @@ def tried(template: str) -> str | None:
 def _ended(program: str, content: str, what: str) -> str | None:
     """Why what a process with limits tried did not end; None: it did."""
     # By its path: a package's name would import all of the package first.
-    command = [sys.executable, str(Path(__file__).with_name(program)), str(TRIAL_SECONDS), str(TRIAL_BYTES)]
+    command = [sys.executable, "-P", str(Path(__file__).with_name(program)), str(TRIAL_SECONDS), str(TRIAL_BYTES)]
     try:
         done = subprocess.run(
             command,
