@@ -36,8 +36,8 @@ from crl.protocols import Embedder
 EMBEDDERS = ("minilm", "lexical")
 """Embedders that need no network; `lexical` needs no files. Any other is a directory or a Hugging Face id."""
 
-_REMEMBERED = 32_768
-"""Texts a process remembers: 50 MB of 384-dimensional vectors."""
+_REMEMBERED = 4_096
+"""Texts a process remembers: 6 MB of 384-dimensional vectors."""
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
