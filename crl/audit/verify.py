@@ -30,7 +30,7 @@ from crl.run.decisions import DECISIONS, decided_rounds, decision_path, load_dec
 from crl.run.directory import is_round, manifests
 from crl.run.evaluations import EVALUATIONS, evaluation_faults
 from crl.run.experiment_file import EXPERIMENT
-from crl.run.files import sha256_bytes, sha256_found, too_large
+from crl.run.files import sha256_bytes, sha256_or_size, too_large
 from crl.run.head import heads
 from crl.run.imports import IMPORTS, imported_files
 from crl.run.journal import JOURNAL, Journal, committed, newest_attempt
@@ -276,7 +276,7 @@ def _imports(record: Record) -> Iterator[Problem]:
         if begun:
             yield _unexpected(record, path, None, None)
             continue
-        found = sha256_found(path) if path.is_file() else "no file"
+        found = sha256_or_size(path) if path.is_file() else "no file"
         if found != path.stem:
             yield Problem(file, None, None, path.stem, found, move_away(record.run_path, path))
 
@@ -336,7 +336,7 @@ def _housekeeping(record: Record) -> Iterator[Problem]:
     if lock.exists() and not lock.is_file():
         yield problem(LOCK, "an empty file", "a folder, a pipe or a device")
     elif lock.exists() and lock.stat().st_size:
-        yield problem(LOCK, f"SHA-256 {sha256_bytes(b'')} (an empty file)", sha256_found(lock))
+        yield problem(LOCK, f"SHA-256 {sha256_bytes(b'')} (an empty file)", sha256_or_size(lock))
 
 
 def _links(record: Record) -> Iterator[Problem]:
@@ -443,6 +443,6 @@ def _differs(record: Record, path: Path, file: FileDigest) -> str | None:
 
 
 def _unexpected(record: Record, path: Path, round_number: int | None, stage: str | None) -> Problem:
-    found = sha256_found(path) if path.is_file() else "a link that leads nowhere, a pipe or a device"
+    found = sha256_or_size(path) if path.is_file() else "a link that leads nowhere, a pipe or a device"
     place, mend = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
     return Problem(place, stage, round_number, "no such file: no stage wrote it", found, mend)

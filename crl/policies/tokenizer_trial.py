@@ -41,7 +41,13 @@ def main(seconds: int, memory: int) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     model = {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}
-    parts: dict[str, Any] = {"added_tokens": [], "truncation": None, "padding": None, "post_processor": None, "decoder": None}
+    parts: dict[str, Any] = {
+        "added_tokens": [],
+        "truncation": None,
+        "padding": None,
+        "post_processor": None,
+        "decoder": None,
+    }
     try:
         tokenizer = Tokenizer.from_str(json.dumps({"version": "1.0", "model": model, **parts, **content}))
     except Exception:  # said where it is used

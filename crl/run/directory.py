@@ -222,7 +222,7 @@ class RunDirectory:
                 digested.method == self.method_digest
                 and digested.inputs == current
                 and all(file.is_at(directory / name) for name, file in digested.files.items())
-                and all(files_.sha256_found(self.path / name) == sha256 for name, sha256 in digested.shared.items())
+                and all(files_.sha256_or_size(self.path / name) == sha256 for name, sha256 in digested.shared.items())
             )
         except (OSError, RecordDamaged):
             return False

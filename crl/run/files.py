@@ -66,7 +66,7 @@ def too_large(path: Path) -> str | None:
     return f"{size:,} bytes" if size > TABLE_BYTES else None
 
 
-def sha256_found(path: Path) -> str:
+def sha256_or_size(path: Path) -> str:
     """As :func:`sha256_file`, of a file of which nothing says how large it should be; its size if it is too large."""
     return too_large(path) or sha256_file(path)
 
