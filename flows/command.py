@@ -81,7 +81,8 @@ def _start_temporary_server() -> None:
         return
     from prefect.server.api import server as prefect_server  # seconds, which a server of one's own does not cost
 
-    OwnOrigin(prefect_server.create_app)  # what it would refuse to start with is said here
+    no_app: Any = None
+    OwnOrigin(no_app)  # what the server would refuse to start with is said here
     # Prefect has settings neither for the app, nor a session of its own, nor the patience with a first answer.
     with _replaced(prefect_server, subprocess, Popen=_own_server), patiently(prefect_server):
         prefect_server.SubprocessASGIServer().start()

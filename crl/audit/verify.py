@@ -297,8 +297,8 @@ def _no_folders(record: Record, names: Iterable[str], severity: Severity) -> Ite
 def _derived(record: Record) -> Iterator[Problem]:
     yield from _no_folders(record, _OTHER_FOLDERS, Severity.derived)
     for path, why in verdict_faults(record.run_path) if record.deep else ():
-        file, away = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
-        yield Problem(file, None, None, "what Great Expectations found", why, away, Severity.derived)
+        name, away = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
+        yield Problem(name, None, None, "what Great Expectations found", why, away, Severity.derived)
     for place, error in evaluation_faults(record.run_path) if record.deep else ():
         name = place.relative_to(record.run_path).as_posix()
         away = move_away(record.run_path, place)
