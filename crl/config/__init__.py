@@ -16,7 +16,7 @@ from crl.config.environments import (
     FamilyReward,
     FamilySampling,
 )
-from crl.config.experiment import Experiment, Runtime, TaskRunnerName, WhenBusy
+from crl.config.experiment import Experiment, Runtime, StopAt, TaskRunnerName, WhenBusy
 from crl.config.mechanisms import (
     ActorCriticConfig,
     ActorObjective,
@@ -56,5 +56,5 @@ __all__ = [
     "ImportanceSamplingCorrection", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig", "OptimizerConfig",
     "PolicyObjective", "PromptConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
     "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange", "SelfDistillationConfig",
-    "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
+    "StopAt", "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from crl.errors import BadInput
 from crl.paths import quoted
 from crl.records import rows_of
 from crl.rounds.bank_tables import publishing_stage, tables_of
+from crl.rounds.fall_back import guarded
 from crl.rounds.judge_stages import with_judge
 from crl.rounds.stage import R, Recipe, RowsOf, Stage, forked
 from crl.run.directory import RunDirectory
@@ -33,7 +34,7 @@ def recipe_of(method: Method) -> Recipe:
             expected="module:function, a function that takes a Method and returns a Recipe",
             where="BUILDER of its config class",
         ) from error
-    recipe = with_judge(builder(method), method)
+    recipe = guarded(with_judge(builder(method), method), method)
     bring(recipe.row_types)
     return recipe
 
