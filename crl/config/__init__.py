@@ -27,6 +27,7 @@ from crl.config.mechanisms import (
     ImportanceSamplingCorrection,
     MergeConfig,
     PolicyObjective,
+    ProvenConfig,
     RetrievalConfig,
     RolloutConfig,
     SearchAndAskConfig,
@@ -54,7 +55,7 @@ __all__ = [
     "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig", "EnvironmentConfig", "EvaluationConfig",
     "Exchange", "Experiment", "ExtractorObjective", "FamilyBank", "FamilyConfig", "FamilyReward", "FamilySampling",
     "ImportanceSamplingCorrection", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig", "OptimizerConfig",
-    "PolicyObjective", "PromptConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
+    "PolicyObjective", "PromptConfig", "ProvenConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
     "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange", "SelfDistillationConfig",
     "StopAt", "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
 ]  # fmt: skip

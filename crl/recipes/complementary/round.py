@@ -45,6 +45,7 @@ from crl.records import (
 )
 from crl.rounds.context import BANK, NEW_BANK
 from crl.rounds.evaluate import base_evaluation_stage, evaluation_stage
+from crl.rounds.proposal import SCORES
 from crl.rounds.publish import bank_stages, initialize_stage
 from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, when
 from crl.rounds.waves import count_waves
@@ -100,6 +101,7 @@ def paper_stages(
     """A round of the paper, without options; stages call the hooks of those that are `on`."""
     config = config_of(method)
     splits, near = method.overlap and ACTOR in config.TRAINED, config.bank.duplicates == "near"
+    proven = config.bank.proven is not None
     rule_keeps = rule_of(config.extractor_objective.credit).keeps
     listed = [
         Stage(
@@ -133,7 +135,7 @@ def paper_stages(
             name="merge",
             parts=distill.count_merge_parts,
             run_part=distill.merge_part,
-            reads=(at.before, Read("distill"), at.weights(EXTRACTOR, 1)),
+            reads=(at.before, Read("distill"), at.weights(EXTRACTOR, 1), *when(proven, Read("credit", -1, SCORES))),
             writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
             role=EXTRACTOR,
             due=lambda method, number: at.changes_bank(method, number) and distill.merge_due(method, number),

@@ -34,8 +34,8 @@ from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
-from crl.rounds.proposal import distilled_proposal
-from crl.rounds.stage import BEFORE, Read, RowsOf, Stage
+from crl.rounds.proposal import SCORES, distilled_proposal
+from crl.rounds.stage import BEFORE, Read, RowsOf, Stage, when
 from crl.rounds.tasks import distinct, task_of
 from crl.rounds.waves import play_with_actor, starts_of, together, wave_width, write_played
 
@@ -83,7 +83,10 @@ class AdmissionByTrial(Mechanism):
                 name=TRIAL,
                 parts=self.count_parts,
                 run_part=self.play_part,
-                reads=(Read("collect"), Read("distill"), at.before, at.weights(ACTOR, 1), Read(TRIAL, -1, BEFORE)),
+                reads=(
+                    *(Read("collect"), Read("distill"), at.before, at.weights(ACTOR, 1), Read(TRIAL, -1, BEFORE)),
+                    *when(config_of(method).bank.proven is not None, Read("credit", -1, SCORES)),
+                ),
                 writes=(Trial, TrialResult, Episode, Turn, Generation),
                 role=ACTOR,
                 due=at.changes_bank,
