@@ -1,8 +1,8 @@
-"""Events of our own on the Prefect server, for automations: a round that is complete, an alarm of it, a run that stops.
+"""Events of our own on the Prefect server, for automations: a complete round, an alarm of it, a run that stops.
 
-`crl.round.completed`, `crl.alarm` and `crl.stopped` are about the experiment (`crl.experiment.<name>`) and name the flow run. They
-follow no other event, so an automation hears of them at once. What cannot be sent is a warning and no more: the record
-has it all.
+`crl.round.completed`, `crl.alarm` and `crl.stopped` are about the experiment (`crl.experiment.<name>`) and name the
+flow run. They follow no other event, so an automation hears of them at once. What cannot be sent is a warning and no
+more: the record has it all.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ bank as it is at that operation.
   parents are of its own family unless merges go across families (`merge.scope: bank`).
 - *drop* removes, *keep* and *return* change nothing.
 - *Proven* entries (`bank.proven`) are not replaced by a text that nobody has tried. An update of one makes an entry of
-  its own, by an event `add` whose parent is the proven entry, which stays: as long as it does, the new entry is a version
-  that waits beside it, one at a time. Once the version has guided as many games as prove a text, one of the two is
+  its own, by an event `add` whose parent is the proven entry, which stays: as long as it does, the new entry is a
+  version that waits beside it, one at a time. Once the version has guided as many games as prove a text, one of the two is
   evicted: the older one where the newer won as often, else the newer one. No merge or drop takes a proven entry.
 - With `bank.merge_contained` a text that says less than another of its family (`contained.py`) is refused, and an entry
   that says less than a new text is evicted; unless it is proven: then the new text waits beside it. The event names the
@@ -158,8 +158,8 @@ def consolidate(
 ) -> Consolidated:
     """Apply a round's operations to a snapshot; pure and deterministic.
 
-    `scores` are read by `least_useful` and `proven` only; entries without a row are unused. `evict` False previews the bank
-    that the merge stage works on: capacity is enforced once, after everything else. `refused` holds reasons by
+    `scores` are read by `least_useful` and `proven` only; entries without a row are unused. `evict` False previews the
+    bank that the merge stage works on: capacity is enforced once, after everything else. `refused` holds reasons by
     operation id: these operations change nothing, whatever they ask for. `failed` likewise holds those that were out
     before anybody was asked. `resemblances` are read by `duplicates: near`. Raises ValueError for a previous entry
     without a segment.
@@ -414,7 +414,9 @@ class Consolidation:
     def _choose_versions(self) -> None:
         """Of a version that was tried often enough and an entry that it waits to replace, evict one."""
         config = self._rules.bank.proven
-        for older_id, newer_id in sorted(self._versions.items()) if config is not None else ():
+        if config is None:
+            return
+        for older_id, newer_id in sorted(self._versions.items()):
             older, newer = self._bank.get(older_id), self._bank.get(newer_id)
             if older is None or newer is None:
                 continue

@@ -1,7 +1,7 @@
 """Texts that say less than another: each of their sentences begins a sentence of the other.
 
-A sentence is cut into clauses at commas; one begins another where its clauses are the first ones of the other's. Case,
-punctuation and white space do not count. A beginning and not any part: what stands before a part may turn it around
+A sentence is cut into clauses at commas and at "then"; one begins another where its clauses are the first ones of the
+other's. Case, punctuation and white space do not count. A beginning and not any part: what stands before a part may turn it around
 ("never offer the coin"). Nothing here needs a model.
 """
 
@@ -12,14 +12,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 Clauses = tuple[str, ...]
-_SENTENCE, _CLAUSE, _WORD = re.compile(r"[.!?;\n]+"), re.compile(r",+"), re.compile(r"\w+")
+_SENTENCE, _CLAUSE, _WORD = re.compile(r"[.!?;\n]+"), re.compile(r",|\bthen\b"), re.compile(r"\w+")
 
 
 def sentences(text: str) -> frozenset[Clauses]:
     """The sentences of a text, each as its clauses."""
     found = (
-        tuple(" ".join(words) for clause in _CLAUSE.split(sentence) if (words := _WORD.findall(clause.casefold())))
-        for sentence in _SENTENCE.split(text)
+        tuple(" ".join(words) for clause in _CLAUSE.split(sentence) if (words := _WORD.findall(clause)))
+        for sentence in _SENTENCE.split(text.casefold())
     )
     return frozenset(each for each in found if each)
 

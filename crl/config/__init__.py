@@ -55,7 +55,8 @@ __all__ = [
     "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig", "EnvironmentConfig", "EvaluationConfig",
     "Exchange", "Experiment", "ExtractorObjective", "FamilyBank", "FamilyConfig", "FamilyReward", "FamilySampling",
     "ImportanceSamplingCorrection", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig", "OptimizerConfig",
-    "PolicyObjective", "PromptConfig", "ProvenConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
-    "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange", "SelfDistillationConfig",
-    "StopAt", "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
+    "PolicyObjective", "PromptConfig", "ProvenConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig",
+    "RoleUse", "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange",
+    "SelfDistillationConfig", "StopAt", "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig",
+    "WarmStartConfig", "WhenBusy",
 ]  # fmt: skip

@@ -40,7 +40,10 @@ class StopAt(Model):
     """No further round begins once one of these is reached; a round that has begun is finished."""
 
     success: float | None = Field(
-        None, gt=0, le=1, description="Held-out success of the newest evaluated round (with the bank where there is one)."
+        None,
+        gt=0,
+        le=1,
+        description="Held-out success of the newest evaluated round (with the bank where there is one).",
     )
     tokens: int | None = Field(
         None, ge=1, le=10**15, description="Tokens that the models wrote in training, in all rounds."

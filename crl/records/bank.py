@@ -246,7 +246,9 @@ class BankEvent(Row):
     operation_id: A[str | None, "operation behind it; null for an import or an eviction"]
     before_digest: A[str | None, "text before"]
     after_digest: A[str | None, "text after"]
-    parents: A[list[str], "entries merged into it; of an add that waits_beside: the proven ones that it is a version of"]
+    parents: A[
+        list[str], "entries merged into it; of an add that waits_beside: the proven ones that it is a version of"
+    ]
     reason: A[str | None, "why it was rejected, evicted or waits_beside"]
     repeats: A[str | None, "of a rejected duplicate or contained text, and of an entry that left for another: that one"]
 
@@ -264,7 +266,9 @@ class BankEvent(Row):
                 "'near_duplicate', 'unchanged', 'contained') WHEN 'evict' THEN reason IN ('contained', "
                 "'newer_version', 'older_version') ELSE false END)"
             ),
-            "what waits beside an entry names it": "(kind = 'add' AND reason = 'waits_beside') = (kind = 'add' AND len(parents) > 0)",
+            "what waits beside an entry names it": (
+                "kind <> 'add' OR (coalesce(reason, '') = 'waits_beside') = (len(parents) > 0)"
+            ),
             "what is imported, added, updated or merged has a new text": (
                 "kind NOT IN ('import', 'add', 'update', 'merge')"
                 " OR (entry_id IS NOT NULL AND after_digest IS NOT NULL)"

@@ -5,8 +5,8 @@ that round in `fall_back_to`. The updates of the next round (of the one after th
 write the weights row of that round again and train nothing. So a fall back is a row like that of a round without an
 update, which verification, forks and exports know; no file changes. Rounds with a sign are then counted anew.
 
-A collapse without such a round stops the run (`guards.py`): nothing is better than the present weights, or the run fell
-back to these before.
+A collapse without such a round stops the run (`guards.py`): nothing is better than the present weights, or nothing has
+been better since the run fell back before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from crl.rounds.stage import Read, Recipe, Run, Stage
 HEALTH, EVALUATE = "health", "evaluate"
 FALL_BACK, FELL_BACK = "fall_back_to", "fell_back_to"
 """Metrics: the round whose weights the run goes on with, and the last one that it did go on with."""
-_BEST, _BEST_ROUND = "best_held_out", "best_held_out_round"
+_BEST, _BEST_ROUND, _FELL_BACK_BEST = "best_held_out", "best_held_out_round", "fell_back_held_out"
 _DECIDED, _HELD_OUT, _HELD_OUT_BEFORE = "decided", "held_out", "held_out_before"
 
 
@@ -68,16 +68,17 @@ def guard_of(ctx: StageContext, previous: Mapping[str, float]) -> Guard | None:
         success = held_out_success(ctx.method, ctx.rows(Evaluation, name))
         if success is not None:
             known[number] = success
-    best, last = best_of(known), previous.get(FALL_BACK, previous.get(FELL_BACK))
+    best = best_of(known)
     carried: Metrics = {} if best is None else {_BEST: known[best], _BEST_ROUND: float(best)}
-    if last is not None:
-        carried[FELL_BACK] = last
+    carried |= {name: previous[name] for name in (FELL_BACK, _FELL_BACK_BEST) if name in previous}
+    better = best is not None and best != ctx.round and known[best] > previous.get(_FELL_BACK_BEST, -1.0)
 
     def guard(collapsed: bool) -> tuple[Metrics, dict[str, str]]:
-        if not collapsed or ctx.method.on_collapse != "fall_back" or best in (None, ctx.round, last):
+        if not (collapsed and better and ctx.method.on_collapse == "fall_back"):
             return carried, {}
-        told = f"the run goes on with the weights of round {best}, whose held-out success was {carried[_BEST]:.3f}"
-        return {**carried, FALL_BACK: carried[_BEST_ROUND]}, {FALL_BACK: told}
+        number, success = carried[_BEST_ROUND], carried[_BEST]
+        told = f"the run goes on with the weights of round {number:.0f}, whose held-out success was {success:.3f}"
+        return {**carried, FALL_BACK: number, FELL_BACK: number, _FELL_BACK_BEST: success}, {FALL_BACK: told}
 
     return guard
 

@@ -45,7 +45,7 @@ class Guards:
 
     def __init__(self, run: RunDirectory, runtime: Runtime) -> None:
         self._run, self._runtime = run, runtime
-        self._success: dict[int, float | None | RecordDamaged] = {}
+        self._success: dict[int, float | RecordDamaged | None] = {}
         self._tokens: dict[int, int] = {}
         self._seconds: dict[int, float] = {}
 
@@ -97,12 +97,14 @@ class Guards:
                 told = f"its stages took {hours:.3g} hours, asked for {asked.hours:g}"
                 yield Stop(last, f"{where}.hours", told, go_on)
 
-    def _success_up_to(self, last: int | None) -> dict[int, float | None | RecordDamaged]:
+    def _success_up_to(self, last: int | None) -> dict[int, float | RecordDamaged | None]:
         """Held-out success of the rounds that were evaluated."""
         new = [each for each in self._run.rounds() if each not in self._success]
         for number, rows in recorded_evaluations(self._run, new).items():
-            damaged = isinstance(rows, RecordDamaged)
-            self._success[number] = rows if damaged else held_out_success(self._run.method, rows)
+            if isinstance(rows, RecordDamaged):
+                self._success[number] = rows
+            else:
+                self._success[number] = held_out_success(self._run.method, rows)
         return {number: value for number, value in self._success.items() if last is None or number <= last}
 
     def _tokens_of(self, number: int) -> int:

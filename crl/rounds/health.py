@@ -242,8 +242,8 @@ def write_health(
 ) -> None:
     """Write the metrics of a round (:func:`health_metrics`); `trained` are the roles that it trains.
 
-    After a fall back, or a fork to another recipe or to other settings of it, rounds with a sign of collapse are counted anew: the
-    signs that were counted may be gone for good, or nothing that this recipe shows.
+    After a fall back, or a fork to another recipe or to other settings of it, rounds with a sign of collapse are
+    counted anew: the signs that were counted may be gone for good, or nothing that this recipe shows.
     """
     previous = counted_anew(ctx.metrics(BEFORE))
     if maker_of(ctx.recipe, ctx.method, ctx.round - 1)[1].recipe != ctx.method.recipe:

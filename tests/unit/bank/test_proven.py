@@ -180,6 +180,8 @@ def test_two_texts_of_one_round_are_held_against_each_other():
         ("Offer it the bell.", MORE, False),
         ("Offer it the coin.", "Never offer it the coin.", False),
         ("Then the bell.", MORE, False),
+        ("Take A", "take A then B", True),
+        ("take B", "take A then B", False),
         ("Offer it the coin. Run.", MORE, False),
         ("...", MORE, False),
         ("Offer it the co", MORE, False),
