@@ -19,8 +19,8 @@ bank as it is at that operation.
 - *drop* removes, *keep* and *return* change nothing.
 - *Proven* entries (`bank.proven`) are not replaced by a text that nobody has tried. An update of one makes an entry of
   its own, by an event `add` whose parent is the proven entry, which stays: as long as it does, the new entry is a
-  version that waits beside it, one at a time. Once the version has guided as many games as prove a text, one of the two is
-  evicted: the older one where the newer won as often, else the newer one. No merge or drop takes a proven entry.
+  version that waits beside it, one at a time. Once the version has guided as many games as prove a text, one of the two
+  is evicted: the older one where the newer won as often, else the newer one. No merge or drop takes a proven entry.
 - With `bank.merge_contained` a text that says less than another of its family (`contained.py`) is refused, and an entry
   that says less than a new text is evicted; unless it is proven: then the new text waits beside it. The event names the
   entry that says more in `repeats`.

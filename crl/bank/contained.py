@@ -1,8 +1,8 @@
 """Texts that say less than another: each of their sentences begins a sentence of the other.
 
 A sentence is cut into clauses at commas and at "then"; one begins another where its clauses are the first ones of the
-other's. Case, punctuation and white space do not count. A beginning and not any part: what stands before a part may turn it around
-("never offer the coin"). Nothing here needs a model.
+other's. Case, punctuation and white space do not count. A beginning and not any part: what stands before a part may
+turn it around ("never offer the coin"). Nothing here needs a model.
 """
 
 from __future__ import annotations

@@ -123,7 +123,10 @@ class Runtime(Model):
         "experiment file, or beside a parent folder.",
     )
     """Not part of the frozen method: they can fail a stage and change no number in it."""
-    stop_at: StopAt | None = Field(None, description="When no further round begins; null: once all asked for are done.")
+    stop_at: StopAt | None = Field(
+        None,
+        description="When no further round begins; null: once all asked for are done. A study runs all of its rounds.",
+    )
     validate_every: int = Field(
         1,
         ge=0,
