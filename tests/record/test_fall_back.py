@@ -88,7 +88,7 @@ def test_the_record_of_it_is_intact_and_its_early_warning_came_before(through):
     run = RunDirectory.open(runs / NAME)
     assert "is intact" in crl_here(runs, "verify", NAME).stdout
     warned = [number for number in range(1, STOPPED + 1) if metrics(run, number)["collapse_warning"].alarm]
-    assert warned == [2, 3, 4, 7, 8, 9]
+    assert {2, 3, 4, 7, 8, 9} <= set(warned) and not {1, APPLIED} & set(warned)
     forked = crl_here(runs, "fork", NAME, "--round", APPLIED, "--name", "again").stdout
     assert "again" in forked
     crl(runs, "resume", "again", "--rounds", "1")
