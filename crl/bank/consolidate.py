@@ -20,7 +20,8 @@ bank as it is at that operation.
 - *Proven* entries (`bank.proven`) are not replaced by a text that nobody has tried. An update of one makes an entry of
   its own, by an event `add` whose parent is the proven entry, which stays: as long as it does, the new entry is a
   version that waits beside it, one at a time. Once the version has guided as many games as prove a text, one of the two
-  is evicted: the older one where the newer won as often, else the newer one. No merge or drop takes a proven entry.
+  is evicted: the older one where the newer won as often, else the newer one. No merge or drop takes a proven entry. An
+  update that was tried beside it in this round, and won as often, replaces it at once.
 - With `bank.merge_contained` a text that says less than another of its family (`contained.py`) is refused, and an entry
   that says less than a new text is evicted; unless it is proven: then the new text waits beside it. The event names the
   entry that says more in `repeats`.
@@ -142,6 +143,9 @@ class Rules:
     """Whether a merge may have parents of other families."""
     texts: Callable[[pa.Table], Mapping[str, str]] = lambda entries: {}
     """Texts of rows of a bank by digest; asked for with `bank.merge_contained` only."""
+    tried: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """By task family and digest: the pairs and the wins of each text that was tried in this round, on the same layouts.
+    """
 
 
 def consolidate(
@@ -322,7 +326,7 @@ class Consolidation:
             raise Refusal(Rejection.unchanged, entry.entry_id)
         self._check_new(operation, digest)
         less = [each for each in self._that_say_less(operation, digest) if each.entry_id != entry.entry_id]
-        if self._proven(entry):
+        if self._proven(entry) and not self._won_trial(entry, digest):
             if self._bank.get(self._versions.get(entry.entry_id)) is not None:
                 raise Refusal(Rejection.version_waits)
             self._put(operation, version_id(operation), digest, [entry, *less])
@@ -402,6 +406,12 @@ class Consolidation:
         if config is None or score is None:
             return False
         return score.uses >= config.uses and score.mean_outcome >= config.outcome
+
+    def _won_trial(self, entry: BankEntry, digest: str) -> bool:
+        """Whether a text was tried beside that of an entry, and won as often; or on more layouts, because the entry was
+        not ahead and was given up."""
+        old, new = (self._rules.tried.get((entry.family, each)) for each in (entry.content_digest, digest))
+        return old is not None and new is not None and new >= old
 
     def _waiting_versions(self) -> dict[str, str]:
         """The newest version that waits beside an entry, by the entry's id, of the bank before."""

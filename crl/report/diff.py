@@ -170,7 +170,7 @@ def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
         return Snapshot.of(round_number, []) if place is None else recorded_bank(run, recipe, place[0])
 
     rows = recorded_rows(run, recipe, round_number, stage)
-    return proposal_of(method, round_number, rows, bank, made_by.refused(rows), run.path)
+    return proposal_of(made_by, method, round_number, rows, bank, run.path)
 
 
 def net_diff(run_path: Path, first: int, last: int) -> BankDiff:

@@ -24,7 +24,7 @@ from crl.bank.snapshot import Snapshot
 from crl.config import FamilyConfig, Method
 from crl.records import EntryScore, Operation, Resemblance
 from crl.rounds.context import StageContext
-from crl.rounds.stage import RowsOf
+from crl.rounds.stage import Recipe, RowsOf
 
 SCORES = "scores"
 """Name of the read of the entries' scores so far."""
@@ -80,22 +80,17 @@ class Proposal:
 
 
 def proposal_of(
-    method: Method,
-    round_number: int,
-    rows: RowsOf,
-    bank: Callable[[], Snapshot],
-    refused: Mapping[str, str],
-    run_path: Path,
+    recipe: Recipe, method: Method, round_number: int, rows: RowsOf, bank: Callable[[], Snapshot], run_path: Path
 ) -> Proposal:
-    """Gather what a round asks for; `bank` gives the one that it is for, whose texts are in the run. `refused`: see
-    :class:`Proposal`."""
-    return _proposal(method, round_number, rows, bank, refused, ("distill", "merge"), run_path, scored=True)
+    """Gather what a round of a recipe asks for; `bank` gives the one that it is for, whose texts are in the run."""
+    found = _proposal(method, round_number, rows, bank, recipe, ("distill", "merge"), run_path)
+    return dataclasses.replace(found, scores=rows(EntryScore, SCORES))
 
 
-def distilled_proposal(ctx: StageContext, refused: Mapping[str, str]) -> Proposal:
-    """What the outputs of the round's stage `distill` ask for, to a stage that comes before the merge."""
-    scored = ctx.method.recipe.bank_use().bank.proven is not None
-    return _proposal(ctx.method, ctx.round, ctx.rows, ctx.bank, refused, ("distill",), ctx.run_path, scored=scored)
+def distilled_proposal(ctx: StageContext, recipe: Recipe | None = None) -> Proposal:
+    """What the outputs of the round's stage `distill` ask for, to a stage that comes before the merge. Without a recipe
+    as if all of it was believed."""
+    return _proposal(ctx.method, ctx.round, ctx.rows, ctx.bank, recipe, ("distill",), ctx.run_path)
 
 
 def _proposal(
@@ -103,17 +98,16 @@ def _proposal(
     round_number: int,
     rows: RowsOf,
     bank: Callable[[], Snapshot],
-    refused: Mapping[str, str],
+    recipe: Recipe | None,
     stages: Sequence[str],
     run_path: Path,
-    *,
-    scored: bool,
 ) -> Proposal:
     # The operations first: of a round that has not come so far, that is what there is to say.
     of_stage = [rows(Operation, stage) for stage in stages]
     alike, previous = recorded_resemblances(method, rows, stages), bank()
-    failed, scores = dict(refused), rows(EntryScore, SCORES) if scored else []
-    rules = dataclasses.replace(rules_of(method), texts=partial(load_texts, run_path))
+    refused, tried = ({}, {}) if recipe is None else (recipe.refused(rows), recipe.tried(rows))
+    rules = dataclasses.replace(rules_of(method), texts=partial(load_texts, run_path), tried=tried)
+    failed, scores = dict(refused), rows(EntryScore, SCORES) if rules.bank.proven is not None else []
     if refused:
         pairs = SimilarPairs(alike)
         failed = {**closed(previous, of_stage[0], rules, pairs, {}, scores, round=round_number), **refused}

@@ -47,7 +47,7 @@ from crl.rounds.context import BANK, NEW_BANK
 from crl.rounds.evaluate import base_evaluation_stage, evaluation_stage
 from crl.rounds.proposal import SCORES
 from crl.rounds.publish import bank_stages, initialize_stage
-from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, when
+from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, nothing_tried, when
 from crl.rounds.waves import count_waves
 from crl.rounds.weights import update_name, update_stage
 
@@ -72,6 +72,7 @@ def build(method: Method) -> Recipe:
     def refused(rows: RowsOf) -> Mapping[str, str]:
         return {name: reason for mechanism in on for name, reason in mechanism.refused(rows).items()}
 
+    trial = next((each for each in on if isinstance(each, AdmissionByTrial)), None)
     listed = with_mechanisms(paper_stages(method, at, on, refused), on, method, at)
     first = first_track(listed, method)
     stages = [dataclasses.replace(each, second_track=method.overlap and each.name not in first) for each in listed]
@@ -92,6 +93,7 @@ def build(method: Method) -> Recipe:
         check_ready=ready.check_ready,
         recalls=(Distillation, Episode, Generation),
         refused=refused,
+        tried=nothing_tried if trial is None or config.bank.proven is None else trial.tried,
     )
 
 

@@ -27,13 +27,14 @@ def score(name: str, text: str, uses: int, mean: float) -> EntryScore:
     )
 
 
-def run(previous, operations, scores=(), **config):
+def run(previous, operations, scores=(), tried=None, **config):
     """Consolidate, and hold the result against what replay makes of its events."""
     before = Snapshot.of(ROUND - 1, previous)
     said = {each.content_digest: text for each, text in previous_texts(previous)}
     rules = Rules(
         BankConfig(**{"proven": PROVEN, **config}),
         200,
+        tried={("room", text_digest(text)): result for text, result in (tried or {}).items()},
         texts=lambda rows: {digest: said[digest] for digest in rows["content_digest"].to_pylist()},
     )
     result = consolidate(before, operations, scores, rules, round=ROUND)
@@ -124,6 +125,25 @@ def test_a_version_that_won_as_often_replaces_the_entry(uses, mean, left, event)
 def test_a_version_whose_entry_left_waits_for_nobody():
     previous = [known("w", "new", 1, parents=["a"])]
     assert ids(run(previous, [], [score("w", "new", 9, -1.0)])) == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("tried", "replaced"),
+    [
+        ({"new": (8, 5), "old": (8, 5)}, True),
+        ({"new": (8, 6), "old": (8, 5)}, True),
+        ({"new": (8, 4), "old": (8, 5)}, False),
+        ({"new": (8, 4), "old": (2, 2)}, True),  # the older one was given up after two layouts
+        ({"new": (2, 2), "old": (8, 4)}, False),
+        ({"new": (8, 8)}, False),
+        ({"old": (8, 0)}, False),
+    ],
+)
+def test_a_trial_of_both_says_at_once_which_is_better(tried, replaced):
+    result = run([known("a", "old")], [operation("update", "a", "new")], [score("a", "old", 9, 1.0)], tried)
+    assert [(each.entry_id, each.version) for each in held(result)][0] == ("a", 2 if replaced else 1)
+    assert len(held(result)) == (1 if replaced else 2)
+    assert result.events[0].kind == ("update" if replaced else "add")
 
 
 def test_no_merge_or_drop_takes_a_proven_entry():
