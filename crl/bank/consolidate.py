@@ -443,17 +443,17 @@ class Consolidation:
         if not self._rules.bank.merge_contained:
             return []
         known = self._texts_of(operation.family)
-        found = [holder for each in known.that_say_less(self._texts[digest]) for holder in self._held(operation, each)]
+        found = self._held(operation, known.that_say_less(self._texts[digest]))
         known.add(digest, self._texts[digest])
-        entries = [entry for name in found if (entry := self._bank.get(name)) is not None]
-        return sorted(entries, key=lambda entry: entry.order)
+        return found
 
-    def _held(self, operation: Operation, digest: str) -> list[str]:
-        """Entries of the operation's family that hold a text, the oldest first."""
-        self._bank.look_up((), [digest])
-        holders = self._bank.holders(operation.family, digest)
-        self._bank.look_up(holders, ())
-        return holders
+    def _held(self, operation: Operation, digests: set[str]) -> list[BankEntry]:
+        """Entries of the operation's family that hold one of some texts, by age."""
+        self._bank.look_up((), digests)
+        names = [name for digest in digests for name in self._bank.holders(operation.family, digest)]
+        self._bank.look_up(names, ())
+        entries = [entry for name in names if (entry := self._bank.get(name)) is not None]
+        return sorted(entries, key=lambda entry: entry.order)
 
     def _texts_of(self, family: str) -> Contained:
         if family not in self._contained:
@@ -480,10 +480,10 @@ class Consolidation:
             if holder not in replaced:
                 return Refusal(Rejection.duplicate, holder)
         if self._rules.bank.merge_contained:
-            more = self._texts_of(operation.family).that_say_more(self._texts[digest])
-            saying = [(bank.order_of(holder, each), holder) for each in more for holder in self._held(operation, each)]
-            if saying := [each for each in saying if each[1] not in replaced]:
-                return Refusal(Rejection.contained, min(saying)[1])
+            more = self._held(operation, self._texts_of(operation.family).that_say_more(self._texts[digest]))
+            for entry in more:
+                if entry.entry_id not in replaced:
+                    return Refusal(Rejection.contained, entry.entry_id)
         if duplicates != "near":
             return None
         shared = None if self._rules.resemblance_anywhere else (operation.family,)
