@@ -139,19 +139,23 @@ def play_with_actor(
     predicted: bool = False,
     groups: bool = True,
     work: str = "play",
+    temperature: float | None = None,
 ) -> list[PlayedEpisode]:
     """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play. `work` is
-    what its time is noted as; the others as in :func:`play`."""
+    what its time is noted as, `temperature` another one than the actor's; the others as in :func:`play`."""
     if not slots:
         return []
     weights = weights_of(ctx, "actor")
     policy = ctx.services.policy("actor", weights)
+    sampling = sampling_of(ctx.method, [slot.task.family for slot in slots])
+    if temperature is not None:
+        sampling = sampling.model_copy(update={"temperature": temperature})
     with ctx.timed(work, len(slots)):
         return play(
             ctx,
             policy,
             slots,
-            sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
+            sampling=sampling,
             weights_digest=weights.weights_digest,
             seed_of=seed_of,
             environment=environment,
