@@ -141,7 +141,8 @@ def test_a_version_whose_entry_left_waits_for_nobody():
 )
 def test_a_trial_of_both_says_at_once_which_is_better(tried, replaced):
     result = run([known("a", "old")], [operation("update", "a", "new")], [score("a", "old", 9, 1.0)], tried)
-    assert [(each.entry_id, each.version) for each in held(result)][0] == ("a", 2 if replaced else 1)
+    first = held(result)[0]
+    assert (first.entry_id, first.version) == ("a", 2 if replaced else 1)
     assert len(held(result)) == (1 if replaced else 2)
     assert result.events[0].kind == ("update" if replaced else "add")
 
