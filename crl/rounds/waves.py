@@ -171,13 +171,18 @@ def planned_waves(ctx: StageContext) -> list[list[Task]]:
 
 
 def count_waves(ctx: StageContext) -> int:
-    """Waves of the round: the parts of a stage that plays them."""
-    return len(planned_waves(ctx))
+    """Waves of the round: the parts of a stage that plays them. One that is empty where nothing is planned."""
+    return max(1, len(planned_waves(ctx)))
+
+
+def planned_wave(ctx: StageContext, part: int) -> list[Task]:
+    """The tasks of one of these parts."""
+    return [task for wave in planned_waves(ctx)[part : part + 1] for task in wave]
 
 
 def collect_wave(ctx: StageContext, part: int) -> None:
     """Play one planned wave with the actor of the round before, guided by nothing."""
-    write_played(ctx, play_with_actor(ctx, [EpisodeSlot(task) for task in planned_waves(ctx)[part]]))
+    write_played(ctx, play_with_actor(ctx, [EpisodeSlot(task) for task in planned_wave(ctx, part)]))
 
 
 def write_played(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Sequence[Generation] = ()) -> None:

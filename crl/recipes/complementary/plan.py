@@ -15,12 +15,12 @@ from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.config import Method, RetrievalConfig
-from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.config import ACTOR, config_of
 from crl.recipes.complementary.mechanisms.suppression import masked
 from crl.records import FREE, GUIDED, BankEntry, Retrieval, RetrievalCount, Suppression, Task, rows_with
 from crl.rounds.context import BANK, StageContext
 from crl.rounds.proposal import partitions_of
-from crl.rounds.stage import BEFORE
+from crl.rounds.stage import BEFORE, draw_of
 from crl.rounds.tasks import drawn_tasks
 from crl.run.cache import Shelf
 
@@ -32,7 +32,10 @@ def plan(ctx: StageContext) -> None:
         guided = config_of(ctx.method).guided_members(size, ctx.round)
         return [GUIDED] * guided + [FREE] * (size - guided)
 
-    tasks = drawn_tasks(ctx, streams)
+    config, further = config_of(ctx.method), draw_of(ctx.stage.name)[1] > 1
+    pooled = config.actor_objective.advantage == "pooled"
+    # What teaches nothing is drawn again for the actor's update alone.
+    tasks = [] if further and not config.trains(ACTOR, ctx.round) else drawn_tasks(ctx, streams, pooled=pooled)
     retrievals, counts, suppressed = _retrieve(ctx, tasks)
     ctx.write(Task, tasks)
     ctx.write(Retrieval, retrievals)
@@ -43,7 +46,7 @@ def plan(ctx: StageContext) -> None:
 
 def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], list[RetrievalCount], list[Suppression]]:
     bank = ctx.bank()
-    counts = ctx.rows(RetrievalCount, BEFORE)
+    counts = counters(ctx, BEFORE)
     guided = [task for task in tasks if task.stream == GUIDED]
     if not len(bank) or not guided:
         return [], counts, []
@@ -53,6 +56,11 @@ def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], li
         for family, entry_id, digest in retriever.masked_rows()
     ]
     return retrieve_all(ctx, retriever, guided), retriever.counts(), suppressed
+
+
+def counters(ctx: StageContext, read: str) -> list[RetrievalCount]:
+    """The counters that the last plan of a read left: each draw goes on with those of the one before."""
+    return list({row.entry_id: row for row in ctx.rows(RetrievalCount, read)}.values())
 
 
 def retrieval_of(method: Method, *, training: bool) -> RetrievalConfig:

@@ -146,6 +146,7 @@ class DreamGymConfig(RecipeConfig):
 
     kind: Literal["dreamgym"] = "dreamgym"
     BUILDER: ClassVar[str] = "crl.recipes.dreamgym.round:build"
+    DRAWS_AGAIN: ClassVar[bool] = True
     DRAWS_LISTED: ClassVar[bool] = False
     JUDGED: ClassVar[bool] = False
     REPORT: ClassVar[str | None] = "crl.recipes.dreamgym.report:SECTION"

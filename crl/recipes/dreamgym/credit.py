@@ -13,7 +13,16 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from crl.credit.advantages import stream_advantages
-from crl.credit.samples import Rollout, grpo_sample, record_of, records_of, rewarded, rollout_samples, weighed
+from crl.credit.samples import (
+    Rollout,
+    grpo_sample,
+    record_of,
+    records_of,
+    rewarded,
+    rollout_samples,
+    trained_episodes,
+    weighed,
+)
 from crl.credit.uses import usable
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, PoolsConfig, config_of
@@ -39,21 +48,24 @@ def credit(ctx: StageContext) -> None:
     config, episodes = config_of(ctx.method), ctx.rows(Episode, COLLECT)
     records = {row.generation_id: row for row in ctx.rows(Generation, COLLECT)}
     sound = [episode for episode in episodes if usable(episode)]
+    # A synthetic group is the curriculum's choice, whatever came of it.
+    taught = {row.episode_id for row in trained_episodes(sound, ctx.method.rollout.dynamic_sampling)}
+    trained = [row for row in sound if row.stream == SYNTHETIC or row.episode_id in taught]
     errored = len(episodes) - len(sound)
-    metrics: dict[str, float] = {"rollouts": len(sound), "episodes_errored": errored}
+    metrics: dict[str, float] = {"rollouts": len(trained), "episodes_errored": errored}
     told = f"{errored} of {len(episodes)} episodes broke and train nothing"
     alarms = {"episodes_errored": told if errored else None}
     if config.pools is None:
         rollouts = [
-            Rollout(ACTOR, records_of(episode, records), episode.reward, _group(episode)) for episode in sound
+            Rollout(ACTOR, records_of(episode, records), episode.reward, _group(episode)) for episode in trained
         ]  # fmt: skip
         samples = rollout_samples(rollouts, config.objective, lambda role: 1 / len(rollouts), round=ctx.round)
-        if sound:
-            metrics["synthetic_share"] = synthetic_share(sound)
+        if trained:
+            metrics["synthetic_share"] = synthetic_share(trained)
     else:
         given = [episode for episode in ctx.rows(Episode, GIVEN) if usable(episode)]
         records |= {row.generation_id: row for row in ctx.rows(Generation, GIVEN)}
-        new = _entering(ctx, [*given, *sound], records)
+        new = _entering(ctx, [*given, *trained], records)
         items = pools_after(ctx.rows(PooledEpisode, BEFORE), new, config.pools)
         samples = _drawn(ctx, items, config.pools, metrics)
         ctx.write(PooledEpisode, items)

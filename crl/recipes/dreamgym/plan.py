@@ -29,6 +29,7 @@ from crl.recipes.dreamgym.validate import require_truth
 from crl.records import SYNTHETIC, Episode, Generation, Task
 from crl.rollout.environments import Readable
 from crl.rounds.context import StageContext
+from crl.rounds.stage import draw_of
 from crl.rounds.tasks import drawn_tasks
 from crl.rounds.waves import starts_of
 from crl.text.answers import text_flaw
@@ -144,10 +145,10 @@ class Made:
 
 
 def plan(ctx: StageContext) -> None:
-    """Draw the tasks of the round, and vary some."""
-    config = config_of(ctx.method)
+    """Draw the tasks of the round, and vary some. What is drawn again is real: the rest is the curriculum's choice."""
+    config, first = config_of(ctx.method), draw_of(ctx.stage.name)[1] == 1
     require_truth(ctx)
-    drawn = drawn_tasks(ctx, lambda size: [REAL] * size)
+    drawn = drawn_tasks(ctx, lambda size: [REAL] * size, kept=SYNTHETIC)
     values = ctx.rows(TaskValue, VALUES)
     tasks: list[Task] = []
     origins: list[DreamTask] = []
@@ -155,7 +156,7 @@ def plan(ctx: StageContext) -> None:
     metrics: dict[str, float] = {}
     for family in ctx.method.families:
         groups = _groups(drawn, family)
-        synthetic = config.synthetic_groups(len(groups), ctx.round)
+        synthetic = config.synthetic_groups(len(groups), ctx.round) if first else 0
         made = _made(ctx, family, groups[:synthetic], values, records)
         difficulties = _difficulties(ctx, family, [members[0].environment_seed for members in groups])
         for place, members in enumerate(groups):

@@ -24,7 +24,7 @@ from crl.rollout.play import EpisodeSlot, stripped_contexts
 from crl.rounds.context import StageContext
 from crl.rounds.ready import chat_of
 from crl.rounds.tasks import drawn_tasks
-from crl.rounds.waves import planned_waves, play_with_actor, starts_of, write_played
+from crl.rounds.waves import planned_wave, play_with_actor, starts_of, write_played
 from crl.text.calls import actions_text
 from crl.text.outputs import fill, placeholders
 
@@ -84,7 +84,7 @@ def pending(ctx: StageContext, tasks: Sequence[Task], revision: int) -> list[Pen
 
 def retry_part(ctx: StageContext, part: int, *, revision: int) -> None:
     """Play the further attempts of one wave, each by its reflection; and their contexts without it."""
-    config, again = config_of(ctx.method), pending(ctx, planned_waves(ctx)[part], revision)
+    config, again = config_of(ctx.method), pending(ctx, planned_wave(ctx, part), revision)
     written = {}
     if config.reflect is not None:
         written = {row.retry_id: row for row in ctx.rows(Reflection, reflect_stage(revision))}

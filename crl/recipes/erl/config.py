@@ -94,6 +94,7 @@ class ErlConfig(RecipeConfig):
     kind: Literal["erl"] = "erl"
     BUILDER: ClassVar[str] = "crl.recipes.erl.round:build"
     REPORT: ClassVar[str | None] = "crl.recipes.erl.report:SECTION"
+    DRAWS_AGAIN: ClassVar[bool] = True
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
         {
             "recipe.approve_bank",

@@ -19,7 +19,7 @@ from crl.recipes.erl.prompts import Attempt, Memory, parsed, reflect_messages
 from crl.recipes.erl.rows import Reflection
 from crl.records import Generation, Retrieval
 from crl.rounds.context import StageContext
-from crl.rounds.waves import planned_waves
+from crl.rounds.waves import planned_wave
 from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
 from crl.text.outputs import Prompt, prepared, room_for_prompt, sample_outputs
@@ -30,7 +30,7 @@ SHORTEST = 120
 
 def reflect_part(ctx: StageContext, part: int, *, revision: int) -> None:
     """One reflection per attempt of a wave that is tried again."""
-    again = pending(ctx, planned_waves(ctx)[part], revision)
+    again = pending(ctx, planned_wave(ctx, part), revision)
     retrievals = retrieved(ctx, again, revision)
     rows, records = _written(ctx, again, retrievals, revision) if again else ([], [])
     ctx.write(Reflection, rows)

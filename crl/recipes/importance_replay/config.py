@@ -90,6 +90,7 @@ class ImportanceReplayConfig(RecipeConfig):
     BUILDER: ClassVar[str] = "crl.recipes.importance_replay.round:build"
     DRAWS_LISTED: ClassVar[bool] = False
     REPORT: ClassVar[str | None] = "crl.recipes.importance_replay.report:SECTION"
+    DRAWS_AGAIN: ClassVar[bool] = True
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
         {
             "recipe.extractor.coupling_coefficient", "recipe.extractor.epochs",

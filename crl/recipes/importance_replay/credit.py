@@ -20,7 +20,7 @@ import numpy as np
 
 from crl.credit.advantages import stream_advantages
 from crl.credit.buffer import chances, drawn_once
-from crl.credit.samples import grpo_sample, record_of, records_of, rewarded, weighed
+from crl.credit.samples import grpo_sample, record_of, records_of, rewarded, trained_episodes, weighed
 from crl.credit.uses import usable
 from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceReplayConfig, config_of
 from crl.recipes.importance_replay.network import features_of, matrix, network_of, text_of
@@ -113,7 +113,8 @@ class Played:
 def credit(ctx: StageContext) -> None:
     """Fill the buffer, draw from it, make the samples of the update."""
     config, episodes = config_of(ctx.method), ctx.rows(Episode, COLLECT)
-    played = played_of(episodes, ctx.rows(Generation, COLLECT), config)
+    trained = trained_episodes(episodes, ctx.method.rollout.dynamic_sampling)
+    played = played_of(trained, ctx.rows(Generation, COLLECT), config)
     metrics = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
     if not config.replays:
         sequences = weighed([(each.records, 1 / len(played)) for each in played], config.objective)
