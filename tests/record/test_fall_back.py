@@ -95,9 +95,9 @@ def test_the_record_of_it_is_intact_and_its_early_warning_came_before(through):
     assert "is intact" in crl_here(runs, "verify", "again").stdout
 
 
-def test_killed_where_it_decides_and_where_it_falls_back_it_is_the_same_run(through, tmp_path):
+def test_broken_where_it_decides_and_behind_the_fall_back_it_is_the_same_run(through, tmp_path):
     runs, _ = through
-    places = (f"{COLLAPSED:04d}/health", f"{APPLIED:04d}/update_actor", f"{APPLIED + 1:04d}/update_actor")
+    places = (f"{COLLAPSED:04d}/health", f"{APPLIED:04d}/health", f"{APPLIED + 1:04d}/update_actor")
     mishap = Mishap("exception", places, str(tmp_path))
     crl(tmp_path / "runs", *train(STOPPED + 2, **SETTINGS), code=1, extra=mishap.variables())
     for _ in places[1:]:
