@@ -209,15 +209,15 @@ class Sample(Row):
     """One training sample, of one sequence: all that `learn` ever reads."""
 
     table: ClassVar[str] = "samples"
-    added: ClassVar[tuple[str, ...]] = ("token_advantages",)
+    added: ClassVar[tuple[str, ...]] = ("token_advantages", "teacher_logprobs")
     sample_id: A[str, "id"]
     round: A[int, "round it is trained in"]
     role: A[str, "role it trains"]
-    objective: A[str, "name of the objective: grpo, cispo, nll, or one of the recipe's"]
+    objective: A[str, "name of the objective: grpo, cispo, nll, reverse_kl, or one of the recipe's"]
     source: A[str, "<round>/<stage> of the generation"]
     generation_id: A[str, "token record it was made from"]
     reward: A[float, "reward before the baseline"]
-    advantage: A[float, "advantage of eq. 3 or 5, that of the episode in all of its sequences; 1 for nll"]
+    advantage: A[float, "advantage of eq. 3 or 5, that of the episode in all of its sequences; 1 for nll and reverse_kl"]
     weight: A[float, "factor of this sample in the objective: subgroup weight times its share of the episode, or eq. 7"]
     step: A[int, "optimizer step of the update, from 0; samples of one step are one batch"] = 0
     temperature: A[float, "logits are divided by it, as when sampling"]
@@ -228,6 +228,9 @@ class Sample(Row):
         dataclasses.field(default_factory=list)
     )
     token_advantages: A[list[float], FLOATS, "advantage of each trained token, where turns have their own"] = (
+        dataclasses.field(default_factory=list)
+    )
+    teacher_logprobs: A[list[float], FLOATS, "for reverse_kl: the teacher's log-probability of each trained token"] = (
         dataclasses.field(default_factory=list)
     )
 
@@ -243,6 +246,10 @@ class Sample(Row):
                 "len(token_advantages) IN (0, trained) AND list_sum(list_transform(token_advantages, "
                 "lambda each: CASE WHEN isfinite(each) THEN 0 ELSE 1 END)) IS NOT DISTINCT FROM "
                 "CASE WHEN len(token_advantages) = 0 THEN NULL ELSE 0 END"
+            ),
+            "a teacher's log-probabilities are those of every trained token of reverse_kl, and not positive": (
+                "len(teacher_logprobs) = CASE WHEN objective = 'reverse_kl' THEN trained ELSE 0 END AND "
+                "coalesce(isfinite(list_sum(teacher_logprobs)) AND list_max(teacher_logprobs) <= 0, true)"
             ),
             **TOKEN_ROWS,
         },
