@@ -21,6 +21,7 @@ from crl.config.mechanisms import (
     ActorCriticConfig,
     ActorObjective,
     BankConfig,
+    ContextDistillationConfig,
     DistillConfig,
     EvaluationConfig,
     ExtractorObjective,
@@ -51,8 +52,8 @@ from crl.config.roles import (
 
 __all__ = [
     "ENGINES", "ENVIRONMENTS", "RECIPES", "ActorCriticConfig", "ActorObjective", "BankConfig", "BankUse",
-    "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig", "EnvironmentConfig", "EvaluationConfig",
-    "Exchange", "Experiment", "ExtractorObjective", "FamilyBank", "FamilyConfig", "FamilyReward", "FamilySampling",
+    "ContextDistillationConfig", "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig", "EnvironmentConfig",
+    "EvaluationConfig", "Exchange", "Experiment", "ExtractorObjective", "FamilyBank", "FamilyConfig", "FamilyReward", "FamilySampling",
     "ImportanceSamplingCorrection", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig", "OptimizerConfig",
     "PolicyObjective", "PromptConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
     "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange", "SelfDistillationConfig",

@@ -206,16 +206,78 @@ class Trainer:
         """Log-probabilities [T] under the weights as they are, by sample id: of the samples of this rank that
         objectives with a correction train in a step over `samples` (`mismatch`). Read as the step reads them, so that
         before the first one each ratio is exactly 1."""
-        found: dict[str, torch.Tensor] = {}
         active = _active(samples, objectives)
-        if not any(objectives[sample.objective].corrects for sample in active):
-            return found
-        for share, batch in self._micro_batches(active, frozenset()):
+        return self._logprobs(active) if any(objectives[sample.objective].corrects for sample in active) else {}
+
+    @deterministic()
+    def logprobs(self, samples: Sequence[Sample]) -> dict[str, list[float]]:
+        """Log-probabilities of the trained tokens of each sample under the weights as they are, by sample id, on every
+        rank. They are computed as an update computes them; the samples' own are not read."""
+        for sample in samples:
+            check_sample(sample)
+        own = {name: row_T.cpu() for name, row_T in self._logprobs(samples).items()} if samples else {}
+        shares: list[Any] = [own]
+        if self._ranks.size > 1:
+            shares = [None] * self._ranks.size
+            dist.all_gather_object(shares, own)
+        rows = {name: row_T.tolist() for share in shares for name, row_T in share.items()}
+        return {
+            each.sample_id: [value for value, trained in zip(rows[each.sample_id], each.loss_mask[1:], strict=True) if trained]
+            for each in samples
+        }
+
+    def _logprobs(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+        """Log-probabilities [T] of the targets of this rank's samples, by sample id."""
+        found: dict[str, torch.Tensor] = {}
+        for share, batch in self._micro_batches(samples, frozenset()):
             with torch.no_grad():
                 logprobs_BT, _ = self._engine.module(*inputs_of(batch))
             for sample, row_T in zip(share, logprobs_BT, strict=False):
                 found[sample.sample_id] = row_T[: len(sample.token_ids) - 1]
         return found
+
+    @deterministic()
+    def gradient_norms(self, samples: Sequence[Sample], objectives: Mapping[str, Objective]) -> dict[str, float]:
+        """Norm of the gradient of each objective of a step over `samples`, alone, by its name: a backward pass of each
+        that leaves the optimizer and the engine as they were. Weights that ZeRO-3 has divided have none here."""
+        trainable = [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
+        active, found = _active(samples, objectives), {}
+        for kind in sorted({sample.objective for sample in active}):
+            term, normalizer = self._term(kind, objectives), _normalizer(samples, kind)
+            sums = [torch.zeros_like(parameter) for parameter in trainable]
+            for share, batch in self._micro_batches([each for each in active if each.objective == kind], frozenset()):
+                loss, *_ = self._loss(self._engine.module, share, batch, term, objectives[kind], normalizer, {})
+                if share:
+                    for total, part in zip(sums, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
+                        if part is not None:
+                            total += part
+            if self._ranks.size > 1:
+                for total in sums:
+                    dist.all_reduce(total)
+            found[kind] = float(torch.nn.utils.get_total_norm(sums))
+        return found
+
+    def _loss(
+        self,
+        model: Any,
+        share: Sequence[Sample],
+        batch: MicroBatch,
+        term: Callable[..., tuple[torch.Tensor, Statistics]],
+        objective: Objective,
+        normalizer: float,
+        proximal: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, Statistics, torch.Tensor, torch.Tensor]:
+        """Of a micro-batch: its part of the loss, what is counted of it, log-probabilities and entropies [B, T]."""
+        inputs = inputs_of(batch)
+        if objective.reference:
+            batch = replace(batch, reference_BT=self._base().logprobs(inputs))
+        if proximal and objective.corrects:
+            batch = replace(batch, proximal_BT=_padded(share, proximal, batch))
+        logprobs_BT, entropy_BT = model(*inputs)
+        if objective.entropy:
+            batch = replace(batch, entropy_BT=entropy_BT)
+        loss, counted = term(batch, logprobs_BT, objective.config, normalizer)
+        return loss, counted, logprobs_BT, entropy_BT
 
     def _micro_batches(self, active: Sequence[Sample], stale: Set[str]) -> Iterator[tuple[list[Sample], MicroBatch]]:
         """The micro-batches of this rank: as many as every rank has, the last ones maybe without samples. Then the
@@ -236,24 +298,16 @@ class Trainer:
         """Backward passes over this rank's micro-batches; loss and statistics of each objective over all ranks."""
         kinds = sorted({sample.objective for sample in active})
         terms = {kind: self._term(kind, objectives) for kind in kinds}
-        normalizers = {
-            kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind)) for kind in kinds
-        }
+        normalizers = {kind: _normalizer(samples, kind) for kind in kinds}
         # The same objectives in the same order on every rank, whatever micro-batches it got.
         sums = {kind: (0.0, Statistics()) for kind in kinds}
         steps = list(self._micro_batches(active, stale))
         for step, (share, batch) in enumerate(steps):
             self._engine.set_gradient_accumulation_boundary(step == len(steps) - 1)
-            inputs = inputs_of(batch)
             kind = batch.objective
-            if objectives[kind].reference:
-                batch = replace(batch, reference_BT=self._base().logprobs(inputs))
-            if proximal and objectives[kind].corrects:
-                batch = replace(batch, proximal_BT=_padded(share, proximal, batch))
-            logprobs_BT, entropy_BT = self._engine(*inputs)
-            if objectives[kind].entropy:
-                batch = replace(batch, entropy_BT=entropy_BT)
-            loss, counted = terms[kind](batch, logprobs_BT, objectives[kind].config, normalizers[kind])
+            loss, counted, logprobs_BT, entropy_BT = self._loss(
+                self._engine, share, batch, terms[kind], objectives[kind], normalizers[kind], proximal
+            )
             if share:
                 if objectives[kind].on_policy:
                     fresh, divergence = mismatch(logprobs_BT, batch)
@@ -391,6 +445,11 @@ class Trainer:
         self._engine = None
         self._parts = []
         gc.collect()
+
+
+def _normalizer(samples: Sequence[Sample], kind: str) -> float:
+    """Trained tokens of all samples of an objective."""
+    return float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind))
 
 
 def _active(samples: Sequence[Sample], objectives: Mapping[str, Objective]) -> list[Sample]:

@@ -205,6 +205,34 @@ class BufferItem(Row):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherLogprobs(Row):
+    """What a teacher gives to the sampled tokens of one sequence, in its own context (`teacher_contexts`)."""
+
+    table: ClassVar[str] = "teacher_logprobs"
+    episode_id: A[str, "free episode"]
+    generation_id: A[str, "sequence of that episode"]
+    role: A[str, "role that teaches"]
+    weights_digest: A[str, "its weights"]
+    tokens_read: A[int, "tokens of the context with the sequence"]
+    teacher_logprobs: A[list[float], FLOATS, "log-probability of each token that the sequence trains; none: see reason"]
+    reason_code: A[str | None, "context_limit: the teacher reads no sequence so long; null where it is read"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("generation_id",),
+        filled=("episode_id", "generation_id", "role"),
+        sha256=("weights_digest",),
+        ranges={"tokens_read": (1, None)},
+        sets={"reason_code": ("context_limit",)},
+        rows={
+            "log-probabilities are finite and not positive": (
+                "coalesce(isfinite(list_sum(teacher_logprobs)) AND list_max(teacher_logprobs) <= 0, true)"
+            ),
+            "there are none where there is a reason": "reason_code IS NULL OR len(teacher_logprobs) = 0",
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Row):
     """One training sample, of one sequence: all that `learn` ever reads."""
 

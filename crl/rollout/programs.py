@@ -497,7 +497,8 @@ class _Wave:
         if prompt.continues is None:
             text = _text(prompt.shown)
             ids = list(prompt.token_ids)
-            row.sequences.append(LiveSequence(self._name(run, index), text, prompt.free_prompt, ids))
+            # Where programs write the prompts, nothing asks for one with another experience (`context_distillation`).
+            row.sequences.append(LiveSequence(self._name(run, index), text, lambda _: prompt.free_prompt(), ids))
         live = row.sequences[index]
         live.append(prompt.token_ids[len(live.token_ids) :])
         recorded = sampled
