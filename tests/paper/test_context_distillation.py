@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
+from crl.recipes.complementary.mechanisms.context_distillation import as_read, reverse_kl_samples
+from crl.records import Generation, Sample, TeacherContext, TeacherLogprobs
+from tests.paper.test_self_distillation import EPISODES, TEMPERATURE, grpo_sample, logprobs
 
 VOCABULARY, LENGTH = 5, 3
 
@@ -65,3 +72,85 @@ def test_the_expected_gradient_is_that_of_the_full_sum_over_the_vocabulary(moved
         assert leaf.grad.numpy() == pytest.approx(expected[prefix], rel=1e-10, abs=1e-14), prefix
         largest = max(largest, float(np.abs(expected[prefix]).max()))
     assert largest > 0.01
+
+
+def written(rng: np.random.Generator) -> tuple[dict[str, Generation], list[TeacherContext]]:
+    """Token records of the free episodes, and how their teacher reads them: behind a longer prompt."""
+    records, contexts = {}, []
+    for each in (episode for episode in EPISODES if not episode.guided):
+        prompt, answer, longer = (int(value) for value in rng.integers(2, 6, size=3))
+        ids = [int(token) for token in rng.integers(0, 32, prompt + answer + 2)]
+        mask = [0] * prompt + [1] * (answer - 1) + [0, 0] + [1]
+        name = each.generation_ids[0]
+        records[name] = Generation(
+            generation_id=name, round=4, stage="collect", role="actor", kind="episode", weights_digest="w",
+            temperature=TEMPERATURE, token_ids=ids[: len(mask)], loss_mask=mask,
+            logprobs=[value * float(-3.5 + 0.4 * rng.normal()) for value in mask], prompt="p", output="o",
+            stop_reason="failure",
+        )  # fmt: skip
+        contexts.append(
+            TeacherContext(
+                episode_id=each.episode_id, generation_id=name, entry_ids=["e"], content_digests=["d"],
+                token_ids=[int(token) for token in rng.integers(0, 32, prompt + longer)], replaced_tokens=prompt,
+            )  # fmt: skip
+        )
+    return records, contexts
+
+
+def test_the_teacher_is_the_same_model_behind_another_prompt_and_the_update_takes_the_gradient_of_the_loss(
+    model: Path,
+) -> None:
+    """From rows to gradients: log-probabilities, loss and gradient against transformers in float64."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from crl.learn.terms import REVERSE_KL, objectives
+    from crl.learn.trainer import Gradients, Trainer
+
+    rng = np.random.default_rng(8)
+    records, contexts = written(rng)
+    read = [as_read(context, records[context.generation_id], round=4) for context in contexts]
+    role = RoleConfig(
+        model="miniature",
+        optimizer=OptimizerConfig(kind="sgd", learning_rate=0.01, max_grad_norm=0),
+        deepspeed=DeepSpeedConfig(micro_batch=2),
+    )
+    trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
+    found = trainer.logprobs(read)
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
+    for sample in read:
+        assert found[sample.sample_id] == pytest.approx(logprobs(network, sample), abs=1e-5)
+    taught = [
+        TeacherLogprobs(
+            episode_id=context.episode_id, generation_id=context.generation_id, role="actor", weights_digest="w",
+            tokens_read=1, teacher_logprobs=found[sample.sample_id], reason_code=None,
+        )  # fmt: skip
+        for context, sample in zip(contexts, read, strict=True)
+    ]
+    samples = reverse_kl_samples(EPISODES, records, taught, round=4)
+    assert [sample.generation_id for sample in samples] == list(records)
+    weighed = [dataclasses.replace(sample, weight=0.6) for sample in samples]
+
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for sample, row in zip(samples, taught, strict=True):
+        scaled = network(torch.tensor([sample.token_ids])).logits[0] / TEMPERATURE
+        places = [place for place, trained in enumerate(sample.loss_mask) if trained]
+        for place, given in zip(places, row.teacher_logprobs, strict=True):
+            own = scaled[place - 1].log_softmax(0)[sample.token_ids[place]]
+            total = total + (own - sample.logprobs[place]).exp() * (own.detach() - given)
+            tokens += 1
+    loss = 0.6 * total / tokens
+    loss.backward()
+
+    caught: list[Gradients] = []
+    policy = [dataclasses.replace(grpo_sample(index, rng), advantage=0.0) for index in range(2)]
+    mixed: list[Sample] = [*policy, *weighed]
+    objective = {**objectives(ActorObjective()), "reverse_kl": REVERSE_KL}
+    metrics = trainer.update(mixed, objective, inspect=caught.append)
+    trainer.dispose()
+    assert metrics["tokens"] == tokens, "no sample of the policy has a gradient"
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    for name, parameter in network.named_parameters():
+        if name in caught[0]:
+            assert parameter.grad is not None
+            assert torch.allclose(caught[0][name].double(), parameter.grad, atol=2e-6), name

@@ -34,6 +34,7 @@ from crl.rollout.live import Guide
 from crl.rollout.play import PlayedEpisode, teacher_contexts
 from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
+from crl.rounds.impossible import refused, whole_gradient
 from crl.rounds.stage import Read, Stage
 from crl.rounds.weights import weights_of
 
@@ -61,24 +62,23 @@ class ContextDistillation(Mechanism):
 
     def problems(self, method: Method) -> Iterator[BadInput]:
         recipe, where = config_of(method), "method.recipe.context_distillation"
-        flaws = [
-            (ACTOR not in recipe.TRAINED, f"recipe {recipe.kind} does not train the actor", "a recipe that trains it"),
-            (not recipe.has_bank, f"recipe {recipe.kind} keeps no bank to teach from", "a recipe that keeps one"),
-            (
-                recipe.has_bank and recipe.always_guided(method),
-                "guided_share leaves no episode free, and free ones are taught",
-                "a share that leaves some free",
-            ),
-            (
-                any(family.environment.runs_programs for family in method.families),
-                "programs write the prompts of a task family, so its episodes cannot be read with an experience",
-                "environments whose prompts are the method's",
-            ),
-        ]
-        for wrong, problem, expected in flaws:
-            if wrong:
-                yield BadInput(problem, expected=expected, where=where, next_step="leave it out, or change the other")
-        yield from _teacher(self.teacher, method) if self.config.teacher is not None else ()
+        if ACTOR not in recipe.TRAINED:
+            yield refused(where, f"recipe {recipe.kind} does not train the actor", "a recipe that trains it")
+        if not recipe.has_bank:
+            yield refused(where, f"recipe {recipe.kind} keeps no bank to teach from", "a recipe that keeps one")
+        elif recipe.always_guided(method):
+            yield refused(where, "guided_share leaves no episode free, and free ones are taught", "a smaller share")
+        if any(family.environment.runs_programs for family in method.families):
+            why = "programs write the prompts of a task family, so nobody can read its episodes with an experience"
+            yield refused(where, why, "task families whose prompts are the method's")
+        yield from whole_gradient(method, where)
+        if self.config.teacher is None:
+            return
+        if method.owner(self.teacher) in method.trained():
+            yield refused(f"{where}.teacher", f"the role {self.teacher} is trained", "a frozen role, or null: the actor")
+        if method.role(self.teacher).engine.REMOTE:
+            why = f"the model of {self.teacher} is behind an endpoint, and a teacher reads every token"
+            yield refused(f"{where}.teacher", why, "a role whose model is here")
 
     def stages(self, method: Method, at: Sources) -> Sequence[Stage]:
         return (
@@ -146,32 +146,6 @@ class ContextDistillation(Mechanism):
         ]
         ctx.write(TeacherLogprobs, rows)
         ctx.write_metrics(teacher_metrics(rows, generations))
-
-
-def _teacher(name: str, method: Method) -> Iterator[BadInput]:
-    """What a role that is no trained actor must be."""
-    where = "method.recipe.context_distillation.teacher"
-    if name not in method.roles:
-        yield BadInput(
-            f"there is no role {name!r}",
-            expected=f"one of {', '.join(method.roles)}, or null: the actor itself",
-            where=where,
-            next_step=f"add method.roles.{name}, or leave teacher out",
-        )
-    elif method.owner(name) in method.trained():
-        yield BadInput(
-            f"the role {name} is trained",
-            expected="a frozen role of its own, or null: the actor itself",
-            where=where,
-            next_step="give the teacher a role of its own, or leave teacher out",
-        )
-    elif method.role(name).engine.REMOTE:
-        yield BadInput(
-            f"the model of {name} is behind an endpoint, and a teacher reads every token",
-            expected="a model that is here",
-            where=f"method.roles.{name}.engine",
-            next_step="name a model that is here",
-        )
 
 
 def _guides(ctx: StageContext, episode_ids: set[str]) -> dict[str, list[Guide]]:
