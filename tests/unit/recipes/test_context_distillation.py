@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 
 from crl.audit.audit import problems_of
+from crl.config import Method
 from crl.errors import BadInput
 from crl.records import (
     BankSnapshot,
@@ -161,6 +163,29 @@ def test_what_cannot_be_taught_is_refused(changes: dict[str, object], told: str)
 def test_a_teacher_that_is_no_role_is_refused() -> None:
     with pytest.raises(BadInput, match="master"):
         experiment(method__recipe__context_distillation={"teacher": "master"})
+
+
+@pytest.mark.slow
+def test_a_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from crl.policies.sources import resolve_model
+    from crl.recipes.complementary.ready import check_teacher
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("tiny").path)
+
+    def method() -> Method:
+        return experiment(
+            method__recipe__context_distillation={"teacher": "master"},
+            method__roles__master={"model": str(tmp_path), "sampling": {"max_new_tokens": 4}},
+        ).method
+
+    shutil.copytree(resolve_model("tiny").path, tmp_path, dirs_exist_ok=True)
+    check_teacher(method())
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match="1 tokens differ, 'zebra'"):
+        check_teacher(method())
 
 
 @pytest.mark.slow
