@@ -359,8 +359,8 @@ Share = Annotated[
     Field(
         gt=0,
         lt=1,
-        description="Its part of the squared gradient of an update, beside the policy objective. It is measured in every "
-        "round, and what the loss is multiplied by changes at most twofold from one to the next.",
+        description="Its part of the squared gradient of an update, beside the policy objective. It is measured in "
+        "every round, and what the loss is multiplied by changes at most twofold from one to the next.",
     ),
 ]
 

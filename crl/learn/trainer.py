@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -221,10 +222,7 @@ class Trainer:
             shares = [None] * self._ranks.size
             dist.all_gather_object(shares, own)
         rows = {name: row_T.tolist() for share in shares for name, row_T in share.items()}
-        return {
-            each.sample_id: [value for value, trained in zip(rows[each.sample_id], each.loss_mask[1:], strict=True) if trained]
-            for each in samples
-        }
+        return {each.sample_id: list(compress(rows[each.sample_id], each.loss_mask[1:])) for each in samples}
 
     def _logprobs(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
         """Log-probabilities [T] of the targets of this rank's samples, by sample id."""

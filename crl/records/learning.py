@@ -245,7 +245,7 @@ class Sample(Row):
     source: A[str, "<round>/<stage> of the generation"]
     generation_id: A[str, "token record it was made from"]
     reward: A[float, "reward before the baseline"]
-    advantage: A[float, "advantage of eq. 3 or 5, that of the episode in all of its sequences; 1 for nll and reverse_kl"]
+    advantage: A[float, "advantage of eq. 3 or 5, that of the episode in all of its sequences; 1 for others"]
     weight: A[float, "factor of this sample in the objective: subgroup weight times its share of the episode, or eq. 7"]
     step: A[int, "optimizer step of the update, from 0; samples of one step are one batch"] = 0
     temperature: A[float, "logits are divided by it, as when sampling"]

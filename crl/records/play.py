@@ -95,9 +95,7 @@ class Retrieval(Row):
     recent: A[bool, "whether the entry was retrieved inside the recency window"]
     score: A[float, "s of eq. 6"]
     chosen: A[bool, "whether this candidate guides the episode; of several the one of highest score is first"]
-    teaches: A[bool, "whether it would have guided an episode that is free: its teacher reads it, nobody is shown it"] = (
-        False
-    )
+    teaches: A[bool, "whether only the teacher of a free episode reads it: it would have guided the episode"] = False
 
     rules: ClassVar[Rules] = Rules(
         key=("episode_id", "entry_id"),
@@ -396,8 +394,8 @@ class Question(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherContext(Row):
-    """How the teacher of a free episode reads one of its sequences: the first prompt as a guided one has it, then the ids
-    of the sequence behind its own first prompt."""
+    """How the teacher of a free episode reads one of its sequences: the first prompt as a guided one has it, then the
+    ids of the sequence behind its own first prompt."""
 
     table: ClassVar[str] = "teacher_contexts"
     episode_id: A[str, "free episode"]

@@ -53,7 +53,7 @@ def test_the_expected_gradient_is_that_of_the_full_sum_over_the_vocabulary(moved
 
     sequences = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
     weights_B = torch.tensor([visited[each] for each in sequences], dtype=torch.float64)
-    leaves = {prefix: torch.tensor(logits, dtype=torch.float64, requires_grad=True) for prefix, logits in student.items()}
+    leaves = {prefix: torch.tensor(logits, requires_grad=True) for prefix, logits in student.items()}
 
     def logprobs_of(policy: dict[tuple[int, ...], torch.Tensor]) -> torch.Tensor:
         rows = [[policy[each[:t]].log_softmax(0)[each[t]] for t in range(LENGTH)] for each in sequences]
@@ -90,9 +90,13 @@ def written(rng: np.random.Generator) -> tuple[dict[str, Generation], list[Teach
         )  # fmt: skip
         contexts.append(
             TeacherContext(
-                episode_id=each.episode_id, generation_id=name, entry_ids=["e"], content_digests=["d"],
-                token_ids=[int(token) for token in rng.integers(0, 32, prompt + longer)], replaced_tokens=prompt,
-            )  # fmt: skip
+                episode_id=each.episode_id,
+                generation_id=name,
+                entry_ids=["e"],
+                content_digests=["d"],
+                token_ids=[int(token) for token in rng.integers(0, 32, prompt + longer)],
+                replaced_tokens=prompt,
+            )
         )
     return records, contexts
 
@@ -122,9 +126,14 @@ def test_the_teacher_is_the_same_model_behind_another_prompt_and_the_update_take
         assert found[sample.sample_id] == pytest.approx(logprobs(network, sample), abs=1e-5)
     taught = [
         TeacherLogprobs(
-            episode_id=context.episode_id, generation_id=context.generation_id, role="actor", weights_digest="w",
-            tokens_read=1, teacher_logprobs=found[sample.sample_id], reason_code=None,
-        )  # fmt: skip
+            episode_id=context.episode_id,
+            generation_id=context.generation_id,
+            role="actor",
+            weights_digest="w",
+            tokens_read=1,
+            teacher_logprobs=found[sample.sample_id],
+            reason_code=None,
+        )
         for context, sample in zip(contexts, read, strict=True)
     ]
     samples = reverse_kl_samples(EPISODES, records, taught, round=4)

@@ -1,4 +1,4 @@
-"""What is checked before work starts: prompts' placeholders, their room in models' contexts, a teacher, an offline bank.
+"""What is checked before work starts: prompts and their room in the models' contexts, a teacher, an offline bank.
 
 Room is measured with the model's own chat format and the first held-out task of each family. Only tokenizers are
 loaded. Later prompts may be longer; a trajectory is then shortened, and an episode ends at the context limit.

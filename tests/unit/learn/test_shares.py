@@ -34,7 +34,7 @@ def test_each_norm_is_that_of_a_step_of_its_own_and_the_step_is_as_without_measu
     )
     mixed = {
         "grpo": random_samples(5, seed=1),
-        "nll": [each for each in random_samples(3, "nll", seed=2)],
+        "nll": random_samples(3, "nll", seed=2),
     }
     samples = [*mixed["grpo"], *(_renamed(each) for each in mixed["nll"])]
     terms = objectives(ActorObjective(beta=0.1, entropy_coef=0.01))

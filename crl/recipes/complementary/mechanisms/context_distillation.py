@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 
 from crl.bank.segments import load_texts
 from crl.config import ContextDistillationConfig, Method
@@ -75,7 +76,7 @@ class ContextDistillation(Mechanism):
         if self.config.teacher is None:
             return
         if method.owner(self.teacher) in method.trained():
-            yield refused(f"{where}.teacher", f"the role {self.teacher} is trained", "a frozen role, or null: the actor")
+            yield refused(f"{where}.teacher", f"the role {self.teacher} is trained", "a frozen role, or null")
         if method.role(self.teacher).engine.REMOTE:
             why = f"the model of {self.teacher} is behind an endpoint, and a teacher reads every token"
             yield refused(f"{where}.teacher", why, "a role whose model is here")
@@ -191,7 +192,7 @@ def teacher_metrics(rows: Iterable[TeacherLogprobs], generations: Mapping[str, G
 
 
 def _sampled(record: Generation) -> list[float]:
-    return [value for value, trained in zip(record.logprobs, record.loss_mask, strict=True) if trained]
+    return list(compress(record.logprobs, record.loss_mask))
 
 
 def taught_samples(
@@ -211,8 +212,8 @@ def reverse_kl_samples(
     round: int,
     role: str = ACTOR,
 ) -> list[Sample]:
-    """The samples of episodes that a teacher has read, in their order, one per sequence that trains. `generations` is by
-    generation id. Behavior log-probabilities are those of the token record; the loss is the mean over all tokens."""
+    """The samples of episodes that a teacher has read, in their order, one per sequence that trains. `generations` is
+    by generation id. Behavior log-probabilities are those of the token record; the loss is the mean over all tokens."""
     given = {row.generation_id: row for row in taught if row.reason_code is None}
     found = []
     for episode in episodes:
