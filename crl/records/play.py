@@ -394,8 +394,10 @@ class Question(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherContext(Row):
-    """How the teacher of a free episode reads one of its sequences: the first prompt as a guided one has it, then the
-    ids of the sequence behind its own first prompt."""
+    """How the teacher of a free episode reads one of its sequences.
+
+    It reads the first prompt as a guided episode has it, then the ids of the sequence behind its own first prompt.
+    """
 
     table: ClassVar[str] = "teacher_contexts"
     episode_id: A[str, "free episode"]
