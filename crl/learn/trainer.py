@@ -237,12 +237,12 @@ class Trainer:
     @deterministic()
     def gradient_norms(self, samples: Sequence[Sample], objectives: Mapping[str, Objective]) -> dict[str, float]:
         """Norm of the gradient of each objective of a step over `samples`, alone, by its name: a backward pass of each
-        that leaves the optimizer and the engine as they were. Weights that ZeRO-3 has divided have none here."""
+        that leaves the optimizer and the engine as they were, on every rank."""
         trainable = [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
         active, found = _active(samples, objectives), {}
         for kind in sorted({sample.objective for sample in active}):
             term, normalizer = self._term(kind, objectives), _normalizer(samples, kind)
-            sums = [torch.zeros_like(parameter) for parameter in trainable]
+            sums = [torch.zeros(getattr(each, "ds_shape", each.shape), device=each.device) for each in trainable]
             for share, batch in self._micro_batches([each for each in active if each.objective == kind], frozenset()):
                 loss, *_ = self._loss(self._engine.module, share, batch, term, objectives[kind], normalizer, {})
                 if share:

@@ -49,13 +49,6 @@ def unread_settings(method: Method, *, reward: str, bank: bool = False) -> Itera
             yield refused(f"method.families.{index}.bank.partition", "each family reads its own entries", "family")
 
 
-def whole_gradient(method: Method, where: str) -> Iterator[BadInput]:
-    """A share of the actor's gradient, which is measured, beside ZeRO-3."""
-    if method.role("actor").deepspeed.zero_stage == 3:
-        reason = "a share of the gradient is measured on whole weights, and ZeRO-3 divides the actor's"
-        yield refused(where, reason, "deepspeed.zero_stage 0, 1 or 2 of the actor")
-
-
 def whole_reference(method: Method, objective: PolicyObjective, owners: Iterable[str]) -> Iterator[BadInput]:
     """A penalty for leaving the base model beside ZeRO-3, for the weights that the objective trains."""
     for owner in owners:

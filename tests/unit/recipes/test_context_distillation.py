@@ -152,7 +152,6 @@ def test_where_rounds_overlap_the_next_one_waits_for_the_teacher() -> None:
         ({"method__recipe__kind": "experience_only"}, "does not train the actor"),
         ({"method__recipe__guided_share": 1.0}, "free ones are taught"),
         ({"method__recipe__context_distillation": {"teacher": "extractor"}}, "extractor is trained"),
-        ({"method__roles__actor__deepspeed": {"zero_stage": 3}}, "ZeRO-3"),
     ],
 )
 def test_what_cannot_be_taught_is_refused(changes: dict[str, object], told: str) -> None:

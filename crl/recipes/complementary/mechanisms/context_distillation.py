@@ -35,7 +35,7 @@ from crl.rollout.live import Guide
 from crl.rollout.play import PlayedEpisode, teacher_contexts
 from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
-from crl.rounds.impossible import refused, whole_gradient
+from crl.rounds.impossible import refused
 from crl.rounds.stage import Read, Stage
 from crl.rounds.weights import weights_of
 
@@ -72,7 +72,6 @@ class ContextDistillation(Mechanism):
         if any(family.environment.runs_programs for family in method.families):
             why = "programs write the prompts of a task family, so nobody can read its episodes with an experience"
             yield refused(where, why, "task families whose prompts are the method's")
-        yield from whole_gradient(method, where)
         if self.config.teacher is None:
             return
         if method.owner(self.teacher) in method.trained():

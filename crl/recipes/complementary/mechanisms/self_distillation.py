@@ -19,7 +19,6 @@ from crl.recipes.complementary.mechanisms import Adds, Mechanism, RowsByType, So
 from crl.records import Episode, Generation, Sample, StrippedContext
 from crl.rollout.play import PlayedEpisode, stripped_contexts
 from crl.rounds.context import StageContext
-from crl.rounds.impossible import whole_gradient
 
 
 class SelfDistillation(Mechanism):
@@ -42,8 +41,6 @@ class SelfDistillation(Mechanism):
                 where="method.recipe.self_distillation",
                 next_step="set method.recipe.self_distillation to null, or choose another recipe",
             )
-        if self.config.share is not None:
-            yield from whole_gradient(method, "method.recipe.self_distillation.share")
         if self.config.episodes == "beats_free" and recipe.always_guided(method):
             yield BadInput(
                 "guided episodes are to beat unguided rollouts of the same group, and guided_share leaves none",
