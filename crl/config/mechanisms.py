@@ -376,6 +376,14 @@ class ContextDistillationConfig(Model):
         description="The role that teaches: a frozen model with the actor's vocabulary. null: the actor itself, with "
         "the weights that played the round.",
     )
+    top_k: int | None = Field(
+        None,
+        ge=2,
+        le=1024,
+        exclude_if=unset,
+        description="At each token the divergence is summed over so many ids that the teacher finds likeliest, all "
+        "others counting as one. null: the sampled token stands for the sum.",
+    )
 
 
 class SelfDistillationConfig(Model):

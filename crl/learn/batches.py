@@ -143,6 +143,12 @@ class MicroBatch:
     """Entropy of the distribution that each target was drawn from, in nats, with gradient; 0 outside the mask."""
     teacher_BT: torch.Tensor | None = None
     """A teacher's log-probabilities of the targets, 0 outside the mask; None where no sample has one."""
+    some_NK: torch.Tensor | None = None
+    """For the N targets with mask 1, row by row: the ids that a teacher finds likeliest; None where it names none."""
+    teacher_NK: torch.Tensor | None = None
+    """A teacher's log-probabilities of these."""
+    logprobs_NK: torch.Tensor | None = None
+    """Those of the trained model, with gradient."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on a device."""
@@ -172,6 +178,8 @@ def check_sample(sample: Sample) -> None:
         problem = f"{len(sample.token_advantages)} advantages of {trained_tokens(sample)} trained tokens"
     elif len(sample.teacher_logprobs) not in (0, trained_tokens(sample)):
         problem = f"a teacher's log-probabilities of {len(sample.teacher_logprobs)} of {trained_tokens(sample)} tokens"
+    elif not len(sample.top_ids) == len(sample.top_logprobs) in (0, trained_tokens(sample)):
+        problem = f"a teacher's likeliest ids of {len(sample.top_ids)} of {trained_tokens(sample)} tokens"
     elif sample.temperature <= 0:
         problem = f"temperature {sample.temperature}"
     elif sample.choices:
@@ -239,7 +247,15 @@ def collate(samples: Sequence[Sample], stale: Set[str] = frozenset()) -> MicroBa
         teacher_BT=padded([_of_targets(sample, sample.teacher_logprobs, 0.0) for sample in samples], torch.float32)
         if any(sample.teacher_logprobs for sample in samples)
         else None,
+        some_NK=_rows([sample.top_ids for sample in samples], torch.long),
+        teacher_NK=_rows([sample.top_logprobs for sample in samples], torch.float32),
     )
+
+
+def _rows(samples: Sequence[Sequence[Sequence[float]]], dtype: torch.dtype) -> torch.Tensor | None:
+    """A row of each trained token of the samples; None where they have none."""
+    rows = [row for sample in samples for row in sample]
+    return torch.tensor(rows, dtype=dtype) if rows else None
 
 
 def _of_targets(sample: Sample, of_trained: Sequence[float], otherwise: float) -> list[float]:

@@ -216,6 +216,20 @@ def reverse_kl_objective(
     return loss, statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT.detach(), never_BT, never_BT)
 
 
+_LEAST_REST = 1e-6
+"""Probability of all further ids, at least, so that its logarithm is finite."""
+
+
+def top_k_divergence(logprobs_NK: torch.Tensor, teacher_NK: torch.Tensor) -> torch.Tensor:
+    """KL(pi || q) [N] of student and teacher where K ids stand for themselves and all others for one: with gradient,
+    and no sampled token. It is at most the divergence over the whole vocabulary, and that where K is all of it."""
+    rest_N, teacher_rest_N = (
+        (1.0 - each_NK.exp().sum(1)).clamp(min=_LEAST_REST).log() for each_NK in (logprobs_NK, teacher_NK)
+    )
+    listed_N = (logprobs_NK.exp() * (logprobs_NK - teacher_NK)).sum(1)
+    return listed_N + rest_N.exp() * (rest_N - teacher_rest_N)
+
+
 Term = tuple[torch.Tensor, Statistics]
 
 
@@ -244,4 +258,8 @@ def reverse_kl_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: None, 
     if batch.teacher_BT is None:
         raise ValueError("a sample of the objective reverse_kl has no log-probabilities of a teacher")
     tensors = (batch.behavior_BT, batch.mask_BT, batch.teacher_BT, batch.weights_B)
-    return reverse_kl_objective(logprobs_BT, *tensors, normalizer=normalizer)
+    loss, counted = reverse_kl_objective(logprobs_BT, *tensors, normalizer=normalizer)
+    if batch.logprobs_NK is not None and batch.teacher_NK is not None:
+        weights_N = batch.weights_B[:, None].expand_as(batch.mask_BT)[batch.mask_BT != 0]
+        loss = (weights_N * top_k_divergence(batch.logprobs_NK, batch.teacher_NK)).sum() / normalizer
+    return loss, counted

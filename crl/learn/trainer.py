@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,17 @@ _BUCKET_ELEMENTS = 50_000_000
 """Elements that ZeRO reduces at once: DeepSpeed's default of 5e8 reserves 2 GB, too much for a laptop."""
 
 Gradients = dict[str, torch.Tensor]
+
+
+class Reading(NamedTuple):
+    """What a model gives to the trained tokens of a sample."""
+
+    logprobs: list[float]
+    """Log-probability of each."""
+    top_ids: list[list[int]]
+    """The likeliest ids in place of each; none where nobody asked."""
+    top_logprobs: list[list[float]]
+    """Their log-probabilities."""
 
 
 class Trainer:
@@ -208,31 +219,36 @@ class Trainer:
         objectives with a correction train in a step over `samples` (`mismatch`). Read as the step reads them, so that
         before the first one each ratio is exactly 1."""
         active = _active(samples, objectives)
-        return self._logprobs(active) if any(objectives[sample.objective].corrects for sample in active) else {}
-
-    @deterministic()
-    def logprobs(self, samples: Sequence[Sample]) -> dict[str, list[float]]:
-        """Log-probabilities of the trained tokens of each sample under the weights as they are, by sample id, on every
-        rank. They are computed as an update computes them; the samples' own are not read."""
-        for sample in samples:
-            check_sample(sample)
-        own = {name: row_T.cpu() for name, row_T in self._logprobs(samples).items()} if samples else {}
-        shares: list[Any] = [own]
-        if self._ranks.size > 1:
-            shares = [None] * self._ranks.size
-            dist.all_gather_object(shares, own)
-        rows = {name: row_T.tolist() for share in shares for name, row_T in share.items()}
-        return {each.sample_id: list(compress(rows[each.sample_id], each.loss_mask[1:])) for each in samples}
-
-    def _logprobs(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-        """Log-probabilities [T] of the targets of this rank's samples, by sample id."""
         found: dict[str, torch.Tensor] = {}
-        for share, batch in self._micro_batches(samples, frozenset()):
+        if not any(objectives[sample.objective].corrects for sample in active):
+            return found
+        for share, batch in self._micro_batches(active, frozenset()):
             with torch.no_grad():
-                logprobs_BT, _ = self._engine.module(*inputs_of(batch))
+                logprobs_BT, *_ = self._engine.module(*inputs_of(batch))
             for sample, row_T in zip(share, logprobs_BT, strict=False):
                 found[sample.sample_id] = row_T[: len(sample.token_ids) - 1]
         return found
+
+    @deterministic()
+    def read(self, samples: Sequence[Sample], *, likeliest: int = 0) -> dict[str, Reading]:
+        """What the weights as they are give to the trained tokens of each sample, by sample id, on every rank; and to
+        so many of the `likeliest` ids in place of each. Computed as an update computes it; log-probabilities that the
+        samples bring are not used."""
+        for sample in samples:
+            check_sample(sample)
+        own: dict[str, Reading] = {}
+        for share, batch in self._micro_batches(samples, frozenset()) if samples else ():
+            with torch.no_grad():
+                logprobs_BT, _, *more = self._engine.module(*inputs_of(batch), likeliest=likeliest)
+            tops = [each.split([trained_tokens(sample) for sample in share]) for each in more] if share else []
+            for place, (sample, row_T) in enumerate(zip(share, logprobs_BT.tolist(), strict=False)):
+                values, ids = (each[place].tolist() for each in tops) if tops else ([], [])
+                own[sample.sample_id] = Reading(list(compress(row_T, sample.loss_mask[1:])), ids, values)
+        if self._ranks.size == 1:
+            return own
+        shares: list[Any] = [None] * self._ranks.size
+        dist.all_gather_object(shares, own)
+        return {name: reading for share in shares for name, reading in share.items()}
 
     @deterministic()
     def gradient_norms(self, samples: Sequence[Sample], objectives: Mapping[str, Objective]) -> dict[str, float]:
@@ -271,9 +287,11 @@ class Trainer:
             batch = replace(batch, reference_BT=self._base().logprobs(inputs))
         if proximal and objective.corrects:
             batch = replace(batch, proximal_BT=_padded(share, proximal, batch))
-        logprobs_BT, entropy_BT = model(*inputs)
+        logprobs_BT, entropy_BT, *more = model(*inputs)
         if objective.entropy:
             batch = replace(batch, entropy_BT=entropy_BT)
+        if more:
+            batch = replace(batch, logprobs_NK=more[0])
         loss, counted = term(batch, logprobs_BT, objective.config, normalizer)
         return loss, counted, logprobs_BT, entropy_BT
 

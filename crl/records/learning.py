@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
+from crl.records.base import CHOICE_FLOATS, CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
 
 CREDIT_RULES = {
     "outcome": "±1 as the paper",
@@ -215,6 +215,8 @@ class TeacherLogprobs(Row):
     weights_digest: A[str, "its weights"]
     tokens_read: A[int, "tokens of the context with the sequence"]
     teacher_logprobs: A[list[float], FLOATS, "log-probability of each token that the sequence trains; none: see reason"]
+    top_ids: A[list[list[int]], CHOICES, "with top_k: the ids that the teacher finds likeliest in place of each"]
+    top_logprobs: A[list[list[float]], CHOICE_FLOATS, "their log-probabilities"]
     reason_code: A[str | None, "context_limit: the teacher reads no sequence so long; null where it is read"]
 
     rules: ClassVar[Rules] = Rules(
@@ -228,6 +230,9 @@ class TeacherLogprobs(Row):
                 "coalesce(isfinite(list_sum(teacher_logprobs)) AND list_max(teacher_logprobs) <= 0, true)"
             ),
             "there are none where there is a reason": "reason_code IS NULL OR len(teacher_logprobs) = 0",
+            "likeliest ids are those of every token, or there are none": (
+                "len(top_ids) IN (0, len(teacher_logprobs)) AND len(top_ids) = len(top_logprobs)"
+            ),
         },
     )
 
@@ -237,7 +242,7 @@ class Sample(Row):
     """One training sample, of one sequence: all that `learn` ever reads."""
 
     table: ClassVar[str] = "samples"
-    added: ClassVar[tuple[str, ...]] = ("token_advantages", "teacher_logprobs")
+    added: ClassVar[tuple[str, ...]] = ("token_advantages", "teacher_logprobs", "top_ids", "top_logprobs")
     sample_id: A[str, "id"]
     round: A[int, "round it is trained in"]
     role: A[str, "role it trains"]
@@ -261,6 +266,12 @@ class Sample(Row):
     teacher_logprobs: A[list[float], FLOATS, "for reverse_kl: the teacher's log-probability of each trained token"] = (
         dataclasses.field(default_factory=list)
     )
+    top_ids: A[list[list[int]], CHOICES, "with top_k: the ids that the teacher finds likeliest in place of each"] = (
+        dataclasses.field(default_factory=list)
+    )
+    top_logprobs: A[list[list[float]], CHOICE_FLOATS, "the teacher's log-probabilities of these"] = dataclasses.field(
+        default_factory=list
+    )
 
     rules: ClassVar[Rules] = Rules(
         key=("sample_id",),
@@ -278,6 +289,9 @@ class Sample(Row):
             "a teacher's log-probabilities are those of every trained token of reverse_kl, and not positive": (
                 "len(teacher_logprobs) = CASE WHEN objective = 'reverse_kl' THEN trained ELSE 0 END AND "
                 "coalesce(isfinite(list_sum(teacher_logprobs)) AND list_max(teacher_logprobs) <= 0, true)"
+            ),
+            "a teacher's likeliest ids are those of every trained token, or there are none": (
+                "len(top_ids) IN (0, trained) AND len(top_ids) = len(top_logprobs)"
             ),
             **TOKEN_ROWS,
         },

@@ -74,6 +74,31 @@ def test_the_expected_gradient_is_that_of_the_full_sum_over_the_vocabulary(moved
     assert largest > 0.01
 
 
+@pytest.mark.parametrize("count", [1, 3, VOCABULARY])
+def test_the_sum_over_the_likeliest_is_a_divergence_and_over_all_of_them_the_whole_one(count: int) -> None:
+    import torch
+
+    from crl.learn.objectives import top_k_divergence
+
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        logits, q = rng.normal(size=VOCABULARY), log_softmax(rng.normal(size=VOCABULARY))
+        pi, ids = log_softmax(logits), np.argsort(-q)[:count]
+        rest = np.setdiff1d(np.arange(VOCABULARY), ids)
+        # By hand: every id is as far from its teacher as its bucket is.
+        gaps = pi - q
+        if len(rest):
+            gaps[rest] = np.log(np.exp(pi[rest]).sum() / np.exp(q[rest]).sum())
+        expected = float((np.exp(pi) * gaps).sum())
+        leaf = torch.tensor(logits, requires_grad=True)
+        own_NK = leaf.log_softmax(0)[torch.tensor(ids)][None]
+        found = top_k_divergence(own_NK, torch.tensor(q[ids])[None])
+        found.sum().backward()
+        assert found.item() == pytest.approx(expected, abs=1e-9) and expected >= 0
+        assert expected <= float((np.exp(pi) * (pi - q)).sum()) + 1e-12
+        assert leaf.grad is not None and leaf.grad.numpy() == pytest.approx(np.exp(pi) * (gaps - expected), abs=1e-9)
+
+
 def written(rng: np.random.Generator) -> tuple[dict[str, Generation], list[TeacherContext]]:
     """Token records of the free episodes, and how their teacher reads them: behind a longer prompt."""
     records, contexts = {}, []
@@ -101,8 +126,9 @@ def written(rng: np.random.Generator) -> tuple[dict[str, Generation], list[Teach
     return records, contexts
 
 
+@pytest.mark.parametrize("top_k", [0, 4], ids=["sampled tokens", "the likeliest four"])
 def test_the_teacher_is_the_same_model_behind_another_prompt_and_the_update_takes_the_gradient_of_the_loss(
-    model: Path,
+    model: Path, top_k: int
 ) -> None:
     """From rows to gradients: log-probabilities, loss and gradient against transformers in float64."""
     import torch
@@ -120,10 +146,10 @@ def test_the_teacher_is_the_same_model_behind_another_prompt_and_the_update_take
         deepspeed=DeepSpeedConfig(micro_batch=2),
     )
     trainer = Trainer(role, model_path=model, checkpoint=None, threads=1)
-    found = trainer.logprobs(read)
+    found = trainer.read(read, likeliest=top_k)
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
     for sample in read:
-        assert found[sample.sample_id] == pytest.approx(logprobs(network, sample), abs=1e-5)
+        assert found[sample.sample_id].logprobs == pytest.approx(logprobs(network, sample), abs=1e-5)
     taught = [
         TeacherLogprobs(
             episode_id=context.episode_id,
@@ -131,7 +157,9 @@ def test_the_teacher_is_the_same_model_behind_another_prompt_and_the_update_take
             role="actor",
             weights_digest="w",
             tokens_read=1,
-            teacher_logprobs=found[sample.sample_id],
+            teacher_logprobs=found[sample.sample_id].logprobs,
+            top_ids=found[sample.sample_id].top_ids,
+            top_logprobs=found[sample.sample_id].top_logprobs,
             reason_code=None,
         )
         for context, sample in zip(contexts, read, strict=True)
@@ -140,13 +168,26 @@ def test_the_teacher_is_the_same_model_behind_another_prompt_and_the_update_take
     assert [sample.generation_id for sample in samples] == list(records)
     weighed = [dataclasses.replace(sample, weight=0.6) for sample in samples]
 
-    total, tokens = torch.zeros((), dtype=torch.float64), 0
-    for sample, row in zip(samples, taught, strict=True):
+    def predicted(sample: Sample) -> list[tuple[int, torch.Tensor]]:
         scaled = network(torch.tensor([sample.token_ids])).logits[0] / TEMPERATURE
         places = [place for place, trained in enumerate(sample.loss_mask) if trained]
-        for place, given in zip(places, row.teacher_logprobs, strict=True):
-            own = scaled[place - 1].log_softmax(0)[sample.token_ids[place]]
-            total = total + (own - sample.logprobs[place]).exp() * (own.detach() - given)
+        return [(place, scaled[place - 1].log_softmax(0)) for place in places]
+
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for sample, other, row in zip(samples, read, taught, strict=True):
+        for at, ((place, own_V), (_, teacher_V)) in enumerate(zip(predicted(sample), predicted(other), strict=True)):
+            token, teacher_V = sample.token_ids[place], teacher_V.detach()
+            if top_k:
+                ids = teacher_V.argsort(descending=True)[:top_k]
+                assert row.top_ids[at] == ids.tolist()
+                assert row.top_logprobs[at] == pytest.approx(teacher_V[ids].tolist(), abs=1e-5)
+                rest = torch.ones_like(own_V, dtype=torch.bool)
+                rest[ids] = False
+                own, given = (torch.cat([each[ids].exp(), each[rest].exp().sum()[None]]) for each in (own_V, teacher_V))
+                total = total + (own * (own / given).log()).sum()
+            else:
+                ratio = (own_V[token] - sample.logprobs[place]).exp()
+                total = total + ratio * (own_V[token].detach() - teacher_V[token])
             tokens += 1
     loss = 0.6 * total / tokens
     loss.backward()

@@ -143,12 +143,16 @@ class Trainer:
         self.batches: list[list[Any]] = []
         self.stale: list[Set[str]] = []
         """Of each batch, the ids of samples that older weights wrote."""
-        self.read: list[Any] = []
+        self.shown: list[Any] = []
         """What it was to give log-probabilities of."""
 
-    def logprobs(self, samples: Sequence[Any]) -> dict[str, list[float]]:
-        self.read += samples
-        return {each.sample_id: [-0.25] * sum(each.loss_mask) for each in samples}
+    def read(self, samples: Sequence[Any], *, likeliest: int = 0) -> dict[str, Any]:
+        self.shown += samples
+        tops = [[[0] * likeliest], [[-9.0] * likeliest]] if likeliest else [[], []]
+        return {
+            each.sample_id: ([-0.25] * sum(each.loss_mask), *(part * sum(each.loss_mask) for part in tops))
+            for each in samples
+        }
 
     def gradient_norms(self, samples: Sequence[Any], objectives: Mapping[str, Any]) -> dict[str, float]:
         norms = {"grpo": 3.0, "reverse_kl": 0.5, "nll": 2.0}

@@ -42,7 +42,7 @@ def text_of(token_ids: list[int]) -> str:
 
 
 def test_a_teacher_reads_what_a_guided_episode_would_and_nobody_is_shown_it(taught: Played) -> None:
-    read = {(each.round, each.generation_id): each for each in taught.services.trainers["actor"].read}
+    read = {(each.round, each.generation_id): each for each in taught.services.trainers["actor"].shown}
     seen = same = 0
     for number in range(1, ROUNDS + 1):
         rows = [row for row in taught.rows(Retrieval, "plan", number) if row.teaches]

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
+from typing import Any
 
 from crl.bank.segments import load_texts
 from crl.config import ContextDistillationConfig, Method
@@ -35,7 +36,7 @@ from crl.rollout.live import Guide
 from crl.rollout.play import PlayedEpisode, teacher_contexts
 from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
-from crl.rounds.impossible import refused
+from crl.rounds.impossible import answers_are_actions, refused
 from crl.rounds.stage import Read, Stage
 from crl.rounds.weights import weights_of
 
@@ -72,6 +73,9 @@ class ContextDistillation(Mechanism):
         if any(family.environment.runs_programs for family in method.families):
             why = "programs write the prompts of a task family, so nobody can read its episodes with an experience"
             yield refused(where, why, "task families whose prompts are the method's")
+        if self.config.top_k is not None and answers_are_actions(method):
+            why = "the actor samples among the legal actions alone, so the likeliest ids are others than its own"
+            yield refused(f"{where}.top_k", why, "null, or roles.actor.sampling.constrain: none")
         if self.config.teacher is None:
             return
         if method.owner(self.teacher) in method.trained():
@@ -125,25 +129,30 @@ class ContextDistillation(Mechanism):
             for row in contexts
         }
         read = [each for each in samples.values() if len(each.token_ids) <= limit]
-        found: dict[str, list[float]] = {}
+        found: dict[str, Any] = {}
         if read:
             trainer = ctx.services.trainer(ctx.method.owner(self.teacher), weights)
-            found = trainer.logprobs(read)
+            found = trainer.read(read, likeliest=self.config.top_k or 0)
             ctx.services.trained(ctx.method.owner(self.teacher), weights)
         if ctx.services.rank > 0:
             return
-        rows = [
-            TeacherLogprobs(
-                episode_id=row.episode_id,
-                generation_id=row.generation_id,
-                role=self.teacher,
-                weights_digest=weights.weights_digest,
-                tokens_read=len(sample.token_ids),
-                teacher_logprobs=found.get(sample.sample_id, []),
-                reason_code=None if sample.sample_id in found else CONTEXT_LIMIT,
+        rows = []
+        for context in contexts:
+            sample = samples[context.generation_id]
+            logprobs, top_ids, top_logprobs = found.get(sample.sample_id, ([], [], []))
+            rows.append(
+                TeacherLogprobs(
+                    episode_id=context.episode_id,
+                    generation_id=context.generation_id,
+                    role=self.teacher,
+                    weights_digest=weights.weights_digest,
+                    tokens_read=len(sample.token_ids),
+                    teacher_logprobs=logprobs,
+                    top_ids=top_ids,
+                    top_logprobs=top_logprobs,
+                    reason_code=None if sample.sample_id in found else CONTEXT_LIMIT,
+                )
             )
-            for row, sample in ((row, samples[row.generation_id]) for row in contexts)
-        ]
         ctx.write(TeacherLogprobs, rows)
         ctx.write_metrics(teacher_metrics(rows, generations))
 
@@ -226,6 +235,8 @@ def reverse_kl_samples(
                     sample,
                     sample_id=f"{sample.sample_id}-taught",
                     teacher_logprobs=given[record.generation_id].teacher_logprobs,
+                    top_ids=given[record.generation_id].top_ids,
+                    top_logprobs=given[record.generation_id].top_logprobs,
                 )
             )
     return found
