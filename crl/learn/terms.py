@@ -86,8 +86,9 @@ def share_factors(
     """What each objective of `shares` is multiplied by so that it has that part of the squared gradient.
 
     `norms` are of the gradients of all objectives of a step, each alone and unscaled; `before` are the factors of the
-    round before, from which one moves at most :data:`MOST_MOVED`-fold. The parts are those of the sum of the squares:
-    how far two gradients point the same way does not count. Where there is nothing to compare with, the factor stays.
+    round before, from which one moves at most :data:`MOST_MOVED`-fold; the first is at most 1, or a first batch that
+    says next to nothing would have a factor without bound. The parts are those of the sum of the squares: how far two
+    gradients point the same way does not count. Where there is nothing to compare with, the factor stays.
     """
     others = math.fsum(norm**2 for kind, norm in norms.items() if kind not in shares)
     present = {kind: share for kind, share in shares.items() if norms.get(kind)}
@@ -98,9 +99,8 @@ def share_factors(
             factors[kind] = 1.0 if last is None else last
             continue
         wanted = math.sqrt(others * present[kind] / (1.0 - math.fsum(present.values()))) / norms[kind]
-        if last is not None:
-            wanted = min(max(wanted, last / MOST_MOVED), last * MOST_MOVED)
-        factors[kind] = wanted
+        low, high = (0.0, 1.0) if last is None else (last / MOST_MOVED, last * MOST_MOVED)
+        factors[kind] = min(max(wanted, low), high)
     return factors
 
 

@@ -77,6 +77,7 @@ def test_a_factor_gives_the_share_and_moves_twofold_at_most() -> None:
     assert seen == pytest.approx([0.5, 0.25, 0.125, 0.1, 0.1])
     assert gradient_shares(later, factors)["nll"] == pytest.approx(0.3)
     assert share_factors({**norms, "nll": 0.004}, shares, first)["nll"] == pytest.approx(2 * first["nll"])
+    assert share_factors({**norms, "nll": 1e-9}, shares, {})["nll"] == 1.0, "a first batch may say next to nothing"
 
 
 def test_without_anything_to_compare_with_a_factor_stays() -> None:
