@@ -75,6 +75,9 @@ class Session(WholeTurns):
         for row, piece in pieces.items():
             self._ids[row].extend(piece)
 
+    def replace(self, row: int, token_ids: Sequence[int], seed: int | None = None) -> None:
+        self._ids[row] = list(token_ids)
+
     def sample(
         self,
         rows: Sequence[int],

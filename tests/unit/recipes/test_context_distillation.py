@@ -26,7 +26,8 @@ from crl.records import (
 )
 from crl.report.views import query
 from crl.rounds.recipe import recipe_of, recorded_bank
-from tests.unit.recipes.played import Played, Services, experiment
+from crl.text.prefixes import shared_prefix
+from tests.unit.recipes.played import Played, Policy, Services, act, experiment
 
 ROUNDS, FEW = 3, {"method__families__0__evaluation_seeds__count": 4}
 TAUGHT = {"method__recipe__context_distillation": {"share": 0.2}}
@@ -118,6 +119,30 @@ def test_what_is_played_retrieved_written_and_evaluated_is_as_without_it(taught:
         assert "teacher_contexts" not in alone.tables(number, "collect")
         samples = [row for row in taught.rows(Sample, "credit", number) if row.objective != "reverse_kl"]
         assert samples == alone.rows(Sample, "credit", number)
+
+
+@pytest.mark.slow
+def test_of_several_sequences_the_teacher_reads_each_behind_its_own_prompt(tmp_path: Path) -> None:
+    """The actor thinks in parentheses, and later prompts have no thoughts: every turn is a sequence."""
+    made = experiment(method__roles__actor__history="strip_thoughts", **TAUGHT, **FEW)
+    services = Services(made)
+    services._policies["actor"] = Policy(lambda read, generator: f"(so) {act(read, generator)}")
+    run = Played(tmp_path, made, 2, services)
+    records = {row.generation_id: row for row in run.rows(Generation, "collect", 2)}
+    contexts = run.rows(TeacherContext, "collect", 2)
+    assert any("-s" in context.generation_id for context in contexts)
+    free = [row for row in run.rows(Episode, "collect", 2) if row.stream == "free"]
+    assert [context.generation_id for context in contexts] == [name for row in free for name in row.generation_ids]
+    for context in contexts:
+        record = records[context.generation_id]
+        assert context.replaced_tokens == record.loss_mask.index(1)
+        shown, own = text_of(context.token_ids), text_of(record.token_ids[: context.replaced_tokens])
+        same = shared_prefix(shown, own)
+        behind = len(own) - same
+        assert own[same:] == shown[len(shown) - behind :]
+        assert "Advice: " in shown[: len(shown) - behind], "the experience is all that differs"
+    assert {row.reason_code for row in run.rows(TeacherLogprobs, "teach", 2)} == {None}
+    assert problems_of(run.run, run.recipe) == []
 
 
 @pytest.mark.slow
