@@ -52,11 +52,11 @@ from crl.config.roles import (
 
 __all__ = [
     "ENGINES", "ENVIRONMENTS", "RECIPES", "ActorCriticConfig", "ActorObjective", "BankConfig", "BankUse",
-    "ContextDistillationConfig", "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig", "EnvironmentConfig",
-    "EvaluationConfig", "Exchange", "Experiment", "ExtractorObjective", "FamilyBank", "FamilyConfig", "FamilyReward",
-    "FamilySampling", "ImportanceSamplingCorrection", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig",
-    "OptimizerConfig", "PolicyObjective", "PromptConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig",
-    "RoleUse", "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange",
-    "SelfDistillationConfig", "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig",
-    "WhenBusy",
+    "ContextDistillationConfig",
+    "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig", "EnvironmentConfig", "EvaluationConfig",
+    "Exchange", "Experiment", "ExtractorObjective", "FamilyBank", "FamilyConfig", "FamilyReward", "FamilySampling",
+    "ImportanceSamplingCorrection", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig", "OptimizerConfig",
+    "PolicyObjective", "PromptConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
+    "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange", "SelfDistillationConfig",
+    "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
 ]  # fmt: skip
