@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,23 +32,13 @@ from crl.learn.optimizers import Moved, learning_rate, make_optimizer
 from crl.learn.process_group import import_deepspeed, join
 from crl.learn.scoring import Reference, ScoredModel, deterministic, inputs_of, load_trainable
 from crl.learn.terms import Objective
+from crl.protocols import Reading
 from crl.records import Sample
 
 _BUCKET_ELEMENTS = 50_000_000
 """Elements that ZeRO reduces at once: DeepSpeed's default of 5e8 reserves 2 GB, too much for a laptop."""
 
 Gradients = dict[str, torch.Tensor]
-
-
-class Reading(NamedTuple):
-    """What a model gives to the trained tokens of a sample."""
-
-    logprobs: list[float]
-    """Log-probability of each."""
-    top_ids: list[list[int]]
-    """The likeliest ids in place of each; none where nobody asked."""
-    top_logprobs: list[list[float]]
-    """Their log-probabilities."""
 
 
 class Trainer:

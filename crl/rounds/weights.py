@@ -16,6 +16,7 @@ from typing import Any
 from crl.errors import RecordDamaged
 from crl.learn.terms import gradient_shares, share_factors
 from crl.paths import quoted
+from crl.protocols import Trainer
 from crl.records import Generation, Metric, Sample, Weights
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE, Read, Stage
@@ -164,7 +165,7 @@ def update(ctx: StageContext, owner: str, credit: str) -> None:
 
 
 def _shared(
-    ctx: StageContext, trainer: Any, batches: list[list[Sample]]
+    ctx: StageContext, trainer: Trainer | None, batches: list[list[Sample]]
 ) -> tuple[list[list[Sample]], dict[str, float]]:
     """The batches of an update with the weights that give objectives their share of the gradient, and as metrics what
     they are multiplied by (`<objective>_factor`) and the share that they have (`<objective>_share`).
@@ -178,7 +179,7 @@ def _shared(
     shares = {name: share for name, share in wanted.items() if name in trained or name in before}
     if not shares:
         return batches, {}
-    norms = trainer.gradient_norms(batches[0], ctx.recipe.objectives) if trained & shares.keys() else {}
+    norms = trainer.gradient_norms(batches[0], ctx.recipe.objectives) if trainer and trained & shares.keys() else {}
     factors = share_factors(norms, shares, before)
     measured = gradient_shares(norms, factors)
     return [

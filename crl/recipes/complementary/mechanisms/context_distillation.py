@@ -13,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any
 
 from crl.bank.segments import load_texts
 from crl.config import ContextDistillationConfig, Method
 from crl.credit.samples import record_of, sample_of, trained_of
 from crl.credit.uses import usable
 from crl.errors import BadInput
+from crl.protocols import Reading
 from crl.recipes.complementary.config import ACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, RowsByType, Sources, TruthShare
 from crl.records import (
@@ -129,7 +129,7 @@ class ContextDistillation(Mechanism):
             for row in contexts
         }
         read = [each for each in samples.values() if len(each.token_ids) <= limit]
-        found: dict[str, Any] = {}
+        found: dict[str, Reading] = {}
         if read:
             trainer = ctx.services.trainer(ctx.method.owner(self.teacher), weights)
             found = trainer.read(read, likeliest=self.config.top_k or 0)
@@ -139,7 +139,7 @@ class ContextDistillation(Mechanism):
         rows = []
         for context in contexts:
             sample = samples[context.generation_id]
-            logprobs, top_ids, top_logprobs = found.get(sample.sample_id, ([], [], []))
+            logprobs, top_ids, top_logprobs = found.get(sample.sample_id, Reading([], [], []))
             rows.append(
                 TeacherLogprobs(
                     episode_id=context.episode_id,
