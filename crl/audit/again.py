@@ -95,8 +95,8 @@ def make(
 def missing_reads(run: RunDirectory, recipe: Recipe, round_number: int, name: str) -> list[str]:
     """Stages that a stage reads and that are not there, as `0007/distill`."""
     stage = recipe.stage(run.method, round_number, name)
-    places = [recipe.resolve(run.method, round_number, read.stage, read.offset) for read in stage.reads]
-    return sorted({key_of(*place) for place in places if place is not None and not run.is_complete(*place)})
+    places = [place for read in stage.reads for place in recipe.read_keys(run.method, round_number, stage, read)]
+    return sorted({key_of(*place) for place in places if not run.is_complete(*place)})
 
 
 def differences(row_type: type[Row], made: pa.Table, recorded: pa.Table) -> list[str]:

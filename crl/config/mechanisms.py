@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from crl.config.base import COLDEST, MOST_ROUNDS, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.recorded import RecordedConfig
+from crl.config.roles import SamplingChange
 from crl.records.learning import CREDIT_RULES
 
 LONGEST_OBSERVATION = 250_000
@@ -22,6 +23,14 @@ class SearchAndAskConfig(Model):
     max_characters: int = Field(200, ge=4, le=4000, description="Longest question; a longer one is refused.")
     train_answers: bool = Field(
         False, description="Train the extractor on its answers: each earns the outcome of the episode that asked."
+    )
+
+
+class DynamicSampling(Model):
+    """Groups that teach nothing are drawn again: DAPO (arXiv 2503.14476)."""
+
+    max_draws: int = Field(
+        3, ge=2, le=16, description="Times that a round draws at most, the first included; so many stages are listed."
     )
 
 
@@ -60,6 +69,12 @@ class RolloutConfig(Model):
         description="Characters of what an environment may show at one time, actions and feedback counted; an episode "
         f"that is shown more ends with an error. null: {LONGEST_OBSERVATION}.",
         exclude_if=unset,
+    )
+    dynamic_sampling: DynamicSampling | None = Field(
+        None,
+        exclude_if=unset,
+        description="Other tasks take the place of groups in none of whose streams some rollouts were won and others "
+        "lost; updates leave these groups out. All that is drawn is recorded and counted. null: each round draws once.",
     )
     mixed_waves: bool = Field(False, description="A wave may hold groups of several task families.")
     search_and_ask: SearchAndAskConfig | None = Field(None, description="Guided episodes may ask; none: they may not.")
@@ -420,6 +435,26 @@ class EvaluationConfig(Model):
 
     every: int = Field(1, ge=0, le=MOST_ROUNDS, description="Evaluate every N rounds; 0 never.")
     temperature: float = Field(1.0, ge=COLDEST, le=5, description="Sampling temperature in evaluation.")
+    samples: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        exclude_if=lambda value: value == 1,
+        description="Plays of each held-out task in each condition; above 1 the results have pass@k. The first play is "
+        "the same however many follow.",
+    )
+    sampling: SamplingChange | None = Field(
+        None,
+        exclude_if=unset,
+        description="What else is different of the actor's sampling in evaluation, in every task family; null: nothing "
+        "but the temperature.",
+    )
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> EvaluationConfig:
+        if self.sampling is not None and not self.sampling.model_dump(exclude_none=True):
+            raise ValueError("sampling changes nothing: name what is different in evaluation, or leave it out")
+        return self
 
 
 class WarmStartConfig(Model):

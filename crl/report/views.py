@@ -12,7 +12,8 @@ One view per row type of `crl/records/`, over every round and stage that wrote i
 - `timings`: how long retrieval, answers and playing took, from the manifests;
 - `validations`: what Great Expectations found in the tables of committed rounds, from `validations/`;
 - `lineage`: one row per use of an experience, with all that led to it;
-- the table macros `bank_at(round)` and `bank_diff(earlier, later)`, and `wilson_low(won, games)`, `wilson_high(…)`.
+- `pass_at_k`: pass@k of held-out tasks that were played several times;
+- the table macros `bank_at(round)` and `bank_diff(earlier, later)`, and those of intervals (`view_sql.SCALARS`).
 
 :func:`connect` and :func:`query` list the run once: everything in a session is one state of it, whatever is published
 meanwhile, and `latest_round()` is the newest round whose bank was published then. The Parquet files are the truth:

@@ -45,8 +45,9 @@ class EpisodeSlot:
 
     @property
     def shown(self) -> str | None:
-        """What the actor reads: the experience, or several of them, numbered."""
-        return shown_text([guide.experience for guide in self.guides])
+        """What the actor reads: the experience, or several of them, numbered; as instructions under each other."""
+        texts = [guide.experience for guide in self.guides]
+        return "\n\n".join(texts) if self.as_instructions and texts else shown_text(texts)
 
 
 def sequence_id(episode_id: str, stage: str, index: int) -> str:

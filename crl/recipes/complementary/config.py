@@ -59,6 +59,7 @@ class BankRecipeConfig(RecipeConfig):
             "recipe.extractor_objective", "recipe.merge", "recipe.warm_up_rounds",
         }
     )  # fmt: skip
+    DRAWS_AGAIN: ClassVar[bool] = True
     OVERLAPS: ClassVar[bool] = True
 
     guided_share: float = Field(0.5, ge=0, le=1, description="Share of a group that is guided.")
@@ -207,6 +208,14 @@ class BankRecipeConfig(RecipeConfig):
         if self.warm_start is not None:
             yield from _warm_start(self, self.warm_start, method)
         yield from _mechanisms(self, method)
+        subgroup = self.actor_objective.advantage == "subgroup"
+        if method.rollout.dynamic_sampling is not None and subgroup and (2, 1) in self.guided_sizes(method):
+            yield BadInput(
+                "groups of 2 have one guided rollout and one free: no stream varies, and all would be drawn again",
+                expected="groups of 3 or more, or recipe.actor_objective.advantage: pooled",
+                where="method.rollout.dynamic_sampling",
+                next_step="change one of them, or leave it out",
+            )
 
 
 class ComplementaryConfig(BankRecipeConfig):
@@ -235,6 +244,7 @@ class ExperienceOnlyConfig(BankRecipeConfig):
 
     kind: Literal["experience_only"] = "experience_only"
     TRAINED: ClassVar[frozenset[str]] = frozenset({EXTRACTOR})
+    DRAWS_AGAIN: ClassVar[bool] = False
 
 
 class OfflineBankConfig(BankRecipeConfig):

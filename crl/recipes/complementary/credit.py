@@ -17,7 +17,7 @@ from crl.bank.duplicates import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.credit.buffer import HeldText, Output, buffer_metrics, earners, fill_buffer
 from crl.credit.rules import Round, Scored, TaskKey, rule_of, task_of
-from crl.credit.samples import cispo_samples, grpo_samples, select_batches
+from crl.credit.samples import cispo_samples, grpo_samples, select_batches, trained_episodes
 from crl.credit.uses import credit_metrics, credits_of, earned_when_written, entry_scores, free_means, uses_of
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Mechanism
@@ -102,15 +102,16 @@ def _actor_samples(ctx: StageContext, episodes: Sequence[Episode]) -> tuple[list
         return [], []
     generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
     turns = ctx.rows(Turn, "collect") if config.actor_objective.turn_credit is not None else []
-    samples = grpo_samples(episodes, generations, config.actor_objective, round=ctx.round, turns=turns)
+    objective, sampling = config.actor_objective, ctx.method.rollout.dynamic_sampling
+    trained = trained_episodes(episodes, sampling, pooled=objective.advantage == "pooled")
+    samples = grpo_samples(trained, generations, objective, round=ctx.round, turns=turns)
     beside = {
         "self_distilled": distilled_samples(ctx, episodes, generations),
         "context_distilled": taught_samples(ctx, episodes, generations),
     }
     due = {name: more for name, more in beside.items() if more is not None}
-    return [*samples, *(each for more in due.values() for each in more)], _metrics(
-        ctx, {name: float(len(more)) for name, more in due.items()}
-    )
+    metrics = {name: float(len(more)) for name, more in due.items()}
+    return [*samples, *(each for more in due.values() for each in more)], _metrics(ctx, metrics)
 
 
 def _scored(

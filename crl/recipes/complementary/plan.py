@@ -16,12 +16,12 @@ from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.config import Method, RetrievalConfig
-from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.config import ACTOR, config_of
 from crl.recipes.complementary.mechanisms.suppression import masked
 from crl.records import FREE, GUIDED, BankEntry, Retrieval, RetrievalCount, Suppression, Task, rows_with
 from crl.rounds.context import BANK, StageContext
 from crl.rounds.proposal import partitions_of
-from crl.rounds.stage import BEFORE
+from crl.rounds.stage import BEFORE, draw_of
 from crl.rounds.tasks import drawn_tasks
 from crl.run.cache import Shelf
 
@@ -33,7 +33,10 @@ def plan(ctx: StageContext) -> None:
         guided = config_of(ctx.method).guided_members(size, ctx.round)
         return [GUIDED] * guided + [FREE] * (size - guided)
 
-    tasks = drawn_tasks(ctx, streams)
+    config, further = config_of(ctx.method), draw_of(ctx.stage.name)[1] > 1
+    pooled = config.actor_objective.advantage == "pooled"
+    # What teaches nothing is drawn again for the actor's update alone.
+    tasks = [] if further and not config.trains(ACTOR, ctx.round) else drawn_tasks(ctx, streams, pooled=pooled)
     retrievals, counts, suppressed = _retrieve(ctx, tasks)
     ctx.write(Task, tasks)
     ctx.write(Retrieval, retrievals)
@@ -44,7 +47,7 @@ def plan(ctx: StageContext) -> None:
 
 def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], list[RetrievalCount], list[Suppression]]:
     bank = ctx.bank()
-    counts = ctx.rows(RetrievalCount, BEFORE)
+    counts = counters(ctx, BEFORE)
     guided = [task for task in tasks if task.stream == GUIDED]
     taught = [task for task in tasks if task.stream == FREE] if config_of(ctx.method).teaches(ctx.round) else []
     if not len(bank) or not (guided or taught):
@@ -64,6 +67,11 @@ def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], li
     beside = retrieve_all(ctx, retriever, taught) if taught else []
     found += [replace(row, chosen=False, teaches=True) for row in beside if row.chosen]
     return found, counts, suppressed
+
+
+def counters(ctx: StageContext, read: str) -> list[RetrievalCount]:
+    """The counters that the last plan of a read left: each draw goes on with those of the one before."""
+    return list({row.entry_id: row for row in ctx.rows(RetrievalCount, read)}.values())
 
 
 def retrieval_of(method: Method, *, training: bool) -> RetrievalConfig:

@@ -23,7 +23,7 @@ from tests.unit.recipes.tracing import settings_read
         ("complementary", {"method__recipe__self_distillation": {}, "method__recipe__bank__duplicates": "near",
                            "method__recipe__actor_critic": {}, "method__prompts__critic": CRITIC}),
         pytest.param("erl", {}, marks=requires("erl")),
-        pytest.param("dreamgym", {"method__recipe__mix": 0.5}, marks=requires("dreamgym")),
+        pytest.param("dreamgym", {"method__recipe__synthetic_share": 0.5}, marks=requires("dreamgym")),
         pytest.param("uniform", {}, marks=requires("importance_replay")),
         pytest.param("learned", {}, marks=requires("importance_replay")),
     ],
