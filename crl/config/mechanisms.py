@@ -396,8 +396,8 @@ class ContextDistillationConfig(Model):
         ge=2,
         le=1024,
         exclude_if=unset,
-        description="At each token the divergence is summed over so many ids that the teacher finds likeliest, all "
-        "others counting as one. null: the sampled token stands for the sum.",
+        description="At each token the divergence is summed over so many ids, the sampled one and those that the "
+        "teacher finds likeliest, all others counting as one. null: the sampled token stands for the sum.",
     )
 
 

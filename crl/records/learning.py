@@ -215,7 +215,9 @@ class TeacherLogprobs(Row):
     weights_digest: A[str, "its weights"]
     tokens_read: A[int, "tokens of the context with the sequence"]
     teacher_logprobs: A[list[float], FLOATS, "log-probability of each token that the sequence trains; none: see reason"]
-    top_ids: A[list[list[int]], CHOICES, "with top_k: the ids that the teacher finds likeliest in place of each"]
+    top_ids: A[
+        list[list[int]], CHOICES, "with top_k: the ids that the teacher finds likeliest in place of each, and it"
+    ]
     top_logprobs: A[list[list[float]], CHOICE_FLOATS, "their log-probabilities"]
     reason_code: A[str | None, "context_limit: the teacher reads no sequence so long; null where it is read"]
 
@@ -266,9 +268,9 @@ class Sample(Row):
     teacher_logprobs: A[list[float], FLOATS, "for reverse_kl: the teacher's log-probability of each trained token"] = (
         dataclasses.field(default_factory=list)
     )
-    top_ids: A[list[list[int]], CHOICES, "with top_k: the ids that the teacher finds likeliest in place of each"] = (
-        dataclasses.field(default_factory=list)
-    )
+    top_ids: A[
+        list[list[int]], CHOICES, "with top_k: the ids that the teacher finds likeliest in place of each, and it"
+    ] = dataclasses.field(default_factory=list)
     top_logprobs: A[list[list[float]], CHOICE_FLOATS, "the teacher's log-probabilities of these"] = dataclasses.field(
         default_factory=list
     )

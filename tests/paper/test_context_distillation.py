@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from crl.config import ActorObjective, DeepSpeedConfig, OptimizerConfig, RoleConfig
-from crl.recipes.complementary.mechanisms.context_distillation import as_read, reverse_kl_samples
+from crl.protocols import Reading
+from crl.recipes.complementary.mechanisms.context_distillation import as_read, reverse_kl_samples, with_sampled
 from crl.records import Generation, Sample, TeacherContext, TeacherLogprobs
 from tests.paper.test_self_distillation import EPISODES, TEMPERATURE, grpo_sample, logprobs
 
@@ -97,6 +98,12 @@ def test_the_sum_over_the_likeliest_is_a_divergence_and_over_all_of_them_the_who
         assert found.item() == pytest.approx(expected, abs=1e-9) and expected >= 0
         assert expected <= float((np.exp(pi) * (pi - q)).sum()) + 1e-12
         assert leaf.grad is not None and leaf.grad.numpy() == pytest.approx(np.exp(pi) * (gaps - expected), abs=1e-9)
+
+
+def test_what_was_sampled_is_among_the_likeliest() -> None:
+    reading = Reading([-0.1, -5.0], [[3, 4], [7, 9]], [[-0.1, -2.5], [-0.7, -0.8]])
+    assert with_sampled(reading, [3, 1]) == Reading([-0.1, -5.0], [[3, 4], [7, 1]], [[-0.1, -2.5], [-0.7, -5.0]])
+    assert with_sampled(Reading([-0.1, -5.0], [], []), [3, 1]) == Reading([-0.1, -5.0], [], [])
 
 
 def written(rng: np.random.Generator) -> tuple[dict[str, Generation], list[TeacherContext]]:

@@ -139,7 +139,8 @@ class ContextDistillation(Mechanism):
         rows = []
         for context in contexts:
             sample = samples[context.generation_id]
-            logprobs, top_ids, top_logprobs = found.get(sample.sample_id, Reading([], [], []))
+            reading = found.get(sample.sample_id, Reading([], [], []))
+            reading = with_sampled(reading, list(compress(sample.token_ids, sample.loss_mask)))
             rows.append(
                 TeacherLogprobs(
                     episode_id=context.episode_id,
@@ -147,9 +148,9 @@ class ContextDistillation(Mechanism):
                     role=self.teacher,
                     weights_digest=weights.weights_digest,
                     tokens_read=len(sample.token_ids),
-                    teacher_logprobs=logprobs,
-                    top_ids=top_ids,
-                    top_logprobs=top_logprobs,
+                    teacher_logprobs=reading.logprobs,
+                    top_ids=reading.top_ids,
+                    top_logprobs=reading.top_logprobs,
                     reason_code=None if sample.sample_id in found else CONTEXT_LIMIT,
                 )
             )
@@ -179,6 +180,16 @@ def as_read(context: TeacherContext, record: Generation, *, round: int) -> Sampl
         logprobs=[0.0] * len(ids),
     )
     return sample_of(read, round=round, role=ACTOR, objective="nll", reward=0.0, advantage=1.0, weight=1.0)
+
+
+def with_sampled(reading: Reading, sampled: Sequence[int]) -> Reading:
+    """A reading with each sampled token among the likeliest ids, in place of the last of them where the teacher would
+    rather have said others: else what an actor is sure of and its teacher is not would count among the rest."""
+    top_ids, top_logprobs = [list(row) for row in reading.top_ids], [list(row) for row in reading.top_logprobs]
+    for ids, values, token, value in zip(top_ids, top_logprobs, sampled, reading.logprobs, strict=False):
+        if token not in ids:
+            ids[-1], values[-1] = token, value
+    return Reading(reading.logprobs, top_ids, top_logprobs)
 
 
 def teacher_metrics(rows: Iterable[TeacherLogprobs], generations: Mapping[str, Generation]) -> Metrics:
