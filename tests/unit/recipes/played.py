@@ -19,7 +19,7 @@ from crl.engine.execute import Attempt, execute_stage
 from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
 from crl.policies.sources import resolve_model
-from crl.protocols import Sampled, StopReason, WholeTurns
+from crl.protocols import Reading, Sampled, StopReason, WholeTurns
 from crl.records import Weights, rows_of
 from crl.records.base import R
 from crl.rounds.recipe import recipe_of
@@ -149,11 +149,11 @@ class Trainer:
         self.shown: list[Any] = []
         """What it was to give log-probabilities of."""
 
-    def read(self, samples: Sequence[Any], *, likeliest: int = 0) -> dict[str, Any]:
+    def read(self, samples: Sequence[Any], *, likeliest: int = 0) -> dict[str, Reading]:
         self.shown += samples
         tops = [[[0] * likeliest], [[-9.0] * likeliest]] if likeliest else [[], []]
         return {
-            each.sample_id: ([-0.25] * sum(each.loss_mask), *(part * sum(each.loss_mask) for part in tops))
+            each.sample_id: Reading([-0.25] * sum(each.loss_mask), *(part * sum(each.loss_mask) for part in tops))
             for each in samples
         }
 
