@@ -73,7 +73,8 @@ def verify(
         problems += data_problems(method) if data else []
         if has_data(method) and not data:
             say(f"note: the data that it plays with was not read: crl verify {shown(path)} --data")
-    for remark in remarks(record):
+    notes = remarks(record)
+    for remark in notes:
         say(f"note: {remark}")
     if (told := head_line(record.stages, complete)) is not None:
         say(told)
@@ -87,7 +88,8 @@ def verify(
                 raise
             say(f"the given head does not fit: {error.found}")
     if not problems:
-        say(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
+        more = f", with {len(notes)} note{'' if len(notes) == 1 else 's'} above" if notes else ""
+        say(f"{shown(path)} is intact{more}: every file is what its manifest says, and every manifest fits the chain")
         return
     damaged = sum(problem.severity is Severity.damaged for problem in problems)
     raise RecordDamaged(
