@@ -21,6 +21,7 @@ from crl.config.mechanisms import (
     ActorCriticConfig,
     ActorObjective,
     BankConfig,
+    ContextDistillationConfig,
     DistillConfig,
     EvaluationConfig,
     ExtractorObjective,
@@ -52,6 +53,7 @@ from crl.config.roles import (
 
 __all__ = [
     "ENGINES", "ENVIRONMENTS", "RECIPES", "ActorCriticConfig", "ActorObjective", "BankConfig", "BankUse",
+    "ContextDistillationConfig",
     "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig", "EnvironmentConfig", "EvaluationConfig",
     "Exchange", "Experiment", "ExtractorObjective", "FamilyBank", "FamilyConfig", "FamilyReward", "FamilySampling",
     "ImportanceSamplingCorrection", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig", "OptimizerConfig",

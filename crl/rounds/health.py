@@ -206,8 +206,10 @@ def reward_metrics(rewards: Sequence[float], advantages: Sequence[float]) -> Met
 
 
 def update_metrics(role: str, metrics: Mapping[str, float]) -> Metrics:
-    """Steps of a role's update, and where it took one, the clipped share of the trained tokens, ratio and gap."""
+    """Steps of a role's update, the shares of its gradient, and where it took a step, the clipped share of the trained
+    tokens, ratio and gap."""
     found = {f"{role}_stepped": metrics["stepped"]} if "stepped" in metrics else {}
+    found |= {f"{role}_{name}": value for name, value in metrics.items() if name.endswith("_share")}
     if "ratio_mean" in metrics:
         found |= {f"{role}_{name}": metrics[name] for name in UPDATE_METRICS if name in metrics}
         found[f"{role}_clipped"] = metrics.get("clipped_low", 0.0) + metrics.get("clipped_high", 0.0)

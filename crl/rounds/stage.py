@@ -113,7 +113,7 @@ class Stage:
     role: str | None = None
     """Role whose model it needs; None needs no language model."""
     update: bool = False
-    """Whether it trains: it then runs on every rank of the role's engine."""
+    """Whether it has a trainer: it then runs on every rank of the role's engine."""
     second_track: bool = False
     """Whether it may run beside the first track of the round after. Within a round the first track comes first."""
     due: Callable[[Method, int], bool] = always

@@ -15,11 +15,13 @@ from functools import partial
 
 from crl.config import Method
 from crl.credit.rules import rule_of
-from crl.learn.terms import objectives
+from crl.learn import terms
+from crl.learn.terms import Objective
 from crl.recipes.complementary import collect, credit, distill, health, plan, ready, warm_start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
 from crl.recipes.complementary.mechanisms import Mechanism, Sources, with_mechanisms
 from crl.recipes.complementary.mechanisms.actor_critic import ActorCritic
+from crl.recipes.complementary.mechanisms.context_distillation import REVERSE_KL, ContextDistillation
 from crl.recipes.complementary.mechanisms.raw_rewards import RawRewards
 from crl.recipes.complementary.mechanisms.search_and_ask import SearchAndAsk
 from crl.recipes.complementary.mechanisms.self_distillation import SelfDistillation
@@ -58,6 +60,7 @@ MECHANISMS: tuple[type[Mechanism], ...] = (
     Suppress,
     ActorCritic,
     SelfDistillation,
+    ContextDistillation,
     RawRewards,
     SearchAndAsk,
 )
@@ -89,7 +92,7 @@ def build(method: Method) -> Recipe:
             **({update_name(method.owner(EXTRACTOR)): "warm_start_extractor"} if extractor_starts else {}),
         },
         trains=frozenset(method.trained()),
-        objectives=objectives(config.actor_objective, config.extractor_objective),
+        objectives=_objectives(config),
         check_ready=ready.check_ready,
         recalls=(Distillation, Episode, Generation),
         refused=refused,
@@ -190,6 +193,16 @@ def first_track(stages: Iterable[Stage], method: Method) -> set[str]:
         if name in listed and name not in found:
             found.add(name)
             waiting += [read.stage for read in listed[name].reads if read.offset == 0]
+    return found
+
+
+def _objectives(config: BankRecipeConfig) -> Mapping[str, Objective]:
+    """Those of the paper, and of what is distilled."""
+    found = dict(terms.objectives(config.actor_objective, config.extractor_objective))
+    if config.self_distillation is not None:
+        found["nll"] = dataclasses.replace(terms.NLL, share=config.self_distillation.share)
+    if config.context_distillation is not None:
+        found[REVERSE_KL] = dataclasses.replace(terms.REVERSE_KL, share=config.context_distillation.share)
     return found
 
 
