@@ -21,7 +21,7 @@ from crl.records import Evaluation, Weights
 from crl.rounds.alarms import Guard, Metrics, counters
 from crl.rounds.context import StageContext
 from crl.rounds.evaluate import best_of, held_out_success
-from crl.rounds.stage import Read, Recipe, Run, Stage
+from crl.rounds.stage import BEFORE, Read, Recipe, Run, Stage
 
 HEALTH, EVALUATE = "health", "evaluate"
 FALL_BACK, FELL_BACK = "fall_back_to", "fell_back_to"
@@ -103,4 +103,5 @@ def _update(ctx: StageContext, run: Run) -> None:
         return
     ctx.write(Weights, [replace(row, round=ctx.round)])
     told = f"the run had collapsed: no update, these are the weights of round {target:.0f}"
-    ctx.write_metrics({"samples": 0.0, FELL_BACK: target}, {FELL_BACK: told})
+    factors = {name: value for name, value in ctx.metrics(BEFORE).items() if name.endswith("_factor")}
+    ctx.write_metrics({"samples": 0.0, **factors, FELL_BACK: target}, {FELL_BACK: told})

@@ -9,6 +9,7 @@ import pytest
 
 from crl.config.load import load_experiment
 from crl.errors import BadInput
+from crl.records import Weights
 from crl.rounds import fall_back
 from crl.rounds.fall_back import FALL_BACK, FELL_BACK, counted_anew, guard_of, guarded
 from crl.rounds.recipe import recipe_of
@@ -106,3 +107,22 @@ def test_signs_are_counted_anew_after_a_fall_back_only():
     previous = {"falling_rounds": 3.0, "success_sum": 2.0, "success": 0.4}
     assert counted_anew(previous) == previous
     assert counted_anew({**previous, FALL_BACK: 0.0}) == {"success": 0.4, FALL_BACK: 0.0}
+
+
+def test_the_factors_of_shared_gradients_outlive_a_fall_back(tmp_path):
+    row = Weights(role="actor", round=1, updates=0, source="tiny", base_digest="b", checkpoint=None, weights_digest="w")
+    written: dict[str, object] = {}
+    recorded = {"decided": {FALL_BACK: 1.0}, "before": {"cispo_factor": 0.5, "loss": 2.0}}
+    ctx = SimpleNamespace(
+        method=None, round=4, run_path=tmp_path, services=SimpleNamespace(rank=0),
+        stage=SimpleNamespace(name="update_actor", role="actor"), metrics=recorded.__getitem__,
+        recipe=SimpleNamespace(resolve=lambda method, number, name, offset: (number, name)),
+        rows_at=lambda kind, number, name: [row] if (number, name) == (1, "update_actor") else [],
+        write=lambda kind, rows: written.update(weights=rows),
+        write_metrics=lambda metrics, alarms: written.update(metrics=metrics),
+    )  # fmt: skip
+    fall_back._update(ctx, run=lambda ctx: pytest.fail("it trains nothing"))
+    assert written == {
+        "weights": [replace(row, round=4)],
+        "metrics": {"samples": 0.0, "cispo_factor": 0.5, FELL_BACK: 1.0},
+    }
