@@ -99,7 +99,7 @@ class RecipeConfig(Model):
             )
         return method.recipe
 
-    def after_rollouts(self) -> frozenset[str]:
+    def after_rollouts(self, method: Method) -> frozenset[str]:
         """`AFTER_ROLLOUTS`; for a recipe whose settings decide which of its stages play, those of these settings."""
         return self.AFTER_ROLLOUTS
 
