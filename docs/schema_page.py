@@ -188,6 +188,7 @@ _EVERY_MECHANISM = {
     "method.recipe.extractor_objective.credit": "trend",
     "method.recipe.trial": {"reward": "uses"},  # what a trial pays is not paid beside a trend
     "method.recipe.suppress": {},
+    "method.recipe.context_distillation": {},
     "method.recipe.bank.duplicates": "near",
 }
 """Added to the paper's experiment, which has the others, so that every stage and table occurs."""

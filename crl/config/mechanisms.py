@@ -178,8 +178,22 @@ class MergeConfig(Model):
     similarity: float = Field(0.9, gt=0, le=1, description="Cosine from which two entries resemble.")
 
 
+class ProvenConfig(Model):
+    """Which text of the bank is proven, and so not replaced by one that nobody has tried."""
+
+    uses: int = Field(
+        4,
+        ge=1,
+        le=1_000_000,
+        description="Games that a text must have guided; its new version is judged after as many.",
+    )
+    outcome: float = Field(
+        0.0, ge=-1, le=1, description="Least mean outcome of them, from -1 (all lost) to 1 (all won)."
+    )
+
+
 class BankConfig(Model):
-    """Capacity and eviction."""
+    """Capacity and eviction, and what a new text may replace."""
 
     capacity: int = Field(20_000, ge=1, le=10_000_000, description="Entries per task family.")
     eviction: Literal["fifo", "least_useful"] = Field(
@@ -191,6 +205,23 @@ class BankConfig(Model):
         "refuses one that resembles an entry (appendix C.2).",
     )
     similarity: float = Field(0.95, gt=0, le=1, description="Cosine from which a text repeats an entry's (near).")
+    proven: ProvenConfig | None = Field(
+        None,
+        exclude_if=unset,
+        description="An update of a proven entry waits beside it, as an entry of its own, and replaces it once it won "
+        "as often; null: updates replace at once.",
+    )
+    merge_contained: bool = Field(
+        False,
+        exclude_if=off,
+        description="A text that says less than another of its family (each of its sentences begins one of the other) "
+        "is merged into that one.",
+    )
+
+    @property
+    def keeps_what_is_better(self) -> bool:
+        """Whether it is more than what was written last."""
+        return self.proven is not None or self.merge_contained
 
 
 class ImportanceSamplingCorrection(Model):
@@ -369,6 +400,38 @@ class ExtractorObjective(Model):
     importance_sampling_correction: Correction = None
 
 
+Share = Annotated[
+    float,
+    Field(
+        gt=0,
+        lt=1,
+        description="Its part of the squared gradient of an update, beside the policy objective. It is measured in "
+        "every round, and what the loss is multiplied by changes at most twofold from one to the next.",
+    ),
+]
+
+
+class ContextDistillationConfig(Model):
+    """On-policy context distillation: what an unguided episode sampled is pulled toward what a teacher, which reads the
+    experience that would have guided it, would have sampled there (reverse KL)."""
+
+    share: Share = 0.25
+    teacher: str | None = Field(
+        None,
+        exclude_if=unset,
+        description="The role that teaches: a frozen model with the actor's vocabulary. null: the actor itself, with "
+        "the weights that played the round.",
+    )
+    top_k: int | None = Field(
+        None,
+        ge=2,
+        le=1024,
+        exclude_if=unset,
+        description="At each token the divergence is summed over so many ids, the sampled one and those that the "
+        "teacher finds likeliest, all others counting as one. null: the sampled token stands for the sum.",
+    )
+
+
 class SelfDistillationConfig(Model):
     """Episodes trained by next-token loss, with all experience text stripped from their contexts."""
 
@@ -380,6 +443,13 @@ class SelfDistillationConfig(Model):
         "that were won, guided or not (which a recipe without a bank can do, too).",
     )
     weight: float = Field(1.0, gt=0, le=1000, description="Weight of the loss beside the policy objective.")
+    share: Share | None = Field(None, exclude_if=unset)
+
+    @model_validator(mode="after")
+    def _weighs_once(self) -> Self:
+        if self.share is not None and self.weight != 1.0:
+            raise ValueError("share and weight both say how much self-distillation counts: set one of them")
+        return self
 
     @property
     def guided_only(self) -> bool:
@@ -521,3 +591,18 @@ class SuppressConfig(Model):
         le=1,
         description="What a round leaves of the weight of earlier uses; below 1 a suppressed text comes back in time.",
     )
+    withdraw: float | None = Field(
+        None,
+        ge=-2,
+        le=2,
+        exclude_if=unset,
+        description="A text with `min_uses` whose effect is at most this guides no more episodes of training in the "
+        "family, until `decay` has left less than `min_uses`; evaluation still finds it. 0: the present actor gains "
+        "nothing from it. null: none is withdrawn.",
+    )
+
+    @model_validator(mode="after")
+    def _of_the_present_actor(self) -> Self:
+        if self.withdraw is not None and self.decay == 1:
+            raise ValueError("withdraw needs decay below 1: uses of long ago do not say what the present actor gains")
+        return self

@@ -59,6 +59,16 @@ Refused = Callable[[RowsOf], Mapping[str, str]]
 """From the rows of a round to reasons by id of operations that the bank must not take, whatever a person says."""
 
 
+Tried = Callable[[RowsOf], Mapping[tuple[str, str], tuple[int, int]]]
+"""From the rows of a round to the pairs of episodes and the wins of each text (task family, digest) that was tried in
+it: all texts of a family on the same layouts."""
+
+
+def nothing_tried(rows: RowsOf) -> Mapping[tuple[str, str], tuple[int, int]]:
+    """No text was tried."""
+    return {}
+
+
 def nothing_refused(rows: RowsOf) -> Mapping[str, str]:
     """The bank may take every operation."""
     return {}
@@ -103,7 +113,7 @@ class Stage:
     role: str | None = None
     """Role whose model it needs; None needs no language model."""
     update: bool = False
-    """Whether it trains: it then runs on every rank of the role's engine."""
+    """Whether it has a trainer: it then runs on every rank of the role's engine."""
     second_track: bool = False
     """Whether it may run beside the first track of the round after. Within a round the first track comes first."""
     due: Callable[[Method, int], bool] = always
@@ -154,6 +164,8 @@ class Recipe:
     declared by the stages."""
     refused: Refused = nothing_refused
     """What it keeps out of its bank; stages that apply operations read the rows that this asks for."""
+    tried: Tried = nothing_tried
+    """Which texts it tried in a round; read likewise."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preparation", in_order(self.preparation))

@@ -169,7 +169,9 @@ def _description(agent: TrainedAgent, origin: OfRun, kind: str) -> dict[str, Any
         description |= {
             "embedder": {"name": portable_name(use.name), "digest": digest},
             "counts": [(row.entry_id, row.count, row.last_round) for row in counts],
-            "suppressed": sorted((family, text) for family, texts in masked(origin.context).items() for text in texts),
+            "suppressed": sorted(
+                (family, text) for family, texts in masked(origin.context, training=False).items() for text in texts
+            ),
             "how": {**_HOW, "placement": agent.method.rollout.placement},
             "retrieval": retrieval_of(agent.method, training=False).model_dump(mode="json", exclude={"embedder"}),
         }

@@ -7,6 +7,7 @@ depend on how collecting is sharded. Evaluation and questions search with the sa
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -33,7 +34,7 @@ def plan(ctx: StageContext) -> None:
         return [GUIDED] * guided + [FREE] * (size - guided)
 
     config, further = config_of(ctx.method), draw_of(ctx.stage.name)[1] > 1
-    pooled = config.actor_objective.advantage == "pooled"
+    pooled = further and config.actor_objective.advantage == "pooled"
     # What teaches nothing is drawn again for the actor's update alone.
     tasks = [] if further and not config.trains(ACTOR, ctx.round) else drawn_tasks(ctx, streams, pooled=pooled)
     retrievals, counts, suppressed = _retrieve(ctx, tasks)
@@ -48,14 +49,24 @@ def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], li
     bank = ctx.bank()
     counts = counters(ctx, BEFORE)
     guided = [task for task in tasks if task.stream == GUIDED]
-    if not len(bank) or not guided:
+    taught = [task for task in tasks if task.stream == FREE] if config_of(ctx.method).teaches(ctx.round) else []
+    if not len(bank) or not (guided or taught):
         return [], counts, []
-    retriever = open_retriever(ctx, bank, counts, training=True)
+    retriever, harmful = open_retriever(ctx, bank, counts, training=True), masked(ctx, training=False)
     suppressed = [
-        Suppression(family=family, entry_id=entry_id, content_digest=digest)
+        Suppression(
+            family=family,
+            entry_id=entry_id,
+            content_digest=digest,
+            withdrawn=digest not in harmful.get(family, frozenset()),
+        )
         for family, entry_id, digest in retriever.masked_rows()
     ]
-    return retrieve_all(ctx, retriever, guided), retriever.counts(), suppressed
+    found, counts = retrieve_all(ctx, retriever, guided), retriever.counts()
+    # As if these were guided next; nobody is shown it, so the counters of the record stay those of before.
+    beside = retrieve_all(ctx, retriever, taught) if taught else []
+    found += [replace(row, chosen=False, teaches=True) for row in beside if row.chosen]
+    return found, counts, suppressed
 
 
 def counters(ctx: StageContext, read: str) -> list[RetrievalCount]:
@@ -94,7 +105,7 @@ def open_retriever(
         base=EarlierBank(base_entries, lambda entries: load_embeddings(ctx.run_path, entries)),
         cache=Shelf(ctx.run_path),
         partitions=partitions_of(ctx.method),
-        masked=masked(ctx),
+        masked=masked(ctx, training=training),
     )
 
 
