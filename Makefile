@@ -94,7 +94,7 @@ train: setup ## run EXPERIMENT (conf/quickstart.yaml) for ROUNDS (3) rounds; typ
 # As it is, with its dollar signs, and through the environment: other users of the machine may read a command line.
 ui: export CRL_UI_AUTH := $(value AUTH)
 ui: setup ## Prefect's UI on PORT (4200), worker, schedules, report pages; Ctrl-C stops all of it
-	@exec $(BIN)/python -m flows.ui --port $(PORT) $(if $(PAGES_PORT),--pages-port $(PAGES_PORT)) --with-parent
+	@exec $(BIN)/crl ui --port $(PORT) $(if $(PAGES_PORT),--pages-port $(PAGES_PORT)) --with-parent
 
 docs: $(DOCS_INSTALLED) ## the documentation as a site in build/site, strict: any warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,5 +1,5 @@
-"""Names that a person gave: whether the system can look for them at all, how a shell takes them, and where what is
-prepared on this machine lies."""
+"""Names that a person gave: whether the system can look for them at all, how a shell takes them. And where files are:
+those that come with the project, and those that are prepared on this machine."""
 
 from __future__ import annotations
 
@@ -55,6 +55,39 @@ def quoted(word: str | Path) -> str:
         return shlex.quote(text)
     escaped = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\\", "\\\\").replace("'", "\\'"))
     return f"$'{escaped}'"
+
+
+def shipped() -> Path:
+    """The folder of the files that come with the project: conf/, data/, prefect.yaml.
+
+    In a wheel they are inside the package (setup.py puts them there). Else it is the checkout, installed or not.
+    """
+    package = Path(__file__).resolve().parent
+    inside = package / "shipped"
+    return inside if inside.is_dir() else package.parent
+
+
+def shipped_names() -> list[str]:
+    """The experiments, studies and warm starts that come with the project: `quickstart`, `paper/sokoban`, …"""
+    conf = shipped() / "conf"
+    found = (path.relative_to(conf).with_suffix("") for path in conf.rglob("*.yaml"))
+    return sorted(name.as_posix() for name in found if name.parts[0] not in ("prompts", "expectations"))
+
+
+def experiment_file(name: str | Path) -> Path:
+    """The file that is meant: the one at this path, else the shipped one of this name.
+
+    `quickstart`, `conf/quickstart.yaml` and `study/tiny` name shipped files. Where there is none either, the path stays
+    as it is: whoever reads it says so.
+    """
+    path = possible_path(name, "the file")
+    meant = shipped_name(path)
+    return shipped() / "conf" / f"{meant}.yaml" if not path.is_file() and meant in shipped_names() else path
+
+
+def shipped_name(path: Path) -> str:
+    """The name of a shipped file that a path would have: `tiny` for `conf/tiny.yaml`."""
+    return path.as_posix().removeprefix("conf/").removesuffix(".yaml")
 
 
 def models_directory() -> Path:

@@ -60,13 +60,13 @@ def _register(name: str) -> None:
         if not url:
             raise NoServer(
                 f"Prefect's temporary server did not start: {error}",
-                next_step="try again when the machine is less busy, start a server (`make ui`), or give --no-prefect",
+                next_step="try again when the machine is less busy, start a server (`crl ui`), or give --no-prefect",
             ) from error
         raise NoServer(
             f"no Prefect server can be used at {url}: {error}",
             expected="the address of a server's API, which ends in /api",
             where="PREFECT_API_URL, or the active Prefect profile",
-            next_step="start it (`make ui`), correct the address (where it wants a password: PREFECT_API_AUTH_STRING), "
+            next_step="start it (`crl ui`), correct the address (where it wants a password: PREFECT_API_AUTH_STRING), "
             "unset PREFECT_API_URL to use a temporary one, or give --no-prefect",
         ) from error
 

@@ -12,6 +12,7 @@ import copy
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -27,10 +28,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.templating import apply_values
 
 from crl.errors import SetupFailed
+from crl.paths import shipped
 from flows.parameters import run_choice
 
-ROOT = Path(__file__).resolve().parents[1]
-FILE = ROOT / "prefect.yaml"
+FILE = shipped() / "prefect.yaml"
 Fields = dict[str, Any]
 RUN_CHOOSERS = ("resume/resume", "evaluate/evaluate")
 """Deployments whose form chooses a run."""
@@ -40,7 +41,7 @@ def deploy(client: SyncPrefectClient) -> Iterator[tuple[str, str]]:
     """Make or update each deployment; yields its full name and what was done. Raises SetupFailed."""
     file = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     # What the build step of the file finds out for `prefect deploy`.
-    file["pull"] = apply_values(file["pull"], {"checkout": {"stdout": str(ROOT)}})
+    file["pull"] = apply_values(file["pull"], {"folder": {"stdout": str(Path.cwd())}})
     missing = []
     for wanted in file["deployments"]:
         flow = _flow(wanted["entrypoint"])
@@ -52,7 +53,7 @@ def deploy(client: SyncPrefectClient) -> Iterator[tuple[str, str]]:
         else:
             yield name, _update(client, found, _code(wanted, flow, file["pull"]), flow)
     if missing:
-        _make(missing)
+        _make(missing, {**file, "build": []})
         yield from ((name, "made") for name in missing)
 
 
@@ -69,23 +70,27 @@ def offer_runs(client: SyncPrefectClient) -> None:
 
 
 def _flow(entrypoint: str) -> Flow[..., Any]:
-    path, _, function = entrypoint.partition(":")
-    flow: Flow[..., Any] = getattr(import_module(".".join(Path(path).with_suffix("").parts)), function)
+    module, _, function = entrypoint.rpartition(".")
+    flow: Flow[..., Any] = getattr(import_module(module), function)
     return flow
 
 
-def _make(names: list[str]) -> None:
-    """`prefect deploy`, as anybody would type it."""
-    words = ["prefect", "--no-prompt", "deploy", *(word for name in names for word in ("--name", name))]
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+def _make(names: list[str], file: Fields) -> None:
+    """`prefect deploy`, as anybody would type it, with a file that says where flow runs work."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / FILE.name
+        path.write_text(yaml.safe_dump(file), encoding="utf-8")
+        # Without the flow: Prefect would look for its name at the end of `path:function`.
+        asked = [word for name in names for word in ("--name", name.partition("/")[2])]
+        words = ["prefect", "--no-prompt", "deploy", "--prefect-file", str(path), *asked]
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", *words],  # -P: a folder `flows` here is another one
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         raise SetupFailed(
             f"`{shlex.join(words)}` ended with exit code {done.returncode}:\n{done.stdout.strip()[-2000:]}",

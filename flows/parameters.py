@@ -16,13 +16,13 @@ from pydantic import Field, ValidationError, WithJsonSchema
 
 from crl.config import Experiment, Runtime
 from crl.config.keys import FIRST_KEYS, field_schema, inlined
-from crl.config.load import load_experiment, parse_experiment, read_yaml, runs_root
+from crl.config.load import experiment_files, load_experiment, parse_experiment, runs_root
 from crl.errors import BadInput
 from crl.lab.study.config import Study, load_study
-from crl.run.find import find_run, is_run
+from crl.paths import shipped
+from crl.run.find import find_run, runs_in
 
-ROOT = Path(__file__).resolve().parents[1]
-CONF = ROOT / "conf"
+CONF = shipped() / "conf"
 SETTINGS, OVERRIDES = "settings", "overrides"
 """Parameters that hold dotted keys of an experiment."""
 _MOST_RUNS = 200
@@ -31,22 +31,9 @@ AS_IN_FILE = "as in the file"
 """Value of a key that is to be what the file says, whatever the deployment of a schedule sets."""
 
 
-def experiment_files() -> list[str]:
-    """The experiments of `conf/`, as paths from the checkout: its own first, then those of its directories."""
-    found = [path for path in CONF.rglob("*.yaml") if _is_experiment(path)]
-    return [path.relative_to(ROOT).as_posix() for path in sorted(found, key=lambda path: (len(path.parts), str(path)))]
-
-
-def _is_experiment(path: Path) -> bool:
-    try:
-        return {"name", "method"} <= read_yaml(path).keys()
-    except BadInput:  # one broken file must not keep the others from being offered
-        return False
-
-
 def study_files() -> list[str]:
-    """The studies of `conf/study/`, as paths from the checkout."""
-    return [path.relative_to(ROOT).as_posix() for path in sorted((CONF / "study").glob("*.yaml"))]
+    """The studies that come with the project, as `conf/study/NAME.yaml`."""
+    return [f"conf/study/{path.name}" for path in sorted((CONF / "study").glob("*.yaml"))]
 
 
 def prompt_names() -> list[str]:
@@ -56,14 +43,7 @@ def prompt_names() -> list[str]:
 
 def run_names() -> list[str]:
     """Names of the runs of this machine, the one that changed last first."""
-    root = runs_root()
-    found = [path for path in root.iterdir() if is_run(path)] if root.is_dir() else []
-    return [path.name for path in sorted(found, key=_changed, reverse=True)][:_MOST_RUNS]
-
-
-def _changed(path: Path) -> float:
-    rounds = path / "rounds"
-    return (rounds if rounds.is_dir() else path).stat().st_mtime
+    return [path.name for path in runs_in(runs_root())][:_MOST_RUNS]
 
 
 def run_choice() -> dict[str, Any]:
@@ -76,7 +56,7 @@ def experiment_from(
 ) -> Experiment:
     """The experiment that a form, a schedule or a caller asks for.
 
-    `value` is an `Experiment`, a path of a YAML file (from the working directory or the checkout) or the fields of an
+    `value` is an `Experiment`, a path of a YAML file (where there is none, a shipped one) or the fields of an
     experiment, where `method.prompts` may be the name of a prompt file. `settings` and `overrides` have dotted keys, as
     `crl train --set` does; a setting that is None leaves the file's value, as AS_IN_FILE does for any key. Raises
     BadInput naming the field.
@@ -87,7 +67,7 @@ def experiment_from(
             return value
         value = value.model_dump(mode="json")
     if isinstance(value, str | Path):
-        return load_experiment(_file(Path(value)), changes)
+        return load_experiment(value, changes)
     if not isinstance(value, dict):
         raise BadInput(f"experiment: found {value!r}", expected="a path of a YAML file, or the fields of an experiment")
     return parse_experiment(value, changes, base=CONF, where="the parameter `experiment`")
@@ -140,8 +120,8 @@ def runtime_from(last: Runtime, changes: Mapping[str, Any]) -> Runtime:
 
 
 def study_from(value: str | Path) -> Study:
-    """The study of a file: a path from the working directory or the checkout. Raises BadInput naming the field."""
-    return load_study(_file(Path(value)))
+    """The study of a file: a path from the working directory, or a shipped one. Raises BadInput naming the field."""
+    return load_study(value)
 
 
 def run_from(value: str | Path) -> Path:
@@ -152,11 +132,6 @@ def run_from(value: str | Path) -> Path:
         raise BadInput(
             f"run_path: {error.found}", expected=error.expected, where=error.where, next_step=error.next_step
         ) from None
-
-
-def _file(path: Path) -> Path:
-    """A relative path means the working directory's file, else the checkout's: a worker may run anywhere."""
-    return ROOT / path if not path.is_absolute() and not path.exists() and (ROOT / path).exists() else path
 
 
 def _files(title: str, names: list[str], *others: dict[str, Any], other: str = "Another file") -> dict[str, Any]:
@@ -211,8 +186,8 @@ if TYPE_CHECKING:
     RunPath = str | Path
 else:
     _FIELDS = {"type": "object", "title": "Fields as JSON"}
-    ExperimentChoice = Annotated[Any, WithJsonSchema(_files("File of conf/", experiment_files(), _FIELDS))]
-    StudyChoice = Annotated[Any, WithJsonSchema(_files("File of conf/study/", study_files()))]
+    ExperimentChoice = Annotated[Any, WithJsonSchema(_files("An experiment", experiment_files(), _FIELDS))]
+    StudyChoice = Annotated[Any, WithJsonSchema(_files("A study", study_files()))]
     Settings = Annotated[dict[str, Any], WithJsonSchema(_settings())]
     RuntimeChanges = Annotated[dict[str, Any], WithJsonSchema(_runtime())]
     RunPath = Annotated[str | Path, WithJsonSchema(run_choice())]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flows  # noqa: F401  (first: it turns telemetry off)
@@ -22,7 +21,6 @@ import flows  # noqa: F401  (first: it turns telemetry off)
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-ROOT = Path(__file__).resolve().parents[1]
 TIDY = "tidy/tidy"
 PAGES = "http://127.0.0.1:4201"
 _CONNECT_SECONDS, _ANSWER_SECONDS = 30.0, 300.0
@@ -88,7 +86,7 @@ def require_server() -> str:
     from crl.errors import NoServer
 
     address = get_current_settings().api.url
-    step = "start one with `make ui`, or name a running one: export PREFECT_API_URL=http://127.0.0.1:4200/api"
+    step = "start one with `crl ui`, or name a running one: export PREFECT_API_URL=http://127.0.0.1:4200/api"
     if address is None:
         raise NoServer("no Prefect server is named", expected="PREFECT_API_URL", next_step=step)
     # A busy server answers late: SQLite alone may be locked for a minute. One that is not there is found out sooner.
@@ -109,13 +107,14 @@ def require_server() -> str:
 
 
 def experiments() -> list[str]:
-    """Names of all experiments at hand: the files of `conf/` and the run directories."""
-    from crl.config.load import read_yaml, runs_root
+    """Names of all experiments at hand: the files that a form offers, and the run directories."""
+    from crl.config.load import experiment_files, read_yaml, runs_root
+    from crl.paths import experiment_file
     from crl.run.find import is_run
     from flows.pages import NAME
-    from flows.parameters import experiment_files
 
-    found = {str(read_yaml(ROOT / path)["name"]) for path in experiment_files()}
+    named = {str(read_yaml(experiment_file(path))["name"]) for path in experiment_files()}
+    found = {name for name in named if NAME.fullmatch(name)}  # a file of the folder may have any
     root = runs_root()
     if root.is_dir():
         found |= {path.name for path in root.iterdir() if NAME.fullmatch(path.name) and is_run(path)}

@@ -76,8 +76,8 @@ def train(
     Fails with the error of the stage that failed, LeaseHeld, ConcurrencyLimitMissing, RecordDamaged or BadInput.
 
     Args:
-        experiment: A file of `conf/`, another YAML file on the worker's machine, or the fields of an experiment.
-            Its name decides which run directory is begun or continued; the method of a run cannot change.
+        experiment: A file of the folder or of `conf/`, another YAML file on the worker's machine, or the fields of an
+            experiment. Its name decides which run directory is begun or continued; the method of a run cannot change.
             In a schedule, whatever is left empty is as the deployment has it.
         rounds: Rounds to train beyond those that are complete.
         settings: What people change first. Empty: as the file has it; in a schedule, as the deployment has it.

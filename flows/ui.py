@@ -1,4 +1,4 @@
-"""`make ui` (`python -m flows.ui`): Prefect's server and UI, set-up, a worker and the report pages, in one command.
+"""`crl ui` (`make ui`): Prefect's server and UI, set-up, a worker and the report pages, in one command.
 
 Everything listens on loopback and ends with this process, however it ends: on Ctrl-C in order (the worker first, so
 that running training ends in a state from which Retry continues), after a `kill -9` by a guardian.
@@ -9,7 +9,6 @@ that is asked itself ends its engines and reports that it crashed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -26,24 +25,26 @@ from uuid import UUID
 import httpx
 import psutil
 
-import flows  # noqa: F401  (first: it turns telemetry off)
+import flows
 from crl.cli.shared import say
 from crl.config.load import runs_root
 from crl.engine.process import ProcessGroup
-from crl.errors import BadInput, CrlError, PortBusy, SetupFailed
-from crl.run.files import disk_error
+from crl.errors import BadInput, PortBusy, SetupFailed
+from crl.paths import quoted
 from crl.run.guardian import guard, marked
 from flows.pages import HOST, Pages
 from flows.server import close_to_others, prefect_home
-from flows.setup import POOL, ROOT, TIDY, WORKER_ENVIRONMENT
+from flows.setup import POOL, TIDY, WORKER_ENVIRONMENT
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 AUTH_VARIABLE = "CRL_UI_AUTH"
 """`user:password` that the server asks for. Not on the command line, which every user of the machine may read."""
-PORT, LAST_PORT = 4200, 65535
+LAST_PORT = 65535
 
+_PYTHON = (sys.executable, "-P", "-m")
+"""Without the working folder on the path: a folder `flows` in it is another one."""
 _AUTH_SETTINGS = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING")
 _HEALTHY_SECONDS = 600.0
 """A server that ends is noticed at once: this is for machines on which much else runs."""
@@ -59,7 +60,7 @@ _WORKER_STARTS = 5
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 _PATIENCE_SECONDS = 30.0
 _MESSAGE = (
-    "Stopped together with `make ui`. What was complete is safe in the run directory; Retry continues there, as do the "
+    "Stopped together with `crl ui`. What was complete is safe in the run directory; Retry continues there, as do the "
     "deployment resume, the next scheduled run and `crl resume`."
 )
 
@@ -107,8 +108,8 @@ class DevServer:
             "CRL_PAGES": f"http://{HOST}:{self.pages_port}",
         }
 
-    def run(self) -> int:
-        """Until somebody asks for the end; the exit code. Raises PortBusy, BadInput, SetupFailed."""
+    def run(self) -> None:
+        """Until somebody asks for the end. Raises PortBusy, BadInput, SetupFailed."""
         began = time.monotonic()
         for port, what in ((self.port, "PORT"), (self.pages_port, "PAGES_PORT")):
             require_free(port, what)
@@ -127,10 +128,9 @@ class DevServer:
                 self._announce(pages, logs, time.monotonic() - began)
                 self._watch()
         except Stop:
-            return 0
+            pass
         finally:
             self._end()
-        return 0
 
     # -- starting --------------------------------------------------------------------------------------------------
 
@@ -147,17 +147,16 @@ class DevServer:
     def _part(self, name: str, words: list[str], logs: Path) -> ProcessGroup:
         """`python -m` with these words."""
         return ProcessGroup(
-            [sys.executable, "-m", *words],
+            [*_PYTHON, *words],
             name=name,
             environment=self.environment,
-            folder=ROOT,
             log=logs / f"{name}-{self.port}.log",
         )
 
     def _set_up(self) -> None:
         say("setting up:")
-        command = [sys.executable, "-m", "flows.setup", "--pages", self.environment["CRL_PAGES"]]
-        process = ProcessGroup(command, name="set-up", environment=self.environment, folder=ROOT)
+        command = [*_PYTHON, "flows.setup", "--pages", self.environment["CRL_PAGES"]]
+        process = ProcessGroup(command, name="set-up", environment=self.environment)
         process.start()
         try:
             while (code := process.wait(0.1)) is None:
@@ -251,7 +250,7 @@ class DevServer:
             with self._client() as client:
                 client.create_flow_run_from_deployment(client.read_deployment_by_name(TIDY).id)
         except ObjectNotFound:  # deleted in the UI
-            say(f"  there is no deployment {TIDY}: the next `make ui` makes it again")
+            say(f"  there is no deployment {TIDY}: the next `crl ui` makes it again")
         except httpx.HTTPError as error:
             say(f"  the deployment {TIDY} could not be started: {error}")
 
@@ -264,7 +263,7 @@ class DevServer:
                 f"the server ended with exit code {self._server.exit_code}; the last lines of its log:\n"
                 + _end_of_log(self._server),
                 where=str(self._server.log),
-                next_step="runs are complete up to their last stage; start `make ui` again and Retry them",
+                next_step="runs are complete up to their last stage; start `crl ui` again and Retry them",
             )
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -283,6 +282,34 @@ class DevServer:
         for child, patience in ((self._worker, _WORKER_PATIENCE_SECONDS), (self._server, _SERVER_PATIENCE_SECONDS)):
             if child is not None:
                 child.stop(patience)
+
+
+def serve(port: int, pages_port: int | None = None, *, with_parent: bool = False) -> None:
+    """Run until somebody asks for the end. Raises PortBusy, BadInput, SetupFailed."""
+    if pages_port is None and port == LAST_PORT:
+        raise BadInput(
+            f"no port comes after {port}", next_step="give the report pages one: --pages-port (make ui PAGES_PORT=…)"
+        )
+    _check_folder()
+    pages = port + 1 if pages_port is None else pages_port
+    DevServer(port, pages, with_parent=with_parent, auth=_auth()).run()
+
+
+def _check_folder() -> None:
+    """Raise BadInput where Prefect would take packages of the working folder for ours: it looks there first."""
+    import crl
+    import tasks
+
+    for package in (crl, flows, tasks):
+        name, own = package.__name__, Path(package.__path__[0]).resolve()
+        other = Path(name).resolve()
+        if (other / "__init__.py").is_file() and other != own:
+            raise BadInput(
+                f"this folder has a Python package `{name}`, and so has this project: Prefect would run yours",
+                expected=f"a folder without a package `{name}`",
+                where=str(other),
+                next_step="type crl ui in another folder; runs and experiments of this one can be named by their paths",
+            )
 
 
 def server_command(port: int) -> list[str]:
@@ -304,15 +331,20 @@ def require_free(port: int, variable: str) -> None:
             raise BadInput(
                 f"this user may not listen on port {port}",
                 expected="a port from 1024 on, as a rule",
-                next_step=f"choose another port: make ui {variable}={port + 8000}",
+                next_step=f"choose another port: {_with_port(variable, port + 8000)}",
             ) from None
         except OSError as error:
             other = port + (100 if port < 65000 else -100)
             raise PortBusy(
                 f"port {port} of {HOST} is taken ({error.strerror or error})",
-                expected="a free port: another `make ui` or Prefect server may be running",
-                next_step=f"end that one, or choose another port: make ui {variable}={other}",
+                expected="a free port: another `crl ui` or Prefect server may be running",
+                next_step=f"end that one, or choose another port: {_with_port(variable, other)}",
             ) from None
+
+
+def _with_port(variable: str, port: int) -> str:
+    option, number = quoted(f"--{variable.lower().replace('_', '-')}"), quoted(str(port))
+    return f"crl ui {option} {number} (make ui {quoted(variable)}={number})"
 
 
 def _configured_auth() -> str | None:
@@ -342,17 +374,10 @@ def _auth() -> str | None:
         raise BadInput(
             "AUTH is no user and password",
             expected="user:password",
-            where=f"the variable AUTH of make, or {AUTH_VARIABLE}",
-            next_step="AUTH=user:password make ui",
+            where=f"{AUTH_VARIABLE}, or the variable AUTH of make",
+            next_step=f"{AUTH_VARIABLE}=user:password crl ui, or AUTH=user:password make ui",
         )
     return auth or None
-
-
-def _port(text: str) -> int:
-    """A port of the command line. Raises ArgumentTypeError."""
-    if not (text.isdecimal() and 1 <= int(text) <= LAST_PORT):
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: they are 1 to {LAST_PORT}")
-    return int(text)
 
 
 def end_flow_runs(client_of: Callable[[], SyncPrefectClient]) -> list[str]:
@@ -395,27 +420,3 @@ def _flow_runs() -> dict[str, psutil.Process]:
             if identifier is not None and (parent is None or parent.environ().get(_FLOW_RUN) != identifier):
                 found[identifier] = process
     return found
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line and run until the end."""
-    parser = argparse.ArgumentParser(prog="python -m flows.ui", description=__doc__.splitlines()[0])
-    parser.add_argument("--port", type=_port, default=PORT, help=f"port of Prefect's server and UI (default {PORT})")
-    parser.add_argument("--pages-port", type=_port, help="port of the report pages (default: the one after it)")
-    parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
-    chosen = parser.parse_args(arguments)
-    pages_port = chosen.pages_port or chosen.port + 1
-    if pages_port > LAST_PORT:
-        parser.error(f"no port comes after {chosen.port}: give the pages one with --pages-port (make ui PAGES_PORT=…)")
-    try:
-        return DevServer(chosen.port, pages_port, with_parent=chosen.with_parent, auth=_auth()).run()
-    except (CrlError, OSError) as error:
-        known = error if isinstance(error, CrlError) else disk_error(error)
-        if known is None:
-            raise
-        say(f"make ui: {known}", stderr=True)
-        return known.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

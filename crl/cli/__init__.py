@@ -15,8 +15,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer.main import get_command
@@ -33,6 +34,7 @@ from crl.cli import (
     export,
     fork,
     init,
+    listing,
     serve,
     sql,
     stage,
@@ -52,8 +54,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"crl {metadata.version('complementary-rl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("init")(init.init)
+app.command("list")(listing.list_runs)
 app.command("train")(train.train)
+app.command("ui")(train.ui)
 app.command("warm-start")(train.warm_start)
 app.command("resume")(train.resume)
 app.command("fork")(fork.fork)

@@ -100,20 +100,7 @@ def _experiment(
         # Its rows were checked as they came in, and are as they are committed: there is nothing more to watch.
         "runtime": {"runs": str(absolute.parent), "validate_every": 0, "trackers": []},
     }  # fmt: skip
-    return parse_experiment(data, parse_overrides(pairs), base=_prompts_base(prompts), where="crl bank build")
-
-
-def _prompts_base(name: str) -> Path:
-    """Where prompts of this name are: here, or those that come with the project. Raises BadInput."""
-    from crl.config.load import find_prompts
-
-    here, ours = Path("conf"), Path(__file__).parents[2] / "conf"
-    try:
-        find_prompts(name, here, "--prompts")
-        return here
-    except BadInput:
-        find_prompts(name, ours, "--prompts")
-        return ours
+    return parse_experiment(data, parse_overrides(pairs), base=Path("conf"), where="crl bank build")
 
 
 def _say_chats(loaded: Experiment) -> None:

@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +31,7 @@ PACKAGES = (
     "numpy", "sentence-transformers", "gguf", "pydantic", "typer",
 )  # fmt: skip
 _LONGEST_NAME = 20
+_INSTALL = "install the project again: make setup, or pip install complementary-rl"
 _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
@@ -61,7 +63,7 @@ def doctor(
     if large := [finding.name for finding in findings if not finding.fits]:
         say(f"ready, but by the estimate too big for this machine: {'; '.join(large)}")
         return
-    say("ready" + ("" if experiment else "; `crl doctor conf/quickstart.yaml` also checks an experiment"))
+    say("ready" + ("" if experiment else "; `crl doctor quickstart` also checks an experiment"))
 
 
 def _print(findings: Sequence[Finding], settings: Mapping[str, str]) -> None:
@@ -91,7 +93,7 @@ def installation() -> Iterator[Finding]:
     versions = {name: _version(name) for name in PACKAGES}
     yield Finding("packages", ", ".join(f"{name} {version}" for name, version in versions.items() if version))
     for name in (name for name, version in versions.items() if version is None):
-        yield Finding(name, "not installed", False, "make setup")
+        yield Finding(name, "not installed", False, _INSTALL)
     yield _faiss()
     compilers = (shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name)
     compiler = next((path for path in compilers if path), None)
@@ -269,10 +271,19 @@ def _gpu() -> tuple[str, bool, str]:
         return "unknown: torch is not installed", False, ""
     import torch
 
+    if not torch.cuda.is_available() and torch.version.cuda is not None and not _has_gpu():
+        build = quoted(f"torch=={torch.__version__.partition('+')[0]}+cpu")
+        said = "none: everything runs on the CPU. This torch is a CUDA build, gigabytes larger than the CPU build"
+        return said, False, f"pip install --no-deps {build} --index-url https://download.pytorch.org/whl/cpu"
     if not torch.cuda.is_available():
         return "none: everything runs on the CPU", False, ""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return ", ".join(names), True, ""
+
+
+def _has_gpu() -> bool:
+    """Whether the driver of a GPU is loaded: torch may lack it for another reason."""
+    return any(Path(name).exists() for name in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd"))
 
 
 def _models() -> Iterator[Finding]:
@@ -284,7 +295,8 @@ def _models() -> Iterator[Finding]:
     for name in BUILT_IN:
         ready = any(directory.startswith(f"{name}-v") for directory in prepared)
         found = f"{name}, {'prepared' if ready else 'will be prepared on first use'}"
-        yield checked("built-in model", partial(check_model, name), found)
+        # An experiment that needs it says so among its checks.
+        yield replace(checked("built-in model", partial(check_model, name), found), required=False)
     for name in EMBEDDERS:
         yield checked("embedder", partial(check_embedder, name), f"{name}, ready")
 

@@ -1,9 +1,10 @@
-"""`crl init`: the file of a new experiment, short enough to be read and edited."""
+"""`crl init`: the file of a new experiment, short enough to be read and edited. Its prompts come with it."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from crl.config import EnvironmentConfig
     from crl.protocols import Actions
 
+_FIRST = "quickstart"
+"""The experiment that a new one is a copy of, unless another is named."""
 _HELD_OUT = 16
 """Held-out tasks of an evaluation, where there are so many."""
 _SHARES = (0.1, 0.2, 0.3, 0.5)
@@ -24,8 +27,16 @@ _SHARES = (0.1, 0.2, 0.3, 0.5)
 
 
 def init(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the experiment, or the path of its file.")],
-    model: Annotated[str, typer.Option(metavar="MODEL", help="The model of both roles, as `crl doctor` takes it.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of the experiment, or the path of its file.")
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", metavar="EXPERIMENT", help="Begin from this one of `crl list --experiments`."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model of both roles, as `crl doctor` takes it.")
+    ] = None,
     dataset: Annotated[
         str | None, typer.Option(metavar="DATA", help="A file, a saved folder or a Hub id: tasks to train on.")
     ] = None,
@@ -44,19 +55,27 @@ def init(
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the environment: --set prompt=question"),
     ] = None,
 ) -> None:
-    """Write the file of a new experiment. For a data set with a reward function or a judge, or for an environment.
+    """Write the file of a new experiment. Without a model it is a copy to begin with.
 
-    What it names is tried first: the data is read, the function is imported.
+    NAME or --from says of which experiment; else of quickstart. With --model it is for a data set with a reward
+    function or a judge, or for an environment. What it names is tried first: the data is read, the function is
+    imported.
     """
+    if model is None and not (dataset or reward or judge or environment or set):
+        _copy(name, start)
+        return
+    if model is None or name is None or start is not None:
+        missing = "no model is given" if model is None else "no name is given"
+        raise BadInput(
+            "--from copies an experiment as it is: it takes no model and no data" if start else missing,
+            expected="crl init NAME --model MODEL with --dataset or --environment; or crl init NAME --from EXPERIMENT",
+        )
     from crl.cli.env import environment_of
     from crl.config.load import parse_experiment
     from crl.config.yaml_text import read_value
     from crl.envs import check_environment
-    from crl.run.files import disk_errors, making, write_atomically
 
-    path = Path(name if name.endswith(".yaml") else f"{name}.yaml")
-    if path.exists():
-        raise BadInput(f"{shown(path)} is there already", next_step="choose another name, or edit it")
+    path = _new_file(name)
     settings: dict[str, Any] = {key: read_value(value) for key, value in parse_overrides(set or []).items()}
     settings = _named(dataset, reward or [], environment, judged=judge is not None) | settings
     config = environment_of(settings)
@@ -71,14 +90,64 @@ def init(
     base = path.parent if source is None else source.parents[1]
     read = {} if judge is None else {"method.families.0.reward.judge": str(judge.absolute())}
     parse_experiment(read_value(text), read, base=base, where=shown(path))
-    target = path.parent / "prompts" / f"{prompts}.yaml"
-    contents = {} if source is None else {target: source.read_bytes()}
-    for file, content in {**contents, path: text.encode()}.items():
+    _write(path, text, [] if source is None else [source])
+    if dataset is not None:
+        _say_rows(config)
+    _say_next(path)
+
+
+def _copy(name: str | None, start: str | None) -> None:
+    """A copy of a shipped experiment, and of the prompts that it names, under a name of its own. Raises BadInput."""
+    import yaml
+
+    from crl.config.load import parse_experiment, read_yaml
+    from crl.config.yaml_text import read_value
+    from crl.paths import experiment_file, shipped, shipped_name, shipped_names
+
+    own = name if start is not None or (name and shipped_name(Path(name)) not in shipped_names()) else None
+    chosen = shipped_name(Path(start or (name if own is None and name else _FIRST)))
+    if chosen not in shipped_names():
+        read_yaml(experiment_file(chosen).with_suffix(".yaml"))  # refuses it, and says which are near
+    source = shipped() / "conf" / f"{chosen}.yaml"
+    path = _new_file(own or Path(chosen).name)
+    text = source.read_text(encoding="utf-8")
+    if own is not None:
+        named = yaml.safe_dump({"name": path.stem}, allow_unicode=True).strip()
+        text = re.sub("^name:.*$", lambda _: named, text, count=1, flags=re.MULTILINE)
+    data = read_value(text)
+    if "method" not in data:
+        raise BadInput(
+            f"{chosen} is no experiment", expected="one of `crl list --experiments`", next_step="name one of these"
+        )
+    parse_experiment(data, base=source.parent, where=shown(path))
+    method = data["method"]
+    names = {each.get("prompts") for each in [method, *method.get("families", [])]}
+    prompts = [_prompts_to_copy(path, each) for each in sorted(each for each in names if isinstance(each, str))]
+    _write(path, text, [each for each in prompts if each is not None])
+    say(f"it is a copy of {chosen}, which comes with the project" + (f", named {path.stem}" if own else ""))
+    _say_next(path)
+
+
+def _new_file(name: str) -> Path:
+    """The path of the new file. Raises BadInput where there is one."""
+    path = Path(name if name.endswith(".yaml") else f"{name}.yaml")
+    if path.exists():
+        raise BadInput(f"{shown(path)} is there already", next_step="choose another name, or edit it")
+    return path
+
+
+def _write(path: Path, text: str, prompts: Sequence[Path]) -> None:
+    """The experiment's file, and copies of its prompts beside it. Raises what a disk refuses."""
+    from crl.run.files import disk_errors, making, write_atomically
+
+    copies = {path.parent / "prompts" / source.name: source.read_bytes() for source in prompts}
+    for file, content in {**copies, path: text.encode()}.items():
         with disk_errors(file), making(file.parent):
             write_atomically(file, content)
         say(f"wrote {shown(file)}")
-    if dataset is not None:
-        _say_rows(config)
+
+
+def _say_next(path: Path) -> None:
     say("next:")
     for step, purpose in (
         (f"crl doctor {shown(path)}", "what it needs, and whether this machine has it"),
@@ -136,13 +205,10 @@ def _prompts_to_copy(path: Path, name: str) -> Path | None:
     from crl.config.load import find_prompts
 
     try:
-        find_prompts(name, path.parent, str(path))
+        find_prompts(name, path.parent, str(path), ours=False)
         return None
     except BadInput:
-        source = Path(__file__).parents[2] / "conf" / "prompts" / f"{name}.yaml"
-        if not source.is_file():
-            raise
-        return source
+        return find_prompts(name, path.parent, str(path))
 
 
 def _text(

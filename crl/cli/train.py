@@ -1,4 +1,5 @@
-"""`crl train` and `crl resume`: run rounds and show them live; `crl warm-start`: models for a study."""
+"""`crl train` and `crl resume`: run rounds and show them live; `crl ui`: the same from Prefect's UI; `crl warm-start`:
+models for a study."""
 
 from __future__ import annotations
 
@@ -121,6 +122,20 @@ def resume(
     _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
 
 
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's server and UI.")] = 4200,
+    pages_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the report pages; default the one after it.")
+    ] = None,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+) -> None:
+    """Serve Prefect's UI with a worker, schedules, report pages. Ctrl-C stops all.
+
+    Runs work in this folder. All of it listens on this machine only; CRL_UI_AUTH=user:password asks for a password.
+    """
+    importlib.import_module("flows.ui").serve(port, pages_port, with_parent=with_parent)
+
+
 def warm_start(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file, such as conf/warm/realms.yaml.")],
     again: Annotated[
@@ -181,8 +196,8 @@ def _run_flow(experiment: Experiment, rounds: int, live: LiveProgress) -> None:
     say("starting Prefect (a few seconds; up to half a minute the first time)")
     stop = watch(live)
     try:
-        # The one place where the library reaches up to the flows: the command line is their front door. By name, so
-        # that neither they nor Prefect are imported, or even needed, by anything else.
+        # Here, and in `ui`, the library reaches up to the flows: the command line is their front door. By name, so that
+        # neither they nor Prefect are imported, or even needed, by anything else.
         importlib.import_module("flows.command").train(experiment, rounds)
     finally:
         stop()

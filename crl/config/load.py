@@ -20,7 +20,7 @@ from crl.config.recorded import with_recorded
 from crl.config.yaml_text import read_value
 from crl.errors import BadInput
 from crl.limits import DEEPEST
-from crl.paths import possible_path, quoted, short
+from crl.paths import experiment_file, possible_path, quoted, shipped, shipped_name, shipped_names, short
 from crl.records import ROW_TYPE_BY_TABLE
 
 _REGISTRIES = (ENGINES, ENVIRONMENTS, RECIPES)
@@ -39,9 +39,10 @@ _RUBRICS = (".md", ".txt")
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Read an experiment file. `overrides` are dotted keys (`method.seed`) with YAML values.
+    """Read an experiment file, or the shipped one of this name where there is no such file (`quickstart`).
 
-    `method.prompts` may be the name of a file in `prompts/` beside the experiment file, or in a parent's `prompts/`;
+    `overrides` are dotted keys (`method.seed`) with YAML values. `method.prompts` may be the name of a file in
+    `prompts/` beside the experiment file, in a parent's `prompts/`, or of the prompts that come with the project;
     its content becomes part of the method. So do the `prompts` of a family, the text of a role's `chat_template`, the
     file of a judge's rubric (`families[].reward.judge`), and the games of the files that
     `method.recipe.warm_start.recorded` names. The files of `expectations/`, found likewise, become
@@ -49,7 +50,7 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     value that is `{index}` alone is that number. Raises BadInput naming file, key, what was found and what was
     expected.
     """
-    path = Path(path)
+    path = experiment_file(path)
     return parse_experiment(read_yaml(path), overrides, base=path.parent, where=str(path))
 
 
@@ -99,6 +100,22 @@ def runs_root(experiment: Experiment | None = None) -> Path:
     return possible_path(named, "the directory of the runs", where="CRL_RUNS", home=True)
 
 
+def experiment_files() -> list[str]:
+    """The experiments of the working folder, then those that come with the project as `conf/NAME.yaml`: first those of
+    `conf/` itself."""
+    here = [path.name for path in sorted(Path().glob("*.yaml")) if _is_experiment(path)]
+    names = sorted(shipped_names(), key=lambda name: (name.count("/"), name))
+    files = [f"conf/{name}.yaml" for name in names]
+    return here + [file for file in files if _is_experiment(shipped() / file)]
+
+
+def _is_experiment(path: Path) -> bool:
+    try:
+        return {"name", "method"} <= read_yaml(path).keys()
+    except BadInput:  # one broken file must not keep the others from being offered
+        return False
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping of a YAML file. Raises BadInput where there is none, naming the files that are beside it."""
     possible_path(path, "the file")
@@ -110,8 +127,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         data = read_value(content.decode("utf-8"))
     except FileNotFoundError:
         here = sorted(str(found) for found in path.parent.glob("*.yaml"))[:_MOST_NAMED]
+        close = difflib.get_close_matches(shipped_name(path), shipped_names(), n=1)
+        hint = f"; did you mean {close[0]!r}, which comes with the project?" if close else ""
         raise BadInput(
-            f"there is no file {path}", expected="a YAML file", next_step=f"files there: {', '.join(here) or 'none'}"
+            f"there is no file {path}{hint}",
+            expected="a YAML file, or the name of an experiment that comes with the project (`crl list --experiments`)",
+            next_step=f"files there: {', '.join(here) or 'none'}",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {error}", expected="a readable YAML file in UTF-8") from None
@@ -284,9 +305,11 @@ def _value(dotted: str, value: Any) -> Any:
         ) from None
 
 
-def find_prompts(name: str, base: Path, where: str, key: str = "method.prompts") -> Path:
-    """The prompt file of a name: in `prompts/` of the folder given or of a parent. Raises BadInput."""
-    places = [folder / "prompts" / f"{name}.yaml" for folder in (base, *base.resolve().parents[:2])]
+def find_prompts(name: str, base: Path, where: str, key: str = "method.prompts", *, ours: bool = True) -> Path:
+    """The prompt file of a name: in `prompts/` of the folder given or of a parent, else the one that comes with the
+    project, unless `ours` is false. Raises BadInput."""
+    folders = [base, *base.resolve().parents[:2], *([shipped() / "conf"] if ours else [])]
+    places = [folder / "prompts" / f"{name}.yaml" for folder in folders]
     for place in places:
         if possible_path(place, "the prompt file", where=f"{where}, {key}").is_file():
             return place
@@ -306,10 +329,12 @@ def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
             f"--set {short(dotted)} is no key", expected="names with single dots between them, such as method.seed"
         )
     place: Any = data
-    for key in parents:
+    for depth, key in enumerate(parents):
         if isinstance(place, list):
             place = place[_list_index(key, place, dotted)]
         else:
+            if parents[:depth] == ["method", "roles"] and key not in place:
+                _check_new_role(key, place, dotted)
             if not isinstance(place.get(key), dict | list):
                 place[key] = {}
             place = place[key]
@@ -320,12 +345,25 @@ def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _list_index(key: str, listed: list[Any], dotted: str) -> int:
-    if not is_index(key) or int(key) >= len(listed):
+    if is_index(key) and int(key) < len(listed):
+        return int(key)
+    names = [str(each.get("name")) if isinstance(each, Mapping) else "" for each in listed]
+    close = difflib.get_close_matches(key, names, n=1)
+    raise BadInput(
+        f"--set {short(dotted)}: {short(key)} is no index",
+        expected=f"a number from 0 to {len(listed) - 1}" if listed else "a list that is not empty",
+        next_step=f"{close[0]} is number {names.index(close[0])}" if close else None,
+    )
+
+
+def _check_new_role(name: str, roles: Mapping[str, Any], dotted: str) -> None:
+    """Raise BadInput for a role that is not there, where it looks like one that is: it would be of no use."""
+    if close := difflib.get_close_matches(name, roles, n=1, cutoff=0.75):
         raise BadInput(
-            f"--set {short(dotted)}: {short(key)} is no index",
-            expected=f"a number from 0 to {len(listed) - 1}" if listed else "a list that is not empty",
+            f"--set {short(dotted)}: there is no role {short(name)}; did you mean {close[0]!r}?",
+            expected=f"one of {', '.join(roles)}",
+            next_step="correct the key; a further role is written in the experiment's file",
         )
-    return int(key)
 
 
 def is_index(key: str) -> bool:

@@ -220,14 +220,9 @@ class Method(Model):
         for name, role in self.roles.items():
             if role.base is not None:
                 self._check_base(name, role.base)
-            if role.weights is None:
-                continue
-            owner = self.roles.get(role.weights)
-            if owner is None or owner.weights is not None:
-                own = ", ".join(each for each, config in self.roles.items() if config.weights is None)
-                raise ValueError(
-                    f"roles.{name}.weights is {role.weights!r}, expected a role with weights of its own: {own}"
-                )
+            if role.weights is not None:
+                self._check_weights(name, role.weights)
+            role.check_set_elsewhere(name)
         missing = [name for name in self.uses() if name not in self.roles]
         if missing:
             who = "a family's reward" if missing[0] == JUDGE else f"recipe {self.recipe.kind}"
@@ -246,6 +241,16 @@ class Method(Model):
                 "own, or it would come to say what pays"
             )
         return self
+
+    def _check_weights(self, name: str, weights: str) -> None:
+        """Raise ValueError where a role cannot have the weights of another."""
+        owner = self.roles.get(weights)
+        if owner is None or owner.weights is not None:
+            own = ", ".join(each for each, config in self.roles.items() if config.weights is None)
+            why = "there is no such role" if owner is None else "that role has none of its own"
+            raise ValueError(
+                f"roles.{name}.weights is {weights!r}, and {why}; expected a role with weights of its own: {own}"
+            )
 
     def _check_base(self, name: str, base: str) -> None:
         """Raise ValueError or BadInput where a role cannot stand on the base of another."""

@@ -329,17 +329,18 @@ class RoleConfig(Model):
 
     @model_validator(mode="after")
     def _shared(self) -> RoleConfig:
-        fields = type(self).model_fields
-        own = [name for name in self.OF_WEIGHTS if getattr(self, name) != fields[name].get_default()]
-        if self.weights is not None and own:
-            raise ValueError(f"the weights are those of {self.weights}, so {', '.join(own)} is set there")
-        if self.base is None:
-            return self
-        if self.weights is not None:
+        if self.base is not None and self.weights is not None:
             raise ValueError(f"weights is {self.weights} and base is {self.base}: set one of them")
-        if of_base := [name for name in own if name in self.OF_BASE]:
-            raise ValueError(f"the base is that of {self.base}, so {', '.join(of_base)} is set there")
         return self
+
+    def check_set_elsewhere(self, name: str) -> None:
+        """Raise ValueError where a role of this name sets what belongs to the role whose weights or base it has."""
+        fields = type(self).model_fields
+        own = [field for field in self.OF_WEIGHTS if getattr(self, field) != fields[field].get_default()]
+        of_base = [field for field in own if field in self.OF_BASE]
+        for whose, owner, names in (("weights are those", self.weights, own), ("base is that", self.base, of_base)):
+            if owner is not None and names:
+                raise ValueError(f"roles.{name}: the {whose} of {owner}, so {', '.join(names)} is set there")
 
     def check_shared_base(self, name: str) -> None:
         """Raise BadInput where a role of this name cannot have its base together with another."""

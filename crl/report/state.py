@@ -27,24 +27,34 @@ if TYPE_CHECKING:
 
 
 def unfinished(path: Path | RunDirectory, events: Sequence[dict[str, Any]], *, since: int = 0) -> str | None:
-    """The first stage that is missing up to the last round that was asked for; None where nothing is.
+    """The first stage that is missing up to the last round that was asked for, in words; None where nothing is.
 
     Rounds before `since` are taken to be complete.
     """
-    from crl.rounds.recipe import recipe_in
-    from crl.run.directory import RunDirectory
-
     run = path if isinstance(path, RunDirectory) else RunDirectory.open(path)
-    recipe = recipe_in(run)
+    last = last_round(run, events, since=since)
+    missing = missing_stage(run, last, since=since)
+    if missing is None:
+        return None
+    told = "no rounds were asked for yet" if never_asked(run.path, events) else f"of {last} rounds asked for"
+    return f"round {missing[0]}, {missing[1]}, {told}"
+
+
+def last_round(run: RunDirectory, events: Sequence[dict[str, Any]], *, since: int = 0) -> int:
+    """The last round that was asked for, or begun without that."""
     asked = [int(event["last"]) for event in events if event.get("event") == "target"]
-    last = max([since, *asked] if since else [*run.rounds(), *asked], default=0)
+    return max([since, *asked] if since else [*run.rounds(), *asked], default=0)
+
+
+def missing_stage(run: RunDirectory, last: int, *, since: int = 0) -> tuple[int, str] | None:
+    """The first stage of the rounds `since` to `last` that is not complete: (round, stage)."""
+    from crl.rounds.recipe import recipe_in
+
+    recipe = recipe_in(run)
     for number in range(since, last + 1):
         for stage in recipe.stages_of(run.method, number):
             if not run.is_complete(number, stage.name):
-                told = (
-                    "no rounds were asked for yet" if never_asked(run.path, events) else f"of {last} rounds asked for"
-                )
-                return f"round {number}, {stage.name}, {told}"
+                return number, stage.name
     return None
 
 

@@ -31,15 +31,27 @@ def find_run(name: str | Path) -> Path:
     for candidate in (Path(name), *([] if first is None else [first / name]), root / name):
         if is_run(possible_path(candidate, "the run")):
             return candidate
-    existing = sorted(path.name for path in root.iterdir() if is_run(path)) if root.is_dir() else []
+    existing = sorted(path.name for path in runs_in(root))
     raise BadInput(
         f"there is no run {str(name)!r}",
         expected=f"a run directory, or one of {', '.join(existing)}" if existing else "a run directory",
         where=str(root.absolute()),
         next_step="name one of them, or set CRL_RUNS to the directory that holds the runs"
         if existing
-        else "`crl train conf/quickstart.yaml` makes the first one; CRL_RUNS says where runs are",
+        else "`crl train quickstart` makes the first one; CRL_RUNS says where runs are",
     )
+
+
+def runs_in(root: Path) -> list[Path]:
+    """The runs of a folder, the one that changed last first; none where there is no folder."""
+    found = [path for path in root.iterdir() if is_run(path)] if root.is_dir() else []
+    return sorted(found, key=changed, reverse=True)
+
+
+def changed(run: Path) -> float:
+    """When a run last began a round, in seconds since 1970."""
+    rounds = run / "rounds"
+    return (rounds if rounds.is_dir() else run).stat().st_mtime
 
 
 def is_run(path: Path) -> bool:

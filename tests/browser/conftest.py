@@ -39,7 +39,7 @@ class OpenUi(Operation):
         """Start it, once more where it was stopped, and wait until it says that it is ready."""
         ports = ["--port", str(self.port), "--pages-port", str(self.pages_port)]
         before = len(self._ready())
-        self._server = self._start("server", [sys.executable, "-u", "-m", "flows.ui", *ports])
+        self._server = self._start("server", [sys.executable, "-u", "-m", "crl", "ui", *ports])
         wait_until(lambda: len(self._ready()) > before or self._server_ended(), lambda: f"ready: {self.said()}")
         assert not self._server_ended(), self.said()
         self.ready_seconds = int(self._ready()[-1])

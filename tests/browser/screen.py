@@ -201,7 +201,9 @@ class Screen:
     # -- pictures --------------------------------------------------------------------------------------------------
 
     def shoot(self, name: str, height: int = HEIGHT) -> Path:
-        """A screenshot with few colors, as `name`.png; returns where it lies."""
+        """A screenshot with few colors, as `name`.png; returns where it lies. Nothing of the tests may be in it."""
+        shown = self.page.locator("body").inner_text()
+        assert not re.search(r"\btests\.|mishap|the test", shown), f"{name}: {shown}"
         self.page.set_viewport_size({"width": WIDTH, "height": height})
         # Toasts come and go; the pointer must not hover over anything.
         self.page.mouse.move(0, 0)

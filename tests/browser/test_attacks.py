@@ -59,7 +59,7 @@ class Target(Operation):
         self._post("/work_pools/", old)
         deployment = {
             "name": "tidy", "flow_id": self._post("/flows/", {"name": "tidy"})["id"], "work_pool_name": "crl",
-            "entrypoint": "flows/tidy.py:tidy", "job_variables": {"env": {"DO_NOT_TRACK": "1"}},
+            "entrypoint": "flows.tidy.tidy", "job_variables": {"env": {"DO_NOT_TRACK": "1"}},
             "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}],
         }  # fmt: skip
         self.tidy = self._post("/deployments/", deployment)

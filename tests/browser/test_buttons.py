@@ -48,7 +48,8 @@ def test_the_retry_button_continues_at_the_failed_stage(
         assert screen.state(segment.run_id) == "Failed"
         screen.page.get_by_role("tab", name="Details", exact=True).click()
         expect(screen.page.get_by_text(re.compile(SAID[fault])).first).to_be_visible()
-        screen.shoot(f"failed-{fault.value}", 1240)
+        if fault is Fault.hang:  # the other one is an exception of the tests
+            screen.shoot("failed", 1240)
 
         screen.click_menu(segment.run_id, "Retry").get_by_role("button", name="Retry", exact=True).click()
         screen.wait_for(segment.run_id, "Completed")
@@ -56,7 +57,8 @@ def test_the_retry_button_continues_at_the_failed_stage(
         screen.open_run(segment.run_id, "Subflow Runs")
         screen.shows(f"round {ROUNDS}")
         screen.page.wait_for_timeout(1500)  # the graph is drawn
-        screen.shoot(f"retried-{fault.value}")
+        if fault is Fault.hang:
+            screen.shoot("retried")
 
 
 def test_cancel_ends_every_process_at_once_and_resume_finishes(screen: Screen, desk: OpenUi, finished: Path) -> None:

@@ -105,6 +105,11 @@ CASES = [
     Case("env list"),
     Case("init {disk}/new --model tiny --environment frozenlake", REFUSED, FULL),
     Case("init {elsewhere}/new --model tiny --environment frozenlake"),
+    Case("init {disk}/new --from tiny", REFUSED, FULL),
+    Case("init {elsewhere}/new"),
+    Case("list"),
+    Case("list --experiments"),
+    Case("ui"),
     Case("env check frozenlake --episodes 2 --longest 2"),
     Case("env play frozenlake --record {elsewhere}/games.jsonl"),
     Case("env play frozenlake --record {disk}/games.jsonl", REFUSED, FULL),
@@ -210,6 +215,7 @@ def crl(
     policy = ScriptedPolicy(lambda row, turn: ("up", True))
     monkeypatch.setattr("crl.serve.source.TrainedAgent.policy", lambda agent: policy)
     monkeypatch.setattr("crl.serve.own_model.own_model", lambda *agent: SimpleNamespace(submit=None, run=bool))
+    monkeypatch.setattr("flows.ui.DevServer.run", lambda server: None)
     monkeypatch.setattr("mcp.server.MCPServer.run", lambda server, transport: None)
     monkeypatch.setattr("crl.cli.doctor._gpu", lambda: ("not asked", False, ""))
 

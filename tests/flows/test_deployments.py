@@ -174,7 +174,7 @@ def test_an_update_sends_what_differs_and_nothing_that_people_set() -> None:
     client: Any = SimpleNamespace(
         update_deployment=lambda identifier, update: sent.append(update.model_dump(exclude_unset=True))
     )
-    code = {"description": "new", "tags": ["training"], "entrypoint": "flows/train.py:train", "work_pool_name": "crl"}
+    code = {"description": "new", "tags": ["training"], "entrypoint": "flows.train.train", "work_pool_name": "crl"}
     found: Any = SimpleNamespace(id=uuid4(), parameters=CHOSEN, **{**code, "tags": ["mine"]})
     assert _update(client, found, dict(code), train) == "updated (tags)"
     found.tags = ["mine", "training"]

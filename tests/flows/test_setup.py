@@ -140,7 +140,7 @@ def test_without_a_server_it_says_what_to_do(capsys: pytest.CaptureFixture[str])
         with temporary_settings(**settings):
             assert main([]) == 2
         said = capsys.readouterr().err
-        assert "make ui" in said and "Traceback" not in said
+        assert "crl ui" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(

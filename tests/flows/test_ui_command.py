@@ -25,7 +25,8 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
 
-from flows.ui import DevServer, SetupFailed, Stop, main, mark_stopped
+from crl.cli import main
+from flows.ui import DevServer, SetupFailed, Stop, mark_stopped
 from tests.asking import ask_patiently, open_pool
 from tests.listening import Listening
 from tests.operate import FLOW_RUN, MARK, as_parameter
@@ -45,7 +46,7 @@ from tests.unit.engine.harness import make_experiment
 
 
 class Ui:
-    """A running `python -m flows.ui` on ports and a home of its own."""
+    """A running `crl ui` on ports and a home of its own."""
 
     def __init__(
         self, folder: Path, *arguments: str, background: bool = False, extra: Mapping[str, str] | None = None
@@ -61,7 +62,7 @@ class Ui:
         self.output = folder / "screen.txt"
         with self.output.open("ab") as screen, as_in_the_background() if background else as_in_a_terminal():
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.ui", "--port", str(self.port), *arguments],
+                [sys.executable, "-m", "crl", "ui", "--port", str(self.port), *arguments],
                 cwd=ROOT, env={**inherited, **variables, **(extra or {}), MARK: self.mark}, stdin=subprocess.DEVNULL,
                 stdout=screen, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -199,8 +200,9 @@ def test_a_password_without_a_user_is_refused_and_not_shown(
     wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CRL_UI_AUTH", wrong)
-    monkeypatch.setattr(DevServer, "run", lambda self: 0)
-    assert main([]) == 2
+    monkeypatch.setattr(DevServer, "run", lambda self: None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["ui"])
     said = capsys.readouterr().err
     assert "AUTH=user:password make ui" in said and "secret" not in said
 
@@ -224,7 +226,7 @@ def test_training_that_is_stopped_with_it_and_a_server_that_dies(start, tmp_path
     # The next start finds it crashed, nothing of it running, and Retry finishes it.
     again = start()
     again.wait_ready(2)
-    assert again.state(run)["type"] == "CRASHED" and "make ui" in again.state(run)["message"]
+    assert again.state(run)["type"] == "CRASHED" and "crl ui" in again.state(run)["message"]
     tasks, runs = (again.ask("POST", f"/{kind}_runs/filter", {}) for kind in ("task", "flow"))
     below = tasks + [each for each in runs if each["parent_task_run_id"]]
     assert {each["state_type"] for each in below} == {"COMPLETED", "CRASHED"}
@@ -259,17 +261,17 @@ def test_a_busy_port_is_named_with_a_way_out(start) -> None:
         port = taken.getsockname()[1]
         ui = start("--port", str(port))
         assert ui.process.wait(PATIENCE_SECONDS) == 2
-        assert f"port {port}" in ui.screen() and "make ui PORT=" in ui.screen() and "Traceback" not in ui.screen()
+        assert f"port {port}" in ui.screen() and "crl ui --port" in ui.screen() and "Traceback" not in ui.screen()
 
 
 @pytest.mark.parametrize("words", [["--port", "70000"], ["--port", "65535"], ["--pages-port", "0"]])
 def test_a_number_that_is_no_port_is_refused(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(DevServer, "run", lambda self: 0)
+    monkeypatch.setattr(DevServer, "run", lambda self: None)
     with pytest.raises(SystemExit, match="2"):
-        main(words)
-    assert "port" in capsys.readouterr().err.splitlines()[-1]
+        main(["ui", *words])
+    assert "port" in capsys.readouterr().err
 
 
 def test_a_port_or_a_folder_that_is_not_this_users(
@@ -280,11 +282,14 @@ def test_a_port_or_a_folder_that_is_not_this_users(
 
     with monkeypatch.context() as patch:
         patch.setattr(socket.socket, "bind", denied)
-        assert main(["--port", "80"]) == 2
+        with pytest.raises(SystemExit, match="2"):
+            main(["ui", "--port", "80"])
     said = capsys.readouterr().err
     assert "may not listen on port 80" in said and "PORT=8080" in said and "taken" not in said
     monkeypatch.setattr(DevServer, "run", denied)
-    assert main([]) == 2 and "crl-ui cannot be read or written: Permission denied" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["ui"])
+    assert "crl-ui cannot be read or written: Permission denied" in capsys.readouterr().err
 
 
 def test_what_was_deleted_in_the_ui_or_is_busy_ends_nothing(

@@ -45,6 +45,7 @@ TESTED = {
     "evaluation.md": "tests/docs/test_evaluation_page.py",
     "extending.md": "tests/docs/test_extending.py",
     "harbor.md": "tests/worlds/harbor/test_harbor_page.py",
+    "install.md": "tests/outside/test_wheel.py",
     "judge.md": "tests/worlds/dataset/test_judged_rounds.py",
     "mcp.md": "tests/worlds/openenv/test_openenv_rounds.py",
     "notebook.md": "tests/docs/test_notebook_page.py",

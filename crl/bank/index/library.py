@@ -23,7 +23,7 @@ from crl.errors import BadInput
 
 PACKAGES = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12", "faiss-gpu-cu11")
 """What offers the module `faiss`."""
-INSTALL = "pip install '.[cpu]' from the checkout, or '.[gpu]' to search on a GPU"
+INSTALL = "pip install faiss-cpu, or faiss-gpu to search on a GPU"
 _TRIAL_SECONDS = 180
 """A build that brings no code for this GPU but a form to compile it from takes a while the first time."""
 _ROUNDING = 1e-4

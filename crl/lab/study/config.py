@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from crl.config.base import Model
 from crl.config.load import listed_errors, read_yaml, readable
 from crl.errors import BadInput
+from crl.paths import experiment_file
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 ArmName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
@@ -162,7 +163,7 @@ def load_study(path: str | Path, *, read_by: tuple[Path, ...] = ()) -> Study:
 
     Raises BadInput naming file, key, what was found and what was expected.
     """
-    path = Path(path)
+    path = experiment_file(path)
     if path.resolve() in read_by:
         raise BadInput(f"{path}: arms_from leads back to this file", next_step="name a study with arms of its own")
     try:

@@ -14,6 +14,7 @@ from crl.config.base import NAME_PATTERN, Model
 from crl.config.load import find_prompts, listed_errors, read_yaml, readable
 from crl.envs.realms import RealmsConfig
 from crl.errors import BadInput
+from crl.paths import experiment_file
 
 EXTRACTOR_SEEDS, VERDICT_SEEDS, ANSWER_SEEDS, REFLECTION_SEEDS = 400_000, 600_000, 700_000, 800_000
 EXPERIENCE_SEEDS = 900_000
@@ -157,7 +158,7 @@ class WarmStartFile(Model):
 
 def load_warm_start(path: str | Path) -> WarmStartFile:
     """Read a warm start's file. Raises BadInput naming file, key, what was found and what was expected."""
-    path = Path(path)
+    path = experiment_file(path)
     data = read_yaml(path)
     if isinstance(data.get("prompts"), str):
         data["prompts"] = read_yaml(find_prompts(data["prompts"], path.parent, str(path)))

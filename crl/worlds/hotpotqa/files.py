@@ -21,7 +21,7 @@ from typing import Any, Literal
 import yaml
 
 from crl.errors import BadInput
-from crl.paths import quoted
+from crl.paths import quoted, shipped
 from crl.worlds.hotpotqa.questions import Paragraph, Question, malformed, question_of
 from crl.worlds.hotpotqa.search import WordSearch
 from crl.worlds.json_files import data_folder, records
@@ -78,7 +78,7 @@ def paragraphs_of(questions: Sequence[Question]) -> list[Paragraph]:
     return list(found)
 
 
-FOLDER = Path(__file__).resolve().parents[3] / "data" / "hotpotqa"
+FOLDER = shipped() / "data" / "hotpotqa"
 OWN_PARAGRAPHS = 10
 """Paragraphs of a question."""
 Side = Literal["train", "held_out"]
@@ -86,16 +86,16 @@ Side = Literal["train", "held_out"]
 
 @cache
 def own_questions(side: Side) -> tuple[Question, ...]:
-    """The questions of one side. Raises BadInput where the file is missing: a wheel has the package alone."""
+    """The questions of one side. Raises BadInput where the file is missing."""
     path = FOLDER / f"{side}.yaml"
     try:
         worlds = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(
             f"the questions of this project cannot be read: {error.strerror or error}",
-            expected="the folder data/ of the checkout beside the package crl",
+            expected="the folder data/ that comes with the project",
             where=str(path),
-            next_step="install from a checkout (pip install -e .), or play HotpotQA's own files: questions: distractor",
+            next_step="install the project again, or play HotpotQA's own files: questions: distractor",
         ) from None
     paragraphs = {title: Paragraph(title, " ".join(text.split()))
                   for world in worlds for title, text in world["paragraphs"].items()}  # fmt: skip

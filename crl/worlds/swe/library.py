@@ -16,12 +16,13 @@ from typing import Literal
 import yaml
 
 from crl.errors import BadInput
+from crl.paths import shipped
 
 Split = Literal["train", "evaluation"]
 Files = MappingProxyType[str, str]
 """Texts by path inside of a repository."""
 
-DATA = Path(__file__).resolve().parents[3] / "data" / "swe"
+DATA = shipped() / "data" / "swe"
 _SETTINGS = """[tool.pytest.ini_options]
 pythonpath = ["."]
 testpaths = ["tests"]
@@ -65,7 +66,7 @@ def libraries() -> MappingProxyType[str, Library]:
             "the bug-fix tasks that ship are not there",
             expected=f"libraries in {folder}",
             where="data/swe",
-            next_step="run from a checkout (pip install -e .), where data/ is beside crl/",
+            next_step="install the project again: they come with it",
         )
     return MappingProxyType(found)
 

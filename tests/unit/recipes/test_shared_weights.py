@@ -45,7 +45,8 @@ def test_what_belongs_to_the_weights_is_the_owners() -> None:
 @pytest.mark.parametrize(
     ("roles", "told"),
     [
-        ({"extractor": {"weights": "nobody"}}, "expected a role with weights of its own: actor"),
+        ({"extractor": {"weights": "nobody"}}, "no such role; expected a role with weights of its own: actor"),
+        ({"extractor": {"weights": "nobody", "lora": {"r": 4}}}, "'nobody', and there is no such role"),
         ({"extractor": {"weights": "actor"}, "actor": {"weights": "extractor"}}, "weights of its own"),
         ({"extractor": {"weights": "actor", "lora": {"r": 4}}}, "so lora is set there"),
     ],

@@ -76,4 +76,4 @@ def test_a_missing_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crl.worlds.hotpotqa.files.FOLDER", FOLDER.with_name("no such"))
     with pytest.raises(BadInput, match="questions of this project cannot be read") as caught:
         own_questions("train")
-    assert "pip install -e ." in str(caught.value)
+    assert "install the project again" in str(caught.value)
