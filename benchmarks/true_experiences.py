@@ -59,7 +59,8 @@ def rounds_of(path: Path) -> list[dict[str, object]]:
 
     # Trials of experiences are episodes of a stage of their own.
     games = run.sql(
-        "SELECT round, family, guided, experiences, success FROM episodes WHERE stage = 'collect' ORDER BY round"
+        "SELECT round, family, guided, experiences, success FROM episodes WHERE draw_of(stage) = 'collect' "
+        "ORDER BY round"
     ).fetchall()
     rounds: dict[int, Counter[str]] = defaultdict(Counter)
     for number, family, guided, texts, success in games:

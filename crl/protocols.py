@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,6 +179,15 @@ class KnowsTruth(Protocol):
 
     def truth(self, text: str) -> float | None:
         """How far what an experience claims is right: 1 fully, 0 not at all; None: it claims nothing."""
+
+
+@runtime_checkable
+class KnowsRule(Protocol):
+    """What an environment may also be: one that knows all there is to know of it. Asked for metrics only, never in
+    training."""
+
+    def whole(self, text: str) -> bool:
+        """Whether an experience says the whole rule, and nothing else."""
 
 
 @runtime_checkable
@@ -581,6 +590,17 @@ class Embedder(TextVectors, Protocol):
         """Whether only the beginning of each text is read, because it is longer than the embedder takes."""
 
 
+class Reading(NamedTuple):
+    """What a model gives to the trained tokens of a sample."""
+
+    logprobs: list[float]
+    """Log-probability of each."""
+    top_ids: list[list[int]]
+    """The likeliest ids in place of each; none where nobody asked."""
+    top_logprobs: list[list[float]]
+    """Their log-probabilities."""
+
+
 class Trainer(Protocol):
     """A role's weights under the update engine."""
 
@@ -599,6 +619,14 @@ class Trainer(Protocol):
         """One optimizer step over all `Sample` rows; every rank calls it with the same rows. Returns metrics. `stale`
         are ids of rows of the round that older weights wrote than the update begins with; `proximal` is that of all
         steps, where there are several."""
+
+    def read(self, samples: Sequence[Any], *, likeliest: int = 0) -> dict[str, Reading]:
+        """What the weights give to the trained tokens of `Sample` rows, by sample id, and to so many of the `likeliest`
+        ids in place of each; every rank calls it with the same rows."""
+
+    def gradient_norms(self, samples: Sequence[Any], objectives: Any) -> dict[str, float]:
+        """Norm of the gradient of each objective of a step, by its name, without a step; every rank calls it with the
+        same rows."""
 
     def save(self, directory: Path) -> None:
         """Write weights and optimizer state; every rank calls it with the same directory."""

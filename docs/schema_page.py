@@ -37,6 +37,7 @@ Put together from these are
 | `sequences` | one per sequence of an episode: its tokens and turns (below) |
 | `success_by_condition` | one per round and condition: success with its interval, actions and tokens per game (below) |
 | `success_by_task` | the same by task family (below) |
+| `pass_at_k` | one per evaluation, condition, task family and k, where held-out tasks were played several times (below) |
 | `broken_games` | one per stage, task family and kind of break: how many games broke, and the first traceback (below) |
 | `timings` | one per stage and kind of work: how long retrieval, answers and playing took (below) |
 | `validations` | one per table that Great Expectations validated after its commit (below) |
@@ -49,6 +50,8 @@ and there are macros:
 | `bank_at(round)` | `bank_text` of one round: `FROM bank_at(7)` |
 | `bank_diff(earlier, later)` | one row per entry that differs: `entry_id`, `family`, `change` (added, changed or removed), `version_before`, `version_after`, `text_before`, `text_after` |
 | `wilson_low(won, games)`, `wilson_high(won, games)` | the ends of the 95 % interval of a success rate (Wilson) |
+| `draw_of(stage)` | the stage that one is a further draw of: `collect` for `collect_2` (`rollout.dynamic_sampling`) |
+| `effective_episodes(tasks, mean, spread, most)` | how many independent plays the plays of several tasks are good for, by the mean and the variance of their means; at most `most` |
 | `latest_round()` | in `crl sql` and `crl.report.views.connect`: the newest round whose bank is published |
 
 `crl sql RUN RUN2 "SELECT …"` puts the rows of several runs into the same views, each with a first column `run`.
@@ -127,6 +130,11 @@ SUCCESS_COLUMNS = (
         "breaks games of one condition only)",
     ),
     ("success", "DOUBLE", "share of them won"),
+    (
+        "effective",
+        "DOUBLE",
+        "games that the interval counts: `games`, or fewer where held-out tasks were played several times",
+    ),
     ("low", "DOUBLE", "lower end of its 95 % interval (Wilson)"),
     ("high", "DOUBLE", "upper end"),
     ("actions", "DOUBLE", "turns per game, mean"),
@@ -135,6 +143,18 @@ SUCCESS_COLUMNS = (
     ("tokens_sampled", "DOUBLE", "tokens the actor wrote in a game, mean"),
 )
 """Columns of the view `success_by_condition`: name, type, meaning."""
+PASS_COLUMNS = (
+    ("round", "BIGINT", "round played in"),
+    ("stage", "VARCHAR", "evaluate, or evaluate_base (before a warm start)"),
+    ("condition", "VARCHAR", "with_bank, without_bank or random"),
+    ("family", "VARCHAR", "task family"),
+    ("k", "BIGINT", "plays: 2, 4, 8 …, and as many as there are"),
+    ("tasks", "BIGINT", "held-out tasks with so many plays"),
+    ("pass_at_k", "DOUBLE", "how likely one of k plays of a task was won (Chen et al. 2021), mean over the tasks"),
+    ("low", "DOUBLE", "lower end of its 95 % interval"),
+    ("high", "DOUBLE", "upper end"),
+)
+"""Columns of the view `pass_at_k`: name, type, meaning."""
 TASK_COLUMNS = (*SUCCESS_COLUMNS[:3], ("family", "VARCHAR", "task family"), *SUCCESS_COLUMNS[3:])
 """Columns of the view `success_by_task`."""
 BROKEN_COLUMNS = (
@@ -168,6 +188,7 @@ _EVERY_MECHANISM = {
     "method.recipe.extractor_objective.credit": "trend",
     "method.recipe.trial": {"reward": "uses"},  # what a trial pays is not paid beside a trend
     "method.recipe.suppress": {},
+    "method.recipe.context_distillation": {},
     "method.recipe.bank.duplicates": "near",
 }
 """Added to the paper's experiment, which has the others, so that every stage and table occurs."""
@@ -219,6 +240,8 @@ def page() -> str:
         "\n## success_by_task\n\nSuccess of one condition in one round on one task, and what its games took.\n"
     )
     parts.append(_table(list(TASK_COLUMNS)))
+    parts.append("\n## pass_at_k\n\nSuccess of one of k plays of a held-out task (`evaluation.samples`).\n")
+    parts.append(_table(list(PASS_COLUMNS)))
     parts.append(_BROKEN)
     parts.append(_table(list(BROKEN_COLUMNS)))
     parts.append(_TIMINGS)

@@ -1,14 +1,16 @@
 """How `crl train` runs the flow: what it registers first, and what it says where there is no server.
 
-Prefect's temporary server gets a session of its own: Ctrl-C in a terminal, which signals every process of its group, is
-for the run, which still needs it. A server that had ended first was asked again for five minutes before the run
-reported its own end.
+Prefect's temporary server is the app of `flows.server`: on a busy machine Prefect's own, which does not wait for the
+lock of its SQLite file, answered 503 to the first tasks of a run. It gets a session of its own: Ctrl-C in a terminal,
+which signals every process of its group, is for the run, which still needs it. A server that had ended first was asked
+again for five minutes before the run reported its own end.
 """
 
 from __future__ import annotations
 
 import functools
 import subprocess
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,6 +24,8 @@ from crl.config import Experiment
 from crl.config.load import runs_root
 from crl.errors import NoServer, ServerLost
 from flows.limits import ensure_limit
+from flows.origin import OwnOrigin
+from flows.server import create_app
 from flows.train import already_checked
 from flows.train import train as flow
 
@@ -77,10 +81,18 @@ def _start_temporary_server() -> None:
         return
     from prefect.server.api import server as prefect_server  # seconds, which a server of one's own does not cost
 
-    # Prefect has settings neither for a session of its own nor for the patience with a first answer.
-    apart = functools.partial(subprocess.Popen, start_new_session=True)
-    with _replaced(prefect_server, subprocess, Popen=apart), patiently(prefect_server):
+    no_app: Any = None
+    OwnOrigin(no_app)  # what the server would refuse to start with is said here
+    # Prefect has settings neither for the app, nor a session of its own, nor the patience with a first answer.
+    with _replaced(prefect_server, subprocess, Popen=_own_server), patiently(prefect_server):
         prefect_server.SubprocessASGIServer().start()
+
+
+def _own_server(args: Sequence[str], **more: Any) -> subprocess.Popen[Any]:
+    """Start what Prefect would start, with the app of `flows.server`."""
+    own = f"{create_app.__module__}:{create_app.__name__}"
+    words = [own if word == "prefect.server.api.server:create_app" else word for word in args]
+    return subprocess.Popen(words, start_new_session=True, **more)
 
 
 def patiently(prefect_server: ModuleType) -> AbstractContextManager[Any]:

@@ -152,6 +152,7 @@ def summary(episodes: list[Evaluation]) -> list[dict[str, Any]]:
             "won": result.won_words,
             "success": round(result.success.mean, 4),
             "95 % interval": f"{result.success.span} %",
+            **{f"pass@{k}": value.words for k, value in result.pass_at.items()},
             "score": round(result.score, 4),
             "actions": round(result.actions, 2),
             "tokens read": round(result.tokens_read, 1),

@@ -194,8 +194,8 @@ class Operation:
         body["state"] = {"type": "SCHEDULED"}
         if variables:
             if not self._open_pool:
+                open_pool(self._http)  # before it is known as open: several threads start runs
                 self._open_pool = True
-                open_pool(self._http)
             body["job_variables"] = {"env": dict(variables)}
         if name is not None:
             body["name"] = name

@@ -85,6 +85,7 @@ def plan(
         found["recent"] += recent
         found["score"] += score.tolist()
         found["chosen"] += [place == best for place in range(len(rows))]
+        found["teaches"] += [False] * len(rows)
         uses.count[names[best]] = uses.count.get(names[best], 0) + 1
         uses.last_round[names[best]] = number
     found |= {"round": number, "bank_round": number - 1}

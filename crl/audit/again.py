@@ -29,7 +29,7 @@ from crl.records import Row, schema_of, vectors_of
 from crl.rounds.context import MemoryWriter, Progress, StageContext
 from crl.rounds.stage import Recipe, Stage
 from crl.run.directory import RunDirectory, manifests
-from crl.run.files import sha256_bytes, sha256_file
+from crl.run.files import sha256_bytes, sha256_or_size
 from crl.run.manifest import Digested, FileDigest, Manifest, key_of
 from crl.run.seeds import stage_seed_words
 from crl.run.writer import conforming, parquet_bytes
@@ -95,8 +95,8 @@ def make(
 def missing_reads(run: RunDirectory, recipe: Recipe, round_number: int, name: str) -> list[str]:
     """Stages that a stage reads and that are not there, as `0007/distill`."""
     stage = recipe.stage(run.method, round_number, name)
-    places = [recipe.resolve(run.method, round_number, read.stage, read.offset) for read in stage.reads]
-    return sorted({key_of(*place) for place in places if place is not None and not run.is_complete(*place)})
+    places = [place for read in stage.reads for place in recipe.read_keys(run.method, round_number, stage, read)]
+    return sorted({key_of(*place) for place in places if not run.is_complete(*place)})
 
 
 def differences(row_type: type[Row], made: pa.Table, recorded: pa.Table) -> list[str]:
@@ -245,7 +245,7 @@ class _StoredVectors:
         found: dict[str, NDArray[np.float32]] = {}
         for relative, digest in sorted(self._named().items()):
             path = self._run_path / relative
-            if path.is_file() and sha256_file(path) == digest:
+            if path.is_file() and sha256_or_size(path) == digest:
                 table = pq.read_table(path)
                 held = table["content_digest"].to_pylist()
                 rows = [row for row, digest in enumerate(held) if digest in wanted - found.keys()]

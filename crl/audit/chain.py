@@ -18,7 +18,6 @@ from itertools import groupby
 
 from crl.audit.problem import Problem, Record, Severity
 from crl.audit.redo import pruned_sources
-from crl.run.files import sha256_file
 from crl.run.journal import moved_away
 from crl.run.manifest import MANIFEST, Manifest, StageKey, key_of, parse_key
 
@@ -134,8 +133,8 @@ def _fits(record: Record, place: StageKey, manifest: Manifest) -> bool:
         if current is not None and current.digest != digest:
             return False
     directory = record.run_path / "rounds" / key_of(*place)
-    present = [(directory / name, file.sha256) for name, file in manifest.digested.files.items()]
-    return all(sha256_file(path) == sha256 for path, sha256 in present if path.is_file())
+    present = [(directory / name, file) for name, file in manifest.digested.files.items()]
+    return all(file.is_at(path) for path, file in present if path.is_file())
 
 
 def _lost(record: Record, file: str, places: list[StageKey], expected: str, found: str, gone: set[StageKey]) -> Problem:

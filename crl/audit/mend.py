@@ -19,7 +19,7 @@ from crl.rounds.publish import import_again
 from crl.rounds.stage import Recipe
 from crl.run.aside import put_back
 from crl.run.directory import RunDirectory
-from crl.run.files import link_to, sha256_bytes, sha256_file
+from crl.run.files import link_to, sha256_bytes, sha256_or_size
 from crl.run.imports import IMPORTS
 from crl.run.manifest import MANIFEST, Manifest, key_of
 
@@ -104,7 +104,7 @@ def _contents(run: RunDirectory, recipe: Recipe, services: Services, problems: S
 
 def _is_whole(run: RunDirectory, name: str, content: bytes) -> bool:
     path = run.path / name
-    return link_to(run.path, name) is None and path.is_file() and sha256_file(path) == sha256_bytes(content)
+    return link_to(run.path, name) is None and path.is_file() and sha256_or_size(path) == sha256_bytes(content)
 
 
 def _differs(problem: Problem) -> RecordDamaged:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from crl.audit.chain import chain_problems, lost_stages, stale
@@ -20,27 +20,32 @@ from crl.audit.intact import LastIntact
 from crl.audit.problem import NO_FILE, FromRows, Record, fork_again, move_away, no_recipe
 from crl.audit.problem import Problem as Problem
 from crl.audit.problem import Severity as Severity
+from crl.bank.segments import EMBEDDINGS, SEGMENTS
+from crl.config.models import WAYS
 from crl.errors import RecordDamaged, RunDirectoryUnusable
 from crl.paths import quoted
 from crl.run import cache, experiment_file
 from crl.run.branch import FORKED
-from crl.run.decisions import decided_rounds, decision_path, load_decision
+from crl.run.decisions import DECISIONS, decided_rounds, decision_path, load_decision
 from crl.run.directory import is_round, manifests
-from crl.run.evaluations import evaluation_faults
+from crl.run.evaluations import EVALUATIONS, evaluation_faults
 from crl.run.experiment_file import EXPERIMENT
-from crl.run.files import sha256_bytes, sha256_file
+from crl.run.files import sha256_bytes, sha256_or_size, too_large
 from crl.run.head import heads
-from crl.run.imports import imported_files
+from crl.run.imports import IMPORTS, imported_files
 from crl.run.journal import JOURNAL, Journal, committed, newest_attempt
 from crl.run.lease import LEASE, LOCK, LeaseFile
 from crl.run.lineage import LINEAGE, Lineage, load_lineage
 from crl.run.manifest import MANIFEST, FileDigest, Manifest, StageKey, key_of
 from crl.run.pruned import is_pruned, pruned
 from crl.run.retention import CHECKPOINT
+from crl.run.validations import VALIDATIONS, verdict_faults
 
 _SHOWN = 5
 _RECORD = (EXPERIMENT, LINEAGE, "rounds", "bank", "decisions", "imports")
 """What no link may be in."""
+_RECORD_FOLDERS = ("bank", SEGMENTS, EMBEDDINGS, DECISIONS, "imports", IMPORTS)
+_OTHER_FOLDERS = (EVALUATIONS, VALIDATIONS, WAYS, cache.CACHE)
 
 
 def verify(run_path: Path, *, deep: bool = True, from_rows: FromRows = no_recipe) -> list[Problem]:
@@ -73,7 +78,8 @@ def problems_in(record: Record) -> list[Problem]:
 def _recorded(record: Record) -> list[Problem]:
     record.stale = stale(record)
     linked = list(_links(record))
-    problems = [*_experiment(record), *_manifests(record), *linked, *_stages(record), *chain_problems(record)]
+    problems = [*_experiment(record), *_no_folders(record, _RECORD_FOLDERS, Severity.damaged), *_manifests(record)]
+    problems += [*linked, *_stages(record), *chain_problems(record)]
     problems += [*_shared(record), *lost_stages(record), *_foreign(record), *_decisions(record), *_imports(record)]
     problems += [*_fork_problems(record), *_stray_copies(record)]
     elsewhere = {problem.file for problem in linked}  # named once, whatever is found there
@@ -199,7 +205,7 @@ def _shared(record: Record) -> Iterator[Problem]:
             path = record.run_path / relative
             if not path.is_file():
                 found = NO_FILE
-            elif not record.deep or (found := record.digest_of(path)) == sha256:
+            elif not record.deep or (found := too_large(path) or record.digest_of(path)) == sha256:
                 continue
             yield record.damaged(relative, number, stage, sha256, found)
 
@@ -270,12 +276,29 @@ def _imports(record: Record) -> Iterator[Problem]:
         if begun:
             yield _unexpected(record, path, None, None)
             continue
-        found = sha256_file(path) if path.is_file() else "no file"
+        found = sha256_or_size(path) if path.is_file() else "no file"
         if found != path.stem:
             yield Problem(file, None, None, path.stem, found, move_away(record.run_path, path))
 
 
+def _no_folders(record: Record, names: Iterable[str], severity: Severity) -> Iterator[Problem]:
+    """What stands in the place of a folder: nothing in it is found then. Links in the record are :func:`_links`'."""
+    for name in names:
+        path = record.run_path / name
+        if path.is_symlink() and severity is not Severity.damaged:
+            found = f"a link to {path.readlink()}"
+        elif path.is_symlink() or path.is_dir() or not path.exists():
+            continue
+        else:
+            found = "a file" if path.is_file() else "a pipe or a device"
+        yield Problem(name, None, None, "a folder", found, move_away(record.run_path, path), severity)
+
+
 def _derived(record: Record) -> Iterator[Problem]:
+    yield from _no_folders(record, _OTHER_FOLDERS, Severity.derived)
+    for path, why in verdict_faults(record.run_path) if record.deep else ():
+        name, away = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
+        yield Problem(name, None, None, "what Great Expectations found", why, away, Severity.derived)
     for place, error in evaluation_faults(record.run_path) if record.deep else ():
         name = place.relative_to(record.run_path).as_posix()
         away = move_away(record.run_path, place)
@@ -313,7 +336,7 @@ def _housekeeping(record: Record) -> Iterator[Problem]:
     if lock.exists() and not lock.is_file():
         yield problem(LOCK, "an empty file", "a folder, a pipe or a device")
     elif lock.exists() and lock.stat().st_size:
-        yield problem(LOCK, f"SHA-256 {sha256_bytes(b'')} (an empty file)", sha256_file(lock))
+        yield problem(LOCK, f"SHA-256 {sha256_bytes(b'')} (an empty file)", sha256_or_size(lock))
 
 
 def _links(record: Record) -> Iterator[Problem]:
@@ -409,7 +432,7 @@ def _differs(record: Record, path: Path, file: FileDigest) -> str | None:
         return NO_FILE
     try:
         size = path.stat().st_size
-        if not record.deep:
+        if not record.deep or (size != file.bytes and too_large(path)):
             return None if size == file.bytes else f"{size} bytes instead of {file.bytes}"
         found = record.digest_of(path)
     except FileNotFoundError:  # it vanished in this moment
@@ -420,6 +443,6 @@ def _differs(record: Record, path: Path, file: FileDigest) -> str | None:
 
 
 def _unexpected(record: Record, path: Path, round_number: int | None, stage: str | None) -> Problem:
-    found = sha256_file(path) if path.is_file() else "a link that leads nowhere, a pipe or a device"
+    found = sha256_or_size(path) if path.is_file() else "a link that leads nowhere, a pipe or a device"
     place, mend = path.relative_to(record.run_path).as_posix(), move_away(record.run_path, path)
     return Problem(place, stage, round_number, "no such file: no stage wrote it", found, mend)

@@ -17,7 +17,6 @@ from crl.records import BankChange, BankEntry, BankSnapshot, Operation, Row
 from crl.rounds.stage import Recipe
 from crl.run.aside import take_file
 from crl.run.directory import RunDirectory
-from crl.run.files import sha256_file
 from crl.run.manifest import Manifest, StageKey, key_of, parse_key
 from crl.run.pruned import Pruned
 from crl.run.retention import CHECKPOINT, recorded_checkpoints
@@ -52,15 +51,15 @@ def lacked(run: RunDirectory, recipe: Recipe, relative: str) -> Pruned:
     Raises BadInput where the file is whole, or needed (:func:`why_needed`), RecordDamaged.
     """
     key, name, manifest = _located(run, relative)
-    path, sha256 = run.path / relative, manifest.digested.files[name].sha256
-    if path.is_file() and sha256_file(path) == sha256:
+    path, file = run.path / relative, manifest.digested.files[name]
+    if path.is_file() and file.is_at(path):
         raise BadInput(f"{relative} is the file that was committed: there is nothing to leave out", where="--without")
     if (why := why_needed(run, recipe, relative)) is not None:
         raise BadInput(
             f"the run cannot go on without {relative}: {why}",
             expected="a file that no later round reads",
             where="--without",
-            next_step=f"restore it from a backup (SHA-256 {sha256}), or "
+            next_step=f"restore it from a backup (SHA-256 {file.sha256}), or "
             f"crl redo {quoted(run.path)} --from {key_of(*key)}",
         )
     place = CHECKPOINT if name.startswith(f"{CHECKPOINT}/") else name
@@ -97,8 +96,7 @@ def _read_later(run: RunDirectory, recipe: Recipe) -> Iterator[StageKey]:
     back = max((-read.offset for stage in recipe.stages for read in stage.reads), default=0)
     for due in range(number, number + back + 1):
         for stage in recipe.stages_of(method, due):
-            places = (recipe.resolve(method, due, read.stage, read.offset) for read in stage.reads)
-            yield from (place for place in places if place is not None)
+            yield from (place for read in stage.reads for place in recipe.read_keys(method, due, stage, read))
 
 
 def _checkpoints(run: RunDirectory, places: set[StageKey]) -> set[str]:

@@ -231,6 +231,7 @@ class BankRetriever:
             recent=recent,
             score=score_of(rank_score, counter.count, recent, config),
             chosen=False,
+            teaches=False,
         )
 
 

@@ -136,19 +136,24 @@ def _data(evaluated: Evaluated) -> dict[str, Any]:
 
 
 def _print(evaluated: Evaluated) -> None:
-    from crl.report.success import condition_results, with_averages
+    from crl.report.cells import NOTHING
+    from crl.report.success import columns_of_pass, condition_results, with_averages
     from crl.report.terminal import Listing
 
+    results = with_averages(condition_results(evaluated.rows))
+    passes = columns_of_pass(results)
+    columns = (*_COLUMNS[:4], *(name for name, _ in passes), *_COLUMNS[4:])
     rows = [
         (
-            each.task, each.condition_words, each.won_words, f"{each.success.percent} [{each.success.span}]",
+            each.task, each.condition_words, each.won_words, each.success.words,
+            *(each.pass_at[k].words if k in each.pass_at else NOTHING for _, k in passes),
             f"{each.score:.2f}", f"{each.actions:.1f}", f"{each.tokens_read:.0f}", f"{each.tokens_written:.0f}",
             f"{each.invalid_share:.0%}", each.guided,
         )
-        for each in with_averages(condition_results(evaluated.rows))
+        for each in results
     ]  # fmt: skip
     title = f"round {evaluated.round}, held-out seeds; actions and tokens per episode"
-    print_listing(Listing(_COLUMNS, rows, right=frozenset(_COLUMNS[2:]), title=title))
+    print_listing(Listing(columns, rows, right=frozenset(columns[2:]), title=title))
     if evaluated.unscored:
         say(f"{evaluated.unscored} episodes are left out: their judge gave no score")
 

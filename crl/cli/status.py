@@ -73,7 +73,8 @@ def verify(
         problems += data_problems(method) if data else []
         if has_data(method) and not data:
             say(f"note: the data that it plays with was not read: crl verify {shown(path)} --data")
-    for remark in remarks(record):
+    notes = remarks(record)
+    for remark in notes:
         say(f"note: {remark}")
     if (told := head_line(record.stages, complete)) is not None:
         say(told)
@@ -87,7 +88,8 @@ def verify(
                 raise
             say(f"the given head does not fit: {error.found}")
     if not problems:
-        say(f"{shown(path)} is intact: every file is what its manifest says, and every manifest fits the chain")
+        more = f", with {len(notes)} note{'' if len(notes) == 1 else 's'} above" if notes else ""
+        say(f"{shown(path)} is intact{more}: every file is what its manifest says, and every manifest fits the chain")
         return
     damaged = sum(problem.severity is Severity.damaged for problem in problems)
     raise RecordDamaged(
@@ -365,7 +367,7 @@ def parse_stage_key(text: str) -> tuple[int, str]:
 
 
 def _status(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any]]) -> list[str]:
-    from crl.report.state import last_failure, never_asked, running_stages, unfinished
+    from crl.report.state import last_failure, never_asked, running_stages, stopped, unfinished
     from crl.rounds.approvals import awaited
 
     lines = []
@@ -390,6 +392,8 @@ def _status(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any
         lines.append(f"interrupted: process {owner.owner.pid} on {owner.owner.host} is gone")
     if pending is not None:
         lines += [pending.in_words(), f"next: crl approve {shown(path)} --show, then crl resume {shown(path)}"]
+    elif (stop := stopped(events)) is not None:
+        lines += [str(stop.get("reason", "stopped")), f"next: {stop.get('next_step', 'crl resume')}"]
     elif missing:
         lines.append(f"unfinished: {missing}")
         lines.append(f"next: crl resume {shown(path)}{' --rounds 3' if never_asked(path, events) else ''}")

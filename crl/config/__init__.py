@@ -16,17 +16,19 @@ from crl.config.environments import (
     FamilyReward,
     FamilySampling,
 )
-from crl.config.experiment import Experiment, Runtime, TaskRunnerName, WhenBusy
+from crl.config.experiment import Experiment, Runtime, StopAt, TaskRunnerName, WhenBusy
 from crl.config.mechanisms import (
     ActorCriticConfig,
     ActorObjective,
     BankConfig,
+    ContextDistillationConfig,
     DistillConfig,
     EvaluationConfig,
     ExtractorObjective,
     ImportanceSamplingCorrection,
     MergeConfig,
     PolicyObjective,
+    ProvenConfig,
     RetrievalConfig,
     RolloutConfig,
     SearchAndAskConfig,
@@ -51,10 +53,12 @@ from crl.config.roles import (
 
 __all__ = [
     "ENGINES", "ENVIRONMENTS", "RECIPES", "ActorCriticConfig", "ActorObjective", "BankConfig", "BankUse",
+    "ContextDistillationConfig",
     "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig", "EnvironmentConfig", "EvaluationConfig",
     "Exchange", "Experiment", "ExtractorObjective", "FamilyBank", "FamilyConfig", "FamilyReward", "FamilySampling",
     "ImportanceSamplingCorrection", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig", "OptimizerConfig",
-    "PolicyObjective", "PromptConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
-    "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange", "SelfDistillationConfig",
-    "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
+    "PolicyObjective", "PromptConfig", "ProvenConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig",
+    "RoleUse", "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange",
+    "SelfDistillationConfig", "StopAt", "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig",
+    "WarmStartConfig", "WhenBusy",
 ]  # fmt: skip

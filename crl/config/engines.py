@@ -109,6 +109,11 @@ class VllmEngine(ServedEngine):
                     next_step="raise it, or use the engine transformers",
                 )
 
+    def evaluation_problems(self, role: RoleConfig, name: str) -> Iterator[BadInput]:
+        """vLLM cuts as it is told to: what it says of the probabilities does not matter there."""
+        whole = role.sampling.model_copy(update={"top_p": 1.0, "top_k": 0})
+        return self.problems(role.model_copy(update={"sampling": whole}), name, {})
+
     def check(self, role: str, server: ServerConfig, context: int) -> None:
         """See :func:`crl.engine.vllm_server.check_server`."""
         load_object("crl.engine.vllm_server:check_server")(role, server, context)

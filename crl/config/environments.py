@@ -16,27 +16,14 @@ from pydantic import AfterValidator, Field, model_validator
 
 from crl.config.base import COLDEST, LAST_SEED, LONGEST_SECONDS, MOST_ROUNDS, Model, PromptConfig, SeedRange, off, unset
 from crl.config.registry import Registry
-from crl.config.roles import SamplingConfig, StopString
+from crl.config.roles import SamplingChange
 from crl.records import OutsideRows
 
 
-class FamilySampling(Model):
+class FamilySampling(SamplingChange):
     """What is different of the actor's sampling when it plays this family."""
 
     temperature: float | None = Field(None, ge=COLDEST, le=5, exclude_if=unset, description="Divides the logits.")
-    top_p: float | None = Field(None, gt=0, le=1, exclude_if=unset, description="Nucleus mass; 1 keeps all.")
-    top_k: int | None = Field(None, ge=0, le=1_048_576, exclude_if=unset, description="Largest k; 0 keeps all.")
-    max_new_tokens: int | None = Field(None, ge=1, le=32_768, exclude_if=unset, description="New tokens per turn.")
-    constrain: Literal["none", "actions"] | None = Field(
-        None, exclude_if=unset, description="actions: it answers with a legal action and nothing else; none: any text."
-    )
-    stop_strings: list[StopString] | None = Field(
-        None, max_length=8, exclude_if=unset, description="Texts that end a turn once it contains one; []: none."
-    )
-
-    def over(self, sampling: SamplingConfig) -> SamplingConfig:
-        """The settings of a role with those that are set here."""
-        return sampling.model_copy(update=self.model_dump(exclude_none=True))
 
 
 _Worth = Annotated[float | None, Field(ge=-1000, le=1000, exclude_if=unset)]
@@ -300,7 +287,7 @@ class FamilyConfig(Model):
         None,
         exclude_if=unset,
         description="What is different of the actor's sampling; none: nothing. An evaluation keeps it but for the "
-        "temperature, which is evaluation.temperature there.",
+        "temperature, which is evaluation.temperature there, and for what evaluation.sampling says.",
     )
     prompts: dict[str, PromptConfig] | None = Field(
         None,

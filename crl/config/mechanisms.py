@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from crl.config.base import COLDEST, MOST_ROUNDS, LearningRateSchedule, Model, off, refuse_warmup, unset
 from crl.config.recorded import RecordedConfig
+from crl.config.roles import SamplingChange
 from crl.records.learning import CREDIT_RULES
 
 LONGEST_OBSERVATION = 250_000
@@ -22,6 +23,14 @@ class SearchAndAskConfig(Model):
     max_characters: int = Field(200, ge=4, le=4000, description="Longest question; a longer one is refused.")
     train_answers: bool = Field(
         False, description="Train the extractor on its answers: each earns the outcome of the episode that asked."
+    )
+
+
+class DynamicSampling(Model):
+    """Groups that teach nothing are drawn again: DAPO (arXiv 2503.14476)."""
+
+    max_draws: int = Field(
+        3, ge=2, le=16, description="Times that a round draws at most, the first included; so many stages are listed."
     )
 
 
@@ -60,6 +69,12 @@ class RolloutConfig(Model):
         description="Characters of what an environment may show at one time, actions and feedback counted; an episode "
         f"that is shown more ends with an error. null: {LONGEST_OBSERVATION}.",
         exclude_if=unset,
+    )
+    dynamic_sampling: DynamicSampling | None = Field(
+        None,
+        exclude_if=unset,
+        description="Other tasks take the place of groups in none of whose streams some rollouts were won and others "
+        "lost; updates leave these groups out. All that is drawn is recorded and counted. null: each round draws once.",
     )
     mixed_waves: bool = Field(False, description="A wave may hold groups of several task families.")
     search_and_ask: SearchAndAskConfig | None = Field(None, description="Guided episodes may ask; none: they may not.")
@@ -163,8 +178,22 @@ class MergeConfig(Model):
     similarity: float = Field(0.9, gt=0, le=1, description="Cosine from which two entries resemble.")
 
 
+class ProvenConfig(Model):
+    """Which text of the bank is proven, and so not replaced by one that nobody has tried."""
+
+    uses: int = Field(
+        4,
+        ge=1,
+        le=1_000_000,
+        description="Games that a text must have guided; its new version is judged after as many.",
+    )
+    outcome: float = Field(
+        0.0, ge=-1, le=1, description="Least mean outcome of them, from -1 (all lost) to 1 (all won)."
+    )
+
+
 class BankConfig(Model):
-    """Capacity and eviction."""
+    """Capacity and eviction, and what a new text may replace."""
 
     capacity: int = Field(20_000, ge=1, le=10_000_000, description="Entries per task family.")
     eviction: Literal["fifo", "least_useful"] = Field(
@@ -176,6 +205,23 @@ class BankConfig(Model):
         "refuses one that resembles an entry (appendix C.2).",
     )
     similarity: float = Field(0.95, gt=0, le=1, description="Cosine from which a text repeats an entry's (near).")
+    proven: ProvenConfig | None = Field(
+        None,
+        exclude_if=unset,
+        description="An update of a proven entry waits beside it, as an entry of its own, and replaces it once it won "
+        "as often; null: updates replace at once.",
+    )
+    merge_contained: bool = Field(
+        False,
+        exclude_if=off,
+        description="A text that says less than another of its family (each of its sentences begins one of the other) "
+        "is merged into that one.",
+    )
+
+    @property
+    def keeps_what_is_better(self) -> bool:
+        """Whether it is more than what was written last."""
+        return self.proven is not None or self.merge_contained
 
 
 class ImportanceSamplingCorrection(Model):
@@ -354,6 +400,38 @@ class ExtractorObjective(Model):
     importance_sampling_correction: Correction = None
 
 
+Share = Annotated[
+    float,
+    Field(
+        gt=0,
+        lt=1,
+        description="Its part of the squared gradient of an update, beside the policy objective. It is measured in "
+        "every round, and what the loss is multiplied by changes at most twofold from one to the next.",
+    ),
+]
+
+
+class ContextDistillationConfig(Model):
+    """On-policy context distillation: what an unguided episode sampled is pulled toward what a teacher, which reads the
+    experience that would have guided it, would have sampled there (reverse KL)."""
+
+    share: Share = 0.25
+    teacher: str | None = Field(
+        None,
+        exclude_if=unset,
+        description="The role that teaches: a frozen model with the actor's vocabulary. null: the actor itself, with "
+        "the weights that played the round.",
+    )
+    top_k: int | None = Field(
+        None,
+        ge=2,
+        le=1024,
+        exclude_if=unset,
+        description="At each token the divergence is summed over so many ids, the sampled one and those that the "
+        "teacher finds likeliest, all others counting as one. null: the sampled token stands for the sum.",
+    )
+
+
 class SelfDistillationConfig(Model):
     """Episodes trained by next-token loss, with all experience text stripped from their contexts."""
 
@@ -365,6 +443,13 @@ class SelfDistillationConfig(Model):
         "that were won, guided or not (which a recipe without a bank can do, too).",
     )
     weight: float = Field(1.0, gt=0, le=1000, description="Weight of the loss beside the policy objective.")
+    share: Share | None = Field(None, exclude_if=unset)
+
+    @model_validator(mode="after")
+    def _weighs_once(self) -> Self:
+        if self.share is not None and self.weight != 1.0:
+            raise ValueError("share and weight both say how much self-distillation counts: set one of them")
+        return self
 
     @property
     def guided_only(self) -> bool:
@@ -381,6 +466,26 @@ class EvaluationConfig(Model):
 
     every: int = Field(1, ge=0, le=MOST_ROUNDS, description="Evaluate every N rounds; 0 never.")
     temperature: float = Field(1.0, ge=COLDEST, le=5, description="Sampling temperature in evaluation.")
+    samples: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        exclude_if=lambda value: value == 1,
+        description="Plays of each held-out task in each condition; above 1 the results have pass@k. The first play is "
+        "the same however many follow.",
+    )
+    sampling: SamplingChange | None = Field(
+        None,
+        exclude_if=unset,
+        description="What else is different of the actor's sampling in evaluation, in every task family; null: nothing "
+        "but the temperature.",
+    )
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> EvaluationConfig:
+        if self.sampling is not None and not self.sampling.model_dump(exclude_none=True):
+            raise ValueError("sampling changes nothing: name what is different in evaluation, or leave it out")
+        return self
 
 
 class WarmStartConfig(Model):
@@ -486,3 +591,18 @@ class SuppressConfig(Model):
         le=1,
         description="What a round leaves of the weight of earlier uses; below 1 a suppressed text comes back in time.",
     )
+    withdraw: float | None = Field(
+        None,
+        ge=-2,
+        le=2,
+        exclude_if=unset,
+        description="A text with `min_uses` whose effect is at most this guides no more episodes of training in the "
+        "family, until `decay` has left less than `min_uses`; evaluation still finds it. 0: the present actor gains "
+        "nothing from it. null: none is withdrawn.",
+    )
+
+    @model_validator(mode="after")
+    def _of_the_present_actor(self) -> Self:
+        if self.withdraw is not None and self.decay == 1:
+            raise ValueError("withdraw needs decay below 1: uses of long ago do not say what the present actor gains")
+        return self

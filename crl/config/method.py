@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -83,6 +83,8 @@ class RecipeConfig(Model):
     """Whether it draws its training tasks from `train_tasks` of a family; False: from ranges of its own."""
     JUDGED: ClassVar[bool] = True
     """Whether a judge may give the rewards of what its rounds play."""
+    DRAWS_AGAIN: ClassVar[bool] = False
+    """Whether it builds rounds with further draws where `rollout.dynamic_sampling` asks for them."""
     OVERLAPS: ClassVar[bool] = False
     """Whether it builds rounds of two tracks where `method.overlap` asks for it."""
 
@@ -97,7 +99,7 @@ class RecipeConfig(Model):
             )
         return method.recipe
 
-    def after_rollouts(self) -> frozenset[str]:
+    def after_rollouts(self, method: Method) -> frozenset[str]:
         """`AFTER_ROLLOUTS`; for a recipe whose settings decide which of its stages play, those of these settings."""
         return self.AFTER_ROLLOUTS
 
@@ -150,6 +152,11 @@ RECIPES = Registry(
 """Recipes by kind; guests and other packages add theirs in the entry-point group `crl.recipes`."""
 
 
+def goes_on(value: str) -> bool:
+    """Whether a collapse changes nothing (`exclude_if`)."""
+    return value == "go_on"
+
+
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 
 
@@ -176,6 +183,12 @@ class Method(Model):
         exclude_if=off,
         description="Rounds overlap: everything after collecting, except the actor's update, runs beside the next "
         "round, which therefore reads the bank and extractor of two rounds before.",
+    )
+    on_collapse: Literal["go_on", "stop", "fall_back"] = Field(
+        "go_on",
+        exclude_if=goes_on,
+        description="Once a run has collapsed: go on, stop, or go on with the weights of the round that did best on "
+        "held-out seeds. The latter two also warn before, and take falling success for a collapse.",
     )
     threads: int = Field(2, ge=1, le=1024, description="CPU threads of a process: they can change the last digit.")
 
@@ -261,6 +274,15 @@ class Method(Model):
         return self
 
     @model_validator(mode="after")
+    def _can_draw_again(self) -> Method:
+        if self.rollout.dynamic_sampling is not None and not self.recipe.DRAWS_AGAIN:
+            raise ValueError(
+                f"rollout.dynamic_sampling is set, and recipe {self.recipe.kind} trains no actor on groups that it "
+                "could draw again: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _possible_together(self) -> Method:
         # One at a time: a later question may make no sense where an earlier one has found something.
         problems = (self._program_problems(), self.recipe.problems(self), self._engine_problems())
@@ -277,7 +299,7 @@ class Method(Model):
                 if self.rollout.search_and_ask is not None
                 else None,
                 "method.roles.actor.sampling.constrain": ("a program names no actions to choose from", "none")
-                if self.sampling("actor", family.name).constrain == "actions"
+                if any(each.constrain == "actions" for each in self.samplings("actor", family.name))
                 else None,
                 "method.roles.actor.history": ("they write their own histories", "append or strip_thoughts")
                 if self.role("actor").history not in ("append", "strip_thoughts")
@@ -334,8 +356,8 @@ class Method(Model):
                 )
                 continue
             for family in self.families:
-                sampling = self.sampling(name, family.name)
-                if history == "strip_thoughts" and sampling.constrain == "actions":
+                samplings = self.samplings(name, family.name)
+                if history == "strip_thoughts" and any(each.constrain == "actions" for each in samplings):
                     yield BadInput(
                         f"{where} is strip_thoughts, and in family {family.name} a turn is an action and nothing else",
                         expected="constrain: none, or another history: there are no thoughts",
@@ -344,12 +366,13 @@ class Method(Model):
                     )
                 if not isinstance(history, SummaryHistory):
                     continue
-                room = self.roles[name].context - sampling.max_new_tokens
+                most = max(each.max_new_tokens for each in samplings)
+                room = self.roles[name].context - most
                 if history.summarize.at >= room:
                     yield BadInput(
                         f"{where} asks for a summary at {history.summarize.at} tokens, where it no longer fits",
                         expected=f"fewer than {room}: the context of {self.roles[name].context} less "
-                        f"{sampling.max_new_tokens} new tokens, and room for the question",
+                        f"{most} new tokens, and room for the question",
                         where=f"{where}.summarize.at",
                         next_step="lower it, or raise the role's context",
                     )
@@ -362,15 +385,21 @@ class Method(Model):
                     )
 
     def _problems_of_families(self, role: RoleConfig, name: str) -> Iterator[BadInput]:
-        """What the engine cannot do of the sampling that task families have of their own."""
-        for index, family in enumerate(self.families):
-            if family.sampling is None:
-                continue
-            shared, own = f"method.roles.{name}.sampling", f"method.families.{index}.sampling"
-            asked = role.model_copy(update={"sampling": self.sampling(name, family.name)})
-            for problem in asked.engine_problems(name, {f"{own}.temperature": asked.sampling.temperature}):
+        """What the engine cannot do of the sampling that task families, or evaluations, have of their own."""
+        shared = f"method.roles.{name}.sampling"
+        own_settings = [
+            (f"family {family.name}", f"method.families.{index}.sampling", self.sampling(name, family.name), True)
+            for index, family in enumerate(self.families)
+            if family.sampling is not None
+        ]
+        if (change := self.evaluation.sampling) is not None:
+            own_settings.append(("evaluation", "method.evaluation.sampling", change.over(role.sampling), False))
+        for who, own, sampling, trained in own_settings:
+            asked = role.model_copy(update={"sampling": sampling})
+            temperatures = {f"{own}.temperature": sampling.temperature} if trained else None
+            for problem in asked.engine_problems(name, temperatures):
                 yield BadInput(
-                    f"family {family.name}: {problem.found.replace(shared, own)}",
+                    f"{who}: {problem.found.replace(shared, own)}",
                     expected=problem.expected,
                     where=(problem.where or own).replace(shared, own),
                     next_step=problem.next_step,
@@ -397,13 +426,24 @@ class Method(Model):
 
     @property
     def episodes(self) -> int:
-        """Episodes of a round: K of every group."""
-        return sum(family.groups * self.group_size(family) for family in self.families)
+        """Episodes of a round, at most: K of every group, in every draw."""
+        draws = 1 if self.rollout.dynamic_sampling is None else self.rollout.dynamic_sampling.max_draws
+        return draws * sum(family.groups * self.group_size(family) for family in self.families)
 
     def sampling(self, role: str, family: str) -> SamplingConfig:
         """How a role samples when it plays a task family."""
         shared, config = self.role(role).sampling, self.family(family)
         return shared if config is None or config.sampling is None else config.sampling.over(shared)
+
+    def evaluation_sampling(self, role: str, family: str) -> SamplingConfig:
+        """How a role samples when it plays held-out tasks of a family."""
+        config = self.evaluation
+        trained = self.sampling(role, family).model_copy(update={"temperature": config.temperature})
+        return trained if config.sampling is None else config.sampling.over(trained)
+
+    def samplings(self, role: str, family: str) -> tuple[SamplingConfig, SamplingConfig]:
+        """How a role samples when it plays a task family: in training, and in evaluation."""
+        return self.sampling(role, family), self.evaluation_sampling(role, family)
 
     def prompts_of(self, family: str) -> Mapping[str, PromptConfig]:
         """The prompts of a task family: its own, and those that it shares."""

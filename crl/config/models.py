@@ -233,10 +233,10 @@ def _make_plain(model: Any, dtype: Any) -> None:
 
 
 def _unreadable(kind: Any, path: Path, name: str | None, error: Exception) -> BadInput:
-    lines = str(error).strip().splitlines()
+    lines = [line.strip() for line in str(error).strip().splitlines()] or ["it says nothing more"]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return BadInput(
-        f"transformers cannot open the model {name or path} ({kind.__name__}): {type(error).__name__}: "
-        f"{lines[0] if lines else 'it says nothing more'}",
+        f"transformers cannot open the model {name or path} ({kind.__name__}): {type(error).__name__}: {said}",
         expected="a folder that save_pretrained of a model and of its tokenizer wrote",
         where=str(path),
         next_step="copy or download the model once more, or use another one",

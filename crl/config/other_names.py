@@ -37,7 +37,7 @@ _EVERY_ROUND = "every round is evaluated, saved and recorded as a whole"
 OTHER_NAMES: dict[str, Here] = {
     # TRL's GRPOConfig
     "num_generations": Here(("method.rollout.group_size",), "all members of a group, guided and free"),
-    "num_generations_eval": Here(("method.families.0.evaluation_seeds",), "a held-out seed is played once"),
+    "num_generations_eval": Here(("method.evaluation.samples",), "plays of each held-out seed"),
     "generation_batch_size": Here(("method.families.0.groups", "method.rollout.group_size"), "episodes of a round"),
     "steps_per_generation": Here((_OPTIMIZER + "num_iterations",), "the samples of a round are one batch of the actor"),
     "max_completion_length": Here((_SAMPLING + "max_new_tokens",), "tokens of one turn, not of the episode"),

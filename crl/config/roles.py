@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag, model_validator
 
@@ -56,8 +56,36 @@ class SamplingConfig(Model):
 
     @model_validator(mode="after")
     def _something_is_written_on(self) -> SamplingConfig:
-        if self.stop_strings and self.constrain == "actions":
-            raise ValueError("stop_strings end a text: with constrain: actions a turn is an action and ends with it")
+        refuse_stops(self.stop_strings, self.constrain)
+        return self
+
+
+def refuse_stops(stop_strings: Sequence[str] | None, constrain: str | None) -> None:
+    """Raise ValueError where texts are to end turns that hold none."""
+    if stop_strings and constrain == "actions":
+        raise ValueError("stop_strings end a text: with constrain: actions a turn is an action and ends with it")
+
+
+class SamplingChange(Model):
+    """What is different of the actor's sampling."""
+
+    top_p: float | None = Field(None, gt=0, le=1, exclude_if=unset, description="Nucleus mass; 1 keeps all.")
+    top_k: int | None = Field(None, ge=0, le=1_048_576, exclude_if=unset, description="Largest k; 0 keeps all.")
+    max_new_tokens: int | None = Field(None, ge=1, le=32_768, exclude_if=unset, description="New tokens per turn.")
+    constrain: Literal["none", "actions"] | None = Field(
+        None, exclude_if=unset, description="actions: it answers with a legal action and nothing else; none: any text."
+    )
+    stop_strings: list[StopString] | None = Field(
+        None, max_length=8, exclude_if=unset, description="Texts that end a turn once it contains one; []: none."
+    )
+
+    def over(self, sampling: SamplingConfig) -> SamplingConfig:
+        """The settings of a role with those that are set here."""
+        return sampling.model_copy(update=self.model_dump(exclude_none=True))
+
+    @model_validator(mode="after")
+    def _something_is_written_on(self) -> Self:
+        refuse_stops(self.stop_strings, self.constrain)
         return self
 
 
@@ -193,6 +221,10 @@ class EngineConfig(Model):
         """
         return iter(())
 
+    def evaluation_problems(self, role: RoleConfig, name: str) -> Iterator[BadInput]:
+        """The same of sampling that is for evaluations alone: nothing is trained on what they sample."""
+        return self.problems(role, name, {})
+
     def load(self, role: RoleConfig, model_path: Path, checkpoint: Path | None, *, threads: int) -> Any:
         """A policy ready to sample (`crl.protocols.LoadedPolicy`).
 
@@ -326,8 +358,9 @@ class RoleConfig(Model):
                 next_step="lower zero_stage, or give each role a model of its own",
             )
 
-    def engine_problems(self, name: str, temperatures: Mapping[str, float]) -> Iterator[BadInput]:
-        """What a role of this name asks for and its engine cannot do; `temperatures` as in `EngineConfig.problems`."""
+    def engine_problems(self, name: str, temperatures: Mapping[str, float] | None) -> Iterator[BadInput]:
+        """What a role of this name asks for and its engine cannot do; `temperatures` as in `EngineConfig.problems`,
+        None for what it asks for in evaluations alone."""
         strings, where = self.sampling.stop_strings, f"method.roles.{name}.sampling.stop_strings"
         if strings and not self.engine.STOPS_AT_TEXT:
             yield BadInput(
@@ -345,4 +378,7 @@ class RoleConfig(Model):
                     where=where,
                     next_step="leave it out",
                 )
-        yield from self.engine.problems(self, name, temperatures)
+        if temperatures is None:
+            yield from self.engine.evaluation_problems(self, name)
+        else:
+            yield from self.engine.problems(self, name, temperatures)

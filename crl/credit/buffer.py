@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from crl.config import ExtractorObjective
 from crl.errors import RecordDamaged
 from crl.records import BufferItem, Metric, UseReward
@@ -53,6 +56,23 @@ class Earned(NamedTuple):
     reward: float
     kind: str = USED
     """:data:`USED`: one of several uses. Else it is scored once: :data:`SCORED`, malformed, return or answer."""
+
+
+def chances(weights_M: NDArray[np.float64]) -> NDArray[np.float64]:
+    """p_i = w_i / sum of w; evenly where all are 0."""
+    total = weights_M.sum()
+    even_M: NDArray[np.float64] = np.full_like(weights_M, 1 / max(1, weights_M.size))
+    return weights_M / total if total > 0 else even_M
+
+
+def drawn_once(weights_M: NDArray[np.float64], batch: int, generator: np.random.Generator) -> list[int]:
+    """Places of at most `batch` of M things, in the order in which they are drawn: without replacement, each time in
+    proportion to the weights of those that are left. A buffer of fewer gives all it has; what weighs nothing stays."""
+    chances_M = chances(weights_M)
+    count = min(batch, int(np.count_nonzero(chances_M)))
+    if not count:
+        return []
+    return [int(place) for place in generator.choice(chances_M.size, size=count, replace=False, p=chances_M)]
 
 
 def reweight(train_count: int, last_trained_round: int | None, *, round: int, config: ExtractorObjective) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from crl.config import ActorObjective, ExtractorObjective, StreamObjective
-from crl.config.mechanisms import PolicyObjective
+from crl.config.mechanisms import DynamicSampling, PolicyObjective
 from crl.credit.advantages import stream_advantages, subgroup_advantages
 from crl.credit.buffer import reweight, ripe_items
 from crl.credit.turns import token_advantages, turn_advantages
@@ -75,6 +75,31 @@ def stripped_records(
 def trained_of(records: Sequence[Generation]) -> list[Generation]:
     """The sequences of an episode that have a trained token; without any the first one, whose sample weighs nothing."""
     return [record for record in records if any(record.loss_mask)] or list(records[:1])
+
+
+def varied_groups(episodes: Iterable[Episode], *, pooled: bool = False) -> set[tuple[str, int]]:
+    """(family, group) of the groups of a round in one of whose streams the outcome varies: some rollouts were won and
+    others lost. By success, whatever the reward; where `pooled`, of all streams together, for they have one baseline.
+    """
+    outcomes: dict[Hashable, set[bool]] = defaultdict(set)
+    found = set()
+    for episode in episodes:
+        if usable(episode):
+            mine = outcomes[episode.family, episode.group, "" if pooled else episode.stream]
+            mine.add(episode.success)
+            if len(mine) > 1:
+                found.add((episode.family, episode.group))
+    return found
+
+
+def trained_episodes(
+    episodes: Sequence[Episode], sampling: DynamicSampling | None, *, pooled: bool = False
+) -> list[Episode]:
+    """The episodes that an update may learn from: with dynamic sampling those of :func:`varied_groups`."""
+    if sampling is None:
+        return list(episodes)
+    varied = varied_groups(episodes, pooled=pooled)
+    return [episode for episode in episodes if (episode.family, episode.group) in varied]
 
 
 def weighed(

@@ -114,8 +114,7 @@ def _reads(directory: RunDirectory, recipe: Recipe, number: int) -> list[tuple[i
     stage = next((each for each in stages if each.name == "evaluate"), None)
     if stage is None:
         return None
-    resolved = [recipe.resolve(directory.method, number, read.stage, read.offset) for read in stage.reads]
-    return [place for place in resolved if place is not None]
+    return [place for read in stage.reads for place in recipe.read_keys(directory.method, number, stage, read)]
 
 
 def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:

@@ -57,7 +57,7 @@ def render_trajectory(turns: Sequence[Turn], last: str | None, budget: int | Non
         return Trajectory(with_gap(kept), kept)
     ending = _pieces(turns[-1:], last)
     left_out = [_marker(len(turns) - 1)] if len(turns) > 1 else []
-    return Trajectory(_cut(_joined([*left_out, *ending]), budget), 0)
+    return Trajectory(cut(_joined([*left_out, *ending]), budget), 0)
 
 
 def outcome_text(episode: Episode) -> str:
@@ -117,8 +117,8 @@ def _marker(count: int) -> str:
     return f"[… {count} turn{'s' if count > 1 else ''} left out …]"
 
 
-def _cut(text: str, budget: int) -> str:
-    """At most `budget` characters: the beginning and the end of the text."""
+def cut(text: str, budget: int) -> str:
+    """At most `budget` characters of a text: its beginning and its end."""
     if len(text) <= budget:
         return text
     room = budget - len(_CUT)

@@ -141,6 +141,14 @@ class MicroBatch:
     """Those of the trained model before the first of several steps; None where there is one, or no correction."""
     entropy_BT: torch.Tensor | None = None
     """Entropy of the distribution that each target was drawn from, in nats, with gradient; 0 outside the mask."""
+    teacher_BT: torch.Tensor | None = None
+    """A teacher's log-probabilities of the targets, 0 outside the mask; None where no sample has one."""
+    some_NK: torch.Tensor | None = None
+    """For the N targets with mask 1, row by row: the ids that a teacher finds likeliest; None where it names none."""
+    teacher_NK: torch.Tensor | None = None
+    """A teacher's log-probabilities of these."""
+    logprobs_NK: torch.Tensor | None = None
+    """Those of the trained model, with gradient."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on a device."""
@@ -159,11 +167,19 @@ def check_sample(sample: Sample) -> None:
     elif tokens and mask[0]:
         problem = "the first token is marked as sampled, but nothing precedes it"
     elif not all(
-        math.isfinite(value) for value in (*logprobs, *sample.token_advantages, sample.advantage, sample.weight)
+        math.isfinite(value)
+        for value in (
+            *(*logprobs, *sample.token_advantages, *sample.teacher_logprobs),
+            *(sample.advantage, sample.weight),
+        )
     ):
         problem = "a log-probability, an advantage or the weight is not finite"
     elif len(sample.token_advantages) not in (0, trained_tokens(sample)):
         problem = f"{len(sample.token_advantages)} advantages of {trained_tokens(sample)} trained tokens"
+    elif len(sample.teacher_logprobs) not in (0, trained_tokens(sample)):
+        problem = f"a teacher's log-probabilities of {len(sample.teacher_logprobs)} of {trained_tokens(sample)} tokens"
+    elif not len(sample.top_ids) == len(sample.top_logprobs) in (0, trained_tokens(sample)):
+        problem = f"a teacher's likeliest ids of {len(sample.top_ids)} of {trained_tokens(sample)} tokens"
     elif sample.temperature <= 0:
         problem = f"temperature {sample.temperature}"
     elif sample.choices:
@@ -221,19 +237,32 @@ def collate(samples: Sequence[Sample], stale: Set[str] = frozenset()) -> MicroBa
         targets_BT=padded([sample.token_ids[1:] for sample in samples], torch.long),
         mask_BT=padded([sample.loss_mask[1:] for sample in samples], torch.float32),
         behavior_BT=padded([sample.logprobs[1:] for sample in samples], torch.float32),
-        advantages_BT=padded([_advantages(sample) for sample in samples], torch.float32),
+        advantages_BT=padded(
+            [_of_targets(sample, sample.token_advantages, sample.advantage) for sample in samples], torch.float32
+        ),
         weights_B=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
         temperature_B=torch.tensor([sample.temperature for sample in samples], dtype=torch.float32),
         fresh_B=torch.tensor([float(_fresh(sample) and sample.sample_id not in stale) for sample in samples]),
         choices_NC=padded_choices([(sample.choices, trained_tokens(sample)) for sample in samples]),
+        teacher_BT=padded([_of_targets(sample, sample.teacher_logprobs, 0.0) for sample in samples], torch.float32)
+        if any(sample.teacher_logprobs for sample in samples)
+        else None,
+        some_NK=_rows([sample.top_ids for sample in samples], torch.long),
+        teacher_NK=_rows([sample.top_logprobs for sample in samples], torch.float32),
     )
 
 
-def _advantages(sample: Sample) -> list[float]:
-    """Of each target."""
-    if not sample.token_advantages:
-        return [sample.advantage] * (len(sample.token_ids) - 1)
-    own = iter(sample.token_advantages)
+def _rows(samples: Sequence[Sequence[Sequence[float]]], dtype: torch.dtype) -> torch.Tensor | None:
+    """A row of each trained token of the samples; None where they have none."""
+    rows = [row for sample in samples for row in sample]
+    return torch.tensor(rows, dtype=dtype) if rows else None
+
+
+def _of_targets(sample: Sample, of_trained: Sequence[float], otherwise: float) -> list[float]:
+    """Of each target, from what each trained token has; `otherwise` of all where they have none."""
+    if not of_trained:
+        return [otherwise] * (len(sample.token_ids) - 1)
+    own = iter(of_trained)
     return [next(own) if trained else 0.0 for trained in sample.loss_mask[1:]]
 
 

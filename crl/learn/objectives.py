@@ -10,7 +10,8 @@ Every function takes tensors of one micro-batch, B samples of T target tokens:
 - ``weights_B``: the sample's factor in the objective;
 - ``proximal_BT``: where an update of several steps has a correction, log-probabilities before the first (`mismatch`);
 - ``reference_BT``: the base model's, for an objective with `beta`;
-- ``entropy_BT``: entropies of the distributions that the tokens were drawn from, with gradient.
+- ``entropy_BT``: entropies of the distributions that the tokens were drawn from, with gradient;
+- ``teacher_BT``: a teacher's log-probabilities of the same tokens, stored in the round that sampled them.
 
 Each returns the loss and its :class:`Statistics`. Losses of micro-batches **add up** to the loss of the batch: whatever
 an objective divides by is known before (a weight, or the `normalizer` passed in), so gradients do not depend on how
@@ -192,6 +193,43 @@ def nll_objective(
     return loss, statistics_of(logprobs_BT, logprobs_BT, mask_BT, ones_BT, never_BT, never_BT)
 
 
+def reverse_kl_objective(
+    logprobs_BT: torch.Tensor,
+    behavior_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    teacher_BT: torch.Tensor,
+    weights_B: torch.Tensor,
+    *,
+    normalizer: float,
+) -> tuple[torch.Tensor, Statistics]:
+    """On-policy distillation: 1/normalizer sum_i w_i sum_t rho_it sg(log pi(y_it) - log q(y_it)), rho = pi / behavior.
+
+    Its gradient, in expectation over what the behavior policy samples, is that of sum_y pi(y) (log pi(y) - log q(y)),
+    the divergence KL(pi || q) of student and teacher at each token, given those before it: grad rho = rho grad log pi,
+    and the term that the derivative of log pi adds has the mean 0. What a token does to later ones is left out. So the
+    value estimates the divergence. No bound acts; `normalizer` is the trained tokens of the whole batch.
+    """
+    ratio_BT = log_ratio(logprobs_BT, behavior_BT, mask_BT).exp()
+    gap_BT = (logprobs_BT.detach() - teacher_BT) * mask_BT
+    loss = (weights_B[:, None] * ratio_BT * gap_BT).sum() / normalizer
+    never_BT = torch.zeros_like(mask_BT)
+    return loss, statistics_of(logprobs_BT, behavior_BT, mask_BT, ratio_BT.detach(), never_BT, never_BT)
+
+
+_LEAST_REST = 1e-6
+"""Probability of all further ids, at least, so that its logarithm is finite."""
+
+
+def top_k_divergence(logprobs_NK: torch.Tensor, teacher_NK: torch.Tensor) -> torch.Tensor:
+    """KL(pi || q) [N] of student and teacher where K ids stand for themselves and all others for one: with gradient,
+    and no sampled token. It is at most the divergence over the whole vocabulary, and that where K is all of it."""
+    rest_N, teacher_rest_N = (
+        (1.0 - each_NK.exp().sum(1)).clamp(min=_LEAST_REST).log() for each_NK in (logprobs_NK, teacher_NK)
+    )
+    listed_N = (logprobs_NK.exp() * (logprobs_NK - teacher_NK)).sum(1)
+    return listed_N + rest_N.exp() * (rest_N - teacher_rest_N)
+
+
 Term = tuple[torch.Tensor, Statistics]
 
 
@@ -213,3 +251,15 @@ def cispo_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: ExtractorOb
 def nll_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: None, normalizer: float) -> Term:
     """:func:`nll_objective` of a micro-batch."""
     return nll_objective(logprobs_BT, batch.mask_BT, batch.weights_B, normalizer=normalizer)
+
+
+def reverse_kl_term(batch: MicroBatch, logprobs_BT: torch.Tensor, config: None, normalizer: float) -> Term:
+    """:func:`reverse_kl_objective` of a micro-batch. Raises ValueError where its samples have no teacher."""
+    if batch.teacher_BT is None:
+        raise ValueError("a sample of the objective reverse_kl has no log-probabilities of a teacher")
+    tensors = (batch.behavior_BT, batch.mask_BT, batch.teacher_BT, batch.weights_B)
+    loss, counted = reverse_kl_objective(logprobs_BT, *tensors, normalizer=normalizer)
+    if batch.logprobs_NK is not None and batch.teacher_NK is not None:
+        weights_N = batch.weights_B[:, None].expand_as(batch.mask_BT)[batch.mask_BT != 0]
+        loss = (weights_N * top_k_divergence(batch.logprobs_NK, batch.teacher_NK)).sum() / normalizer
+    return loss, counted

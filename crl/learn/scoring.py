@@ -109,9 +109,13 @@ class ScoredModel(nn.Module):
         mask_BT: torch.Tensor,
         temperature_B: torch.Tensor,
         choices_NC: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        some_NK: torch.Tensor | None = None,
+        *,
+        likeliest: int = 0,
+    ) -> tuple[torch.Tensor, ...]:
         """Log-probabilities [B, T] (float32) of the targets where the mask is not 0, exactly 0 elsewhere; and the
-        entropies [B, T], in nats, of the distributions that they were drawn from.
+        entropies [B, T], in nats, of the distributions that they were drawn from. Where K ids of each are given
+        (`some_NK`), their log-probabilities [N, K], too; or those of the `likeliest`, and these ids [N, K].
 
         They are those of the distribution over the tokens of the vocabulary after dividing the logits by the
         temperature, as when sampling, so a ratio to the stored ones is that of two policies over the same ids; where a
@@ -131,11 +135,17 @@ class ScoredModel(nn.Module):
         with self._precision(input_ids_P.device), guard:
             logits_NV, _ = logits_at(self.model, positions_N, **inputs)
         temperature_N = temperature_B[:, None].expand_as(mask_BT)[chosen_BT]
-        chosen_N, entropy_N = _Chosen.apply(  # type: ignore[no-untyped-call]
-            self.absent, logits_NV, temperature_N, targets_BT[chosen_BT], choices_NC
+        more: tuple[torch.Tensor, ...] = ()
+        if likeliest:
+            parts = [_likeliest(self.absent, likeliest, *part) for part in _parts(logits_NV, temperature_N)]
+            more = tuple(map(torch.cat, zip(*parts, strict=True)))
+        chosen_N, entropy_N, logprobs_NK = _Chosen.apply(  # type: ignore[no-untyped-call]
+            self.absent, logits_NV, temperature_N, targets_BT[chosen_BT], choices_NC, some_NK
         )
+        if logprobs_NK is not None:
+            more = (logprobs_NK,)
         empty_BT = torch.zeros(mask_BT.shape, dtype=chosen_N.dtype, device=chosen_N.device)
-        return empty_BT.masked_scatter(chosen_BT, chosen_N), empty_BT.masked_scatter(chosen_BT, entropy_N)
+        return empty_BT.masked_scatter(chosen_BT, chosen_N), empty_BT.masked_scatter(chosen_BT, entropy_N), *more
 
     def train(self, mode: bool = True) -> ScoredModel:
         """Nothing changes, whatever the mode; see the class."""
@@ -191,7 +201,7 @@ def logprobs_of(scored: ScoredModel, rows: Sequence[Sequence[int]]) -> list[torc
     ]  # fmt: skip
     found: list[torch.Tensor] = []
     for part in [[sample] for sample in samples] if scored.way == "rows" else [samples]:
-        logprobs_BT, _ = scored(*inputs_of(collate(part).to(scored.model.device)))
+        logprobs_BT, *_ = scored(*inputs_of(collate(part).to(scored.model.device)))
         found += logprobs_BT.unbind()
     return [each[: len(row) - 1] for each, row in zip(found, rows, strict=True)]
 
@@ -207,6 +217,7 @@ def inputs_of(batch: MicroBatch) -> tuple[Any, ...]:
         batch.mask_BT,
         batch.temperature_B,
         batch.choices_NC,
+        batch.some_NK,
     )
 
 
@@ -219,18 +230,30 @@ class _Chosen(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
         ctx.absent = absent
-        chosen, entropies = zip(*(_chosen(absent, *part) for part in _parts(*inputs)), strict=True)
-        return torch.cat(chosen), torch.cat(entropies)
+        chosen, entropies, some = zip(*(_chosen(absent, *part) for part in _parts(*inputs)), strict=True)
+        return torch.cat(chosen), torch.cat(entropies), None if some[0] is None else torch.cat(some)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_N: torch.Tensor | None, entropy_grad_N: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         grad_NV = torch.empty_like(ctx.saved_tensors[0])
-        for logits_RV, *others, grad_R, entropy_grad_R, out_RV in _parts(
-            *ctx.saved_tensors, grad_N, entropy_grad_N, grad_NV
+        for logits_RV, *others, grad_R, entropy_grad_R, some_grad_RK, out_RV in _parts(
+            *ctx.saved_tensors, *grads, grad_NV
         ):
-            out_RV.copy_(_chosen_gradient(ctx.absent, grad_R, entropy_grad_R, logits_RV, *others))
-        return None, grad_NV, None, None, None
+            found_RV = _chosen_gradient(ctx.absent, (grad_R, entropy_grad_R, some_grad_RK), logits_RV, *others)
+            out_RV.copy_(found_RV)
+        return None, grad_NV, None, None, None, None
+
+
+def _likeliest(
+    absent: torch.Tensor | None, count: int, logits_NV: torch.Tensor, temperature_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the likeliest ids of each row, and these ids, both [N, K]; without a gradient. K is `count`,
+    or all tokens of a smaller vocabulary."""
+    scaled_NV = hide(logits_NV.detach().float() / temperature_N[:, None], absent)
+    tokens = scaled_NV.shape[1] - (0 if absent is None else len(absent))
+    values_NK, ids_NK = scaled_NV.topk(min(count, tokens), dim=1)
+    return values_NK - scaled_NV.logsumexp(1, keepdim=True), ids_NK
 
 
 def _chosen(
@@ -239,28 +262,31 @@ def _chosen(
     temperature_N: torch.Tensor,
     targets_N: torch.Tensor,
     choices_NC: torch.Tensor | None,
+    some_NK: torch.Tensor | None,
     *,
     entropies: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities [N] of the targets, one of each row, and the entropies [N] of the rows; float32."""
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Log-probabilities [N] of the targets, one of each row, the entropies [N] of the rows, and log-probabilities
+    [N, K] of some ids; float32."""
     scaled_NV = hide(logits_NV.float() / temperature_N[:, None], absent)
     normalizer_N = log_normalizer(scaled_NV, choices_NC)
     chosen_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - normalizer_N
-    return chosen_N, entropy_of(scaled_NV, normalizer_N, choices_NC, absent) if entropies else None
+    # Entropies overwrite logits of absent ids.
+    logprobs_NK = None if some_NK is None else scaled_NV.gather(1, some_NK) - normalizer_N[:, None]
+    entropy_N = entropy_of(scaled_NV, normalizer_N, choices_NC, absent) if entropies else None
+    return chosen_N, entropy_N, logprobs_NK
 
 
 def _chosen_gradient(
     absent: torch.Tensor | None,
-    grad_N: torch.Tensor | None,
-    entropy_grad_N: torch.Tensor | None,
+    grads: tuple[torch.Tensor | None, ...],
     logits_NV: torch.Tensor,
     *others: Any,
 ) -> torch.Tensor:
     """The gradient [N, V] of the logits, from those of :func:`_chosen`; None: of what nothing depends on."""
     with torch.enable_grad():
         logits_NV = logits_NV.detach().requires_grad_()
-        found = _chosen(absent, logits_NV, *others, entropies=entropy_grad_N is not None)
-    grads = (grad_N, entropy_grad_N)
+        found = _chosen(absent, logits_NV, *others, entropies=grads[1] is not None)
     given = [(out, grad) for out, grad in zip(found, grads, strict=True) if out is not None and grad is not None]
     return torch.autograd.grad([out for out, _ in given], logits_NV, [grad for _, grad in given])[0]
 

@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from crl.learn.optimizers import Moved, learning_rate, make_optimizer
 from crl.learn.process_group import import_deepspeed, join
 from crl.learn.scoring import Reference, ScoredModel, deterministic, inputs_of, load_trainable
 from crl.learn.terms import Objective
+from crl.protocols import Reading
 from crl.records import Sample
 
 _BUCKET_ELEMENTS = 50_000_000
@@ -206,16 +208,82 @@ class Trainer:
         """Log-probabilities [T] under the weights as they are, by sample id: of the samples of this rank that
         objectives with a correction train in a step over `samples` (`mismatch`). Read as the step reads them, so that
         before the first one each ratio is exactly 1."""
-        found: dict[str, torch.Tensor] = {}
         active = _active(samples, objectives)
+        found: dict[str, torch.Tensor] = {}
         if not any(objectives[sample.objective].corrects for sample in active):
             return found
         for share, batch in self._micro_batches(active, frozenset()):
             with torch.no_grad():
-                logprobs_BT, _ = self._engine.module(*inputs_of(batch))
+                logprobs_BT, *_ = self._engine.module(*inputs_of(batch))
             for sample, row_T in zip(share, logprobs_BT, strict=False):
                 found[sample.sample_id] = row_T[: len(sample.token_ids) - 1]
         return found
+
+    @deterministic()
+    def read(self, samples: Sequence[Sample], *, likeliest: int = 0) -> dict[str, Reading]:
+        """What the weights as they are give to the trained tokens of each sample, by sample id, on every rank; and to
+        so many of the `likeliest` ids in place of each. Computed as an update computes it; log-probabilities that the
+        samples bring are not used."""
+        for sample in samples:
+            check_sample(sample)
+        own: dict[str, Reading] = {}
+        for share, batch in self._micro_batches(samples, frozenset()) if samples else ():
+            with torch.no_grad():
+                logprobs_BT, _, *more = self._engine.module(*inputs_of(batch), likeliest=likeliest)
+            tops = [each.split([trained_tokens(sample) for sample in share]) for each in more] if share else []
+            for place, (sample, row_T) in enumerate(zip(share, logprobs_BT.tolist(), strict=False)):
+                values, ids = (each[place].tolist() for each in tops) if tops else ([], [])
+                own[sample.sample_id] = Reading(list(compress(row_T, sample.loss_mask[1:])), ids, values)
+        if self._ranks.size == 1:
+            return own
+        shares: list[Any] = [None] * self._ranks.size
+        dist.all_gather_object(shares, own)
+        return {name: reading for share in shares for name, reading in share.items()}
+
+    @deterministic()
+    def gradient_norms(self, samples: Sequence[Sample], objectives: Mapping[str, Objective]) -> dict[str, float]:
+        """Norm of the gradient of each objective of a step over `samples`, alone, by its name: a backward pass of each
+        that leaves the optimizer and the engine as they were, on every rank."""
+        trainable = [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
+        active, found = _active(samples, objectives), {}
+        for kind in sorted({sample.objective for sample in active}):
+            term, normalizer = self._term(kind, objectives), _normalizer(samples, kind)
+            sums = [torch.zeros(getattr(each, "ds_shape", each.shape), device=each.device) for each in trainable]
+            for share, batch in self._micro_batches([each for each in active if each.objective == kind], frozenset()):
+                loss, *_ = self._loss(self._engine.module, share, batch, term, objectives[kind], normalizer, {})
+                if share:
+                    for total, part in zip(sums, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
+                        if part is not None:
+                            total += part
+            if self._ranks.size > 1:
+                for total in sums:
+                    dist.all_reduce(total)
+            found[kind] = float(torch.nn.utils.get_total_norm(sums))
+        return found
+
+    def _loss(
+        self,
+        model: Any,
+        share: Sequence[Sample],
+        batch: MicroBatch,
+        term: Callable[..., tuple[torch.Tensor, Statistics]],
+        objective: Objective,
+        normalizer: float,
+        proximal: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, Statistics, torch.Tensor, torch.Tensor]:
+        """Of a micro-batch: its part of the loss, what is counted of it, log-probabilities and entropies [B, T]."""
+        inputs = inputs_of(batch)
+        if objective.reference:
+            batch = replace(batch, reference_BT=self._base().logprobs(inputs))
+        if proximal and objective.corrects:
+            batch = replace(batch, proximal_BT=_padded(share, proximal, batch))
+        logprobs_BT, entropy_BT, *more = model(*inputs)
+        if objective.entropy:
+            batch = replace(batch, entropy_BT=entropy_BT)
+        if more:
+            batch = replace(batch, logprobs_NK=more[0])
+        loss, counted = term(batch, logprobs_BT, objective.config, normalizer)
+        return loss, counted, logprobs_BT, entropy_BT
 
     def _micro_batches(self, active: Sequence[Sample], stale: Set[str]) -> Iterator[tuple[list[Sample], MicroBatch]]:
         """The micro-batches of this rank: as many as every rank has, the last ones maybe without samples. Then the
@@ -236,24 +304,16 @@ class Trainer:
         """Backward passes over this rank's micro-batches; loss and statistics of each objective over all ranks."""
         kinds = sorted({sample.objective for sample in active})
         terms = {kind: self._term(kind, objectives) for kind in kinds}
-        normalizers = {
-            kind: float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind)) for kind in kinds
-        }
+        normalizers = {kind: _normalizer(samples, kind) for kind in kinds}
         # The same objectives in the same order on every rank, whatever micro-batches it got.
         sums = {kind: (0.0, Statistics()) for kind in kinds}
         steps = list(self._micro_batches(active, stale))
         for step, (share, batch) in enumerate(steps):
             self._engine.set_gradient_accumulation_boundary(step == len(steps) - 1)
-            inputs = inputs_of(batch)
             kind = batch.objective
-            if objectives[kind].reference:
-                batch = replace(batch, reference_BT=self._base().logprobs(inputs))
-            if proximal and objectives[kind].corrects:
-                batch = replace(batch, proximal_BT=_padded(share, proximal, batch))
-            logprobs_BT, entropy_BT = self._engine(*inputs)
-            if objectives[kind].entropy:
-                batch = replace(batch, entropy_BT=entropy_BT)
-            loss, counted = terms[kind](batch, logprobs_BT, objectives[kind].config, normalizers[kind])
+            loss, counted, logprobs_BT, entropy_BT = self._loss(
+                self._engine, share, batch, terms[kind], objectives[kind], normalizers[kind], proximal
+            )
             if share:
                 if objectives[kind].on_policy:
                     fresh, divergence = mismatch(logprobs_BT, batch)
@@ -391,6 +451,11 @@ class Trainer:
         self._engine = None
         self._parts = []
         gc.collect()
+
+
+def _normalizer(samples: Sequence[Sample], kind: str) -> float:
+    """Trained tokens of all samples of an objective."""
+    return float(sum(trained_tokens(sample) for sample in samples if sample.objective == kind))
 
 
 def _active(samples: Sequence[Sample], objectives: Mapping[str, Objective]) -> list[Sample]:

@@ -14,6 +14,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from crl.errors import BadInput
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -107,7 +109,18 @@ class ChatIds:
             return []
         # A lone surrogate (JSON can spell one) is no text a tokenizer takes; it becomes a question mark.
         valid = text.encode("utf-8", "replace").decode("utf-8")
-        return [self._own_ids.get(index, index) for index in self._plain.encode(valid, add_special_tokens=False).ids]
+        try:
+            found = self._plain.encode(valid, add_special_tokens=False).ids
+        except BaseException as error:  # a panic of the library is none of Python's exceptions
+            if type(error).__name__ != "PanicException":
+                raise
+            raise BadInput(
+                f"the tokenizer cannot split a text of {len(valid):,} characters: {error}",
+                expected="a tokenizer whose pattern splits any text: this one tries too many ways",
+                where=valid[:200],
+                next_step="Use another model.",
+            ) from None
+        return [self._own_ids.get(index, index) for index in found]
 
 
 def _prepends_at_the_beginning(pre_tokenizer: Any) -> bool:

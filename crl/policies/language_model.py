@@ -245,12 +245,15 @@ def _load(weights: Path, config_from: Path, dtype: torch.dtype | Literal["auto"]
         generation_config=generation_config(config_from, config),
         dtype=dtype,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are reported then, by their names
     )
-    kinds = ("missing_keys", "mismatched_keys")
-    problems = {kind: sorted(map(str, report[kind])) for kind in kinds if report.get(kind)}
+    problems = [f"{name} is missing" for name in sorted(report.get("missing_keys") or ())]
+    for name, found, expected in sorted(report.get("mismatched_keys") or ()):
+        problems.append(f"{name} is {[*found]}, and the model's {[*expected]}")
     if problems:  # transformers would fill these with random numbers and only warn
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise RecordDamaged(
-            f"Weights do not fit the model: {problems}.",
+            f"Weights do not fit the config of the model: {problems[0]}{more}.",
             expected="every weight of the model, in its shape",
             where=str(weights),
             next_step="`crl verify` names the damaged file and the command that mends it.",

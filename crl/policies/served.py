@@ -165,8 +165,8 @@ class ServedSession(SentWhole):
         room = min(sampling.max_new_tokens, self._room(row, "a running session"))
         if answers is None:
             stop = None if self._stops is None else self._stops(sampling.stop_strings)
-            return functools.partial(self._free, row, Turn(room, None, stop), sampling.temperature)
-        return functools.partial(self._among, row, Turn(room, answers), sampling.temperature)
+            return functools.partial(self._free, row, Turn(room, None, stop), sampling)
+        return functools.partial(self._among, row, Turn(room, answers), sampling)
 
     def _room(self, row: int, where: str) -> int:
         room = self._context - len(self._ids[row])
@@ -179,9 +179,9 @@ class ServedSession(SentWhole):
             )
         return room
 
-    def _free(self, row: int, turn: Turn, temperature: float) -> Sampled:
+    def _free(self, row: int, turn: Turn, sampling: SamplingConfig) -> Sampled:
         """One request. The server looks for no text: what it samples behind a stop string is left out."""
-        ids, logprobs = self._request(row, self._ids[row], temperature, max_tokens=turn.room, **self._bias)
+        ids, logprobs = self._request(row, self._ids[row], sampling, max_tokens=turn.room, **self._bias)
         for index, logprob in zip(ids, logprobs, strict=True):
             if index in self._absent:
                 return turn.broken(NO_TOKEN)
@@ -193,12 +193,12 @@ class ServedSession(SentWhole):
             where=self._client.address,
         )
 
-    def _among(self, row: int, turn: Turn, temperature: float) -> Sampled:
+    def _among(self, row: int, turn: Turn, sampling: SamplingConfig) -> Sampled:
         """One request per id that leaves a choice, restricted to its choices."""
         read = [*self._ids[row], *turn.follow()]
         while turn.stop_reason is None:
             allowed = {"allowed_token_ids": turn.options}
-            [index], [logprob] = self._request(row, read, temperature, max_tokens=1, **allowed)
+            [index], [logprob] = self._request(row, read, sampling, max_tokens=1, **allowed)
             if index not in turn.options:
                 raise EngineDied(
                     f"{self._client.name} drew the id {index}, which it was not allowed",
@@ -208,15 +208,20 @@ class ServedSession(SentWhole):
             read += turn.draw(index, logprob, self._end_ids)
         return turn.sampled()
 
-    def _request(self, row: int, read: Sequence[int], temperature: float, **more: Any) -> tuple[list[int], list[float]]:
-        """Ids and their log-probabilities, from one request."""
+    def _request(
+        self, row: int, read: Sequence[int], sampling: SamplingConfig, **more: Any
+    ) -> tuple[list[int], list[float]]:
+        """Ids and their log-probabilities, from one request; with a cut (in evaluations), of what is left."""
+        cut = {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
+        cut |= {"top_k": sampling.top_k} if sampling.top_k > 0 else {}
         found = self._client.post(
             GENERATE,
             {
                 "token_ids": list(read),
                 "cache_salt": self._weights,
                 "sampling_params": {
-                    "temperature": temperature,
+                    "temperature": sampling.temperature,
+                    **cut,
                     "seed": int(self._drawn(row).generate_state(1, np.uint64)[0] >> 1),  # the server takes 63 bits
                     "logprobs": 0,
                     "stop_token_ids": sorted(self._end_ids),

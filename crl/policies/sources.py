@@ -268,6 +268,16 @@ def _write_merged(base: Path, adapter: Path, directory: Path) -> None:
     pretrained(AutoTokenizer, base).save_pretrained(directory)
 
 
+def vocabulary(name: str) -> dict[str, int]:
+    """The id of each token of a model. Raises BadInput as :func:`described`."""
+    from transformers import AutoTokenizer
+
+    from crl.config.models import pretrained
+
+    found: dict[str, int] = pretrained(AutoTokenizer, described(name), name).get_vocab()
+    return found
+
+
 def described(name: str) -> Path:
     """A directory with config, tokenizer and chat template of a model. Weights on the Hub are not downloaded for it.
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 _MOST_BYTES = 64 * 10**6
 """Of a text that is rendered."""
-_TOO_MUCH = 3
+_TOO_MUCH = 1
 _USER = {"role": "user", "content": "One question, with a <tag> and {a: 1}."}
 _ASSISTANT = {"role": "assistant", "content": "<think>\nA thought.\n</think>\n\nAn answer."}
 _TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}

@@ -3,8 +3,8 @@
 Every file is a plain one of a bounded size; JSON is no deeper than `crl.limits` says, and what others count with is of
 its type; headers of weights are read by safetensors, which checks lengths and overlaps; a config describes no larger a
 model than the weights hold; every number is one; a chat template is tried in a process with limits
-(`crl.policies.template_trial`). What fits all that and is still no model of transformers is said where it is read
-(`crl.config.models.pretrained`).
+(`crl.policies.template_trial`), and so are the patterns of a tokenizer (`crl.policies.tokenizer_trial`). What fits all
+that and is still no model of transformers is said where it is read (`crl.config.models.pretrained`).
 
 This module imports neither torch nor transformers.
 """
@@ -26,6 +26,7 @@ import numpy as np
 
 from crl.errors import BadInput
 from crl.limits import MEGABYTE, MODEL_JSON_BYTES, WEIGHTS_HEADER_BYTES, parse_json, read_limited
+from crl.policies.tokenizer_trial import GIVES_UP, patterns
 
 READ = (".safetensors", ".json", ".jinja", ".txt", ".model")
 """Suffixes of files that are part of a model."""
@@ -61,9 +62,9 @@ _EXPONENT = {
 _BLOCK = 16 * MEGABYTE
 _MOST_GROWTH = 1_000
 """Times that a tokenizer may make a text longer before it splits it; those of models replace a character by two."""
-TEMPLATE_SECONDS = 10
-TEMPLATE_BYTES = 1_000 * MEGABYTE
-"""Processor time and memory that the trial of a template may take."""
+TRIAL_SECONDS = 10
+TRIAL_BYTES = 1_000 * MEGABYTE
+"""Processor time and memory that the trial of a template or of a pattern may take."""
 _PATIENCE_SECONDS = 120
 
 
@@ -83,6 +84,8 @@ def problem_in(path: Path) -> tuple[Path, str] | None:
     for file, template in _templates(path):
         if (found := tried(template)) is not None:
             return file, found
+    if (file := path / "tokenizer.json").is_file() and (found := _tried_patterns(file, file.stat().st_mtime_ns)):
+        return file, found
     return None
 
 
@@ -163,10 +166,14 @@ def _too_large(path: Path) -> str | None:
     held = sum(math.prod(each["shape"]) for file in files for each in _tensors(file).values())
     hidden = config.get("hidden_size") or config.get("n_embd") or 1
     layers = config.get("num_hidden_layers") or config.get("n_layer") or 1
-    for key, least in (
-        ("vocab_size", (config.get("vocab_size") or 1) * hidden),
-        ("num_hidden_layers", layers * hidden),
+    heads = config.get("num_attention_heads") or config.get("n_head") or 1
+    for key, times in (
+        ("vocab_size", config.get("vocab_size")),
+        ("num_hidden_layers", layers),
+        ("head_dim", config.get("head_dim")),
+        ("intermediate_size", config.get("intermediate_size")),
     ):
+        least = hidden * times * (heads if key == "head_dim" else 1) if isinstance(times, int | float) else 0
         if least > 4 * held:
             return f"{key} and hidden_size describe {least:,} numbers, and the weights have {held:,}"
     return None
@@ -223,24 +230,40 @@ def _templates(path: Path) -> Iterator[tuple[Path, str]]:
 
 
 @lru_cache(maxsize=256)
+def _tried_patterns(file: Path, changed: int) -> str | None:
+    """Why the patterns by which a tokenizer splits texts cannot be used; None: it has none, or they end."""
+    content = parse_json(read_limited(file, MODEL_JSON_BYTES))
+    content = {key: content.get(key) for key in ("normalizer", "pre_tokenizer")}
+    if next(patterns(content), None) is None:
+        return None
+    return _ended("tokenizer_trial.py", json.dumps(content), "the pattern by which it splits texts")
+
+
+@lru_cache(maxsize=256)
 def tried(template: str) -> str | None:
     """Why a chat template cannot be used: it does not end, or takes more memory than there should be. It renders some
     conversations in a process of its own, once for each text; what else is wrong with it is said where it is used."""
+    return _ended("template_trial.py", template, "its chat template")
+
+
+def _ended(program: str, content: str, what: str) -> str | None:
+    """Why what a process with limits tried did not end; None: it did."""
     # By its path: a package's name would import all of the package first.
-    program = Path(__file__).with_name("template_trial.py")
-    command = [sys.executable, str(program), str(TEMPLATE_SECONDS), str(TEMPLATE_BYTES)]
+    command = [sys.executable, "-P", str(Path(__file__).with_name(program)), str(TRIAL_SECONDS), str(TRIAL_BYTES)]
     try:
         done = subprocess.run(
             command,
-            input=template.encode("utf-8", "replace"),
+            input=content.encode("utf-8", "replace"),
             capture_output=True,
             timeout=_PATIENCE_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"its chat template does not end (it was stopped after {_PATIENCE_SECONDS} s)"
+        return f"{what} does not end (it was stopped after {_PATIENCE_SECONDS} s)"
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"its chat template does not end (it was stopped after {TEMPLATE_SECONDS} s of processor time)"
+        return f"{what} does not end (it was stopped after {TRIAL_SECONDS} s of processor time)"
+    if done.returncode == GIVES_UP:
+        return f"{what} does not end (the library gave it up)"
     if done.returncode:
-        return f"its chat template takes more than {TEMPLATE_BYTES // MEGABYTE:,} MB of memory"
+        return f"{what} takes more than {TRIAL_BYTES // MEGABYTE:,} MB of memory"
     return None

@@ -359,11 +359,9 @@ def _new_tokens(method: Method, role: str) -> int:
     if not method.uses()[role].multi_turn:
         return min(config.context, config.sampling.max_new_tokens)
     return max(
-        min(
-            config.context,
-            (family.turn_limit or config.context) * method.sampling(role, family.name).max_new_tokens,
-        )
+        min(config.context, (family.turn_limit or config.context) * sampling.max_new_tokens)
         for family in method.families
+        for sampling in method.samplings(role, family.name)
     )
 
 
@@ -391,4 +389,4 @@ def _nucleus(method: Method, role: str) -> bool:
     """Whether a role samples with `top_p`, in some family where it plays."""
     if not method.uses()[role].multi_turn:
         return method.role(role).sampling.top_p < 1
-    return any(method.sampling(role, family.name).top_p < 1 for family in method.families)
+    return any(sampling.top_p < 1 for family in method.families for sampling in method.samplings(role, family.name))

@@ -53,9 +53,9 @@ def model_checks(experiment: Experiment) -> list[tuple[str, Callable[[], None]]]
         role, where = method.role(name), f"method.roles.{name}.sampling.top_k"
         if role.sampling.top_k > 0:
             found.append((where, partial(_check_top_k, role.sampling.top_k, role.model, where)))
-    for index, family in enumerate(method.families):
-        top_k = None if family.sampling is None else family.sampling.top_k
-        where = f"method.families.{index}.sampling.top_k"
+    changes = {f"method.families.{index}.sampling": family.sampling for index, family in enumerate(method.families)}
+    for place, change in {**changes, "method.evaluation.sampling": method.evaluation.sampling}.items():
+        where, top_k = f"{place}.top_k", None if change is None else change.top_k
         for name, use in method.uses().items():
             if top_k and use.multi_turn:
                 found.append((where, partial(_check_top_k, top_k, method.role(name).model, where)))

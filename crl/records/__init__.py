@@ -32,7 +32,17 @@ from crl.records.base import (
 )
 from crl.records.critique import Critique, SuccessRate
 from crl.records.judge import Verdict
-from crl.records.learning import BufferItem, Credit, EntryScore, EntryUsefulness, Metric, Sample, UseReward, Weights
+from crl.records.learning import (
+    BufferItem,
+    Credit,
+    EntryScore,
+    EntryUsefulness,
+    Metric,
+    Sample,
+    TeacherLogprobs,
+    UseReward,
+    Weights,
+)
 from crl.records.play import (
     FREE,
     GUIDED,
@@ -48,6 +58,7 @@ from crl.records.play import (
     RetrievalCount,
     StrippedContext,
     Task,
+    TeacherContext,
     Turn,
     first_sequence,
     numbered,
@@ -60,7 +71,7 @@ ROW_TYPES: tuple[type[Row], ...] = (
     Operation, Resemblance,
     BankEntry, BankChange, BankSnapshot, BankText, BankEvent, ImportedEntry, Approval, Credit, EntryScore, BufferItem,
     Sample, Weights, Metric, Evaluation, Critique, SuccessRate, UseReward, EntryUsefulness,
-    Trial, TrialResult, TextEffect, Suppression, CandidateUtility, Verdict,
+    Trial, TrialResult, TextEffect, Suppression, CandidateUtility, Verdict, TeacherContext, TeacherLogprobs,
 )  # fmt: skip
 ROW_TYPE_BY_TABLE: dict[str, type[Row]] = {row_type.table: row_type for row_type in ROW_TYPES}
 
@@ -106,6 +117,8 @@ __all__ = [
     "SuccessRate",
     "Suppression",
     "Task",
+    "TeacherContext",
+    "TeacherLogprobs",
     "TextEffect",
     "Trial",
     "TrialResult",

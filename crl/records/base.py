@@ -27,6 +27,7 @@ TOKENS = pa.list_(pa.int32())
 FLOATS = pa.list_(pa.float32())
 MASK = pa.list_(pa.int8())
 CHOICES = pa.list_(pa.list_(pa.int32()))
+CHOICE_FLOATS = pa.list_(pa.list_(pa.float32()))
 _ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated as A
 from typing import ClassVar
 
-from crl.records.base import CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
+from crl.records.base import CHOICE_FLOATS, CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
 
 CREDIT_RULES = {
     "outcome": "±1 as the paper",
@@ -205,19 +205,54 @@ class BufferItem(Row):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherLogprobs(Row):
+    """What a teacher gives to the sampled tokens of one sequence, in its own context (`teacher_contexts`)."""
+
+    table: ClassVar[str] = "teacher_logprobs"
+    episode_id: A[str, "free episode"]
+    generation_id: A[str, "sequence of that episode"]
+    role: A[str, "role that teaches"]
+    weights_digest: A[str, "its weights"]
+    tokens_read: A[int, "tokens of the context with the sequence"]
+    teacher_logprobs: A[list[float], FLOATS, "log-probability of each token that the sequence trains; none: see reason"]
+    top_ids: A[
+        list[list[int]], CHOICES, "with top_k: the ids that the teacher finds likeliest in place of each, and it"
+    ]
+    top_logprobs: A[list[list[float]], CHOICE_FLOATS, "their log-probabilities"]
+    reason_code: A[str | None, "context_limit: the teacher reads no sequence so long; null where it is read"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("generation_id",),
+        filled=("episode_id", "generation_id", "role"),
+        sha256=("weights_digest",),
+        ranges={"tokens_read": (1, None)},
+        sets={"reason_code": ("context_limit",)},
+        rows={
+            "log-probabilities are finite and not positive": (
+                "coalesce(isfinite(list_sum(teacher_logprobs)) AND list_max(teacher_logprobs) <= 0, true)"
+            ),
+            "there are none where there is a reason": "reason_code IS NULL OR len(teacher_logprobs) = 0",
+            "likeliest ids are those of every token, or there are none": (
+                "len(top_ids) IN (0, len(teacher_logprobs)) AND len(top_ids) = len(top_logprobs)"
+            ),
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Row):
     """One training sample, of one sequence: all that `learn` ever reads."""
 
     table: ClassVar[str] = "samples"
-    added: ClassVar[tuple[str, ...]] = ("token_advantages",)
+    added: ClassVar[tuple[str, ...]] = ("token_advantages", "teacher_logprobs", "top_ids", "top_logprobs")
     sample_id: A[str, "id"]
     round: A[int, "round it is trained in"]
     role: A[str, "role it trains"]
-    objective: A[str, "name of the objective: grpo, cispo, nll, or one of the recipe's"]
+    objective: A[str, "name of the objective: grpo, cispo, nll, reverse_kl, or one of the recipe's"]
     source: A[str, "<round>/<stage> of the generation"]
     generation_id: A[str, "token record it was made from"]
     reward: A[float, "reward before the baseline"]
-    advantage: A[float, "advantage of eq. 3 or 5, that of the episode in all of its sequences; 1 for nll"]
+    advantage: A[float, "advantage of eq. 3 or 5, that of the episode in all of its sequences; 1 for others"]
     weight: A[float, "factor of this sample in the objective: subgroup weight times its share of the episode, or eq. 7"]
     step: A[int, "optimizer step of the update, from 0; samples of one step are one batch"] = 0
     temperature: A[float, "logits are divided by it, as when sampling"]
@@ -229,6 +264,15 @@ class Sample(Row):
     )
     token_advantages: A[list[float], FLOATS, "advantage of each trained token, where turns have their own"] = (
         dataclasses.field(default_factory=list)
+    )
+    teacher_logprobs: A[list[float], FLOATS, "for reverse_kl: the teacher's log-probability of each trained token"] = (
+        dataclasses.field(default_factory=list)
+    )
+    top_ids: A[
+        list[list[int]], CHOICES, "with top_k: the ids that the teacher finds likeliest in place of each, and it"
+    ] = dataclasses.field(default_factory=list)
+    top_logprobs: A[list[list[float]], CHOICE_FLOATS, "the teacher's log-probabilities of these"] = dataclasses.field(
+        default_factory=list
     )
 
     rules: ClassVar[Rules] = Rules(
@@ -243,6 +287,13 @@ class Sample(Row):
                 "len(token_advantages) IN (0, trained) AND list_sum(list_transform(token_advantages, "
                 "lambda each: CASE WHEN isfinite(each) THEN 0 ELSE 1 END)) IS NOT DISTINCT FROM "
                 "CASE WHEN len(token_advantages) = 0 THEN NULL ELSE 0 END"
+            ),
+            "a teacher's log-probabilities are those of every trained token of reverse_kl, and not positive": (
+                "len(teacher_logprobs) = CASE WHEN objective = 'reverse_kl' THEN trained ELSE 0 END AND "
+                "coalesce(isfinite(list_sum(teacher_logprobs)) AND list_max(teacher_logprobs) <= 0, true)"
+            ),
+            "a teacher's likeliest ids are those of every trained token, or there are none": (
+                "len(top_ids) IN (0, trained) AND len(top_ids) = len(top_logprobs)"
             ),
             **TOKEN_ROWS,
         },

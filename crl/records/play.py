@@ -80,6 +80,7 @@ class Retrieval(Row):
     """One candidate of one retrieval, with every term of eq. 6."""
 
     table: ClassVar[str] = "retrievals"
+    added: ClassVar[tuple[str, ...]] = ("teaches",)
     episode_id: A[str, "episode the experience was retrieved for"]
     round: A[int, "round of the episode"]
     bank_round: A[int, "round of the bank snapshot that was searched"]
@@ -94,6 +95,7 @@ class Retrieval(Row):
     recent: A[bool, "whether the entry was retrieved inside the recency window"]
     score: A[float, "s of eq. 6"]
     chosen: A[bool, "whether this candidate guides the episode; of several the one of highest score is first"]
+    teaches: A[bool, "whether only the teacher of a free episode reads it: it would have guided the episode"] = False
 
     rules: ClassVar[Rules] = Rules(
         key=("episode_id", "entry_id"),
@@ -116,6 +118,10 @@ class Retrieval(Row):
             "an experience is chosen for guided episodes only": (
                 "SELECT r.row, r.episode_id AS id FROM retrievals r JOIN tasks t USING (episode_id) "
                 "WHERE r.chosen AND t.stream <> 'guided'"
+            ),
+            "what a teacher reads is retrieved for free episodes only": (
+                "SELECT r.row, r.episode_id AS id FROM retrievals r JOIN tasks t USING (episode_id) "
+                "WHERE r.teaches AND t.stream = 'guided'"
             ),
         },
     )
@@ -381,6 +387,39 @@ class Question(Row):
             "the token record of an answer belongs to a question": (
                 "SELECT g.row, g.generation_id AS id FROM generations g ANTI JOIN questions q USING (generation_id) "
                 "WHERE g.kind = 'ask'"
+            ),
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherContext(Row):
+    """How the teacher of a free episode reads one of its sequences.
+
+    It reads the first prompt as a guided episode has it, then the ids of the sequence behind its own first prompt.
+    """
+
+    table: ClassVar[str] = "teacher_contexts"
+    episode_id: A[str, "free episode"]
+    generation_id: A[str, "sequence of that episode: the token record that the prompt is read before"]
+    entry_ids: A[list[str], "entries that the prompt shows, in their order"]
+    content_digests: A[list[str], "their versions"]
+    token_ids: A[list[int], TOKENS, "the prompt with the experiences"]
+    replaced_tokens: A[int, "first tokens of the record that it stands for"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("generation_id",),
+        filled=("episode_id", "generation_id"),
+        ranges={"replaced_tokens": (1, None)},
+        rows={
+            "token ids are not negative": "len(token_ids) > 0 AND list_min(token_ids) >= 0",
+            "every entry has its version": "len(entry_ids) > 0 AND len(entry_ids) = len(content_digests)",
+        },
+        between={
+            "a teacher's context belongs to a sequence of a free episode": (
+                "SELECT c.row, c.generation_id AS id FROM teacher_contexts c ANTI JOIN (SELECT episode_id, "
+                "unnest(generation_ids) AS generation_id FROM episodes WHERE NOT guided) e "
+                "USING (episode_id, generation_id)"
             ),
         },
     )

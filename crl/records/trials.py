@@ -128,19 +128,23 @@ class TextEffect(Row):
     """
 
     table: ClassVar[str] = "text_effects"
+    added: ClassVar[tuple[str, ...]] = ("withdrawn",)
     family: A[str, "task family of the episodes"]
     content_digest: A[str, "SHA-256 of the text"]
     count: A[float, "uses so far; with `suppress.decay` below 1 those of earlier rounds weigh less"]
     mean: A[float, "mean of guided_minus_free over them, -2 to 2"]
     spread: A[float, "sum of their squared deviations from that mean, weighted alike"]
     suppressed: A[bool, "whether the text is surely harmful there: it is then not retrieved for the family"]
+    withdrawn: A[bool, "whether the present actor gains too little from it: it then guides no episode of training"] = (
+        False
+    )
 
     rules: ClassVar[Rules] = Rules(
         key=("family", "content_digest"),
         filled=("family",),
         sha256=("content_digest",),
         ranges={"count": (0, None), "mean": (-2.000001, 2.000001), "spread": (0, None)},
-        rows={"what is suppressed was used": "NOT suppressed OR count >= 2"},
+        rows={"what is suppressed or withdrawn was used": "NOT (suppressed OR withdrawn) OR count >= 2"},
     )
 
 
@@ -149,9 +153,11 @@ class Suppression(Row):
     """An entry of the bank that a round's searches pass over for a task family."""
 
     table: ClassVar[str] = "suppressions"
+    added: ClassVar[tuple[str, ...]] = ("withdrawn",)
     family: A[str, "task family of the episodes"]
     entry_id: A[str, "entry that is not retrieved for it"]
     content_digest: A[str, "version of that entry"]
+    withdrawn: A[bool, "whether it is passed over in training alone; false: in evaluation, too"] = False
 
     rules: ClassVar[Rules] = Rules(
         key=("family", "entry_id"),

@@ -31,7 +31,7 @@ from crl.report.charts import Bar, Chart, bar_chart
 from crl.report.success import Rate, wilson
 from crl.rounds.bank_tables import publishing_stage
 from crl.rounds.recipe import recipe_in, recorded_bank
-from crl.rounds.stage import PUBLISHES, Recipe
+from crl.rounds.stage import PUBLISHES, Recipe, draws_of
 from crl.run.directory import RunDirectory
 
 R = TypeVar("R", bound=Row)
@@ -156,7 +156,8 @@ class BankAfter:
         it is credited."""
         for number in range(self.round, 0, -1):
             if self.run.is_complete(number, stage):
-                return rows_of(row_type, self.run.read(number, stage, row_type))
+                draws = draws_of(stage, self.run.complete_stages(number))
+                return [row for name in draws for row in rows_of(row_type, self.run.read(number, name, row_type))]
         return []
 
     def _column(self, values: Mapping[str, float]) -> NDArray[np.float64]:

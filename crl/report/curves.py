@@ -15,7 +15,7 @@ from functools import partial
 from crl.report.charts import Bar, Chart, Line, Point, bar_chart, line_chart, over_steps
 from crl.report.round_tables import newest_evaluated, newest_tasks
 from crl.report.sections import Observed, sections_of
-from crl.report.success import NONE, Rate, average, wilson
+from crl.report.success import NONE, Rate, average
 from crl.report.summary import RoundSummary, random_policy
 
 LIMIT = 120
@@ -309,7 +309,7 @@ def round_line(
 
 
 def _rate_point(group: Sequence[RoundSummary], rate: Rate) -> Point:
-    low, high = wilson(rate.successes, rate.episodes)
+    low, high = rate.interval or (None, None)
     return Point(_middle(group), rate.successes / rate.episodes, _named(group), rate.words, low, high)
 
 

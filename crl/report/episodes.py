@@ -35,7 +35,7 @@ WITH played AS (
     SELECT *,
         dense_rank() OVER (PARTITION BY round, family ORDER BY "group") AS nth_group,
         row_number() OVER (PARTITION BY round, "group", guided ORDER BY member) AS nth
-    FROM episodes WHERE stage = 'collect'
+    FROM episodes WHERE draw_of(stage) = 'collect'
 ),
 placed AS (  -- families in turn, whole groups, a guided episode beside a free one
     SELECT *, row_number() OVER (PARTITION BY round ORDER BY nth_group, family, nth, guided DESC, member) AS place
@@ -48,26 +48,27 @@ WHERE place <= quota
 _EPISODES = "SELECT * FROM chosen ORDER BY place, round DESC"
 _TURNS = """
 SELECT episode_id, observation, output, action, valid, feedback
-FROM turns WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, turn
+FROM turns WHERE draw_of(stage) = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, turn
 """
 _SEQUENCES = """
 SELECT episode_id, generation_id AS id, tokens, tokens_trained AS trained, turns, dropped_turns, dropped_tokens
 FROM sequences LEFT JOIN (
     SELECT generation_id, max(dropped_turns) AS dropped_turns, max(dropped_tokens) AS dropped_tokens
-    FROM turns WHERE stage = 'collect' GROUP BY generation_id
+    FROM turns WHERE draw_of(stage) = 'collect' GROUP BY generation_id
 ) USING (generation_id)
-WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, sequence
+WHERE draw_of(stage) = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, sequence
 """
 _QUESTIONS = """
 SELECT episode_id, turn, question, reason_code AS reason, entry_id AS entry, similarity
-FROM questions WHERE stage = 'collect' AND episode_id IN (SELECT episode_id FROM chosen) ORDER BY episode_id, turn
+FROM questions WHERE draw_of(stage) = 'collect' AND episode_id IN (SELECT episode_id FROM chosen)
+ORDER BY episode_id, turn
 """
 _RETRIEVALS = """
 SELECT retrieval.* EXCLUDE (chosen, entry_id)
 FROM (
     SELECT episode_id, entry_id, chosen, bank_round, similarity, rank_score, "count", recent, score, rank,
         count(*) OVER (PARTITION BY episode_id) AS candidates
-    FROM retrievals WHERE stage = 'plan' AND episode_id IN (SELECT episode_id FROM chosen)
+    FROM retrievals WHERE draw_of(stage) = 'plan' AND episode_id IN (SELECT episode_id FROM chosen)
 ) AS retrieval JOIN chosen USING (episode_id, entry_id)
 WHERE retrieval.chosen
 """

@@ -32,7 +32,7 @@ from crl.report.diff import KINDS, BankDiff
 from crl.report.episodes import EPISODES, replays
 from crl.report.round_tables import newest_tasks, recipe_tables
 from crl.report.state import fork_lines, last_failure, newest_head, unfinished
-from crl.report.success import averages, with_averages
+from crl.report.success import averages, columns_of_pass, with_averages
 from crl.report.summary import History, RoundSummary, random_policy
 from crl.rounds.approvals import awaited
 from crl.rounds.recipe import recipe_of
@@ -135,6 +135,7 @@ def render(run_path: Path, history: History | None = None, episodes: int = EPISO
             updates={role: count for each in trained for role, count in each.updates.items()},
             evaluated=evaluated,
             held_out=[] if evaluated is None else with_averages(evaluated.evaluations),
+            passes=columns_of_pass([result for each in listed for result in each.evaluations]),
             evaluations=[(each.label, averages(each.evaluations)) for each in reversed(listed) if each.evaluations],
             random=random_policy(trained),
             success_charts=success_charts(trained),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from crl.errors import BadInput, CrlError
 from crl.report.data_docs import StageChecks, checks_of
 from crl.report.diff import BankDiff, bank_diff
-from crl.report.success import NONE, ConditionResult, Rate
+from crl.report.success import NONE, Average, ConditionResult, Rate
 from crl.report.views import reading
 from crl.run.directory import RunDirectory
 from crl.run.validations import VALIDATIONS, Verdict, load_verdict
@@ -185,7 +185,7 @@ def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
     for row in connection.sql("SELECT * FROM success_by_condition").to_arrow_table().to_pylist():
         number, stage, condition, games = row["round"], row["stage"], row["condition"], row["games"]
         listed("conditions", number, row)
-        rate = Rate(row["won"], games, row["broken"])
+        rate = _rate(row["won"], games, row["broken"], row["effective"])
         if stage == "evaluate_base" and condition != "random":
             base[number][condition] = rate
         # Further attempts (ERL) that go by the old instructions are no games of the free condition.
@@ -194,24 +194,34 @@ def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
             if condition != "random":
                 took = (round(games * row[name]) for name in ("actions", "tokens_read", "tokens_sampled"))
                 found[number].setdefault("costs", {})[condition] = Cost(games, *took)
-    for number, stage, task, condition, *counts, score, actions, read, written, invalid, guided in fetch(
-        "SELECT round, stage, family, condition, count_if(success), count(*), count_if(stop_reason = 'error'), "
-        "avg(reward), avg(turns), avg(tokens_read), avg(tokens_sampled), "
+    rates: dict[tuple[Any, ...], Rate] = {}
+    for number, condition, family, stage, *counts in fetch(
+        "SELECT round, condition, family, stage, won, games, broken, effective FROM success_by_task ORDER BY ALL"
+    ):
+        rates[number, stage, family, condition] = rate = _rate(*counts)
+        if stage != "evaluate_base":
+            found[number].setdefault("tasks", {}).setdefault(condition, {})[family] = rate
+    passes: defaultdict[tuple[Any, ...], dict[int, Average]] = defaultdict(dict)
+    for number, stage, task, condition, k, *value in fetch(
+        "SELECT round, stage, family, condition, k, pass_at_k, low, high FROM pass_at_k ORDER BY ALL"
+    ):
+        passes[number, stage, task, condition][k] = Average(*value)
+    for number, stage, task, condition, score, actions, read, written, invalid, guided in fetch(
+        "SELECT round, stage, family, condition, avg(reward), avg(turns), avg(tokens_read), avg(tokens_sampled), "
         "coalesce(sum(invalid_actions) / nullif(sum(turns), 0), 0), count_if(guided) FROM evaluations "
         "WHERE stage IN ('evaluate', 'evaluate_base') GROUP BY ALL ORDER BY round, stage, family, condition"
     ):
-        rates = (Rate(*map(int, counts)),)
-        result = ConditionResult(task, condition, rates, score, actions, read, written, float(invalid), int(guided))
+        place = number, stage, task, condition
+        result = ConditionResult(
+            task, condition, (rates[place],), score, actions, read, written, float(invalid), int(guided),
+            dict(passes[place]),
+        )  # fmt: skip
         listed("evaluations", number, result, base if stage == "evaluate_base" else found)
-    for number, condition, family, *counts in fetch(
-        "SELECT round, condition, family, won, games, broken FROM success_by_task WHERE stage <> 'evaluate_base' "
-        "ORDER BY ALL"
-    ):
-        found[number].setdefault("tasks", {}).setdefault(condition, {})[family] = Rate(*map(int, counts))
     for row in connection.sql("SELECT * FROM broken_games ORDER BY ALL").to_arrow_table().to_pylist():
         listed("broken", row["round"], row)
     for number, stage, work, *timed in fetch(
-        "SELECT round, stage, work, batches, items, seconds FROM timings ORDER BY ALL"
+        "SELECT round, draw_of(stage) AS stage, work, sum(batches)::BIGINT, sum(items)::BIGINT, sum(seconds) "
+        "FROM timings GROUP BY ALL ORDER BY ALL"
     ):
         found[number].setdefault("timings", {})[stage, work] = Timing(*timed)
     for number, entries in fetch("SELECT round, entries FROM bank_snapshots"):
@@ -259,13 +269,18 @@ def _metrics(connection: duckdb.DuckDBPyConnection) -> tuple[Metrics, Metrics]:
     nested("health", float, "SELECT round, name, value FROM metrics WHERE stage = 'health' ORDER BY ALL")
     nested(
         "seconds", float,
-        "SELECT round, stage, seconds FROM stages WHERE seconds IS NOT NULL ORDER BY round, sequence, stage",
+        "SELECT round, draw_of(stage), sum(seconds) FROM stages WHERE seconds IS NOT NULL "
+        "GROUP BY ALL ORDER BY round, min(sequence), 2",
     )  # fmt: skip
     for number, stage, name, value, alarm in fetch(
         "SELECT round, stage, name, value, alarm FROM metrics WHERE alarm IS NOT NULL ORDER BY round, stage, name"
     ):
         listed("alarms", number, f"{alarm} ({stage}: {name} {value:.3g})")
     return found, base
+
+
+def _rate(won: int, games: int, broken: int, effective: float) -> Rate:
+    return Rate(int(won), int(games), int(broken), None if effective == games else effective)
 
 
 class History:

@@ -32,6 +32,7 @@ from crl.records import (
 )
 from crl.report.success import Z
 from crl.report.view_files import VECTORS, Source, sql_type
+from crl.rounds.stage import FURTHER
 from crl.run.manifest import MANIFEST
 from crl.run.validations import VALIDATIONS
 
@@ -135,7 +136,8 @@ counted AS (
     GROUP BY published.round
 ),
 counts AS (
-    SELECT counted.round, entry_id, count FROM counted JOIN retrieval_counts ON retrieval_counts.round = until
+    SELECT counted.round, entry_id, max(count) AS count FROM counted
+    JOIN retrieval_counts ON retrieval_counts.round = until GROUP BY counted.round, entry_id
 ),
 scored AS (
     SELECT published.round, max(scores.round) AS until FROM published
@@ -303,33 +305,79 @@ SELECT
     CAST(kind ->> '$.seed' AS BIGINT) AS environment_seed, kind ->> '$.details' AS details
 FROM broken
 """
+# The plays of one held-out task are added up first: they are not independent.
 _SUCCESS = """
 SELECT
-    round, stage, condition, {family}count(*) FILTER (success) AS won, count(*) AS games,
-    count(*) FILTER (stop_reason = 'error') AS broken, avg(success::INT) AS success,
-    wilson_low(count_if(success), count(*)) AS low, wilson_high(count_if(success), count(*)) AS high,
-    avg(turns) AS actions, 1 - sum(invalid_actions) / nullif(sum(turns), 0) AS valid,
-    avg(tokens_read) AS tokens_read, avg(tokens_sampled) AS tokens_sampled
+    round, stage, condition, {family}won, games, broken, won / games AS success, effective,
+    wilson_low(won * effective / games, effective) AS low, wilson_high(won * effective / games, effective) AS high,
+    turns / games AS actions, 1 - invalid_actions / nullif(turns, 0) AS valid,
+    tokens_read / games AS tokens_read, tokens_sampled / games AS tokens_sampled
 FROM (
-    SELECT round, stage,
-        CASE WHEN stream = '{synthetic}' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS condition,
-        family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
-    FROM episodes WHERE stage = 'collect'
-    UNION ALL BY NAME
-    SELECT round, stage, condition, family, success, stop_reason, turns, invalid_actions, tokens_read, tokens_sampled
-    FROM evaluations
+    SELECT
+        round, stage, condition, {family}sum(played.won)::BIGINT AS won, sum(played.games)::BIGINT AS games,
+        sum(played.broken)::BIGINT AS broken, sum(played.turns) AS turns,
+        sum(played.invalid_actions) AS invalid_actions, sum(played.tokens_read) AS tokens_read,
+        sum(played.tokens_sampled) AS tokens_sampled,
+        effective_episodes(
+            count(*), avg(played.won / played.games), var_samp(played.won / played.games), sum(played.games)
+        ) AS effective
+    FROM (
+        SELECT round, draw_of(stage) AS stage,
+            CASE WHEN stream = '{synthetic}' THEN stream WHEN guided THEN 'guided' ELSE 'free' END AS condition, family,
+            success::INT AS won, 1 AS games, (stop_reason = 'error')::INT AS broken, turns, invalid_actions,
+            tokens_read, tokens_sampled
+        FROM episodes WHERE draw_of(stage) = 'collect'
+        UNION ALL BY NAME
+        SELECT round, stage, condition, family, count_if(success) AS won, count(*) AS games,
+            count_if(stop_reason = 'error') AS broken, sum(turns) AS turns, sum(invalid_actions) AS invalid_actions,
+            sum(tokens_read) AS tokens_read, sum(tokens_sampled) AS tokens_sampled
+        FROM evaluations GROUP BY round, stage, condition, family, environment_seed
+    ) AS played
+    GROUP BY round, stage, condition{by}
 )
-GROUP BY round, stage, condition{by} ORDER BY round, stage, condition{by}
+ORDER BY round, stage, condition{by}
 """
 SUCCESS_BY_CONDITION = _SUCCESS.format(family="", by="", synthetic=SYNTHETIC)
 SUCCESS_BY_TASK = _SUCCESS.format(family="family, ", by=", family", synthetic=SYNTHETIC)
+PASS_AT_K = """
+SELECT
+    round, stage, condition, family, k, tasks, passed AS pass_at_k,
+    wilson_low(passed * effective, effective) AS low, wilson_high(passed * effective, effective) AS high
+FROM (
+    SELECT
+        round, stage, condition, family, k, count(*) AS tasks, avg(each.passed) AS passed,
+        effective_episodes(count(*), avg(each.passed), var_samp(each.passed), sum(plays // k)) AS effective
+    FROM (
+        SELECT *, 1 - list_product([(plays - won - place) / (plays - place) for place in range(k)]) AS passed
+        FROM (
+            SELECT *, unnest([k for k in range(2, most + 1) if k = most or bit_count(k) = 1]) AS k
+            FROM (
+                SELECT round, stage, condition, family, environment_seed, count_if(success) AS won, count(*) AS plays,
+                    max(count(*)) OVER (PARTITION BY round, stage, condition, family) AS most
+                FROM evaluations GROUP BY round, stage, condition, family, environment_seed
+            )
+        )
+        WHERE plays >= k
+    ) AS each
+    GROUP BY round, stage, condition, family, k
+)
+ORDER BY round, stage, condition, family, k
+"""
 _SPREAD = f"{Z} * sqrt(won / games * (1 - won / games) / games + {Z**2} / (4 * games * games))"
+_EFFECTIVE = "mean * (1 - mean) * tasks * (tasks - 1) / (tasks + 2)"
 _END = f"(won / games + {Z**2} / (2 * games) {{sign}} {_SPREAD}) / (1 + {Z**2} / games)"
 SCALARS = {
+    "draw_of(stage)": f"regexp_replace(stage, '^{FURTHER}$', '\\1')",
+    "effective_episodes(tasks, mean, spread, most)": (
+        "CASE WHEN tasks = 1 OR mean <= 0 OR mean >= 1 THEN tasks::DOUBLE "
+        f"WHEN {_EFFECTIVE} >= most * spread THEN most::DOUBLE ELSE greatest(tasks, {_EFFECTIVE} / spread) END"
+    ),
     "wilson_low(won, games)": f"CASE WHEN won = 0 THEN 0.0 ELSE {_END.format(sign='-')} END",
     "wilson_high(won, games)": f"CASE WHEN won = games THEN 1.0 ELSE {_END.format(sign='+')} END",
 }
-"""Macros that views use: the ends of the 95 % interval of `won` games of `games`, as `crl/report/success.py`."""
+"""Macros that views use: the stage that one is a further draw of (`crl.rounds.stage.draw_of`), and as in
+`crl/report/success.py` how many independent episodes the plays of several tasks are good
+for (`mean` and variance of their means, and all plays), and the ends of the 95 % interval of `won` games of `games`."""
 
 NO_BANK = "there is no bank after round"
 """How the error of a round without a bank begins."""
@@ -379,6 +427,7 @@ _DERIVED = {
     "timings": TIMINGS,
     "success_by_condition": SUCCESS_BY_CONDITION,
     "success_by_task": SUCCESS_BY_TASK,
+    "pass_at_k": PASS_AT_K,
 }
 """Views that are built on others alone."""
 _STORED_BANK = "bank bank_changes bank_snapshots"

@@ -12,7 +12,8 @@ One view per row type of `crl/records/`, over every round and stage that wrote i
 - `timings`: how long retrieval, answers and playing took, from the manifests;
 - `validations`: what Great Expectations found in the tables of committed rounds, from `validations/`;
 - `lineage`: one row per use of an experience, with all that led to it;
-- the table macros `bank_at(round)` and `bank_diff(earlier, later)`, and `wilson_low(won, games)`, `wilson_high(…)`.
+- `pass_at_k`: pass@k of held-out tasks that were played several times;
+- the table macros `bank_at(round)` and `bank_diff(earlier, later)`, and those of intervals (`view_sql.SCALARS`).
 
 :func:`connect` and :func:`query` list the run once: everything in a session is one state of it, whatever is published
 meanwhile, and `latest_round()` is the newest round whose bank was published then. The Parquet files are the truth:
@@ -270,12 +271,16 @@ def _open_side_by_side(runs: Sequence[Path], listed: Sequence[Pinned], until: in
     for name, parts in schemas.items():
         body = " UNION ALL BY NAME ".join(part + identifier(name) for part in parts)
         connection.execute(f"CREATE VIEW {identifier(name)} AS {body}")
+    # A run without any bank has no rows to add. Where none has one, all are asked, and say so.
+    newest = [files.latest for files in listed if files.latest is not None]
+    with_bank = [
+        part for part, files in zip(schemas["bank"], listed, strict=True) if files.latest is not None or not newest
+    ]
     for signature in MACROS:
         if not signature.startswith("has_bank"):
-            body = " UNION ALL BY NAME ".join(part + signature for part in schemas["bank"])
+            body = " UNION ALL BY NAME ".join(part + signature for part in with_bank)
             connection.execute(f"CREATE MACRO {signature} AS TABLE {body}")
-    common = [files.latest for files in listed]
-    latest = "NULL" if None in common else str(min(each for each in common if each is not None))
+    latest = min(newest, default="NULL")
     connection.execute(f"CREATE MACRO latest_round() AS {latest}::BIGINT")
     return connection
 

@@ -61,9 +61,9 @@ def begin_sequence(row: LiveEpisode, first: int, token_ids: list[int], reply: li
     own = [(each, replied) for (each, replied), turn in zip(_replied(shown, reply), row.turns[first:], strict=True)
            if turn.action != QUESTION]  # fmt: skip
 
-    def free_prompt() -> list[int]:
-        free = opening.free_prompt()
-        return _prompt(free[: len(free) - unsaid], own)
+    def prompt_with(experience: str | None) -> list[int]:
+        other = opening.prompt_with(experience)
+        return _prompt(other[: len(other) - unsaid], own)
 
     texts = [*(each.asked_text for each in shown[1:]), text]
     messages = [
@@ -75,7 +75,7 @@ def begin_sequence(row: LiveEpisode, first: int, token_ids: list[int], reply: li
         LiveSequence(
             generation_id=sequence_id(row.slot.task.episode_id, stage, len(row.sequences)),
             prompt=f"{opening.prompt}\n\n{prompt_text(messages)}",
-            free_prompt=free_prompt,
+            prompt_with=prompt_with,
             token_ids=token_ids,
         )
     )

@@ -45,8 +45,9 @@ class EpisodeSlot:
 
     @property
     def shown(self) -> str | None:
-        """What the actor reads: the experience, or several of them, numbered."""
-        return shown_text([guide.experience for guide in self.guides])
+        """What the actor reads: the experience, or several of them, numbered; as instructions under each other."""
+        texts = [guide.experience for guide in self.guides]
+        return "\n\n".join(texts) if self.as_instructions and texts else shown_text(texts)
 
 
 def sequence_id(episode_id: str, stage: str, index: int) -> str:
@@ -62,8 +63,8 @@ class LiveSequence:
     generation_id: str
     prompt: str
     """Text of its first prompt."""
-    free_prompt: Callable[[], list[int]]
-    """Ids of its first prompt as a free episode has it: without any experience text."""
+    prompt_with: Callable[[str | None], list[int]]
+    """Ids of its first prompt as an episode with this experience has it, or a free one (None): without any."""
     token_ids: list[int]
     loss_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -192,7 +193,9 @@ def opened_row(
     first = LiveSequence(
         generation_id=sequence_id(task.episode_id, stage, 0),
         prompt=prompt_text(messages),
-        free_prompt=lambda: opened(policy.chat, prompts["actor"], start, experience=None, placement=placement)[1],
+        prompt_with=lambda experience: opened(
+            policy.chat, prompts["actor"], start, experience=experience, placement=placement
+        )[1],
         token_ids=token_ids,
     )
     return LiveEpisode(

@@ -46,14 +46,16 @@ from crl.records import (
     Question,
     StrippedContext,
     Task,
+    TeacherContext,
     Turn,
     Verdict,
+    shown_text,
 )
 from crl.rollout.actions import AnswerTrees, from_calls, parse_action
 from crl.rollout.asking import advise, questions_of, record
 from crl.rollout.environments import Readable
 from crl.rollout.history import begin_sequence, following, is_summary_due, remember
-from crl.rollout.live import EpisodeSlot, LiveEpisode, opened_row
+from crl.rollout.live import EpisodeSlot, Guide, LiveEpisode, opened_row
 from crl.rollout.prompts import following_text
 from crl.rollout.stepping import Stepping
 from crl.text.outputs import fill
@@ -71,8 +73,8 @@ class PlayedSequence:
 
     generation: Generation
     """Its token record."""
-    free_prompt: Callable[[], list[int]] = field(compare=False, repr=False)
-    """Ids of its first prompt as a free episode has it: without any experience text."""
+    prompt_with: Callable[[str | None], list[int]] = field(compare=False, repr=False)
+    """Ids of its first prompt as an episode with this experience has it, or a free one (None): without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +455,7 @@ def played_episode(
                 output="\n".join(turn.output for turn in _turns_in(sequence.generation_id, row.turns)),
                 stop_reason=stop_reason if sequence is row.sequence else CONTINUED,
             ),
-            sequence.free_prompt,
+            sequence.prompt_with,
         )
         for sequence in row.sequences
     ]
@@ -472,14 +474,14 @@ def stripped_contexts(played: PlayedEpisode) -> list[StrippedContext]:
 
     Left out are the experience and the offer to ask in the first prompt, every turn that asked a question (answered or
     refused), and what was replied to it. What stays is copied id for id from the token record; only the first prompt is
-    tokenized (:attr:`PlayedSequence.free_prompt`). A reply that no own turn follows is left out as well: the
+    tokenized (:attr:`PlayedSequence.prompt_with`). A reply that no own turn follows is left out as well: the
     context ends, as a free episode's record does, with what the actor wrote.
     """
     return [_stripped(played, sequence) for sequence in played.sequences]
 
 
 def _stripped(played: PlayedEpisode, sequence: PlayedSequence) -> StrippedContext:
-    record, token_ids = sequence.generation, sequence.free_prompt()
+    record, token_ids = sequence.generation, sequence.prompt_with(None)
     turns = _turns_in(record.generation_id, played.turns)
     loss_mask = [0] * len(token_ids)
     choices: list[list[int]] = []
@@ -504,3 +506,22 @@ def _stripped(played: PlayedEpisode, sequence: PlayedSequence) -> StrippedContex
         choices=choices,
         removed_tokens=len(record.token_ids) - len(token_ids),
     )
+
+
+def teacher_contexts(played: PlayedEpisode, guides: Sequence[Guide]) -> list[TeacherContext]:
+    """The sequences of a free episode as a teacher reads them that is shown `guides`; those that wrote something."""
+    shown, found = shown_text([guide.experience for guide in guides]), []
+    for sequence in played.sequences:
+        turns = _turns_in(sequence.generation.generation_id, played.turns)
+        if turns:
+            found.append(
+                TeacherContext(
+                    episode_id=played.episode.episode_id,
+                    generation_id=sequence.generation.generation_id,
+                    entry_ids=[guide.entry_id for guide in guides],
+                    content_digests=[guide.content_digest for guide in guides],
+                    token_ids=sequence.prompt_with(shown),
+                    replaced_tokens=turns[0].first_token,
+                )
+            )
+    return found

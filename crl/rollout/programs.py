@@ -312,7 +312,7 @@ class _Wave:
         if not row.sequences:  # an episode has one
             opening = (Message("user", row.slot.task.goal or "."),)
             ids = self._chat.conversation(opening)
-            row.sequences.append(LiveSequence(self._name(run, 0), _text(opening), lambda: list(ids), list(ids)))
+            row.sequences.append(LiveSequence(self._name(run, 0), _text(opening), lambda _: list(ids), list(ids)))
         row.last_observation = None if step.error is not None else step.observation
         if step.error is not None and row.turns:  # as where an environment breaks
             row.turns[-1] = dataclasses.replace(row.turns[-1], valid=False)
@@ -497,7 +497,8 @@ class _Wave:
         if prompt.continues is None:
             text = _text(prompt.shown)
             ids = list(prompt.token_ids)
-            row.sequences.append(LiveSequence(self._name(run, index), text, prompt.free_prompt, ids))
+            # Where programs write the prompts, nothing asks for one with another experience (`context_distillation`).
+            row.sequences.append(LiveSequence(self._name(run, index), text, lambda _: prompt.free_prompt(), ids))
         live = row.sequences[index]
         live.append(prompt.token_ids[len(live.token_ids) :])
         recorded = sampled

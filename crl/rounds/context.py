@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,11 +115,13 @@ class StageContext:
 
     def table(self, row_type: type[Row], name: str) -> pa.Table:
         """As :meth:`rows`, as an Arrow table: for a few columns of many rows."""
-        resolved = self._resolve(name)
-        if resolved is None:
-            return schema_of(row_type).empty_table()
-        self.inputs.add(resolved)
-        return self._reader.read(*resolved, row_type)
+        read = self.stage.read(name)
+        return self._joined(row_type, self.recipe.read_keys(self.method, self.round, self.stage, read))
+
+    def _joined(self, row_type: type[Row], places: Sequence[tuple[int, str]]) -> pa.Table:
+        self.inputs.update(places)
+        tables = [self._reader.read(*place, row_type) for place in places]
+        return pa.concat_tables(tables) if tables else schema_of(row_type).empty_table()
 
     def metrics(self, name: str) -> dict[str, float]:
         """Metrics that a declared read recorded, by their names."""
@@ -156,8 +158,8 @@ class StageContext:
         """As :meth:`rows_at`, as an Arrow table: for a few of many rows."""
         if row_type not in self.recipe.recalls:
             raise AssertionError(f"recipe {self.recipe.name} recalls {row_type.table} without declaring it")
-        self.inputs.add((round_number, stage))
-        return self._reader.read(round_number, stage, row_type)
+        places = self.recipe.draws(self.method, round_number, stage)
+        return self._joined(row_type, places or [(round_number, stage)])
 
     def round_of(self, name: str) -> int:
         """The round that a declared read is of; 0 where it is before the first."""

@@ -1,9 +1,9 @@
 """Stage `evaluate`: held-out seeds, with and without the bank. Read-only: no counter moves, nothing is trained.
 
-Each held-out task has one random stream, the same in every round and condition, so that differences between rounds and
-conditions are not sampling noise of their own. Rewards are the environments' own, whatever convention a family trains
-with. `evaluate_base` is the same for the base model, before a warm start. In round 0 a uniformly random legal policy
-plays the tasks as well (condition `random`): success means little until it is known.
+Each play of a held-out task (`evaluation.samples`) has one random stream, the same in every round and condition, so
+that differences between rounds and conditions are not sampling noise of their own. Rewards are the environments' own,
+whatever convention a family trains with. `evaluate_base` is the same for the base model, before a warm start. In round
+0 a uniformly random legal policy plays the tasks as well (condition `random`): success means little until it is known.
 
 A round may be evaluated again outside the record (:func:`evaluate_again`): some tasks, other held-out seeds, or a round
 that was not evaluated. The same stage runs against a writer that keeps its rows in memory; nothing of the run is
@@ -35,7 +35,7 @@ from crl.rounds.judge import is_unscored, write_verdicts
 from crl.rounds.provenance import Game, naming, unscored_games
 from crl.rounds.stage import PUBLISHES, Read, Recipe, Stage, when
 from crl.rounds.tasks import tasks_at, waves_over
-from crl.rounds.waves import environment_of, play, sampling_of
+from crl.rounds.waves import environment_of, play
 from crl.rounds.weights import update_name, weights_of
 from crl.run.seeds import seed_for
 
@@ -78,6 +78,8 @@ class _Wave:
 
     condition: str
     tasks: tuple[tuple[str, int], ...]
+    play: int = 0
+    """Which play of these tasks, of `evaluation.samples`."""
 
 
 def due(method: Method, round_number: int) -> bool:
@@ -127,23 +129,23 @@ def evaluate_part(ctx: StageContext, part: int, guides: Guides | None = None) ->
         ctx.write(Evaluation, _random_plays(ctx, wave))
         return
     weights = weights_of(ctx, "actor")
+    further = f"-p{wave.play}" if wave.play else ""
     tasks = tasks_at(
         ctx,
         wave.tasks,
-        name=lambda family, seed: f"e{ctx.round:04d}/{wave.condition}/{family}-s{seed}",
+        name=lambda family, seed: f"e{ctx.round:04d}/{wave.condition}/{family}-s{seed}{further}",
         stream=GUIDED if wave.condition == WITH_BANK else FREE,
     )
     policy = ctx.services.policy("actor", weights)
     with_bank = Guided([EpisodeSlot(task) for task in tasks])
     if wave.condition == WITH_BANK and guides is not None:
         with_bank = guides(ctx, tasks, policy, weights.weights_digest)
-    sampling = sampling_of(ctx.method, [family for family, _ in wave.tasks])
     with ctx.timed(f"play {wave.condition}", len(tasks)):
         played = play(
             ctx,
             policy,
             with_bank.slots,
-            sampling=sampling.model_copy(update={"temperature": ctx.method.evaluation.temperature}),
+            sampling=ctx.method.evaluation_sampling("actor", wave.tasks[0][0]),
             weights_digest=weights.weights_digest,
             seed_of=lambda episode_id: seed_of_task(ctx.method, episode_id),
             advisor=with_bank.advisor,
@@ -171,7 +173,13 @@ def _waves(ctx: StageContext) -> list[_Wave]:
     if ctx.conditions is not None:
         conditions = [condition for condition in conditions if condition in ctx.conditions]
     held_out = waves_over(ctx.method, partial(_held_out, ctx))
-    return [_Wave(condition, tuple(tasks)) for condition in conditions for tasks in held_out]
+    # The first plays are those of an evaluation that plays once. The random policy has a number of plays of its own.
+    return [
+        _Wave(condition, tuple(tasks), play)
+        for condition in conditions
+        for play in range(1 if condition == RANDOM else ctx.method.evaluation.samples)
+        for tasks in held_out
+    ]
 
 
 def _held_out(ctx: StageContext, family: FamilyConfig) -> range:

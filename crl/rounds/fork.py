@@ -163,9 +163,10 @@ def _inherited_reads(method: Method, recipe: ForkedRecipe) -> Iterator[tuple[Sta
     for number in range(first, first + max(1, furthest)):
         for stage in recipe.stages_of(method, number):
             for read in stage.reads:
-                place = recipe.resolve(method, number, read.stage, read.offset)
-                if place is None or place[0] < first:
-                    yield stage, read, place
+                places = recipe.read_keys(method, number, stage, read)
+                yield from ((stage, read, place) for place in places if place[0] < first)
+                if not places:
+                    yield stage, read, None
 
 
 def check_weights(parent: RunDirectory, method: Method, owner: str, stage_key: tuple[int, str]) -> None:
@@ -245,8 +246,8 @@ def rollout_stages(recipe: Recipe, method: Method, round_number: int) -> tuple[S
     while waiting:
         name = waiting.pop()
         found.add(name)
-        places = (recipe.resolve(method, round_number, read.stage, read.offset) for read in stages[name].reads)
-        waiting += [place[1] for place in places if place and place[0] == round_number and place[1] not in found]
+        places = (p for read in stages[name].reads for p in recipe.read_keys(method, round_number, stages[name], read))
+        waiting += [place[1] for place in places if place[0] == round_number and place[1] not in found]
     return tuple(stage for name, stage in stages.items() if name in found)
 
 
@@ -284,8 +285,8 @@ def _check_same_stages(
             raise _refused(f"{stage.name} is not among the stages that play a round of the changed method")
         if stage.role != other.role or set(stage.writes) != set(other.writes):
             raise _refused(f"{stage.name} writes other rows, or needs another role, by the changed method")
-        read = {before.resolve(parent.method, number, each.stage, each.offset) for each in stage.reads}
-        if read != {recipe.resolve(method, number, each.stage, each.offset) for each in other.reads}:
+        read = {place for each in stage.reads for place in before.read_keys(parent.method, number, stage, each)}
+        if read != {place for each in other.reads for place in recipe.read_keys(method, number, other, each)}:
             raise _refused(f"{stage.name} reads other stages by the changed method")
     if own:
         raise _refused(f"{next(iter(own))} would play in it too")
@@ -311,7 +312,7 @@ def _check_settings(old: Method, new: Method, recipe: Recipe, played: tuple[Stag
     updated = {stage.role for stage in played if stage.update}
     of_updates = [f"roles.{name}.{key}" for name in new.roles if name not in updated for key in OF_UPDATES]
     unneeded = [f"roles.{name}" for name in new.roles if name not in needed]
-    free = ["evaluation", *of_updates, *new.recipe.after_rollouts(), *unneeded]
+    free = ["evaluation", *of_updates, *new.recipe.after_rollouts(new), *unneeded]
     changes = [key for key, *_ in differences(old.model_dump(mode="json"), new.model_dump(mode="json"))]
     bound = [key for key in changes if not any(within(key, each) for each in free)]
     if bound:

@@ -20,6 +20,7 @@ from crl.credit.uses import usable
 from crl.records import Episode, Metric
 from crl.rounds.alarms import Metrics, counters, health_metrics, mismatch_alarms, mismatch_causes
 from crl.rounds.context import StageContext
+from crl.rounds.fall_back import counted_anew, guard_of
 from crl.rounds.judge_health import judge_metrics, verdicts_read
 from crl.rounds.stage import BEFORE, maker_of
 
@@ -205,8 +206,10 @@ def reward_metrics(rewards: Sequence[float], advantages: Sequence[float]) -> Met
 
 
 def update_metrics(role: str, metrics: Mapping[str, float]) -> Metrics:
-    """Steps of a role's update, and where it took one, the clipped share of the trained tokens, ratio and gap."""
+    """Steps of a role's update, the shares of its gradient, and where it took a step, the clipped share of the trained
+    tokens, ratio and gap."""
     found = {f"{role}_stepped": metrics["stepped"]} if "stepped" in metrics else {}
+    found |= {f"{role}_{name}": value for name, value in metrics.items() if name.endswith("_share")}
     if "ratio_mean" in metrics:
         found |= {f"{role}_{name}": metrics[name] for name in UPDATE_METRICS if name in metrics}
         found[f"{role}_clipped"] = metrics.get("clipped_low", 0.0) + metrics.get("clipped_high", 0.0)
@@ -241,12 +244,13 @@ def write_health(
 ) -> None:
     """Write the metrics of a round (:func:`health_metrics`); `trained` are the roles that it trains.
 
-    After a fork to another recipe, or to other settings of it, rounds with a sign of collapse are counted anew: the
-    signs that were counted may be gone for good, or nothing that this recipe shows.
+    After a fall back, or a fork to another recipe or to other settings of it, rounds with a sign of collapse are
+    counted anew: the signs that were counted may be gone for good, or nothing that this recipe shows.
     """
-    previous = ctx.metrics(BEFORE)
+    previous = counted_anew(ctx.metrics(BEFORE))
     if maker_of(ctx.recipe, ctx.method, ctx.round - 1)[1].recipe != ctx.method.recipe:
         previous = {name: value for name, value in previous.items() if name not in counters()}
     said, alarmed = judge_metrics(verdicts_read(ctx), previous)
     metrics, alarms = {**metrics, **said}, {**(alarms or {}), **alarmed}
-    ctx.write(Metric, health_metrics(metrics, previous, trained, round=ctx.round, alarms=alarms))
+    guard = guard_of(ctx, previous)
+    ctx.write(Metric, health_metrics(metrics, previous, trained, round=ctx.round, alarms=alarms, guard=guard))

@@ -20,7 +20,11 @@ def refused(where: str, why: str, expected: str, next_step: str = "change it, or
 
 def answers_are_actions(method: Method) -> bool:
     """Whether the actor, in some family, may say a legal action and nothing else."""
-    return any(method.sampling("actor", family.name).constrain == "actions" for family in method.families)
+    return any(
+        sampling.constrain == "actions"
+        for family in method.families
+        for sampling in method.samplings("actor", family.name)
+    )
 
 
 def hidden_answers(method: Method) -> Iterator[BadInput]:

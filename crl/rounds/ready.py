@@ -140,7 +140,8 @@ def check_actor_room(
 
     role = method.role(ACTOR)
     for family in method.families:
-        prompt, new = method.prompts_of(family.name)[ACTOR], method.sampling(ACTOR, family.name).max_new_tokens
+        prompt = method.prompts_of(family.name)[ACTOR]
+        new = max(sampling.max_new_tokens for sampling in method.samplings(ACTOR, family.name))
         allowed = role.context - new
         place = f"family {family.name}, method.families[]" if ACTOR in (family.prompts or {}) else "method"
         environment = make_environment(family)
@@ -181,7 +182,7 @@ def _check_actions(method: Method, family: str, start: Start, listed: Sequence[s
     """Raise BadInput where a setting needs actions that can be listed and the environment lists none."""
     if isinstance(start.actions, tuple):
         return
-    constrained = method.sampling(ACTOR, family).constrain == "actions"
+    constrained = any(sampling.constrain == "actions" for sampling in method.samplings(ACTOR, family))
     for where in (*(["method.roles.actor.sampling.constrain"] if constrained else []), *listed):
         raise BadInput(
             f"the environment of family {family} lists no actions: it parses what the actor writes",

@@ -15,6 +15,8 @@ from crl.errors import BadInput
 from crl.paths import quoted
 from crl.records import rows_of
 from crl.rounds.bank_tables import publishing_stage, tables_of
+from crl.rounds.draws import with_draws
+from crl.rounds.fall_back import guarded
 from crl.rounds.judge_stages import with_judge
 from crl.rounds.stage import R, Recipe, RowsOf, Stage, forked
 from crl.run.directory import RunDirectory
@@ -33,7 +35,7 @@ def recipe_of(method: Method) -> Recipe:
             expected="module:function, a function that takes a Method and returns a Recipe",
             where="BUILDER of its config class",
         ) from error
-    recipe = with_judge(builder(method), method)
+    recipe = guarded(with_draws(with_judge(builder(method), method), method), method)
     bring(recipe.row_types)
     return recipe
 
@@ -72,16 +74,15 @@ def recorded_rows(run: RunDirectory, recipe: Recipe, round_number: int, stage: S
 
     def rows(row_type: type[R], name: str) -> list[R]:
         read = stage.read(name)
-        place = recipe.resolve(run.method, round_number, read.stage, read.offset)
-        if place is None:
-            return []
-        if not run.is_complete(*place):
-            raise BadInput(
-                f"round {round_number} of {run.path} has not come so far",
-                expected=f"stage {place[1]} of round {place[0]} to be complete",
-                next_step=f"`crl status {quoted(run.path)}` says what is complete",
-            )
-        return rows_of(row_type, run.read(*place, row_type))
+        places = recipe.read_keys(run.method, round_number, stage, read)
+        for place in places:
+            if not run.is_complete(*place):
+                raise BadInput(
+                    f"round {round_number} of {run.path} has not come so far",
+                    expected=f"stage {place[1]} of round {place[0]} to be complete",
+                    next_step=f"`crl status {quoted(run.path)}` says what is complete",
+                )
+        return [row for place in places for row in rows_of(row_type, run.read(*place, row_type))]
 
     return rows
 
@@ -89,10 +90,7 @@ def recorded_rows(run: RunDirectory, recipe: Recipe, round_number: int, stage: S
 def stages_behind(run: RunDirectory, recipe: Recipe, round_number: int, stage: Stage) -> dict[str, str] | None:
     """Digest of every stage that a stage reads, by `0007/distill`; None where one of them is not complete."""
     found = {}
-    for read in stage.reads:
-        place = recipe.resolve(run.method, round_number, read.stage, read.offset)
-        if place is None:
-            continue
+    for place in (place for read in stage.reads for place in recipe.read_keys(run.method, round_number, stage, read)):
         if not run.is_complete(*place):
             return None
         found[key_of(*place)] = run.manifest(*place).digest

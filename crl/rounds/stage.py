@@ -11,7 +11,8 @@ parent put it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -58,9 +59,41 @@ Refused = Callable[[RowsOf], Mapping[str, str]]
 """From the rows of a round to reasons by id of operations that the bank must not take, whatever a person says."""
 
 
+Tried = Callable[[RowsOf], Mapping[tuple[str, str], tuple[int, int]]]
+"""From the rows of a round to the pairs of episodes and the wins of each text (task family, digest) that was tried in
+it: all texts of a family on the same layouts."""
+
+
+def nothing_tried(rows: RowsOf) -> Mapping[tuple[str, str], tuple[int, int]]:
+    """No text was tried."""
+    return {}
+
+
 def nothing_refused(rows: RowsOf) -> Mapping[str, str]:
     """The bank may take every operation."""
     return {}
+
+
+DRAWN = ("plan", "critique", "collect")
+"""Stages of a round that may come again in it, as `plan_2`, `collect_2` … (`rollout.dynamic_sampling`)."""
+FURTHER = rf"({'|'.join(DRAWN)})_([0-9]+)"
+"""Names of these further draws."""
+
+
+def draw_of(stage: str) -> tuple[str, int]:
+    """The stage that a stage is a draw of, and which: `collect_2` is the second of `collect`; any other its own first.
+
+    Whoever reads `collect` reads every draw of it: stages by :meth:`Recipe.read_keys`, queries by the macro `draw_of`.
+    """
+    found = re.fullmatch(FURTHER, stage)
+    return (stage, 1) if found is None else (found[1], int(found[2]))
+
+
+def draws_of(stage: str, names: Iterable[str]) -> list[str]:
+    """Those of some stages that are draws of one, in order; a further draw has none but itself."""
+    return sorted(
+        (name for name in names if name == stage or draw_of(name)[0] == stage), key=lambda name: draw_of(name)[1]
+    )
 
 
 def always(method: Method, round_number: int) -> bool:
@@ -80,7 +113,7 @@ class Stage:
     role: str | None = None
     """Role whose model it needs; None needs no language model."""
     update: bool = False
-    """Whether it trains: it then runs on every rank of the role's engine."""
+    """Whether it has a trainer: it then runs on every rank of the role's engine."""
     second_track: bool = False
     """Whether it may run beside the first track of the round after. Within a round the first track comes first."""
     due: Callable[[Method, int], bool] = always
@@ -131,6 +164,8 @@ class Recipe:
     declared by the stages."""
     refused: Refused = nothing_refused
     """What it keeps out of its bank; stages that apply operations read the rows that this asks for."""
+    tried: Tried = nothing_tried
+    """Which texts it tried in a round; read likewise."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preparation", in_order(self.preparation))
@@ -164,6 +199,24 @@ class Recipe:
     def has_bank(self) -> bool:
         """Whether a stage of its rounds publishes an experience bank."""
         return any(BankSnapshot in stage.writes for stage in self.stages)
+
+    def draws(self, method: Method, round_number: int, stage: str) -> list[tuple[int, str]]:
+        """(round, stage) of every draw of a stage in a round, as whoever made the round drew."""
+        return [
+            (round_number, name) for name in draws_of(stage, (s.name for s in self.stages_of(method, round_number)))
+        ]
+
+    def read_keys(self, method: Method, round_number: int, stage: Stage, read: Read) -> list[tuple[int, str]]:
+        """(round, stage) of all that a read of a stage refers to: every draw of what it names (:meth:`resolve`), within
+        its own round those that it :func:`follows`. None where there is no such stage."""
+        place = self.resolve(method, round_number, read.stage, read.offset)
+        if place is None:
+            return []
+        return [
+            (number, name)
+            for number, name in self.draws(method, *place)
+            if number < round_number or follows(stage.name, place[1], name)
+        ]
 
     def reach(self) -> int:
         """Rounds that stages look back for weights: so many checkpoints may still be read. Beside the second track of a
@@ -205,6 +258,19 @@ class Recipe:
         return None
 
 
+def follows(stage: str, read: str, draw: str) -> bool:
+    """Whether a stage that reads another one of its round reads this draw of it: all, but a draw only those before it
+    and what it names."""
+    return draw_of(stage)[0] not in DRAWN or draw == read or draw_of(draw)[1] < draw_of(stage)[1]
+
+
+def read_beside(stage: Stage, names: Iterable[str]) -> set[str]:
+    """Those of the stages of a round that one of them reads in it."""
+    listed = list(names)
+    reads = {read.stage for read in stage.reads if read.offset == 0}
+    return {name for read in reads for name in draws_of(read, listed) if follows(stage.name, read, name)}
+
+
 def when(condition: bool, *items: T) -> tuple[T, ...]:
     """The items, or none."""
     return items if condition else ()
@@ -217,12 +283,7 @@ def in_order(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     Raises ValueError where stages read each other.
     """
     names = {stage.name: (stage.second_track, place) for place, stage in enumerate(stages)}
-    sorter = TopologicalSorter(
-        {
-            stage.name: {read.stage for read in stage.reads if read.offset == 0 and read.stage in names}
-            for stage in stages
-        }
-    )
+    sorter = TopologicalSorter({stage.name: read_beside(stage, names) for stage in stages})
     try:
         sorter.prepare()
     except CycleError as error:

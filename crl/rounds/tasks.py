@@ -6,11 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, islice
 
 from crl.config import FamilyConfig, Method, SeedRange
+from crl.credit.samples import varied_groups
 from crl.protocols import Start
-from crl.records import FREE, Task
+from crl.records import FREE, Episode, Task
 from crl.rollout.environments import Readable
 from crl.rounds.context import StageContext
 from crl.rounds.provenance import games_from, naming
+from crl.rounds.stage import BEFORE, draw_of
 from crl.rounds.waves import starts_of, together, wave_width
 
 _FURTHER = 2
@@ -28,18 +30,31 @@ def drawn_tasks(
     ctx: StageContext,
     streams: Callable[[int], Sequence[str]],
     seeds_of: Callable[[FamilyConfig], SeedRange] = train_seeds,
+    *,
+    pooled: bool = False,
+    kept: str | None = None,
 ) -> list[Task]:
-    """The tasks of a round, a group of members for each.
+    """The tasks of a round, a group of members for each. In a further draw (`crl.rounds.draws`) those of as many groups
+    as there are whose outcome varies nowhere so far; seeds that were drawn already come last.
 
     Args:
         streams: for a group size the stream of each member.
         seeds_of: which seeds of a family are drawn from.
+        pooled: all of a group have one baseline (:func:`varied_groups`).
+        kept: a stream whose groups are never drawn again.
     """
+    further = draw_of(ctx.stage.name)[1] > 1
+    before = ctx.rows(Task, BEFORE) if further else []
+    done = varied_groups(ctx.rows(Episode, "collect"), pooled=pooled) if further else set()
+    done |= {(task.family, task.group) for task in before if task.stream == kept}
     tasks: list[Task] = []
     for family in ctx.method.families:
         members = streams(ctx.method.group_size(family))
-        first_group = len({task.group for task in tasks})
-        tasks += _family_tasks(ctx, family, seeds_of(family), members, first_group)
+        first_group = len({task.group for task in (*before, *tasks)})
+        wanted = family.groups - sum(name == family.name for name, _ in done)
+        mine = [task for task in before if task.family == family.name]
+        if wanted > 0:
+            tasks += _family_tasks(ctx, family, seeds_of(family), members, first_group, wanted, mine)
         ctx.progress(len(tasks), sum(each.groups * ctx.method.group_size(each) for each in ctx.method.families))
     return tasks
 
@@ -82,15 +97,19 @@ def _family_tasks(
     seeds: SeedRange,
     streams: Sequence[str],
     first_group: int,
+    wanted: int,
+    before: Sequence[Task],
 ) -> list[Task]:
     import numpy as np
 
     generator = np.random.default_rng(ctx.seed(family.name))
     # Distinct tasks where there are so many, so that a round is not the same task over and over.
     listed = family.drawn if seeds == family.train_seeds else range(seeds.start, seeds.start + seeds.count)
-    drawn = generator.choice(len(listed), size=family.groups, replace=family.groups > len(listed))
-    seeds_drawn = [listed[int(value)] for value in drawn]
-    further = (listed[int(generator.integers(len(listed)))] for _ in range(_FURTHER * family.groups))
+    played = {task.environment_seed for task in before}
+    size = max(wanted, min(wanted + len(played), len(listed)))
+    drawn = generator.choice(len(listed), size=size, replace=size > len(listed))
+    seeds_drawn = sorted((listed[int(value)] for value in drawn), key=played.__contains__)
+    further = (listed[int(generator.integers(len(listed)))] for _ in range(_FURTHER * wanted))
     readable = Readable(ctx.environment(family.name), ctx.method.rollout.max_observation_characters)
 
     def starts_of_seeds(environment_seeds: Sequence[int]) -> list[Start]:
@@ -99,7 +118,8 @@ def _family_tasks(
         ctx.add_games(games_from(starts, [(family.name, seed) for seed in environment_seeds]))
         return starts
 
-    places = distinct(chain(seeds_drawn, further), family.groups, starts_of_seeds)
+    known = {task.task_digest for task in before} - {""}
+    places = distinct(chain(seeds_drawn, further), wanted, starts_of_seeds, known)
     return [
         task_of(
             ctx,

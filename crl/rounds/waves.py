@@ -139,19 +139,23 @@ def play_with_actor(
     predicted: bool = False,
     groups: bool = True,
     work: str = "play",
+    temperature: float | None = None,
 ) -> list[PlayedEpisode]:
     """Play one wave with the actor's weights that the stage reads; nothing where there is nothing to play. `work` is
-    what its time is noted as; the others as in :func:`play`."""
+    what its time is noted as, `temperature` another one than the actor's; the others as in :func:`play`."""
     if not slots:
         return []
     weights = weights_of(ctx, "actor")
     policy = ctx.services.policy("actor", weights)
+    sampling = sampling_of(ctx.method, [slot.task.family for slot in slots])
+    if temperature is not None:
+        sampling = sampling.model_copy(update={"temperature": temperature})
     with ctx.timed(work, len(slots)):
         return play(
             ctx,
             policy,
             slots,
-            sampling=sampling_of(ctx.method, [slot.task.family for slot in slots]),
+            sampling=sampling,
             weights_digest=weights.weights_digest,
             seed_of=seed_of,
             environment=environment,
@@ -167,13 +171,18 @@ def planned_waves(ctx: StageContext) -> list[list[Task]]:
 
 
 def count_waves(ctx: StageContext) -> int:
-    """Waves of the round: the parts of a stage that plays them."""
-    return len(planned_waves(ctx))
+    """Waves of the round: the parts of a stage that plays them. One that is empty where nothing is planned."""
+    return max(1, len(planned_waves(ctx)))
+
+
+def planned_wave(ctx: StageContext, part: int) -> list[Task]:
+    """The tasks of one of these parts."""
+    return [task for wave in planned_waves(ctx)[part : part + 1] for task in wave]
 
 
 def collect_wave(ctx: StageContext, part: int) -> None:
     """Play one planned wave with the actor of the round before, guided by nothing."""
-    write_played(ctx, play_with_actor(ctx, [EpisodeSlot(task) for task in planned_waves(ctx)[part]]))
+    write_played(ctx, play_with_actor(ctx, [EpisodeSlot(task) for task in planned_wave(ctx, part)]))
 
 
 def write_played(ctx: StageContext, played: Sequence[PlayedEpisode], outputs: Sequence[Generation] = ()) -> None:

@@ -27,6 +27,7 @@ from crl.run.files import (
     remove,
     sha256_bytes,
     sha256_file,
+    sha256_or_size,
     temporary,
     write_atomically,
 )
@@ -151,7 +152,7 @@ def faults(run_path: Path) -> list[CacheFault]:
         if entry.is_symlink():
             found.append(_linked(run_path, entry))
         elif entry.is_file():
-            found.append(CacheFault(f"{CACHE}/{entry.name}", NO_FILE, sha256_file(entry)))
+            found.append(CacheFault(f"{CACHE}/{entry.name}", NO_FILE, sha256_or_size(entry)))
         elif entry.name == _SEALS:
             found += _seal_faults(run_path, entry)
         else:
@@ -258,7 +259,7 @@ def _seal_faults(run_path: Path, seals: Path) -> list[CacheFault]:
 def _found(path: Path) -> str:
     """Its SHA-256. A run may remove it at any moment."""
     try:
-        return sha256_file(path) if path.is_file() else NO_FILE
+        return sha256_or_size(path) if path.is_file() else NO_FILE
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return NO_FILE
 
@@ -332,5 +333,5 @@ def _key_name() -> str:
 
 
 def _unreadable(run_path: Path, path: Path) -> CacheFault:
-    actual = sha256_file(path) if path.is_file() else NO_FILE
+    actual = sha256_or_size(path) if path.is_file() else NO_FILE
     return CacheFault(path.relative_to(run_path).as_posix(), "a list of checksums as it was written", actual)

@@ -221,8 +221,8 @@ class RunDirectory:
             return (
                 digested.method == self.method_digest
                 and digested.inputs == current
-                and all(files_.sha256_file(directory / name) == file.sha256 for name, file in digested.files.items())
-                and all(files_.sha256_file(self.path / name) == sha256 for name, sha256 in digested.shared.items())
+                and all(file.is_at(directory / name) for name, file in digested.files.items())
+                and all(files_.sha256_or_size(self.path / name) == sha256 for name, sha256 in digested.shared.items())
             )
         except (OSError, RecordDamaged):
             return False

@@ -59,6 +59,18 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def too_large(path: Path) -> str | None:
+    """The size of a file beyond any table of a run, in words: to read it may take hours, and a file of that size need
+    not have anything in it. None for others."""
+    size = path.stat().st_size
+    return f"{size:,} bytes" if size > TABLE_BYTES else None
+
+
+def sha256_or_size(path: Path) -> str:
+    """As :func:`sha256_file`, of a file of which nothing says how large it should be; its size if it is too large."""
+    return too_large(path) or sha256_file(path)
+
+
 def in_words(sha256: str) -> str:
     """A SHA-256 that was found, for people: that of no bytes is no digest to look for."""
     return EMPTY if sha256 == OF_NOTHING else f"SHA-256 {sha256}"

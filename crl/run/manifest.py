@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from crl.errors import RecordDamaged
 from crl.limits import DEEPEST, LARGEST_NUMBER, depth, read_limited
-from crl.run.files import canonical_json, mending, sha256_bytes
+from crl.run.files import canonical_json, mending, sha256_bytes, sha256_file
 from crl.run.logs import NOTED
 
 MANIFEST = "manifest.json"
@@ -43,6 +43,10 @@ class FileDigest(BaseModel):
     bytes: int
     rows: int | None = None
     """Rows of a table; null for other files."""
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the file there is the one that was written. One of another size is not read."""
+        return path.stat().st_size == self.bytes and sha256_file(path) == self.sha256
 
 
 class Digested(BaseModel):

@@ -6,6 +6,7 @@ nothing about the round that is there now. A verdict that is lost is made again 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from crl.errors import RecordDamaged
 from crl.limits import read_limited
-from crl.run.directory import stage_manifests
+from crl.run.directory import is_round, stage_manifests
 from crl.run.files import disk_errors, making, write_atomically
 
 VALIDATIONS = "validations"
@@ -110,6 +111,20 @@ def load_verdict(run_path: Path, round_number: int) -> Verdict | None:
     except (OSError, ValidationError):
         return None
     return verdict if verdict.stages == stage_digests(run_path, round_number) else None
+
+
+def verdict_faults(run_path: Path) -> Iterator[tuple[Path, str]]:
+    """Verdicts that cannot be read, and why."""
+    place = Path(run_path) / VALIDATIONS
+    for path in sorted(place.iterdir()) if place.is_dir() and not place.is_symlink() else ():
+        if not is_round(path.stem) or path.suffix != ".json":
+            continue
+        try:
+            Verdict.model_validate_json(read_limited(path))
+        except OSError as error:
+            yield path, str(error.strerror)
+        except ValidationError as error:
+            yield path, str(error.errors()[0]["msg"])
 
 
 def verdict_path(run_path: Path, round_number: int) -> Path:

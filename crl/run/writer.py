@@ -31,8 +31,8 @@ from crl.run.files import (
     fsync_tree,
     remove,
     sha256_bytes,
-    sha256_file,
     sha256_once,
+    sha256_or_size,
     tells_of_full_disk,
     write_atomically,
 )
@@ -114,7 +114,7 @@ class StageWriter:
             raise CrlError(f"{relative!r} is not named after its content", expected=f"a name that holds {digest}")
         path = self.run_path / place
         with disk_errors(path):
-            if not path.is_file() or sha256_file(path) != digest:
+            if not path.is_file() or sha256_or_size(path) != digest:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, content, token=self.token)
         self._shared[place.as_posix()] = digest

@@ -27,8 +27,8 @@ from crl.errors import BadInput
 from crl.policies.companions import add_companions
 from crl.policies.sources import named_base, portable_name, write_model
 from crl.recipes.complementary.mechanisms.suppression import masked
-from crl.recipes.complementary.plan import retrieval_of
-from crl.records import RECORD_FORMAT, RetrievalCount, Weights, rows_of
+from crl.recipes.complementary.plan import counters, retrieval_of
+from crl.records import RECORD_FORMAT, Weights, rows_of
 from crl.rounds.fork import check_round
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe
@@ -165,11 +165,13 @@ def _description(agent: TrainedAgent, origin: OfRun, kind: str) -> dict[str, Any
     if use is not None and origin.guides:
         of_run = rows_of(Weights, origin.run.read(0, "initialize", Weights))
         digest = next(row.base_digest for row in of_run if row.role == "embedder")
-        counts = origin.context.rows(RetrievalCount, "plan")
+        counts = counters(origin.context, "plan")
         description |= {
             "embedder": {"name": portable_name(use.name), "digest": digest},
             "counts": [(row.entry_id, row.count, row.last_round) for row in counts],
-            "suppressed": sorted((family, text) for family, texts in masked(origin.context).items() for text in texts),
+            "suppressed": sorted(
+                (family, text) for family, texts in masked(origin.context, training=False).items() for text in texts
+            ),
             "how": {**_HOW, "placement": agent.method.rollout.placement},
             "retrieval": retrieval_of(agent.method, training=False).model_dump(mode="json", exclude={"embedder"}),
         }

@@ -23,7 +23,7 @@ from crl.engine.evaluation import evaluated_round
 from crl.errors import BadInput
 from crl.paths import possible_path
 from crl.protocols import Chat, Embedder, Environment, Policy, Start
-from crl.records import Retrieval, RetrievalCount, Weights, rows_of, shown_text
+from crl.records import Retrieval, Weights, rows_of, shown_text
 from crl.report.bank import BankAfter, ShownEntry
 from crl.rollout.prompts import opened
 from crl.rounds.context import BANK, StageContext
@@ -149,8 +149,7 @@ class TrainedAgent:
 
     def sampling(self, family: str) -> SamplingConfig:
         """How it samples when it plays a task family, as in the held-out evaluation."""
-        sampling = self.method.sampling(self.role, self.family(family).name)
-        return sampling.model_copy(update={"temperature": self.method.evaluation.temperature})
+        return self.method.evaluation_sampling(self.role, self.family(family).name)
 
     def prompts(self, family: str) -> Mapping[str, PromptConfig]:
         """The prompts of a task family."""
@@ -292,12 +291,12 @@ class OfRun:
         return bank.entries(bank.rows() if entry_ids is None else np.array(bank.snapshot.rows_of(entry_ids), np.int64))
 
     def retriever(self) -> BankRetriever | None:
-        from crl.recipes.complementary.plan import open_retriever
+        from crl.recipes.complementary.plan import counters, open_retriever
 
         ctx = self.context
         if not self.guides or not len(bank := ctx.bank()):
             return None
-        return open_retriever(ctx, bank, ctx.rows(RetrievalCount, "plan"), training=False)
+        return open_retriever(ctx, bank, counters(ctx, "plan"), training=False)
 
     def services(self, stack: ExitStack) -> AgentServices:
         from crl.engine.services import services_here

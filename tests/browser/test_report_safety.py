@@ -83,7 +83,7 @@ def test_what_others_wrote_stays_text(
 ) -> None:
     changes = tuple(Change("added", text, text, "o1", "add", None, text, None, (), None) for text in HOSTILE)
     monkeypatch.setattr(History, "diff", lambda self, number: BankDiff(number, False, 1, 1, changes))
-    uses = [EntryUse(text, text, text, 1, 1, Rate(0, 3)) for text in HOSTILE]
+    uses = [EntryUse(text, text, text, 1, Rate(0, 3)) for text in HOSTILE]
     monkeypatch.setattr("crl.report.page._usefulness", lambda history: _useful(uses))
     page = show(hostile_run(tmp_path / "hostile"))
     assert page.page.evaluate("[window.broken, document.images.length, document.scripts.length]") == [None, 0, 2]

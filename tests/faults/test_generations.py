@@ -60,11 +60,12 @@ class Tree:
             return "engine" if rank is None else f"rank {rank}"
         if "crl.lab.study.child" in words:
             return "child"
-        return "server" if any("prefect.server" in word for word in words) else " ".join(words)
+        return "server" if any("flows.server" in word for word in words) else " ".join(words)
 
     def wait_whole(self, names: tuple[str, ...], marker: Path) -> dict[str, psutil.Process]:
         """Every generation, once the stage that holds is under way."""
         wait_until(lambda: marker.exists() or self.process.poll() is not None, "the stage is under way")
+        assert self.process.poll() is None, self.said()
         wait_until(lambda: set(names) <= self.generations().keys(), lambda: f"{names} live: {self.said()}")
         return self.generations()
 

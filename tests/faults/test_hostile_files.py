@@ -50,6 +50,7 @@ DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
     "a list": _content(lambda before: b"[]"),
     "a long number": _content(lambda before: b"9" * 6000),
     "bytes": _content(lambda before: bytes(range(256)) * 40),
+    "a terabyte": lambda path, before: (path.write_bytes(before), os.truncate(path, 10**12)),
     "a folder": lambda path, before: path.mkdir(),
     "a pipe": lambda path, before: os.mkfifo(path),
     "a device": _link("/dev/zero"),

@@ -42,7 +42,7 @@ def test_with_ranks_and_a_temporary_server(tmp_path: Path) -> None:
     found = seen(tmp_path, ["-m", "crl", *words], GLOO_SOCKET_IFNAME="eth0", NCCL_SOCKET_IFNAME="eth0")
     assert found.outside == set()
     assert any("crl.engine.worker" in each for each in found.inside), "the ranks talk to each other"
-    assert any("prefect.server" in each for each in found.inside)
+    assert any("flows.server" in each for each in found.inside)
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_what_a_run_used_is_counted_from_its_rows(tmp_path: Path) -> None:
     of random play; of no recipe an evaluation."""
     for name, played in (
         ("erl", erl_played.played(tmp_path / "erl", 2)),
-        ("dream", dreamgym_played.played(tmp_path / "dream", 2, method__recipe__mix=0.5)),
+        ("dream", dreamgym_played.played(tmp_path / "dream", 2, method__recipe__synthetic_share=0.5)),
     ):
         used = SimpleNamespace(tokens=0, real=0, random=0)
         metrics = read_run(played.run.path, 2)

@@ -30,7 +30,7 @@ from crl.gateway.server import Call, Client, Gateway
 from crl.protocols import ParsedTurn, StopReason
 from crl.serve.recording import FILE
 from tests.docs.test_commands import BLOCK
-from tests.processes import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS, as_in_a_terminal
 from tests.tiny_run import NAME, ROOT, command, crl_here, environment
 
 pytestmark = pytest.mark.slow
@@ -41,10 +41,11 @@ class Server:
     """`crl serve` on a free port."""
 
     def __init__(self, run: Path, *more: str | Path, **variables: str) -> None:
-        self.process = subprocess.Popen(
-            command("serve", run, "--port", "0", *more), cwd=ROOT, env=environment(run.parent, variables),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        with as_in_a_terminal():
+            self.process = subprocess.Popen(
+                command("serve", run, "--port", "0", *more), cwd=ROOT, env=environment(run.parent, variables),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
         assert self.process.stdout is not None
         self.said = ""
         for line in self.process.stdout:
@@ -241,10 +242,11 @@ def test_an_agent_starts_the_server_of_a_bank_itself(finished: Path) -> None:
 
 
 def test_a_bank_over_http_ends_with_a_signal(finished: Path) -> None:
-    process = subprocess.Popen(
-        command("bank", "serve", finished, "--port", "0"), cwd=ROOT, env=environment(finished.parent),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    with as_in_a_terminal():
+        process = subprocess.Popen(
+            command("bank", "serve", finished, "--port", "0"), cwd=ROOT, env=environment(finished.parent),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
     try:
         assert process.stdout is not None
         (address,) = re.findall(r"MCP at (\S+)", process.stdout.readline())

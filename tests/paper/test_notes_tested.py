@@ -12,7 +12,7 @@ from crl.config import SuppressConfig, TrialConfig
 from crl.credit.buffer import SCORED
 from crl.credit.rules import TaskKey
 from crl.credit.rules.other_tasks import OWN_TASK
-from crl.recipes.complementary.mechanisms.suppression import suppressed_texts, text_effects
+from crl.recipes.complementary.mechanisms.suppression import text_effects, texts_by_family
 from crl.recipes.complementary.mechanisms.trial import Asked, TextKey, result_of, to_try, trial_rewards, trials_of
 from crl.records import CandidateUtility, Credit, Distillation, Episode, Operation, Retrieval, TextEffect
 from tests.unit.credit.scoring import scored, use_of
@@ -63,7 +63,7 @@ def test_the_effect_is_the_weighted_mean_of_all_uses_and_the_bound_is_theirs(dec
             upper = mean + 1.3 * math.sqrt((spread + 1) / weights.sum() / weights.sum())
             assert row.suppressed == (weights.sum() >= 4 and upper < 0.1)
             seen.add((row.content_digest, row.suppressed))
-        masked = suppressed_texts(kept)
+        masked = texts_by_family(row for row in kept if row.suppressed)
         assert {(family, text) for family, texts in masked.items() for text in texts} == {
             (row.family, row.content_digest) for row in kept if row.suppressed
         }

@@ -28,10 +28,12 @@ DEFINED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", DEFINED)
 def test_a_file_has_the_settings_of_its_paper(name: str) -> None:
-    objective: Any = load_experiment(FILES / f"{name}.yaml").method.recipe.actor_objective  # type: ignore[attr-defined]
+    method = load_experiment(FILES / f"{name}.yaml").method
+    objective: Any = method.recipe.actor_objective  # type: ignore[attr-defined]
     assert {key: getattr(objective, key) for key in DEFINED[name]} == DEFINED[name]
     assert objective.advantage == "pooled", "one baseline of a group, as in the papers"
     assert (objective.soft_punish_cache is not None) is (name == "dapo")
+    assert (method.rollout.dynamic_sampling is not None) is (name == "dapo")
     assert sorted(DEFINED) == sorted(path.stem for path in FILES.glob("*.yaml"))
 
 

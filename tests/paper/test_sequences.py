@@ -109,7 +109,7 @@ def played(game: Game, member: int, rng: np.random.Generator) -> PlayedEpisode:
 def sequence(episode_id: str, index: int, first: list[int]) -> LiveSequence:
     """One that begins with these tokens, of which two are the experience."""
     name = sequence_id(episode_id, STAGE, index)
-    return LiveSequence(name, f"prompt {index}", lambda: first[2:], list(first))
+    return LiveSequence(name, f"prompt {index}", lambda _: first[2:], list(first))
 
 
 def all_played(model: Path) -> list[PlayedEpisode]:

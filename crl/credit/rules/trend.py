@@ -64,7 +64,8 @@ def _utilities(
 def _candidates(retrievals: Iterable[Retrieval]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for row in retrievals:
-        found[row.episode_id].append(row.entry_id)
+        if not row.teaches:
+            found[row.episode_id].append(row.entry_id)
     return found
 
 

@@ -15,7 +15,7 @@ from crl.lab.warm.advice import STAGE, WAVE, any_two, fits
 from crl.lab.warm.extractor import Rule, play_plans
 from crl.protocols import Chat
 from crl.recipes.erl.config import REFLECT, ReflectConfig
-from crl.recipes.erl.prompts import Attempt, reflect_messages
+from crl.recipes.erl.prompts import Attempt, Memory, reflect_messages
 from crl.records import Generation
 from crl.rounds.demonstrations import ScriptedRole, say_script
 from crl.run.seeds import seed_for
@@ -41,7 +41,9 @@ def reflection_demonstrations(
             if not each.episode.success:
                 memory, said = _reflected(environment, slot, plans[slot], random)
                 attempt = Attempt(each.episode, tuple(each.turns), method.prompts["actor"].system)
-                messages = reflect_messages(method.prompts[REFLECT], attempt, memory, ReflectConfig())
+                messages = reflect_messages(
+                    method.prompts[REFLECT], attempt, list(map(Memory, memory)), ReflectConfig()
+                )
                 asked.append((f"{REFLECT}-{each.episode.episode_id}", messages, said))
     voice = ScriptedRole(chat, method.role("extractor").context)
     return say_script(method, voice, asked, role="extractor", kind=REFLECT, stage=STAGE)

@@ -12,16 +12,16 @@ from crl.protocols import Policy
 from crl.recipes.complementary.mechanisms import Mechanism
 from crl.recipes.complementary.mechanisms.actor_critic import critiqued_in_evaluation, verdicts_of, with_verdicts
 from crl.recipes.complementary.mechanisms.search_and_ask import advisor_of
-from crl.recipes.complementary.plan import open_retriever, retrieve_all, texts_of
-from crl.records import Retrieval, RetrievalCount, Task
+from crl.recipes.complementary.plan import counters, open_retriever, retrieve_all, texts_of
+from crl.records import Retrieval, Task
 from crl.rounds.context import StageContext
 from crl.rounds.evaluate import Guided, seed_of_task
-from crl.rounds.waves import planned_waves, play_with_actor, slots_of, write_played
+from crl.rounds.waves import planned_wave, play_with_actor, slots_of, write_played
 
 
 def collect_part(ctx: StageContext, part: int, on: Sequence[Mechanism] = ()) -> None:
     """Play one wave with the actor of the round before."""
-    tasks = planned_waves(ctx)[part]
+    tasks = planned_wave(ctx, part)
     wanted = {task.episode_id for task in tasks}
     chosen = chosen_by_episode(row for row in ctx.rows(Retrieval, "plan") if row.episode_id in wanted)
     digests = {row.content_digest for rows in chosen.values() for row in rows}
@@ -41,7 +41,7 @@ def guided(ctx: StageContext, tasks: Sequence[Task], policy: Policy, weights_dig
     nothing is recorded of it. Verdicts are part of how this actor uses a bank: held-out success with the bank would
     otherwise measure an actor that is shown what it never was in training."""
     bank = ctx.bank()
-    retriever = open_retriever(ctx, bank, ctx.rows(RetrievalCount, "plan"), training=False)
+    retriever = open_retriever(ctx, bank, counters(ctx, "plan"), training=False)
     chosen = chosen_by_episode(retrieve_all(ctx, retriever, tasks, advance=False))
     texts = texts_of(ctx, bank, {row.content_digest for rows in chosen.values() for row in rows})
     slots, tokens = critiqued_in_evaluation(

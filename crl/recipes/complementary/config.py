@@ -20,6 +20,7 @@ from crl.config import (
     ActorObjective,
     BankConfig,
     BankUse,
+    ContextDistillationConfig,
     DistillConfig,
     EmbedderUse,
     ExtractorObjective,
@@ -58,6 +59,7 @@ class BankRecipeConfig(RecipeConfig):
             "recipe.extractor_objective", "recipe.merge", "recipe.warm_up_rounds",
         }
     )  # fmt: skip
+    DRAWS_AGAIN: ClassVar[bool] = True
     OVERLAPS: ClassVar[bool] = True
 
     guided_share: float = Field(0.5, ge=0, le=1, description="Share of a group that is guided.")
@@ -87,6 +89,12 @@ class BankRecipeConfig(RecipeConfig):
     )
     self_distillation: SelfDistillationConfig | None = Field(
         None, description="Self-distillation of guided episodes; none: not."
+    )
+    context_distillation: ContextDistillationConfig | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="What free episodes sample is pulled toward what the actor would say with an experience; none: "
+        "not.",
     )
     warm_up_rounds: int = Field(
         0,
@@ -118,15 +126,21 @@ class BankRecipeConfig(RecipeConfig):
         """Whether a round updates a role: not in warm-up rounds, which only a recipe with a bank has a use for."""
         return role in self.TRAINED and (round_number > self.warm_up_rounds or not self.has_bank)
 
+    def teaches(self, round_number: int) -> bool:
+        """Whether free episodes of a round are read by a teacher."""
+        return self.context_distillation is not None and self.trains(ACTOR, round_number)
+
     def mechanisms(self, method: Method) -> tuple[Any, ...]:
         """The mechanisms that are on. Loaded by name, as the builder is: forms and `--help` read settings without any
         stage."""
         found = (kind.of(method) for kind in load_object(self.MECHANISMS))
         return tuple(mechanism for mechanism in found if mechanism is not None)
 
-    def after_rollouts(self) -> frozenset[str]:
+    def after_rollouts(self, method: Method) -> frozenset[str]:
         """`AFTER_ROLLOUTS`, and the settings of mechanisms that say so."""
-        return self.AFTER_ROLLOUTS | {kind.key for kind in load_object(self.MECHANISMS) if kind.after_rollouts}
+        kept = self.AFTER_ROLLOUTS | {kind.key for kind in load_object(self.MECHANISMS) if kind.after_rollouts}
+        # Which groups are drawn again depends on their baseline.
+        return kept if method.rollout.dynamic_sampling is None else kept - {"recipe.actor_objective"}
 
     # -- what a recipe says of itself ------------------------------------------------------------------------------
 
@@ -135,6 +149,8 @@ class BankRecipeConfig(RecipeConfig):
         uses = {ACTOR: RoleUse(trained=ACTOR in self.TRAINED, multi_turn=True)}
         if self.has_bank:
             uses[EXTRACTOR] = RoleUse(trained=EXTRACTOR in self.TRAINED, batch=self.distill.batch)
+        if self.context_distillation is not None and self.context_distillation.teacher is not None:
+            uses.setdefault(self.context_distillation.teacher, RoleUse(trained=False))
         return uses
 
     def outputs(self, method: Method) -> Mapping[str, int]:
@@ -194,6 +210,14 @@ class BankRecipeConfig(RecipeConfig):
         if self.warm_start is not None:
             yield from _warm_start(self, self.warm_start, method)
         yield from _mechanisms(self, method)
+        subgroup = self.actor_objective.advantage == "subgroup"
+        if method.rollout.dynamic_sampling is not None and subgroup and (2, 1) in self.guided_sizes(method):
+            yield BadInput(
+                "groups of 2 have one guided rollout and one free: no stream varies, and all would be drawn again",
+                expected="groups of 3 or more, or recipe.actor_objective.advantage: pooled",
+                where="method.rollout.dynamic_sampling",
+                next_step="change one of them, or leave it out",
+            )
 
 
 class ComplementaryConfig(BankRecipeConfig):
@@ -222,6 +246,7 @@ class ExperienceOnlyConfig(BankRecipeConfig):
 
     kind: Literal["experience_only"] = "experience_only"
     TRAINED: ClassVar[frozenset[str]] = frozenset({EXTRACTOR})
+    DRAWS_AGAIN: ClassVar[bool] = False
 
 
 class OfflineBankConfig(BankRecipeConfig):

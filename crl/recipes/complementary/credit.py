@@ -17,11 +17,12 @@ from crl.bank.duplicates import SimilarPairs
 from crl.bank.segments import text_digest
 from crl.credit.buffer import HeldText, Output, buffer_metrics, earners, fill_buffer
 from crl.credit.rules import Round, Scored, TaskKey, rule_of, task_of
-from crl.credit.samples import cispo_samples, grpo_samples, select_batches
+from crl.credit.samples import cispo_samples, grpo_samples, select_batches, trained_episodes
 from crl.credit.uses import credit_metrics, credits_of, earned_when_written, entry_scores, free_means, uses_of
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Mechanism
 from crl.recipes.complementary.mechanisms.actor_critic import verdicts_of
+from crl.recipes.complementary.mechanisms.context_distillation import taught_samples
 from crl.recipes.complementary.mechanisms.self_distillation import distilled_samples
 from crl.records import (
     BankEvent,
@@ -95,17 +96,22 @@ def advantages(ctx: StageContext) -> None:
 
 
 def _actor_samples(ctx: StageContext, episodes: Sequence[Episode]) -> tuple[list[Sample], list[Metric]]:
-    """Samples of the round's episodes, those of self-distillation last, and how many these are where it is due."""
+    """Samples of the round's episodes, those that are distilled last, and how many these are where it is due."""
     config = config_of(ctx.method)
     if not config.trains(ACTOR, ctx.round):
         return [], []
     generations = {row.generation_id: row for row in ctx.rows(Generation, "collect")}
     turns = ctx.rows(Turn, "collect") if config.actor_objective.turn_credit is not None else []
-    samples = grpo_samples(episodes, generations, config.actor_objective, round=ctx.round, turns=turns)
-    stripped = distilled_samples(ctx, episodes, generations)
-    if stripped is None:
-        return samples, []
-    return [*samples, *stripped], _metrics(ctx, {"self_distilled": float(len(stripped))})
+    objective, sampling = config.actor_objective, ctx.method.rollout.dynamic_sampling
+    trained = trained_episodes(episodes, sampling, pooled=objective.advantage == "pooled")
+    samples = grpo_samples(trained, generations, objective, round=ctx.round, turns=turns)
+    beside = {
+        "self_distilled": distilled_samples(ctx, episodes, generations),
+        "context_distilled": taught_samples(ctx, episodes, generations),
+    }
+    due = {name: more for name, more in beside.items() if more is not None}
+    metrics = {name: float(len(more)) for name, more in due.items()}
+    return [*samples, *(each for more in due.values() for each in more)], _metrics(ctx, metrics)
 
 
 def _scored(
@@ -178,6 +184,7 @@ def _filled(
 def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[HeldText]]:
     """By output of this round: the texts that it repeats, each once, as the bank holds them now."""
     events = ctx.table(BankEvent, NEW_BANK)
+    events = rows_with(events, "kind", ["rejected"])  # an evicted entry names one, too
     repeated = events.filter(pc.is_valid(events["repeats"])).select(["operation_id", "repeats"]).to_pylist()
     holders = rows_with(bank, "entry_id", [row["repeats"] for row in repeated]).to_pylist()
     holder_of = {row["entry_id"]: row for row in holders}

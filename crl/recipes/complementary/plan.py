@@ -7,6 +7,7 @@ depend on how collecting is sharded. Evaluation and questions search with the sa
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -15,12 +16,12 @@ from crl.bank.retrieve import BankRetriever, EarlierBank, shared_with
 from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.config import Method, RetrievalConfig
-from crl.recipes.complementary.config import config_of
+from crl.recipes.complementary.config import ACTOR, config_of
 from crl.recipes.complementary.mechanisms.suppression import masked
 from crl.records import FREE, GUIDED, BankEntry, Retrieval, RetrievalCount, Suppression, Task, rows_with
 from crl.rounds.context import BANK, StageContext
 from crl.rounds.proposal import partitions_of
-from crl.rounds.stage import BEFORE
+from crl.rounds.stage import BEFORE, draw_of
 from crl.rounds.tasks import drawn_tasks
 from crl.run.cache import Shelf
 
@@ -32,7 +33,10 @@ def plan(ctx: StageContext) -> None:
         guided = config_of(ctx.method).guided_members(size, ctx.round)
         return [GUIDED] * guided + [FREE] * (size - guided)
 
-    tasks = drawn_tasks(ctx, streams)
+    config, further = config_of(ctx.method), draw_of(ctx.stage.name)[1] > 1
+    pooled = further and config.actor_objective.advantage == "pooled"
+    # What teaches nothing is drawn again for the actor's update alone.
+    tasks = [] if further and not config.trains(ACTOR, ctx.round) else drawn_tasks(ctx, streams, pooled=pooled)
     retrievals, counts, suppressed = _retrieve(ctx, tasks)
     ctx.write(Task, tasks)
     ctx.write(Retrieval, retrievals)
@@ -43,16 +47,31 @@ def plan(ctx: StageContext) -> None:
 
 def _retrieve(ctx: StageContext, tasks: list[Task]) -> tuple[list[Retrieval], list[RetrievalCount], list[Suppression]]:
     bank = ctx.bank()
-    counts = ctx.rows(RetrievalCount, BEFORE)
+    counts = counters(ctx, BEFORE)
     guided = [task for task in tasks if task.stream == GUIDED]
-    if not len(bank) or not guided:
+    taught = [task for task in tasks if task.stream == FREE] if config_of(ctx.method).teaches(ctx.round) else []
+    if not len(bank) or not (guided or taught):
         return [], counts, []
-    retriever = open_retriever(ctx, bank, counts, training=True)
+    retriever, harmful = open_retriever(ctx, bank, counts, training=True), masked(ctx, training=False)
     suppressed = [
-        Suppression(family=family, entry_id=entry_id, content_digest=digest)
+        Suppression(
+            family=family,
+            entry_id=entry_id,
+            content_digest=digest,
+            withdrawn=digest not in harmful.get(family, frozenset()),
+        )
         for family, entry_id, digest in retriever.masked_rows()
     ]
-    return retrieve_all(ctx, retriever, guided), retriever.counts(), suppressed
+    found, counts = retrieve_all(ctx, retriever, guided), retriever.counts()
+    # As if these were guided next; nobody is shown it, so the counters of the record stay those of before.
+    beside = retrieve_all(ctx, retriever, taught) if taught else []
+    found += [replace(row, chosen=False, teaches=True) for row in beside if row.chosen]
+    return found, counts, suppressed
+
+
+def counters(ctx: StageContext, read: str) -> list[RetrievalCount]:
+    """The counters that the last plan of a read left: each draw goes on with those of the one before."""
+    return list({row.entry_id: row for row in ctx.rows(RetrievalCount, read)}.values())
 
 
 def retrieval_of(method: Method, *, training: bool) -> RetrievalConfig:
@@ -86,7 +105,7 @@ def open_retriever(
         base=EarlierBank(base_entries, lambda entries: load_embeddings(ctx.run_path, entries)),
         cache=Shelf(ctx.run_path),
         partitions=partitions_of(ctx.method),
-        masked=masked(ctx),
+        masked=masked(ctx, training=training),
     )
 
 

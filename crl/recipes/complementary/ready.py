@@ -1,4 +1,4 @@
-"""What is checked before work starts: the prompts' placeholders, their room in the models' contexts, an offline bank.
+"""What is checked before work starts: prompts and their room in the models' contexts, a teacher, an offline bank.
 
 Room is measured with the model's own chat format and the first held-out task of each family. Only tokenizers are
 loaded. Later prompts may be longer; a trajectory is then shortened, and an episode ends at the context limit.
@@ -24,7 +24,27 @@ def check_ready(method: Method, run_path: Path) -> None:
     # A run that has begun was checked with the method that it keeps; loading tokenizers takes seconds.
     if not run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
         check_room(method)
+        check_teacher(method)
         check_demonstrations(method)
+
+
+def check_teacher(method: Method) -> None:
+    """Raise BadInput where a teacher, which reads the actor's ids, knows other tokens by them."""
+    config = config_of(method).context_distillation
+    if config is None or config.teacher is None:
+        return
+    from crl.policies.sources import vocabulary
+
+    own, other = (vocabulary(method.role(role).model) for role in (ACTOR, config.teacher))
+    if own != other:
+        differing = {token for token, _ in own.items() ^ other.items()}
+        raise BadInput(
+            f"the role {config.teacher} has another vocabulary than the actor: {len(differing)} tokens differ, "
+            f"{min(differing)!r} for example",
+            expected="a model with the actor's tokenizer",
+            where="method.recipe.context_distillation.teacher",
+            next_step="name a model of the actor's family, or leave teacher out: the actor teaches itself",
+        )
 
 
 def check_demonstrations(method: Method) -> None:

@@ -15,11 +15,13 @@ from functools import partial
 
 from crl.config import Method
 from crl.credit.rules import rule_of
-from crl.learn.terms import objectives
+from crl.learn import terms
+from crl.learn.terms import Objective
 from crl.recipes.complementary import collect, credit, distill, health, plan, ready, warm_start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, BankRecipeConfig, config_of
 from crl.recipes.complementary.mechanisms import Mechanism, Sources, with_mechanisms
 from crl.recipes.complementary.mechanisms.actor_critic import ActorCritic
+from crl.recipes.complementary.mechanisms.context_distillation import REVERSE_KL, ContextDistillation
 from crl.recipes.complementary.mechanisms.raw_rewards import RawRewards
 from crl.recipes.complementary.mechanisms.search_and_ask import SearchAndAsk
 from crl.recipes.complementary.mechanisms.self_distillation import SelfDistillation
@@ -45,8 +47,9 @@ from crl.records import (
 )
 from crl.rounds.context import BANK, NEW_BANK
 from crl.rounds.evaluate import base_evaluation_stage, evaluation_stage
+from crl.rounds.proposal import SCORES
 from crl.rounds.publish import bank_stages, initialize_stage
-from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, when
+from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, nothing_tried, when
 from crl.rounds.waves import count_waves
 from crl.rounds.weights import update_name, update_stage
 
@@ -57,6 +60,7 @@ MECHANISMS: tuple[type[Mechanism], ...] = (
     Suppress,
     ActorCritic,
     SelfDistillation,
+    ContextDistillation,
     RawRewards,
     SearchAndAsk,
 )
@@ -71,6 +75,7 @@ def build(method: Method) -> Recipe:
     def refused(rows: RowsOf) -> Mapping[str, str]:
         return {name: reason for mechanism in on for name, reason in mechanism.refused(rows).items()}
 
+    trial = next((each for each in on if isinstance(each, AdmissionByTrial)), None)
     listed = with_mechanisms(paper_stages(method, at, on, refused), on, method, at)
     first = first_track(listed, method)
     stages = [dataclasses.replace(each, second_track=method.overlap and each.name not in first) for each in listed]
@@ -87,10 +92,11 @@ def build(method: Method) -> Recipe:
             **({update_name(method.owner(EXTRACTOR)): "warm_start_extractor"} if extractor_starts else {}),
         },
         trains=frozenset(method.trained()),
-        objectives=objectives(config.actor_objective, config.extractor_objective),
+        objectives=_objectives(config),
         check_ready=ready.check_ready,
         recalls=(Distillation, Episode, Generation),
         refused=refused,
+        tried=nothing_tried if trial is None or config.bank.proven is None else trial.tried,
     )
 
 
@@ -100,6 +106,7 @@ def paper_stages(
     """A round of the paper, without options; stages call the hooks of those that are `on`."""
     config = config_of(method)
     splits, near = method.overlap and ACTOR in config.TRAINED, config.bank.duplicates == "near"
+    proven = config.bank.proven is not None
     rule_keeps = rule_of(config.extractor_objective.credit).keeps
     listed = [
         Stage(
@@ -133,7 +140,7 @@ def paper_stages(
             name="merge",
             parts=distill.count_merge_parts,
             run_part=distill.merge_part,
-            reads=(at.before, Read("distill"), at.weights(EXTRACTOR, 1)),
+            reads=(at.before, Read("distill"), at.weights(EXTRACTOR, 1), *when(proven, Read("credit", -1, SCORES))),
             writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
             role=EXTRACTOR,
             due=lambda method, number: at.changes_bank(method, number) and distill.merge_due(method, number),
@@ -186,6 +193,16 @@ def first_track(stages: Iterable[Stage], method: Method) -> set[str]:
         if name in listed and name not in found:
             found.add(name)
             waiting += [read.stage for read in listed[name].reads if read.offset == 0]
+    return found
+
+
+def _objectives(config: BankRecipeConfig) -> Mapping[str, Objective]:
+    """Those of the paper, and of what is distilled."""
+    found = dict(terms.objectives(config.actor_objective, config.extractor_objective))
+    if config.self_distillation is not None:
+        found["nll"] = dataclasses.replace(terms.NLL, share=config.self_distillation.share)
+    if config.context_distillation is not None:
+        found[REVERSE_KL] = dataclasses.replace(terms.REVERSE_KL, share=config.context_distillation.share)
     return found
 
 

@@ -17,7 +17,7 @@ from crl.recipes.dreamgym.rows import FAILURE, REAL, TURN_LIMIT, PoolItem, Predi
 from crl.recipes.dreamgym.store import POOL, Store, items_of
 from crl.recipes.dreamgym.store import transitions_of as rows_of_items
 from crl.records import SYNTHETIC, Episode, Generation, Task, Turn
-from crl.rollout.play import EpisodeSlot, waves_of
+from crl.rollout.play import EpisodeSlot, PlayedEpisode, waves_of
 from crl.rounds.context import StageContext
 from crl.rounds.waves import play_with_actor, starts_of, together
 
@@ -32,21 +32,23 @@ def waves(ctx: StageContext) -> list[list[Task]]:
 
 
 def count_parts(ctx: StageContext) -> int:
-    """Waves of the round."""
-    return len(waves(ctx))
+    """Waves of the round; one that is empty where nothing is planned."""
+    return max(1, len(waves(ctx)))
 
 
 def collect_part(ctx: StageContext, part: int) -> None:
     """Play one wave with the actor of the round before."""
-    tasks = waves(ctx)[part]
+    tasks = [task for wave in waves(ctx)[part : part + 1] for task in wave]
+    played: list[PlayedEpisode] = []
+    transitions: list[Transition] = []
     predictions: list[Prediction] = []
     records: list[Generation] = []
     slots = [EpisodeSlot(task) for task in tasks]
-    if tasks[0].stream == SYNTHETIC:
+    if tasks and tasks[0].stream == SYNTHETIC:
         dream = dream_of(ctx, tasks)
         played = play_with_actor(ctx, slots, environment=dream, predicted=True, work=f"play {SYNTHETIC}")
         transitions, predictions, records = dream.rows()
-    else:
+    elif tasks:
         watched = watched_wave(ctx, slots)
         played = play_with_actor(ctx, slots, environment=watched, work=f"play {REAL}")
         transitions = transitions_of(ctx, tasks, watched, ACTOR)

@@ -23,7 +23,12 @@ PREDICT, VARY, ANNOTATE = "predict", "vary", "annotate"
 class ExploreConfig(Model):
     """Real episodes for the experience model: before its first fit, and again at intervals."""
 
-    first: int = Field(64, ge=2, le=100_000, description="Episodes before the first fit, over all task families.")
+    first: int = Field(
+        64,
+        ge=0,
+        le=100_000,
+        description="Episodes before the first fit, over all task families; 0 only where transitions are given.",
+    )
     further: int = Field(16, ge=2, le=100_000, description="Episodes before each further fit.")
     every: int = Field(5, ge=0, le=MOST_ROUNDS, description="Rounds from one fit to the next; 0: one fit only.")
     policy: Literal["random", "actor"] = Field(
@@ -77,6 +82,21 @@ FEWEST_UNSEEN = 10
 """Fewer unseen steps than these say too little: minimums then apply to all held-out steps."""
 
 
+class PoolsConfig(Model):
+    """Pools of real and of synthetic episodes, and the batches that the actor's steps draw from them."""
+
+    real: int = Field(100_000, ge=1, le=1_000_000, description="Real episodes kept, first in, first out.")
+    synthetic: int = Field(100_000, ge=1, le=1_000_000, description="Synthetic episodes kept, likewise.")
+    steps: int = Field(10, ge=1, le=10_000, description="Optimizer steps of a round, each on a batch of its own.")
+    batch: int = Field(32, ge=1, le=65_536, description="Episodes of a batch, each at most once.")
+    real_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of a batch that is real; where a pool holds too few, batches of the same share are smaller.",
+    )
+
+
 class ValidateConfig(Model):
     """Held to the truth at every fit, on real transitions that no fit sees."""
 
@@ -106,7 +126,17 @@ class CurriculumConfig(Model):
     )
     step: float = Field(0.2, ge=0, le=1, description="How much harder, on the environment's scale from 0 to 1.")
     noise: float = Field(0.1, ge=0, le=1, description="Standard deviation of the difficulty that is aimed at.")
-    target: float = Field(0.7, gt=0, le=1, description="Success from which a difficulty counts as mastered.")
+    target: float = Field(
+        0.7, gt=0, le=1, description="Success from which a difficulty counts as mastered, and a task as completed."
+    )
+    capability: Literal["threshold", "mean"] = Field(
+        "threshold",
+        description="threshold: the largest difficulty up to which tasks of the round before succeed in a share of "
+        "`target`; mean: the mean success of all tasks so far that the model's groups completed, 0.5 before any is.",
+    )
+    tasks: int | None = Field(
+        None, ge=1, le=4096, description="New tasks of a family in a round at most; none: as many as the share allows."
+    )
     candidates: int = Field(16, ge=1, le=4096, description="Levels drawn for a task: the nearest in difficulty is it.")
     max_characters: int = Field(2000, ge=8, le=20_000, description="Longest first observation that a model writes.")
 
@@ -116,11 +146,16 @@ class DreamGymConfig(RecipeConfig):
 
     kind: Literal["dreamgym"] = "dreamgym"
     BUILDER: ClassVar[str] = "crl.recipes.dreamgym.round:build"
+    DRAWS_AGAIN: ClassVar[bool] = True
     DRAWS_LISTED: ClassVar[bool] = False
     JUDGED: ClassVar[bool] = False
     REPORT: ClassVar[str | None] = "crl.recipes.dreamgym.report:SECTION"
-    TABLES: ClassVar[Mapping[str, Any]] = {"method.recipe.fit.reasoning": "teacher", "method.roles.teacher": {}}
-    AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset({"recipe.objective"})
+    TABLES: ClassVar[Mapping[str, Any]] = {
+        "method.recipe.fit.reasoning": "teacher",
+        "method.roles.teacher": {},
+        "method.recipe.pools": {"real_share": 0.0},
+    }
+    AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset({"recipe.objective", "recipe.pools"})
 
     explore: ExploreConfig = Field(ExploreConfig(), description="Real episodes for the experience model.")
     fit: FitConfig = Field(FitConfig(), description="How it is fitted.")
@@ -131,8 +166,17 @@ class DreamGymConfig(RecipeConfig):
     curriculum: CurriculumConfig | None = Field(
         CurriculumConfig(), description="New tasks made of old ones; none: tasks are drawn."
     )
-    mix: float = Field(
-        1.0, ge=0, le=1, description="Largest share of synthetic episodes in a batch of the actor; 1: synthetic only."
+    given: str | None = Field(
+        None,
+        min_length=1,
+        description="File of real transitions that are there before the first round, with the columns of the table "
+        "`transitions` (.jsonl, .json, .csv, .parquet, .arrow); none: there are none.",
+    )
+    synthetic_share: float = Field(
+        1.0, ge=0, le=1, description="Largest share of a family's groups that a round plays in the experience model."
+    )
+    pools: PoolsConfig | None = Field(
+        None, description="Pools that updates draw from; none: an update is one step on the episodes of its round."
     )
     synthetic_rounds: int | None = Field(
         None, ge=0, le=MOST_ROUNDS, description="Rounds until all episodes are real (sim to real); none: never."
@@ -140,9 +184,13 @@ class DreamGymConfig(RecipeConfig):
     objective: StreamObjective = Field(StreamObjective(), description="GRPO of the actor.")
 
     def share(self, round_number: int) -> float:
-        """Largest share of synthetic episodes in a batch of a round."""
+        """Largest share of the groups of a round that are synthetic."""
         over = self.synthetic_rounds is not None and round_number > self.synthetic_rounds
-        return 0.0 if over else self.mix
+        return 0.0 if over else self.synthetic_share
+
+    def real_share(self, round_number: int) -> float:
+        """Share of a batch from the pools that is real: all of it where no group is synthetic any more."""
+        return 1.0 if self.pools is None or not self.share(round_number) else self.pools.real_share
 
     def synthetic_groups(self, groups: int, round_number: int) -> int:
         """How many of a family's groups are played in the experience model: as many as the share allows."""
@@ -150,7 +198,10 @@ class DreamGymConfig(RecipeConfig):
 
     def varied_groups(self, synthetic: int) -> int:
         """How many of a family's synthetic groups are new tasks at most: the share λ."""
-        return 0 if self.curriculum is None else math.floor(self.curriculum.share * synthetic + 1e-9)
+        if self.curriculum is None:
+            return 0
+        most = math.floor(self.curriculum.share * synthetic + 1e-9)
+        return most if self.curriculum.tasks is None else min(most, self.curriculum.tasks)
 
     def fits(self, round_number: int) -> bool:
         """Whether the experience model is fitted in a round: in the first, at intervals, while anyone plays in it."""
@@ -177,7 +228,11 @@ class DreamGymConfig(RecipeConfig):
         transitions have so many earlier turns with them as a prediction was shown."""
         old = before.recipe
         if not isinstance(old, DreamGymConfig):
+            if self.given is not None:
+                yield refused("method.recipe.given", "the rounds before have no given transitions", "none")
             return
+        if self.given != old.given:
+            yield refused("method.recipe.given", "what is given is read before the first round", str(old.given))
         if self.predict.history != old.predict.history:
             yield refused(
                 "method.recipe.predict.history",
@@ -251,6 +306,9 @@ class DreamGymConfig(RecipeConfig):
             elif seeds < fewest:
                 why = f"explore.held_out {self.explore.held_out:g} leaves none of {seeds} seeds to fit on"
                 yield refused(where, why, f"at least {fewest}", "give it more seeds, or lower recipe.explore.held_out")
+        yield from self._pools_that_stay_empty(method)
+        if self.curriculum and self.curriculum.capability == "mean" and self.curriculum.rule != "capability":
+            yield refused("method.recipe.curriculum.capability", "no task is made by capability", "rule: capability")
         if self.share(1):
             yield from self._rounded_away(max(self.synthetic_groups(family.groups, 1) for family in method.families))
             yield from self._nothing_to_fit(len(method.families), fewest)
@@ -265,7 +323,7 @@ class DreamGymConfig(RecipeConfig):
 
     def _nothing_to_fit(self, families: int, fewest: int) -> Iterator[BadInput]:
         """Explorations of which a task family gets so few episodes that all of them are held out, or none at all."""
-        explored = {"first": self.explore.first}
+        explored = {} if self.given is not None else {"first": self.explore.first}
         if self.explore.every and self.fits(1 + self.explore.every):
             explored["further"] = self.explore.further
         for key, episodes in explored.items():
@@ -278,10 +336,25 @@ class DreamGymConfig(RecipeConfig):
                     "raise it, or lower recipe.explore.held_out",
                 )
 
+    def _pools_that_stay_empty(self, method: Method) -> Iterator[BadInput]:
+        """Batches that want episodes of a pool which nothing ever enters."""
+        if self.pools is None:
+            return
+        share, where = self.pools.real_share, "method.recipe.pools.real_share"
+        synthetic = [self.synthetic_groups(family.groups, 1) for family in method.families]
+        played = [family.groups - count for family, count in zip(method.families, synthetic, strict=True)]
+        if share and not any(played) and self.given is None:
+            yield refused(where, "no round before the last synthetic one plays a real group, and none is given", "0")
+        if share < 1 and not any(synthetic):
+            yield refused(where, "no group is synthetic", "1")
+        if 0 < share < 1 and not 0 < math.floor(share * self.pools.batch + 0.5) < self.pools.batch:
+            yield refused(where, f"{share:g} of a batch of {self.pools.batch} is none or all of it", "a larger batch")
+
     def _rounded_away(self, synthetic: int) -> Iterator[BadInput]:
         """Shares that leave no group; `synthetic` is the most that a task family has in the model."""
         if not synthetic:
-            yield refused("method.recipe.mix", f"{self.mix:g} of any task family's groups is none", "a larger share")
+            why = f"{self.synthetic_share:g} of any task family's groups is none"
+            yield refused("method.recipe.synthetic_share", why, "a larger share")
         elif self.curriculum is not None and self.curriculum.share and not self.varied_groups(synthetic):
             yield refused(
                 "method.recipe.curriculum.share",

@@ -166,13 +166,16 @@ def waves(ctx: StageContext) -> list[tuple[FamilyConfig, list[tuple[int, int]]]]
 
 
 def count_parts(ctx: StageContext) -> int:
-    """Waves of the stage."""
-    return len(waves(ctx))
+    """Waves of the stage; one that is empty where nothing is explored."""
+    return max(1, len(waves(ctx)))
 
 
 def explore_part(ctx: StageContext, part: int) -> None:
     """Play one wave and write what it did."""
-    family, numbered = waves(ctx)[part]
+    planned = waves(ctx)[part : part + 1]
+    if not planned:
+        return
+    [(family, numbered)] = planned
     tasks = _tasks(ctx, family, numbered)
     slots = [EpisodeSlot(task) for task in tasks]
     watched, policy = watched_wave(ctx, slots), explorer(ctx.recipe, ctx.method, ctx.round)

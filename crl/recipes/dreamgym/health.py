@@ -39,7 +39,7 @@ TRUTH = (*FLOORED, *map(UNSEEN.format, FLOORED), "seen_share", "epsilon_r", "eps
 FEWEST_ALIKE = 8
 """Fewer synthetic episodes may be worth the same by chance."""
 BLANK = "blank_observations"
-SHARES = ("synthetic_share", "synthetic_bound", "synthetic_left_out")
+SHARES = ("synthetic_share", "pool_episodes_real", "pool_episodes_synthetic", "pool_batches")
 
 Seen = tuple[str, str, str | None]
 """Of a turn: its episode, what was seen before it, and the action."""

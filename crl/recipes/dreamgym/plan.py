@@ -29,6 +29,7 @@ from crl.recipes.dreamgym.validate import require_truth
 from crl.records import SYNTHETIC, Episode, Generation, Task
 from crl.rollout.environments import Readable
 from crl.rounds.context import StageContext
+from crl.rounds.stage import draw_of
 from crl.rounds.tasks import drawn_tasks
 from crl.rounds.waves import starts_of
 from crl.text.answers import text_flaw
@@ -106,6 +107,18 @@ def capability(values: Sequence[TaskValue], family: str, target: float) -> float
     return reached
 
 
+def mean_capability(values: Sequence[TaskValue], family: str, target: float) -> float:
+    """The mean success of the completed tasks of a family: those of which a group in the experience model succeeded in
+    a share of at least `target`, each with its latest such group; 0.5 before there are any. `values` are in the order
+    of their rounds."""
+    completed = {
+        (value.environment_seed, value.first_observation): value.success
+        for value in values
+        if value.family == family and value.synthetic and value.success >= target
+    }
+    return math.fsum(completed.values()) / len(completed) if completed else 0.5
+
+
 def nearest(difficulties: Sequence[float], aimed: float) -> int:
     """The place of the difficulty nearest to what is aimed at; the first of equally near ones."""
     return min(range(len(difficulties)), key=lambda place: abs(difficulties[place] - aimed))
@@ -132,10 +145,10 @@ class Made:
 
 
 def plan(ctx: StageContext) -> None:
-    """Draw the tasks of the round, and vary some."""
-    config = config_of(ctx.method)
+    """Draw the tasks of the round, and vary some. What is drawn again is real: the rest is the curriculum's choice."""
+    config, first = config_of(ctx.method), draw_of(ctx.stage.name)[1] == 1
     require_truth(ctx)
-    drawn = drawn_tasks(ctx, lambda size: [REAL] * size)
+    drawn = drawn_tasks(ctx, lambda size: [REAL] * size, kept=SYNTHETIC)
     values = ctx.rows(TaskValue, VALUES)
     tasks: list[Task] = []
     origins: list[DreamTask] = []
@@ -143,7 +156,7 @@ def plan(ctx: StageContext) -> None:
     metrics: dict[str, float] = {}
     for family in ctx.method.families:
         groups = _groups(drawn, family)
-        synthetic = config.synthetic_groups(len(groups), ctx.round)
+        synthetic = config.synthetic_groups(len(groups), ctx.round) if first else 0
         made = _made(ctx, family, groups[:synthetic], values, records)
         difficulties = _difficulties(ctx, family, [members[0].environment_seed for members in groups])
         for place, members in enumerate(groups):
@@ -155,8 +168,9 @@ def plan(ctx: StageContext) -> None:
             stream = SYNTHETIC if place < synthetic else REAL
             tasks += [dataclasses.replace(task, stream=stream) for task in members]
         graded = isinstance(ctx.environment(family.name), Graded)
-        if config.curriculum is not None and graded and any(value.difficulty is not None for value in values):
-            metrics[f"capability_{family.name}"] = capability(values, family.name, config.curriculum.target)
+        known = any(value.difficulty is not None for value in values)
+        if config.curriculum is not None and graded and (known or config.curriculum.capability == "mean"):
+            metrics[f"capability_{family.name}"] = _reached(ctx, family, config.curriculum, values)
     ctx.write(Task, tasks)
     ctx.write(DreamTask, origins)
     ctx.write(Generation, records)
@@ -206,18 +220,31 @@ def _made(
     """New tasks by the group that they replace: the last of the synthetic ones."""
     recipe = config_of(ctx.method)
     config, count = recipe.curriculum, recipe.varied_groups(len(groups))
-    # Before the first round nothing was measured: capability is that of nobody, and no group varied.
-    if config is None or not count or not values:
+    # Before the first round nothing was measured: only a mean has a value then.
+    if config is None or not count or not (values or config.capability == "mean"):
         return {}
     replaced = [members[0] for members in groups[len(groups) - count :]]
     parents: list[TaskValue | None] = list(most_varying(values, family.name, count))
     if isinstance(ctx.environment(family.name), Graded):
         if config.rule == "capability":
             parents = [None] * count
-        return _graded(ctx, family, config, replaced, parents, capability(values, family.name, config.target))
+        return _graded(ctx, family, config, replaced, parents, _reached(ctx, family, config, values))
     if config.rule == "capability":
         return {}
     return _written(ctx, family, config, replaced, [each for each in parents if each is not None], records)
+
+
+def _reached(ctx: StageContext, family: FamilyConfig, config: CurriculumConfig, values: Sequence[TaskValue]) -> float:
+    """The measured capability at a family's tasks; `values` are of the round before."""
+    if config.capability == "threshold":
+        return capability(values, family.name, config.target)
+    known = [
+        value
+        for number in range(1, ctx.round)
+        if ctx.recipe.resolve(ctx.method, number, "credit", 0) is not None
+        for value in ctx.rows_at(TaskValue, number, "credit")
+    ]
+    return mean_capability(known, family.name, config.target)
 
 
 def _graded(

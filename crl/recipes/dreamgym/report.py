@@ -61,8 +61,9 @@ SECTION = Section(
             ("next observation", "unseen_observation_agreement", 1),
             ("outcome and reward", "unseen_reward_accuracy", 0), ("outcome of last steps", "unseen_ending_accuracy", 2),
         )),
-        ("synthetic share of the actor's batch", True, (
-            ("of what is trained", "synthetic_share", 1), ("bound", "synthetic_bound", 2),
+        ("synthetic share of the actor's batches", True, (("of what is trained", "synthetic_share", 1),)),
+        ("episodes in the pools", False, (
+            ("real", "pool_episodes_real", 0), ("synthetic", "pool_episodes_synthetic", 1),
         )),
         ("training episodes that succeed", True, (
             ("in the experience model", "success_synthetic", 1), ("in the real environment", "success_real", 0),

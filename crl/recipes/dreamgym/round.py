@@ -16,10 +16,12 @@ from crl.config import Method
 from crl.errors import BadInput
 from crl.learn.terms import objectives
 from crl.protocols import Graded
-from crl.recipes.dreamgym import collect, corpus, credit, explore, health, plan, store, validate
+from crl.recipes.dreamgym import collect, corpus, credit, explore, given, health, plan, store, validate
 from crl.recipes.dreamgym.config import ACTOR, ANNOTATE, EXPERIENCE, PREDICT, TEACHER, VARY, config_of
 from crl.recipes.dreamgym.prompts import check_prompt, check_room
 from crl.recipes.dreamgym.rows import (
+    GIVEN,
+    POOLS,
     ROWS,
     Annotation,
     DreamTask,
@@ -48,6 +50,8 @@ def build(method: Method) -> Recipe:
     """The recipe of a method."""
     config = config_of(method)
     taught, varies = config.fit.reasoning == "teacher", VARY in config.prompts()
+    pooled, brought = config.pools is not None, Read(GIVEN, -1)
+    averaged = config.curriculum is not None and config.curriculum.capability == "mean"
 
     def weights(role: str, back: int) -> Read:
         # Without a teacher `when` leaves its reads out.
@@ -68,7 +72,12 @@ def build(method: Method) -> Recipe:
         Stage(
             name=store.GATHER,
             run=store.gather,
-            reads=(Read(explore.EXPLORE), Read(collect.COLLECT, -1, "collected"), Read(store.GATHER, -1, BEFORE)),
+            reads=(
+                brought,
+                Read(explore.EXPLORE),
+                Read(collect.COLLECT, -1, "collected"),
+                Read(store.GATHER, -1, BEFORE),
+            ),
             writes=(PoolItem, TransitionVector, Metric),
         ),
         Stage(
@@ -126,8 +135,12 @@ def build(method: Method) -> Recipe:
         Stage(
             name="credit",
             run=credit.credit,
-            reads=(Read(collect.COLLECT), Read(collect.PLAN)),
-            writes=(Sample, TaskValue, Metric),
+            reads=(
+                Read(collect.COLLECT),
+                Read(collect.PLAN),
+                *when(pooled, brought, Read("credit", -1, BEFORE)),
+            ),
+            writes=(Sample, TaskValue, Metric, *when(pooled, *POOLS)),
         ),
         *(update_stage(owner) for owner in method.trained() if owner != EXPERIENCE),
         Stage(
@@ -151,14 +164,26 @@ def build(method: Method) -> Recipe:
     )
     return Recipe(
         name=config.kind,
-        preparation=(Stage(name="initialize", run=initialize, writes=(Weights,)), evaluates),
+        preparation=(
+            Stage(name="initialize", run=initialize, writes=(Weights,)),
+            Stage(name=GIVEN, run=given.given, reads=(weights(ACTOR, 0),), writes=PLAYED, role=ACTOR, due=given.due),
+            evaluates,
+        ),
         stages=stages,
         initial={update_name(owner): "initialize" for owner in method.owners()},
         trains=frozenset(method.trained()),
         objectives=objectives(config.objective),
-        row_types=ROWS,
+        row_types=(*ROWS, *when(pooled, *POOLS)),
         check_ready=check_ready,
-        recalls=(Metric, Annotation, Transition, TransitionVector, PoolItem),
+        recalls=(
+            Metric,
+            Annotation,
+            Transition,
+            TransitionVector,
+            PoolItem,
+            *when(pooled, Generation),
+            *when(averaged, TaskValue),
+        ),
     )
 
 
@@ -180,6 +205,8 @@ def check_ready(method: Method, run_path: Path) -> None:
     if run_path.joinpath("rounds", key_of(0, "initialize")).is_dir():
         return
     check_environments(method)
+    if config_of(method).given is not None:
+        given.episodes_of(method, given.given_path(method))
     readers = {role: chat_of(method, role) for role in sorted(set(asked.values()))}
     check_actor_room(chat_of(method, ACTOR), method, readers=readers)
     for name, owner in asked.items():

@@ -9,9 +9,10 @@ from typing import ClassVar
 from crl.records import SYNTHETIC, Row, Rules
 from crl.records.base import FLOATS
 
-REAL, EXPLORED = "real", "explored"
-"""Streams: episodes of a batch in the real environment, and those that are played for the experience model. Those in
-that model are `crl.records.SYNTHETIC`."""
+REAL, EXPLORED, GIVEN = "real", "explored", "given"
+"""Streams: episodes of a batch in the real environment, those that are played for the experience model, and those that
+a file brought. Those in that model are `crl.records.SYNTHETIC`."""
+HELD, EVICTED = "held", "evicted"
 FIT, HELD_OUT, NEITHER = "fit", "held_out", "none"
 """Real transitions that fits may use, and those that none does; predicted ones are neither."""
 CONTINUES, SUCCESS, FAILURE, TURN_LIMIT = OUTCOMES = ("continues", "success", "failure", "turn_limit")
@@ -28,7 +29,7 @@ class Transition(Row):
     round: A[int, "round number"]
     source: A[str, "real, or synthetic: predicted by the experience model"]
     split: A[str, "fit, held_out: on a seed that no fit sees, or none: a predicted one"]
-    policy: A[str, "who acted: random or actor"]
+    policy: A[str, "who acted: random, actor, or whoever the given file is of"]
     family: A[str, "task family"]
     environment_seed: A[int, "seed of the environment"]
     episode_id: A[str, "episode it is a step of"]
@@ -55,7 +56,7 @@ class Transition(Row):
         sets={
             "source": (REAL, SYNTHETIC),
             "split": (FIT, HELD_OUT, NEITHER),
-            "policy": ("random", "actor"),
+            "policy": ("random", "actor", GIVEN),
             "outcome": OUTCOMES,
             "reasoning_source": ("environment", "model", "none"),
         },
@@ -210,7 +211,83 @@ class TaskValue(Row):
     )
 
 
-"""Rules of the row types."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PooledEpisode(Row):
+    """One episode of a pool that updates draw from, after a round's credit."""
+
+    table: ClassVar[str] = "episode_pool"
+    pool: A[str, "real or synthetic"]
+    episode_id: A[str, "episode"]
+    family: A[str, "task family"]
+    generation_round: A[int, "round that played it; 0: it was given"]
+    generation_stage: A[str, "stage that played it"]
+    generation_ids: A[list[str], "token records of its sequences"]
+    reward: A[float, "its reward"]
+    advantage: A[float, "its advantage among its group, when it came in"]
+    entered_order: A[int, "order of entry over the run: the oldest leave first"]
+    status: A[str, "held, or evicted in this round: it is in no later pool"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("episode_id",),
+        filled=("episode_id", "family", "generation_stage"),
+        unique=(("entered_order",),),
+        sets={"pool": (REAL, SYNTHETIC), "status": (HELD, EVICTED)},
+        rows={
+            "its numbers are finite": "isfinite(reward) AND isfinite(advantage)",
+            "an episode without an advantage is not kept": "advantage <> 0",
+            "the oldest of a pool leave first": (
+                "status = 'held' OR entered_order < coalesce(min(entered_order) FILTER (status = 'held')"
+                " OVER (PARTITION BY pool), entered_order + 1)"
+            ),
+        },
+    )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolBatch(Row):
+    """The batch of one optimizer step: its parts, and what the pools held."""
+
+    table: ClassVar[str] = "pool_batches"
+    step: A[int, "optimizer step of the update, from 0"]
+    real_share: A[float, "share of it that was to be real"]
+    real: A[int, "real episodes"]
+    synthetic: A[int, "synthetic episodes"]
+    real_held: A[int, "real episodes that it was drawn from"]
+    synthetic_held: A[int, "synthetic ones"]
+    real_capacity: A[int, "most real episodes that are kept"]
+    synthetic_capacity: A[int, "most synthetic ones"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("step",),
+        ranges={"step": (0, None), "real_share": (0, 1), "real": (0, None), "synthetic": (0, None)},
+        ordered=(
+            ("real_held", "real"), ("synthetic_held", "synthetic"), ("real_capacity", "real_held"),
+            ("synthetic_capacity", "synthetic_held"),
+        ),
+        rows={"the real part is the set share, to the nearest": (
+            "real = floor(real_share * (real + synthetic) + 0.5) AND real + synthetic > 0"
+        )},
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDraw(Row):
+    """One episode of the batch of one optimizer step."""
+
+    table: ClassVar[str] = "pool_draws"
+    step: A[int, "optimizer step of the update, from 0"]
+    pool: A[str, "real or synthetic"]
+    episode_id: A[str, "episode, which is in a batch at most once"]
+    family: A[str, "task family"]
+    age: A[int, "rounds since it was played"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("step", "episode_id"),
+        filled=("episode_id", "family"),
+        sets={"pool": (REAL, SYNTHETIC)},
+        ranges={"step": (0, None), "age": (0, None)},
+    )
+
+
+POOLS: tuple[type[Row], ...] = (PooledEpisode, PoolBatch, PoolDraw)
 ROWS: tuple[type[Row], ...] = (Transition, Annotation, PoolItem, TransitionVector, Prediction, DreamTask, TaskValue)

@@ -16,7 +16,7 @@ from crl.config import Method
 from crl.protocols import Embedder
 from crl.recipes.dreamgym.config import StoreConfig, config_of
 from crl.recipes.dreamgym.prompts import Situation, situation_of
-from crl.recipes.dreamgym.rows import FIT, HELD_OUT, REAL, PoolItem, Transition, TransitionVector
+from crl.recipes.dreamgym.rows import FIT, GIVEN, HELD_OUT, REAL, PoolItem, Transition, TransitionVector
 from crl.records import SYNTHETIC, rows_of, rows_with
 from crl.rounds.context import StageContext
 
@@ -153,10 +153,15 @@ def seen(ctx: StageContext, rows: Sequence[Transition]) -> list[bool]:
 
 
 def gather(ctx: StageContext) -> None:
-    """The pools of a round: those of the round before, what was collected since, what was explored now."""
+    """The pools of a round: those of the round before, what was given before the first, what was collected since, what
+    was explored now."""
     config = config_of(ctx.method).store
     arrived = []
-    for name, number, stage in (("collected", ctx.round_of("collected"), "collect"), ("explore", ctx.round, "explore")):
+    for name, number, stage in (
+        (GIVEN, 0, GIVEN),
+        ("collected", ctx.round_of("collected"), "collect"),
+        ("explore", ctx.round, "explore"),
+    ):
         arrived += [(row, number, stage) for row in ctx.rows(Transition, name)]
     before = ctx.rows(PoolItem, "before")
     new = [

@@ -1,28 +1,38 @@
 """Stages `plan`, `collect` and `retry`: first attempts, and attempts after one that earned less than the gate.
 
 A further attempt begins anew, in the same level, with its own random stream. The reflection replaces the
-instructions, and nothing of the attempt before is in its context; where the reflection is malformed the instructions
-stay as they were. Both stages have parts: a part is a wave of whole groups.
+instructions; where it is malformed the instructions stay as they were. With `revision.shows_attempt` the attempt before
+follows them; else nothing of it is in the context. Both stages have parts: a part is a wave of whole groups.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from crl.bank.segments import text_digest
 from crl.credit.uses import usable
-from crl.recipes.erl.config import config_of
+from crl.protocols import ToolCalls
+from crl.recipes.erl.config import ACTOR, config_of
+from crl.recipes.erl.prompts import Attempt
 from crl.recipes.erl.rows import FIRST, SECOND, Reflection
-from crl.records import Episode, StrippedContext, Task
+from crl.records import Episode, StrippedContext, Task, Turn
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, stripped_contexts
 from crl.rounds.context import StageContext
+from crl.rounds.ready import chat_of
 from crl.rounds.tasks import drawn_tasks
-from crl.rounds.waves import planned_waves, play_with_actor, write_played
+from crl.rounds.waves import planned_wave, play_with_actor, starts_of, write_played
+from crl.text.calls import actions_text
+from crl.text.outputs import fill, placeholders
 
 COLLECT, PLAN = "collect", "plan"
+OWN, ATTEMPT = "instructions", "attempt"
+"""What a further attempt is guided by beside entries of the memory: the prompt's own instructions, where an attempt is
+shown behind them, and that attempt."""
+HEADING = "The attempt before:"
 
 
 def reflect_stage(revision: int) -> str:
@@ -74,26 +84,69 @@ def pending(ctx: StageContext, tasks: Sequence[Task], revision: int) -> list[Pen
 
 def retry_part(ctx: StageContext, part: int, *, revision: int) -> None:
     """Play the further attempts of one wave, each by its reflection; and their contexts without it."""
-    again = pending(ctx, planned_waves(ctx)[part], revision)
+    config, again = config_of(ctx.method), pending(ctx, planned_wave(ctx, part), revision)
     written = {}
-    if config_of(ctx.method).reflect is not None:
+    if config.reflect is not None:
         written = {row.retry_id: row for row in ctx.rows(Reflection, reflect_stage(revision))}
+    shown = attempts_before(ctx, again, revision) if config.revision.shows_attempt else [None] * len(again)
     slots = []
-    for task, before in again:
+    for (task, before), attempt in zip(again, shown, strict=True):
         name = attempt_id(task.episode_id, revision)
-        slots.append(_slot(dataclasses.replace(task, episode_id=name, stream=SECOND), before, written.get(name)))
-    played = play_with_actor(ctx, slots)
+        guides = _instructions(before, written.get(name))
+        if attempt is not None:
+            guides = guides or [_guide(OWN, attempt.instructions)]
+            guides.append(_guide(ATTEMPT, f"{HEADING}\n{attempt.text(config.attempt_characters)}"))
+        retry = dataclasses.replace(task, episode_id=name, stream=SECOND)
+        slots.append(EpisodeSlot(retry, tuple(guides), as_instructions=bool(guides)))
+    played = play_with_actor(ctx, slots, temperature=config.revision.temperature)
     write_played(ctx, played)
-    if config_of(ctx.method).internalize is not None:
+    if config.internalize is not None:
         guided = [each for each in played if each.episode.guided]
         ctx.write(StrippedContext, [row for each in guided for row in stripped_contexts(each)])
 
 
-def _slot(task: Task, before: Episode, reflection: Reflection | None) -> EpisodeSlot:
+def _guide(name: str, text: str) -> Guide:
+    return Guide(name, text_digest(text), text)
+
+
+def _instructions(before: Episode, reflection: Reflection | None) -> list[Guide]:
+    """The instructions of a further attempt; none where the prompt's own stay."""
     if reflection is not None and reflection.text is not None:
-        digest = text_digest(reflection.text)
-        entry_id = entry_id_of(reflection.reflection_id)
-        return EpisodeSlot(task, (Guide(entry_id, digest, reflection.text),), as_instructions=True)
-    # The instructions stay: the prompt's own, or those that the attempt before went by.
+        return [_guide(entry_id_of(reflection.reflection_id), reflection.text)]
+    # Those that the attempt before went by.
     shown = zip(before.entry_ids, before.content_digests, before.experiences, strict=True)
-    return EpisodeSlot(task, tuple(Guide(*each) for each in shown), as_instructions=before.guided)
+    return [Guide(*each) for each in shown][:1]
+
+
+def attempts_before(ctx: StageContext, again: Sequence[Pending], revision: int) -> list[Attempt]:
+    """The attempts before those of a revision, with the instructions that each went by."""
+    turns: dict[str, list[Turn]] = defaultdict(list)
+    wanted = {each.before.episode_id for each in again}
+    for turn in ctx.rows(Turn, attempt_stage(revision - 1)):
+        if turn.episode_id in wanted:
+            turns[turn.episode_id].append(turn)
+    own = own_instructions(ctx, again)
+    return [
+        Attempt(
+            each.before,
+            tuple(sorted(turns[each.before.episode_id], key=lambda turn: turn.turn)),
+            each.before.experiences[0] if each.before.guided else instructions,
+        )
+        for each, instructions in zip(again, own, strict=True)
+    ]
+
+
+def own_instructions(ctx: StageContext, again: Sequence[Pending]) -> list[str]:
+    """The system text of the actor's prompt, filled as it was for each task."""
+    templates = [ctx.method.prompts_of(each.task.family)[ACTOR].system for each in again]
+    actions = [""] * len(again)
+    if any("actions" in placeholders(template) for template in set(templates)):
+        # Only the environment knows what could be done at the start.
+        starts = starts_of(ctx, [(each.task.family, each.task.environment_seed) for each in again])
+        calls = any(isinstance(start.actions, ToolCalls) for start in starts)
+        takes_tools = calls and chat_of(ctx.method, ACTOR).takes_tools
+        actions = [actions_text(start.actions, takes_tools=takes_tools) for start in starts]
+    return [
+        fill(template, {"goal": each.task.goal, "actions": text})
+        for each, template, text in zip(again, templates, actions, strict=True)
+    ]

@@ -17,6 +17,7 @@ from crl.config import (
     RoleUse,
     StreamObjective,
 )
+from crl.config.base import COLDEST
 from crl.config.mechanisms import EmbedderName
 from crl.errors import BadInput
 from crl.rounds.impossible import refused, unread_settings, whole_reference
@@ -54,6 +55,11 @@ class MemoryConfig(Model):
     )
     top_k: int = Field(2, ge=1, le=16, description="Reflections shown at most; `last` shows one.")
     threshold: float = Field(-1.0, ge=-1, le=1, description="Least cosine of what is shown (similarity only).")
+    attempts: bool = Field(
+        True,
+        description="An entry keeps the attempt that its reflection is about and the one that it led to, and the "
+        "reflector is shown all three; false: the reflection alone, as in the authors' code.",
+    )
     embedder: EmbedderName = "minilm"
     query_instruction: str | None = Field(
         None, max_length=4000, description="What precedes queries only; none: the model's own prompt `query`."
@@ -63,6 +69,17 @@ class MemoryConfig(Model):
     def shown(self) -> int:
         """Entries that a reflection may be shown."""
         return 1 if self.order == "last" else self.top_k
+
+
+class RevisionConfig(Model):
+    """How a further attempt is played."""
+
+    shows_attempt: bool = Field(
+        False, description="Whether its instructions end with the attempt before it; the paper leaves that out."
+    )
+    temperature: float | None = Field(
+        None, ge=COLDEST, le=5, description="Its sampling temperature; none: as first attempts are sampled."
+    )
 
 
 class InternalizeConfig(Model):
@@ -77,6 +94,7 @@ class ErlConfig(RecipeConfig):
     kind: Literal["erl"] = "erl"
     BUILDER: ClassVar[str] = "crl.recipes.erl.round:build"
     REPORT: ClassVar[str | None] = "crl.recipes.erl.report:SECTION"
+    DRAWS_AGAIN: ClassVar[bool] = True
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
         {
             "recipe.approve_bank",
@@ -91,6 +109,13 @@ class ErlConfig(RecipeConfig):
     gate: float | None = Field(
         1.0, ge=-1e6, le=1e6, description="An attempt that earned less is tried again; none: every attempt is."
     )
+    revision: RevisionConfig = Field(RevisionConfig(), description="How further attempts are played.")
+    attempt_characters: int = Field(
+        1000,
+        ge=120,
+        le=20_000,
+        description="Most characters of an attempt that the memory keeps, or that `revision.shows_attempt` shows.",
+    )
     reflect: ReflectConfig | None = Field(
         ReflectConfig(), description="Reflections; none: further attempts go by the old instructions."
     )
@@ -103,6 +128,11 @@ class ErlConfig(RecipeConfig):
     internalize: InternalizeConfig | None = Field(
         InternalizeConfig(), description="Next-token loss on what succeeded with guidance, without it; none: not."
     )
+
+    @property
+    def keeps_attempts(self) -> bool:
+        """Whether an entry of its memory keeps the attempts on both sides of the reflection."""
+        return self.has_memory and self.memory is not None and self.memory.attempts
 
     @property
     def has_memory(self) -> bool:
@@ -154,6 +184,9 @@ class ErlConfig(RecipeConfig):
             )
         if self.approve_bank and not self.has_memory:
             yield refused("method.recipe.approve_bank", "there is no memory whose changes a person could see", "false")
+        if self.revision.temperature is not None:
+            role, where = method.role(ACTOR), "method.recipe.revision.temperature"
+            yield from role.engine.problems(role, ACTOR, {where: self.revision.temperature})
         if self.bank.duplicates == "near":
             yield refused("method.recipe.bank.duplicates", "texts are not compared with each other", "reject or keep")
         if self.reflect is not None and method.role(REFLECTOR).sampling.constrain == "actions":

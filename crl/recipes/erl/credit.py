@@ -23,6 +23,7 @@ from crl.credit.samples import (
     sample_of,
     stripped_records,
     token_factor,
+    trained_episodes,
     trained_of,
 )
 from crl.credit.uses import entry_scores, outcome, usable
@@ -133,7 +134,10 @@ def reflection_reward(row: Reflection, retry: Episode, config: ErlConfig) -> flo
 
 def _of_attempts(ctx: StageContext, revision: int, stream: str) -> Iterator[Rollout]:
     played = _generations(ctx, attempt_stage(revision))
-    for episode in ctx.rows(Episode, attempt_stage(revision)):
+    episodes = ctx.rows(Episode, attempt_stage(revision))
+    if revision == 0:  # further attempts answer the first ones, whatever these teach
+        episodes = trained_episodes(episodes, ctx.method.rollout.dynamic_sampling)
+    for episode in episodes:
         if usable(episode):
             group = (episode.family, episode.group, stream, revision)
             yield Rollout(ACTOR, records_of(episode, played), episode.reward, group)

@@ -2,11 +2,13 @@
 
 The stage `distill` puts a reflection into the terms of the bank: an operation `add` where the attempt that it guided
 succeeded, `return` where it did not, a malformed output as such. So the bank, its history and its approval are those of
-every recipe, and what a reflection is worth afterward is credited to its entry.
+every recipe, and what a reflection is worth afterward is credited to its entry. The attempts on both sides of it are
+rows beside: the text of an entry is the reflection alone, which is what it is searched by and what leaves the run.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,12 +19,24 @@ from crl.bank.segments import load_embeddings, load_texts
 from crl.bank.snapshot import Snapshot
 from crl.config import RetrievalConfig
 from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, entry_id_of, reflect_stage
-from crl.recipes.erl.config import MemoryConfig, config_of
-from crl.recipes.erl.prompts import OK
-from crl.recipes.erl.rows import Reflection
-from crl.records import Distillation, EntryScore, Episode, Operation, Retrieval, RetrievalCount, rows_with
+from crl.recipes.erl.config import ErlConfig, MemoryConfig, config_of
+from crl.recipes.erl.prompts import OK, Attempt, Memory
+from crl.recipes.erl.rows import Reflection, RevisedAttempt
+from crl.records import (
+    Distillation,
+    EntryScore,
+    Episode,
+    Operation,
+    Retrieval,
+    RetrievalCount,
+    Turn,
+    rows_of,
+    rows_with,
+)
 from crl.rounds.context import BANK, StageContext
 from crl.rounds.proposal import SCORES, with_cuts
+
+DISTILL = "distill"
 
 
 def retrieved(ctx: StageContext, again: Sequence[Pending], revision: int) -> list[Retrieval]:
@@ -58,11 +72,22 @@ def retrieved(ctx: StageContext, again: Sequence[Pending], revision: int) -> lis
         ]
 
 
-def texts_of(ctx: StageContext, rows: Sequence[Retrieval]) -> dict[str, str]:
-    """Texts of retrieved memories by content digest."""
+def memories_of(ctx: StageContext, rows: Sequence[Retrieval]) -> dict[str, Memory]:
+    """Retrieved memories by the id of their entries, with the attempts that these keep."""
     if not rows:
         return {}
-    return load_texts(ctx.run_path, rows_with(ctx.bank().table, "content_digest", {row.content_digest for row in rows}))
+    table = rows_with(ctx.bank().table, "entry_id", {row.entry_id for row in rows})
+    texts, kept = load_texts(ctx.run_path, table), dict[str, RevisedAttempt]()
+    # An import brings texts alone, and so does a recipe before a fork.
+    for number in sorted(set(table["created_round"].to_pylist()) if config_of(ctx.method).keeps_attempts else ()):
+        if ctx.recipe.resolve(ctx.method, number, DISTILL, 0) is not None:
+            own = rows_with(ctx.table_at(RevisedAttempt, number, DISTILL), "entry_id", table["entry_id"].to_pylist())
+            kept |= {row.entry_id: row for row in rows_of(RevisedAttempt, own)}
+    found = {}
+    for entry_id, digest in zip(table["entry_id"].to_pylist(), table["content_digest"].to_pylist(), strict=True):
+        row = kept.get(entry_id)
+        found[entry_id] = Memory(texts[digest]) if row is None else Memory(texts[digest], row.first, row.revised)
+    return found
 
 
 def _newest(
@@ -100,9 +125,10 @@ def _newest(
 
 def distill(ctx: StageContext) -> None:
     """What the round's reflections ask of the memory, in the order they were written."""
+    config = config_of(ctx.method)
     outputs: list[Distillation] = []
     operations: list[Operation] = []
-    for revision in range(1, config_of(ctx.method).revisions + 1):
+    for revision in range(1, config.revisions + 1):
         retries = {row.episode_id: row for row in ctx.rows(Episode, attempt_stage(revision))}
         for row in ctx.rows(Reflection, reflect_stage(revision)):
             operation = _operation(ctx, row, retries[row.retry_id])
@@ -110,6 +136,35 @@ def distill(ctx: StageContext) -> None:
             outputs.append(_output(ctx, row, operation))
     ctx.write(Distillation, outputs)
     ctx.write(Operation, with_cuts(ctx, operations))
+    if config.keeps_attempts:
+        ctx.write(RevisedAttempt, _attempts(ctx, operations, config))
+
+
+def _attempts(ctx: StageContext, operations: Sequence[Operation], config: ErlConfig) -> list[RevisedAttempt]:
+    """What every entry that comes in keeps beside its text."""
+    added = [operation for operation in operations if operation.kind == "add"]
+    wanted = {name for operation in added for name in operation.episode_ids}
+    episodes: dict[str, Episode] = {}
+    turns: dict[str, list[Turn]] = defaultdict(list)
+    for revision in range(config.revisions + 1):
+        episodes |= {row.episode_id: row for row in ctx.rows(Episode, attempt_stage(revision))}
+        for turn in rows_of(Turn, rows_with(ctx.table(Turn, attempt_stage(revision)), "episode_id", wanted)):
+            turns[turn.episode_id].append(turn)
+
+    def text(name: str) -> str:
+        ordered = sorted(turns[name], key=lambda turn: turn.turn)
+        return Attempt(episodes[name], tuple(ordered), "").text(config.attempt_characters)
+
+    found = []
+    for operation in added:
+        first, revised = operation.episode_ids
+        found.append(
+            RevisedAttempt(
+                entry_id=str(operation.entry_id), round=ctx.round, episode_id=first, retry_id=revised,
+                first=text(first), revised=text(revised),
+            )
+        )  # fmt: skip
+    return found
 
 
 def _operation(ctx: StageContext, row: Reflection, retry: Episode) -> Operation | None:

@@ -5,7 +5,8 @@ The prompt `reflect` is filled by name:
     {goal} {instructions} {trajectory} {feedback} {outcome} {reward} {memory} {max_characters}
 
 `{instructions}` is the system text that the attempt went by; `{trajectory}` every turn with what the environment said
-about it, `{feedback}` what it said about the whole; `{memory}` earlier reflections that led to a success, or `none`.
+about it, `{feedback}` what it said about the whole; `{memory}` earlier reflections that led to a success, each between
+the attempt that it was about and the one that it led to, or `none`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crl.config import Method, PromptConfig, RoleConfig
-from crl.extractor.trajectory import outcome_text, render_trajectory
+from crl.extractor.trajectory import cut, outcome_text, render_trajectory
 from crl.protocols import Chat
 from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, ReflectConfig, config_of
 from crl.records import Episode, Turn, shown_text
@@ -31,6 +32,8 @@ NAMES = ("goal", "instructions", "trajectory", "feedback", "outcome", "reward", 
 NO_MEMORY = "none"
 OK = "ok"
 PROMPT_TOO_LONG = "prompt_too_long"
+LONGEST = 20_000
+"""As many characters as an attempt of the memory may have (`attempt_characters`)."""
 _TAGGED = re.compile(r"<instructions>(.*?)</instructions>", re.DOTALL | re.IGNORECASE)
 _CUT = re.compile(r"<instructions>(.*?)(?:</instructions>|(?:</[a-z]*)?\Z)", re.DOTALL | re.IGNORECASE)
 """As it is in an output that the length limit ended: the last tag may be open, or half closed."""
@@ -50,12 +53,38 @@ class Attempt:
         """What the environment said about the whole of it."""
         return feedback_of(self.episode, self.turns)
 
+    def text(self, longest: int) -> str:
+        """Its turns and what was said about the whole, in at most `longest` characters."""
+        result = cut(f"Result: {self.feedback}", longest // 3)
+        room = longest - len(result) - 1
+        return f"{render_trajectory(self.turns, self.episode.last_observation, room).text}\n{result}"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An entry of the memory, as it is shown."""
+
+    reflection: str
+    first: str | None = None
+    """The attempt that it is about; None where the entry keeps none."""
+    revised: str | None = None
+    """The one that it led to."""
+
+    def text(self, longest: int) -> str:
+        """The reflection, between its attempts where they are kept: of each at most `longest` characters."""
+        if self.first is None or self.revised is None:
+            return self.reflection
+        first, revised = cut(self.first, longest), cut(self.revised, longest)
+        return f"Attempt:\n{first}\nReflection:\n{self.reflection}\nRevised attempt:\n{revised}"
+
 
 def reflect_messages(
-    prompt: PromptConfig, attempt: Attempt, memory: Sequence[str], config: ReflectConfig, budget: int | None = None
+    prompt: PromptConfig, attempt: Attempt, memory: Sequence[Memory], config: ReflectConfig, budget: int | None = None
 ) -> Messages:
-    """The prompt to reflect on one attempt; its trajectory takes at most `budget` characters (None: all of it)."""
+    """The prompt to reflect on one attempt; its trajectory, and each attempt of the memory, takes at most `budget`
+    characters (None: all of it)."""
     episode = attempt.episode
+    shown = [each.text(LONGEST if budget is None else budget) for each in memory]
     return messages_of(
         prompt,
         {
@@ -65,7 +94,7 @@ def reflect_messages(
             "feedback": attempt.feedback,
             "outcome": outcome_text(episode),
             "reward": f"{episode.reward:g}",
-            "memory": shown_text(memory) or NO_MEMORY,
+            "memory": shown_text(shown) or NO_MEMORY,
             "max_characters": str(config.max_characters),
         },
     )
@@ -123,6 +152,7 @@ def check_ready(method: Method, run_path: Path) -> None:
     role = method.role(REFLECTOR)
     # A token is a character at least, but for rare ones.
     longest, reflector = min(role.sampling.max_new_tokens, config.reflect.max_characters), chat_of(method, REFLECTOR)
+    longest += config.attempt_characters if config.revision.shows_attempt else 0
     check_actor_room(actor, method, instructions=longest, readers={REFLECTOR: reflector})
     for family in method.families:
         check_reflect_room(reflector, role, method.prompts_of(family.name)[REFLECT])

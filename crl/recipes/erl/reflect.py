@@ -11,20 +11,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from crl.extractor.trajectory import render_trajectory
-from crl.protocols import Policy, ToolCalls
-from crl.recipes.erl.attempts import Pending, attempt_id, attempt_stage, pending
-from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, reflect_of
-from crl.recipes.erl.memory import retrieved, texts_of
-from crl.recipes.erl.prompts import Attempt, parsed, reflect_messages
+from crl.protocols import Policy
+from crl.recipes.erl.attempts import Pending, attempt_id, attempts_before, pending
+from crl.recipes.erl.config import REFLECT, REFLECTOR, reflect_of
+from crl.recipes.erl.memory import memories_of, retrieved
+from crl.recipes.erl.prompts import Attempt, Memory, parsed, reflect_messages
 from crl.recipes.erl.rows import Reflection
-from crl.records import Generation, Retrieval, Turn
+from crl.records import Generation, Retrieval
 from crl.rounds.context import StageContext
-from crl.rounds.ready import chat_of
-from crl.rounds.waves import planned_waves, starts_of
+from crl.rounds.waves import planned_wave
 from crl.rounds.weights import recorded, weights_of
 from crl.run.seeds import number_of
-from crl.text.calls import actions_text
-from crl.text.outputs import Prompt, fill, placeholders, prepared, room_for_prompt, sample_outputs
+from crl.text.outputs import Prompt, prepared, room_for_prompt, sample_outputs
 
 SHORTEST = 120
 """Characters below which a trajectory says too little to reflect on."""
@@ -32,7 +30,7 @@ SHORTEST = 120
 
 def reflect_part(ctx: StageContext, part: int, *, revision: int) -> None:
     """One reflection per attempt of a wave that is tried again."""
-    again = pending(ctx, planned_waves(ctx)[part], revision)
+    again = pending(ctx, planned_wave(ctx, part), revision)
     retrievals = retrieved(ctx, again, revision)
     rows, records = _written(ctx, again, retrievals, revision) if again else ([], [])
     ctx.write(Reflection, rows)
@@ -45,15 +43,15 @@ def _written(
 ) -> tuple[list[Reflection], list[Generation]]:
     config, role, weights = reflect_of(ctx.method), ctx.method.role(REFLECTOR), weights_of(ctx, REFLECTOR)
     policy = ctx.services.policy(REFLECTOR, weights)
-    texts = texts_of(ctx, retrievals)
+    memories = memories_of(ctx, retrievals)
     shown: dict[str, list[Retrieval]] = defaultdict(list)
     for row in sorted(retrievals, key=lambda row: row.rank):
         if row.chosen:
             shown[row.episode_id].append(row)
-    attempts = _attempts(ctx, again, revision)
+    attempts = attempts_before(ctx, again, revision)
     room, fitted = room_for_prompt(policy, role), []
     for each, attempt in zip(again, attempts, strict=True):
-        memory = [texts[row.content_digest] for row in shown[attempt_id(each.task.episode_id, revision)]]
+        memory = [memories[row.entry_id] for row in shown[attempt_id(each.task.episode_id, revision)]]
         fitted.append(_fitted(ctx, policy, attempt, memory, room))
     ctx.progress(0, len(again))
     outputs = sample_outputs(policy, [prompt for prompt, _ in fitted], role.sampling, batch=config.batch)
@@ -86,44 +84,11 @@ def _written(
     return rows, records
 
 
-def _attempts(ctx: StageContext, again: Sequence[Pending], revision: int) -> list[Attempt]:
-    """What there is to reflect on, with the instructions that each attempt went by."""
-    turns: dict[str, list[Turn]] = defaultdict(list)
-    wanted = {each.before.episode_id for each in again}
-    for turn in ctx.rows(Turn, attempt_stage(revision - 1)):
-        if turn.episode_id in wanted:
-            turns[turn.episode_id].append(turn)
-    own = _own_instructions(ctx, again)
-    return [
-        Attempt(
-            each.before,
-            tuple(sorted(turns[each.before.episode_id], key=lambda turn: turn.turn)),
-            each.before.experience if each.before.experience is not None else instructions,
-        )
-        for each, instructions in zip(again, own, strict=True)
-    ]
-
-
-def _own_instructions(ctx: StageContext, again: Sequence[Pending]) -> list[str]:
-    """The system text of the actor's prompt, filled as it was for each task."""
-    templates = [ctx.method.prompts_of(each.task.family)[ACTOR].system for each in again]
-    actions = [""] * len(again)
-    if any("actions" in placeholders(template) for template in set(templates)):
-        # Only the environment knows what could be done at the start.
-        starts = starts_of(ctx, [(each.task.family, each.task.environment_seed) for each in again])
-        calls = any(isinstance(start.actions, ToolCalls) for start in starts)
-        takes_tools = calls and chat_of(ctx.method, ACTOR).takes_tools
-        actions = [actions_text(start.actions, takes_tools=takes_tools) for start in starts]
-    return [
-        fill(template, {"goal": each.task.goal, "actions": text})
-        for each, template, text in zip(again, templates, actions, strict=True)
-    ]
-
-
 def _fitted(
-    ctx: StageContext, policy: Policy, attempt: Attempt, memory: Sequence[str], room: int
+    ctx: StageContext, policy: Policy, attempt: Attempt, memory: Sequence[Memory], room: int
 ) -> tuple[Prompt, int]:
-    """The prompt with as much of the trajectory as fits into `room` tokens, and how many turns it shows in full."""
+    """The prompt with as much of the trajectory, and of the attempts of the memory, as fits into `room` tokens, and how
+    many turns of the former it shows in full."""
     prompt, config = ctx.method.prompts_of(attempt.episode.family)[REFLECT], reflect_of(ctx.method)
     name = f"f-{attempt.episode.episode_id}"
     seed = number_of(ctx.seed(name))
@@ -135,7 +100,8 @@ def _fitted(
     if whole.token_ids is not None:
         return whole, len(attempt.turns)
     rendered = render_trajectory(attempt.turns, attempt.episode.last_observation)
-    fits, too_much, best = SHORTEST, len(rendered.text), made(SHORTEST)
+    longest = max([len(rendered.text), *(len(each.first or "") for each in memory)])
+    fits, too_much, best = SHORTEST, longest, made(SHORTEST)
     if best.token_ids is None:
         return best, 0
     while too_much - fits > max(16, fits // 32):

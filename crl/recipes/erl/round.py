@@ -14,7 +14,7 @@ from crl.learn.terms import objectives
 from crl.recipes.erl import attempts, credit, health, memory, prompts, reflect
 from crl.recipes.erl.attempts import attempt_stage, reflect_stage
 from crl.recipes.erl.config import ACTOR, REFLECTOR, ErlConfig, config_of
-from crl.recipes.erl.rows import Reflection
+from crl.recipes.erl.rows import Reflection, RevisedAttempt
 from crl.records import (
     Credit,
     Distillation,
@@ -68,7 +68,7 @@ def build(method: Method) -> Recipe:
                 name="distill",
                 run=memory.distill,
                 reads=(*reflections, *all_attempts),
-                writes=(Distillation, Operation),
+                writes=(Distillation, Operation, *when(config.keeps_attempts, RevisedAttempt)),
             ),
             *bank_stages(),
         ),
@@ -106,7 +106,8 @@ def build(method: Method) -> Recipe:
         initial={"consolidate": "initialize", **{update_name(owner): "initialize" for owner in method.owners()}},
         trains=frozenset(method.trained()),
         objectives=objectives(config.objective),
-        row_types=(Reflection,),
+        row_types=(Reflection, *when(config.keeps_attempts, RevisedAttempt)),
+        recalls=when(config.keeps_attempts, RevisedAttempt),
         check_ready=prompts.check_ready,
     )
 

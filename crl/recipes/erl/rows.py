@@ -1,4 +1,5 @@
-"""The row that Experiential RL brings: a reflection, what it is about, and the attempt that it guides."""
+"""The rows that Experiential RL brings: a reflection, what it is about, and the attempt that it guides; and what an
+entry of the memory keeps of these attempts."""
 
 from __future__ import annotations
 
@@ -49,4 +50,23 @@ class Reflection(Row):
                 "len(entry_ids) = len(content_digests) AND len(list_distinct(entry_ids)) = len(entry_ids)"
             ),
         },
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RevisedAttempt(Row):
+    """What an entry of the memory keeps beside its reflection: an attempt and the one that it led to, clipped."""
+
+    table: ClassVar[str] = "revised_attempts"
+    entry_id: A[str, "entry of the memory; its text is the reflection"]
+    round: A[int, "round number"]
+    episode_id: A[str, "attempt that the reflection is about"]
+    retry_id: A[str, "attempt that it guided, which succeeded"]
+    first: A[str, "text of the former: turns and result, at most recipe.attempt_characters long"]
+    revised: A[str, "text of the latter, likewise"]
+
+    rules: ClassVar[Rules] = Rules(
+        key=("entry_id",),
+        filled=("entry_id", "episode_id", "retry_id", "first", "revised"),
+        rows={"an attempt is followed by another one": "retry_id <> episode_id"},
     )

@@ -17,7 +17,6 @@ from crl.config import (
     SeedRange,
     StreamObjective,
 )
-from crl.config.base import MOST_ROUNDS
 from crl.errors import BadInput
 from crl.rounds.impossible import refused, unread_settings, whole_reference
 
@@ -33,9 +32,13 @@ class ReplayBufferConfig(Model):
         100_000, ge=0, le=1_000_000, description="Episodes kept, first in, first out; 0: none, as with weighting none."
     )
     batch: int | None = Field(
-        None, ge=1, le=65_536, description="Draws of an optimizer step; none: as many as the round played episodes."
+        None,
+        ge=1,
+        le=65_536,
+        description="Episodes of an optimizer step, each at most once; none: as many as the round played. A buffer of "
+        "fewer gives all it has.",
     )
-    steps: int = Field(1, ge=1, le=1000, description="Optimizer steps of a round, each on a batch of its own.")
+    steps: int = Field(1, ge=1, le=10_000, description="Optimizer steps of a round, each on a batch of its own.")
 
 
 class ExtractorNetworkConfig(Model):
@@ -56,7 +59,7 @@ class ExtractorNetworkConfig(Model):
     extractor_coefficient: float = Field(0.5, ge=0, le=1000, description="Factor of the binary cross-entropy.")
     coupling_coefficient: float = Field(0.1, ge=0, le=1000, description="Factor of the mean of |score − label|.")
     refresh_every: int = Field(
-        10, ge=1, le=MOST_ROUNDS, description="Rounds from one scoring of the buffer to another."
+        10, ge=1, le=1_000_000, description="Training episodes from one scoring of the buffer to another."
     )
     refresh_samples: int | None = Field(
         1000, ge=1, le=1_000_000, description="Samples scored at a time, drawn evenly; none: the whole buffer."
@@ -73,8 +76,10 @@ class ReplayProbeConfig(Model):
     margin: float = Field(
         0.0, ge=0, le=1e6, description="Mean differences of the reward up to this size, either way, are ties."
     )
-    scope: Literal["all", "family"] = Field(
-        "all", description="What a sample's label is measured on: the probes of all families, or those of its own."
+    scope: Literal["all", "family", "task"] = Field(
+        "all",
+        description="What a sample's label is measured on: the probes of all families, those of its own, or of its own "
+        "task. With task, probes play tasks of the samples that the update draws, and only these have labels.",
     )
 
 
@@ -85,11 +90,12 @@ class ImportanceReplayConfig(RecipeConfig):
     BUILDER: ClassVar[str] = "crl.recipes.importance_replay.round:build"
     DRAWS_LISTED: ClassVar[bool] = False
     REPORT: ClassVar[str | None] = "crl.recipes.importance_replay.report:SECTION"
+    DRAWS_AGAIN: ClassVar[bool] = True
     AFTER_ROLLOUTS: ClassVar[frozenset[str]] = frozenset(
         {
             "recipe.extractor.coupling_coefficient", "recipe.extractor.epochs",
             "recipe.extractor.extractor_coefficient", "recipe.extractor.learning_rate", "recipe.extractor.window",
-            "recipe.probe.margin", "recipe.probe.scope",
+            "recipe.probe.margin",
         }
     )  # fmt: skip
 
@@ -116,11 +122,13 @@ class ImportanceReplayConfig(RecipeConfig):
         """Whether worth is measured, learned, and drawn by."""
         return self.replays and self.weighting == "learned"
 
-    def after_rollouts(self) -> frozenset[str]:
+    def after_rollouts(self, method: Method) -> frozenset[str]:
         """Where nothing is probed, draws and updates follow all play. A probe after the update depends on them."""
         if self.learns:
             return self.AFTER_ROLLOUTS
-        drawing = {f"recipe.{key}" for key in ("weighting", "buffer", "extractor", "objective", "probe.tasks")}
+        drawing = {
+            f"recipe.{key}" for key in ("weighting", "buffer", "extractor", "objective", "probe.tasks", "probe.scope")
+        }
         return self.AFTER_ROLLOUTS | drawing
 
     def training_seeds(self, family: FamilyConfig) -> SeedRange:
@@ -160,7 +168,7 @@ class ImportanceReplayConfig(RecipeConfig):
                     f"{self.probe.pool}",
                     "more than recipe.probe.pool",
                 )
-        if self.learns and self.probe.tasks > self.probe.pool:
+        if self.learns and self.probe.scope != "task" and self.probe.tasks > self.probe.pool:
             yield refused(
                 "method.recipe.probe.tasks",
                 f"a round probes {self.probe.tasks} tasks, each once, out of a pool of {self.probe.pool}",

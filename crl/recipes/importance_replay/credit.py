@@ -6,7 +6,8 @@ group had equal rewards carry no gradient and stay out of the buffer. What becom
 oldest, scores, draws in proportion to them) are pure functions.
 
 A sample is a sequence of an episode. What is counted are episodes, which come and go as a whole: the capacity, and the
-draws of a batch, of which each takes one sequence of an episode by its share of the episode's trained tokens.
+draws of a batch. An episode is drawn at most once per batch, by the mean score of its trained tokens, and brings all of
+its sequences.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crl.credit.advantages import stream_advantages
-from crl.credit.samples import grpo_sample, record_of, records_of, rewarded, token_factor, weighed
+from crl.credit.buffer import chances, drawn_once
+from crl.credit.samples import grpo_sample, record_of, records_of, rewarded, trained_episodes, weighed
 from crl.credit.uses import usable
 from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceReplayConfig, config_of
 from crl.recipes.importance_replay.network import features_of, matrix, network_of, text_of
@@ -34,15 +34,6 @@ ORDERS_A_ROUND = 1_000_000
 COLLECT = "collect"
 
 
-class Batch(NamedTuple):
-    """What an optimizer step trains, of M held samples."""
-
-    indices: list[int]
-    """Places of the samples that were drawn, ascending."""
-    draws: list[int]
-    """How often each was drawn."""
-
-
 def buffer_after(before: Iterable[ReplayItem], new: Sequence[ReplayItem], capacity: int) -> list[ReplayItem]:
     """The buffer of the round before and its new samples, in order of entry; of more than `capacity` episodes the
     oldest are marked as evicted. What was evicted before is gone."""
@@ -53,35 +44,30 @@ def buffer_after(before: Iterable[ReplayItem], new: Sequence[ReplayItem], capaci
     return [replace(item, status=EVICTED) if item.episode_id in gone else item for item in items]
 
 
-def shares_of(items: Sequence[ReplayItem]) -> list[float]:
-    """Of each sequence, its share of the trained tokens of its episode."""
-    totals = Counter[str]()
-    for item in items:
-        totals[item.episode_id] += item.trained
-    return [item.trained / totals[item.episode_id] for item in items]
+def episodes_of(items: Sequence[ReplayItem]) -> list[list[int]]:
+    """Places of the sequences of every episode, in the order in which the episodes entered."""
+    places: dict[str, list[int]] = {}
+    for place, item in enumerate(items):
+        places.setdefault(item.episode_id, []).append(place)
+    return list(places.values())
 
 
-def probabilities(scores_M: NDArray[np.float64]) -> NDArray[np.float64]:
-    """p_i = s_i / sum of s: drawing in proportion to the scores, each times the sequence's share of its episode. Evenly
-    where all are 0."""
-    total = scores_M.sum()
-    even_M: NDArray[np.float64] = np.full_like(scores_M, 1 / max(1, scores_M.size))
-    return scores_M / total if total > 0 else even_M
+def score_of(sequences: Sequence[ReplayItem]) -> float:
+    """The score of an episode: the mean over its trained tokens, each with the score of its sequence."""
+    total = sum(item.trained for item in sequences)
+    return sum(item.score * (item.trained / total) for item in sequences)
 
 
-def drawn(probabilities_M: NDArray[np.float64], batch: int, steps: int, generator: np.random.Generator) -> list[Batch]:
-    """`steps` batches of `batch` independent draws each, with replacement; none of an empty buffer."""
-    found = []
-    for _ in range(steps if probabilities_M.size and batch else 0):
-        counts_M = generator.multinomial(batch, probabilities_M)
-        places = np.flatnonzero(counts_M)
-        found.append(Batch([int(place) for place in places], [int(counts_M[place]) for place in places]))
-    return found
+def drawn(scores_E: Sequence[float], batch: int, steps: int, generator: np.random.Generator) -> list[list[int]]:
+    """`steps` batches of at most `batch` different episodes, as their places, ascending; none of an empty buffer."""
+    scores = np.array(scores_E, dtype=np.float64)
+    return [sorted(drawn_once(scores, batch, generator)) for _ in range(steps if scores.size and batch else 0)]
 
 
-def refresh_due(round_number: int, every: int) -> bool:
-    """Whether scores are refreshed in a round: in every `every`-th."""
-    return round_number % every == 0
+def refresh_due(round_number: int, episodes: int, every: int) -> bool:
+    """Whether scores are refreshed in a round of so many episodes: where it plays the `every`-th of the run, or one of
+    its multiples."""
+    return round_number * episodes // every > (round_number - 1) * episodes // every
 
 
 def to_refresh(items: int, most: int | None, generator: np.random.Generator) -> list[int]:
@@ -102,15 +88,14 @@ def rescored(
     ]
 
 
-def noted(items: Sequence[ReplayItem], batches: Iterable[Batch], *, round: int) -> list[ReplayItem]:
+def noted(items: Sequence[ReplayItem], draws: Iterable[ReplayDraw], *, round: int) -> list[ReplayItem]:
     """The items with how often they have been drawn."""
-    counts: dict[int, int] = {}
-    for batch in batches:
-        for place, draws in zip(*batch, strict=True):
-            counts[place] = counts.get(place, 0) + draws
+    counts = Counter(row.generation_id for row in draws)
     return [
-        replace(item, draws=item.draws + counts[place], last_drawn_round=round) if place in counts else item
-        for place, item in enumerate(items)
+        replace(item, draws=item.draws + counts[item.generation_id], last_drawn_round=round)
+        if item.generation_id in counts
+        else item
+        for item in items
     ]
 
 
@@ -128,7 +113,8 @@ class Played:
 def credit(ctx: StageContext) -> None:
     """Fill the buffer, draw from it, make the samples of the update."""
     config, episodes = config_of(ctx.method), ctx.rows(Episode, COLLECT)
-    played = played_of(episodes, ctx.rows(Generation, COLLECT), config)
+    trained = trained_episodes(episodes, ctx.method.rollout.dynamic_sampling)
+    played = played_of(trained, ctx.rows(Generation, COLLECT), config)
     metrics = {"episodes_errored": float(sum(not usable(episode) for episode in episodes))}
     if not config.replays:
         sequences = weighed([(each.records, 1 / len(played)) for each in played], config.objective)
@@ -146,10 +132,9 @@ def credit(ctx: StageContext) -> None:
         embeddings = _Embeddings(ctx, new)
         if config.learns:
             held = _refreshed(ctx, held, embeddings)
-        batches = _batches(ctx, held, len(played))
-        rows = _draws(ctx, batches, held, embeddings)
+        rows = _draws(ctx, held, len(played), embeddings)
         samples = _samples(ctx, rows, held)
-        ctx.write(ReplayItem, [*gone, *noted(held, batches, round=ctx.round)])
+        ctx.write(ReplayItem, [*gone, *noted(held, rows, round=ctx.round)])
         ctx.write(ReplayEmbedding, embeddings.new)
         ctx.write(ReplayDraw, rows)
         metrics |= {
@@ -196,6 +181,7 @@ def _item(played: Played, record: Generation, place: int, round: int) -> ReplayI
         generation_stage=record.stage,
         episode_id=episode.episode_id,
         family=episode.family,
+        environment_seed=episode.environment_seed,
         reward=played.reward,
         advantage=played.advantage,
         turns=episode.turns,
@@ -259,7 +245,7 @@ class _Embeddings:
 
 def _refreshed(ctx: StageContext, held: list[ReplayItem], embeddings: _Embeddings) -> list[ReplayItem]:
     config = config_of(ctx.method).extractor
-    if not held or not refresh_due(ctx.round, config.refresh_every):
+    if not held or not refresh_due(ctx.round, ctx.method.episodes, config.refresh_every):
         return held
     places = to_refresh(len(held), config.refresh_samples, np.random.default_rng(ctx.seed("refresh")))
     features_NF = matrix(embeddings.features([held[place] for place in places]))
@@ -267,20 +253,17 @@ def _refreshed(ctx: StageContext, held: list[ReplayItem], embeddings: _Embedding
     return rescored(held, places, [float(score) for score in scores_N], round=ctx.round)
 
 
-def _batches(ctx: StageContext, held: Sequence[ReplayItem], episodes: int) -> list[Batch]:
+def _draws(ctx: StageContext, held: Sequence[ReplayItem], played: int, embeddings: _Embeddings) -> list[ReplayDraw]:
+    """The batches of the update, a row per sequence; one is as large as the round's play unless a setting says."""
     config = config_of(ctx.method)
-    batch = episodes if config.buffer.batch is None else config.buffer.batch
-    return drawn(probabilities(_scores(ctx, held)), batch, config.buffer.steps, np.random.default_rng(ctx.seed("draw")))
-
-
-def _draws(
-    ctx: StageContext, batches: Sequence[Batch], held: Sequence[ReplayItem], embeddings: _Embeddings
-) -> list[ReplayDraw]:
-    learns = config_of(ctx.method).learns
-    probabilities_M = probabilities(_scores(ctx, held))
-    places = sorted({place for batch in batches for place in batch.indices})
+    episodes = episodes_of(held)
+    scores_E = [score_of([held[place] for place in places]) if config.learns else 1.0 for places in episodes]
+    batch = played if config.buffer.batch is None else config.buffer.batch
+    batches = drawn(scores_E, batch, config.buffer.steps, np.random.default_rng(ctx.seed("draw")))
+    chances_E = chances(np.array(scores_E, dtype=np.float64))
     features: dict[int, list[float]] = {}
-    if learns:
+    if config.learns:
+        places = sorted({place for batch in batches for index in batch for place in episodes[index]})
         features = dict(zip(places, embeddings.features([held[place] for place in places]), strict=True))
     return [
         ReplayDraw(
@@ -288,23 +271,17 @@ def _draws(
             generation_id=held[place].generation_id,
             episode_id=held[place].episode_id,
             family=held[place].family,
-            draws=draws,
-            probability=float(probabilities_M[place]),
+            environment_seed=held[place].environment_seed,
+            probability=float(chances_E[index]),
             score=held[place].score,
-            factor=held[place].score if learns else 1.0,
+            factor=scores_E[index],
             age=ctx.round - held[place].generation_round,
             features=features.get(place, []),
         )
         for step, batch in enumerate(batches)
-        for place, draws in zip(*batch, strict=True)
+        for index in batch
+        for place in episodes[index]
     ]
-
-
-def _scores(ctx: StageContext, held: Sequence[ReplayItem]) -> NDArray[np.float64]:
-    """What draws are in proportion to."""
-    learns = config_of(ctx.method).learns
-    scores_M = np.array([item.score if learns else 1.0 for item in held], dtype=np.float64)
-    return scores_M * np.array(shares_of(held), dtype=np.float64)
 
 
 def _sample(ctx: StageContext, record: Generation, reward: float, advantage: float, weight: float, step: int) -> Sample:
@@ -312,25 +289,22 @@ def _sample(ctx: StageContext, record: Generation, reward: float, advantage: flo
 
 
 def _samples(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[ReplayItem]) -> list[Sample]:
-    """What the update trains: a sample that was drawn n times of B has the weight n/B times its factor.
-
-    But with `grpo` it also stands for the other sequences of its episode: it is divided by what it is drawn by.
-    """
-    objective = config_of(ctx.method).objective
-    shares = dict(zip((item.generation_id for item in held), shares_of(held), strict=True))
+    """What the update trains: an episode of a batch of B has the weight 1/B times its factor."""
     items = {item.generation_id: item for item in held}
     records = _records(ctx, [items[row.generation_id] for row in draws])
+    batches: dict[int, dict[str, list[ReplayDraw]]] = defaultdict(lambda: defaultdict(list))
+    for row in draws:
+        batches[row.step][row.episode_id].append(row)
     found = []
-    for step in sorted({row.step for row in draws}):
-        rows = [row for row in draws if row.step == step]
-        drawn = sum(row.draws for row in rows)
-        weights = [row.draws / drawn * row.factor for row in rows]
-        by_share = [1.0 if objective.loss_type == "grpo" else 1 / shares[row.generation_id] for row in rows]
-        tokens = [items[row.generation_id].trained * share for row, share in zip(rows, by_share, strict=True)]
-        factor = token_factor(objective, weights, tokens)
-        for row, weight, share in zip(rows, weights, by_share, strict=True):
-            item, record = items[row.generation_id], record_of(records, row.generation_id)
-            found.append(_sample(ctx, record, item.reward, item.advantage, weight * share * factor, step))
+    for step, episodes in batches.items():
+        rollouts = [
+            ([record_of(records, row.generation_id) for row in rows], rows[0].factor / len(episodes))
+            for rows in episodes.values()
+        ]
+        for sequences in weighed(rollouts, config_of(ctx.method).objective):
+            for record, weight in sequences:
+                item = items[record.generation_id]
+                found.append(_sample(ctx, record, item.reward, item.advantage, weight, step))
     return found
 
 

@@ -24,6 +24,8 @@ from crl.rounds.health import (
 from crl.rounds.weights import update_name
 
 _CARRIED = ("replay_buffer", "replay_entered", "replay_evicted", "replay_without_advantage", "scores_refreshed")
+LAST = 100
+"""Episodes of the running mean of rewards."""
 _LOSSES = ("extractor_loss", "coupling_loss", "draws_labeled")
 
 
@@ -44,6 +46,8 @@ def health(ctx: StageContext) -> None:
     }
     if episodes:
         metrics["reward_mean"] = sum(row.reward for row in episodes) / len(episodes)
+        last = last_episodes(ctx, episodes)
+        metrics[f"reward_mean_{LAST}"] = sum(row.reward for row in last) / len(last)
     if config.replays:
         credited = ctx.metrics(CREDIT)
         metrics |= {name: credited[name] for name in _CARRIED if name in credited}
@@ -61,6 +65,15 @@ def health(ctx: StageContext) -> None:
     write_health(ctx, metrics, {ACTOR}, mismatch_alarms_of(ctx, metrics))
 
 
+def last_episodes(ctx: StageContext, episodes: Sequence[Episode]) -> list[Episode]:
+    """The last :data:`LAST` training episodes of the run, those of this round included."""
+    found, number = list(episodes), ctx.round
+    while len(found) < LAST and (number := number - 1) > 0:
+        if ctx.recipe.resolve(ctx.method, number, COLLECT, 0) is not None:
+            found = [*ctx.rows_at(Episode, number, COLLECT), *found]
+    return found[-LAST:]
+
+
 def buffer_metrics(held: Sequence[ReplayItem]) -> Metrics:
     """Mean, least and largest score of the buffer; nothing of an empty one."""
     scores = [item.score for item in held]
@@ -71,20 +84,19 @@ def buffer_metrics(held: Sequence[ReplayItem]) -> Metrics:
 
 def draw_metrics(draws: Sequence[ReplayDraw]) -> Metrics:
     """What the batches are made of: draws, distinct samples, ages in rounds, mean score; nothing without draws."""
-    total = sum(row.draws for row in draws)
-    if not total:
+    if not draws:
         return {}
     return {
-        "replay_draws": float(total),
+        "replay_draws": float(len(draws)),
         "replay_distinct": float(len({row.generation_id for row in draws})),
-        "replay_score_mean": sum(row.draws * row.score for row in draws) / total,
-        **age_metrics("replay_age", [row.age for row in draws for _ in range(row.draws)]),
+        "replay_score_mean": sum(row.score for row in draws) / len(draws),
+        **age_metrics("replay_age", [row.age for row in draws]),
     }
 
 
 def improvement_metrics(improvements: Sequence[Improvement]) -> Metrics:
     """`probe_gain`: mean of after - before over the probes; `updates_improved`, `updates_worse`: verdicts among those
-    of the round (one, or one per family)."""
+    of the round (one, one per family, or one per task that was probed)."""
     metrics: Metrics = {
         "updates_improved": float(sum(row.label == 1 for row in improvements)),
         "updates_worse": float(sum(row.label == 0 for row in improvements)),

@@ -1,8 +1,8 @@
 """Stage `measure`: whether the update improved the actor, and a step of the network that predicts which samples help.
 
 The label of an update is the sign of the mean difference of its probes' rewards, after less before; a tie labels
-nobody. It goes to every sample that the update trained. The network is trained on the labeled draws of the last
-rounds, each with the features that it was drawn by:
+nobody. It goes to every sample that the update trained, or to those of the family or the task that was measured. The
+network is trained on the labeled draws of the last rounds, each with the features that it was drawn by:
 
     loss = c_e BCE(score, label) + c_c mean |score - label|
 
@@ -38,6 +38,8 @@ from crl.rounds.weights import weights_of
 CREDIT, MEASURE = "credit", "measure"
 AFTER = "after"
 """Name of the read of the weights that the update left."""
+Scope = tuple[str | None, int | None]
+"""What a label is measured on: a task family and an environment seed; None: any."""
 ROUNDING = 1e-9
 """Mean differences up to this size are sums that rounded: 0.3 - 0.1 + (0.3 - 0.5) is not 0."""
 
@@ -83,27 +85,40 @@ def pairs_of(
 def improvements(
     pairs: Sequence[ProbePair], families: Sequence[str], config: ReplayProbeConfig, *, moved: bool
 ) -> list[Improvement]:
-    """The verdict on an update over all probes, or by family: the sign of the mean difference, beyond the margin."""
-    scopes: Sequence[str | None] = families if config.scope == "family" else [None]
+    """The verdict on an update over all probes, by family, or by task: the sign of the mean difference, beyond the
+    margin."""
+    scopes: list[Scope] = [(None, None)]
+    if config.scope == "family":
+        scopes = [(family, None) for family in families]
+    elif config.scope == "task" and pairs:
+        scopes = [(pair.family, pair.environment_seed) for pair in pairs]
     return [
-        _improvement(family, [pair for pair in pairs if family in (None, pair.family)], config.margin, moved=moved)
-        for family in scopes
+        _improvement(
+            scope,
+            [pair for pair in pairs if scope[0] in (None, pair.family) and scope[1] in (None, pair.environment_seed)],
+            config.margin,
+            moved=moved,
+        )
+        for scope in scopes
     ]
 
 
-def _improvement(family: str | None, pairs: Sequence[ProbePair], margin: float, *, moved: bool) -> Improvement:
+def _improvement(scope: Scope, pairs: Sequence[ProbePair], margin: float, *, moved: bool) -> Improvement:
+    family, environment_seed = scope
     counted = [pair for pair in pairs if pair.counts]
     if not counted:
         verdict = UNKNOWN if moved else UNCHANGED
         return Improvement(
-            family=family, pairs=0, before=None, after=None, difference=None, verdict=verdict, label=None
-        )
+            family=family, environment_seed=environment_seed, pairs=0, before=None, after=None, difference=None,
+            verdict=verdict, label=None,
+        )  # fmt: skip
     before, after = (sum(values) / len(counted) for values in zip(*((p.before, p.after) for p in counted), strict=True))
     difference = sum(pair.after - pair.before for pair in counted) / len(counted)
     margin = max(margin, ROUNDING)
     verdict = IMPROVED if difference > margin else WORSE if difference < -margin else TIE
     return Improvement(
         family=family,
+        environment_seed=environment_seed,
         pairs=len(counted),
         before=before,
         after=after,
@@ -115,9 +130,13 @@ def _improvement(family: str | None, pairs: Sequence[ProbePair], margin: float, 
 
 def labeled(draws: Iterable[ReplayDraw], improvements: Sequence[Improvement]) -> list[tuple[ReplayDraw, float]]:
     """Draws with the label of their update; those of an update that none was measured of are left out."""
-    labels = {row.family: row.label for row in improvements}
-    each = ((draw, labels.get(draw.family, labels.get(None))) for draw in draws)
-    return [(draw, label) for draw, label in each if label is not None]
+    labels: dict[Scope, float | None] = {(row.family, row.environment_seed): row.label for row in improvements}
+    found = []
+    for draw in draws:
+        scopes: list[Scope] = [(draw.family, draw.environment_seed), (draw.family, None), (None, None)]
+        label = next((labels[scope] for scope in scopes if scope in labels), None)
+        found += [] if label is None else [(draw, label)]
+    return found
 
 
 def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float]:
@@ -132,7 +151,7 @@ def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float
         if ctx.recipe.resolve(ctx.method, number, MEASURE, 0) is not None
         for pair in labeled(ctx.rows_at(ReplayDraw, number, CREDIT), ctx.rows_at(Improvement, number, MEASURE))
     ]
-    metrics = {"draws_labeled": float(sum(draw.draws for draw, _ in mine))}
+    metrics = {"draws_labeled": float(len(mine))}
     examples = [*window, *mine]
     # A round without a label says nothing new: the network rests, as its optimizer does.
     if not mine:
@@ -141,9 +160,8 @@ def _trained(ctx: StageContext, found: Sequence[Improvement]) -> dict[str, float
     features_NF = matrix([draw.features for draw, _ in examples])
     network = network_of(ctx, features_NF.shape[1], BEFORE, settings_of(config))
     [labels_N] = matrix([[label for _, label in examples]])
-    [draws_N] = matrix([[draw.draws for draw, _ in examples]])
     with ctx.timed("extractor network", len(examples)):
-        losses = network.fit(features_NF, labels_N, draws_N, config.epochs)
+        losses = network.fit(features_NF, labels_N, config.epochs)
     ctx.write(ExtractorTensor, rows_of_network(network))
     return {
         **metrics,

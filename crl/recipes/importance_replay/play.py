@@ -1,5 +1,5 @@
-"""What a round plays: stages `plan` and `collect`, and as `probe_before` and `probe_after` held-out training tasks with
-the weights before an update and after it.
+"""What a round plays: stages `plan` and `collect`, and as `probe_before` and `probe_after` held-out training tasks, or
+those that the update learns from, with the weights before an update and after it.
 
 Common random numbers: a round's tasks are drawn anew from those that only probes play, and an episode before and its
 twin after have the same level and the same random stream. Nothing is played where the update has nothing to train or
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow.compute as pc
 
-from crl.config import FamilyConfig, Method
+from crl.config import FamilyConfig
 from crl.recipes.importance_replay.config import ACTOR, config_of
-from crl.recipes.importance_replay.rows import PROBE
+from crl.recipes.importance_replay.rows import PROBE, ReplayDraw
 from crl.records import FREE, Sample, Task
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.context import StageContext
@@ -38,14 +38,21 @@ def probe_id(round_number: int, stage: str, family: str, environment_seed: int) 
     return f"p{round_number:04d}-{stage.removeprefix('probe_')}-{family}-s{environment_seed}"
 
 
-def probed(method: Method, round_number: int) -> dict[str, list[int]]:
-    """Environment seeds that a round probes, by family: distinct, drawn from the family's pool."""
-    config, found = config_of(method), {}
-    for family in method.families:
-        pool = config.probe_seeds(family)
-        generator = np.random.default_rng(seed_for(method.seed, round_number, PROBE, family.name))
-        chosen = generator.choice(pool.count, size=config.probe.tasks, replace=False)
-        found[family.name] = sorted(pool.start + int(each) for each in chosen)
+def probed(ctx: StageContext) -> dict[str, list[int]]:
+    """Environment seeds that a round probes, by family: distinct, drawn from the family's pool, or from the tasks of
+    the samples that the update draws."""
+    config, found = config_of(ctx.method), {}
+    draws = ctx.rows(ReplayDraw, "credit") if config.probe.scope == "task" else []
+    for family in ctx.method.families:
+        kept = config.probe_seeds(family)
+        pool: Sequence[int] = range(kept.start, kept.start + kept.count)
+        if config.probe.scope == "task":
+            tasks = {row.environment_seed for row in draws if row.family == family.name}
+            pool = sorted(seed for seed in tasks if seed is not None)
+        generator = np.random.default_rng(seed_for(ctx.method.seed, ctx.round, PROBE, family.name))
+        count = min(config.probe.tasks, len(pool))
+        chosen = generator.choice(len(pool), size=count, replace=False).tolist() if count else list[int]()
+        found[family.name] = sorted(pool[place] for place in chosen)
     return found
 
 
@@ -62,7 +69,9 @@ def probe_part(ctx: StageContext, part: int) -> None:
 def _waves(ctx: StageContext) -> list[list[TaskSeed]]:
     if not _moves(ctx):
         return []
-    seeds, trained = probed(ctx.method, ctx.round), {task.task_digest for task in ctx.rows(Task, "plan")}
+    seeds, trained = probed(ctx), {task.task_digest for task in ctx.rows(Task, "plan")}
+    if config_of(ctx.method).probe.scope == "task":
+        return waves_over(ctx.method, lambda family: seeds[family.name])
     return waves_over(ctx.method, lambda family: _untrained(ctx, family, seeds[family.name], trained))
 
 

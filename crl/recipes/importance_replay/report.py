@@ -15,6 +15,7 @@ replay_rows = metric_table(
         "drawn": ("replay_distinct", count),
         "mean age": ("replay_age_mean", plain),
         "mean score": ("score_mean", plain),
+        "reward, last 100": ("reward_mean_100", plain),
         "probe gain": ("probe_gain", signed),
         "probe games": ("probe_episodes", count),
         "actor loss": ("actor_loss", plain),

@@ -55,7 +55,13 @@ def build(method: Method) -> Recipe:
         config.learns,
         probe(play.BEFORE_UPDATE, Read("plan"), Read("credit"), weights(1)),
         update_stage(owner),
-        probe(play.AFTER_UPDATE, Read("plan"), weights(0), weights(1, BEFORE)),
+        probe(
+            play.AFTER_UPDATE,
+            Read("plan"),
+            *when(config.probe.scope == "task", Read("credit")),
+            weights(0),
+            weights(1, BEFORE),
+        ),
         Stage(
             name=measure.MEASURE,
             run=measure.measure,

@@ -26,6 +26,7 @@ class ReplayItem(Row):
     """
 
     table: ClassVar[str] = "replay"
+    added: ClassVar[tuple[str, ...]] = ("environment_seed",)
     generation_id: A[str, "token record that is trained"]
     generation_round: A[int, "round that wrote it"]
     generation_stage: A[str, "stage that wrote it"]
@@ -42,6 +43,7 @@ class ReplayItem(Row):
     draws: A[int, "times it was drawn so far"]
     last_drawn_round: A[int | None, "round of the last draw"]
     status: A[str, "held, or evicted in this round: it is in no later buffer"]
+    environment_seed: A[int | None, "seed of the task that it is an attempt at"] = None
 
     rules: ClassVar[Rules] = Rules(
         key=("generation_id",),
@@ -82,26 +84,28 @@ class ReplayEmbedding(Row):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayDraw(Row):
-    """One sample of one optimizer step's batch."""
+    """One sample of one optimizer step's batch: a sequence of an episode, which is in a batch at most once."""
 
     table: ClassVar[str] = "replay_draws"
+    added: ClassVar[tuple[str, ...]] = ("environment_seed",)
     step: A[int, "optimizer step of the update, from 0"]
     generation_id: A[str, "token record"]
     episode_id: A[str, "episode it is a sequence of"]
     family: A[str, "task family"]
-    draws: A[int, "times it is in the batch: drawing is with replacement"]
-    probability: A[float, "of each draw: by its score and its share of the episode's trained tokens"]
-    score: A[float, "score it was drawn by"]
-    factor: A[float, "factor of its part of the actor's loss: the score, or 1 where drawing is uniform"]
+    probability: A[float, "that the first draw of the batch is its episode"]
+    score: A[float, "its score"]
+    factor: A[
+        float, "score of its episode, by which that is drawn and its loss is weighted; 1 where drawing is uniform"
+    ]
     age: A[int, "rounds since it was played"]
     features: A[list[float], FLOATS, "what the network sees of it in this round; empty where drawing is uniform"]
+    environment_seed: A[int | None, "seed of the task that it is an attempt at"] = None
 
     rules: ClassVar[Rules] = Rules(
         key=("step", "generation_id"),
         filled=("generation_id", "episode_id", "family"),
         ranges={
             "step": (0, None),
-            "draws": (1, None),
             "probability": (0, 1.0000001),
             "score": (0, 1),
             "factor": (0, 1),
@@ -143,6 +147,7 @@ class Improvement(Row):
     """Whether an update improved the actor on the probes of a scope."""
 
     table: ClassVar[str] = "improvements"
+    added: ClassVar[tuple[str, ...]] = ("environment_seed",)
     family: A[str | None, "task family whose probes and samples it speaks of; null: all of them"]
     pairs: A[int, "pairs that count"]
     before: A[float | None, "mean reward before; null without pairs"]
@@ -150,9 +155,12 @@ class Improvement(Row):
     difference: A[float | None, "mean of after - before over the pairs"]
     verdict: A[str, "improved, worse, tie, unchanged (no step was taken) or unknown (no pair counts)"]
     label: A[float | None, "1 improved, 0 worse; null otherwise: it trains nobody"]
+    environment_seed: A[
+        int | None, "seed of the task whose probe and samples it speaks of; null: all of the family"
+    ] = None
 
     rules: ClassVar[Rules] = Rules(
-        key=("family",),
+        key=("family", "environment_seed"),
         sets={"verdict": (IMPROVED, WORSE, TIE, UNCHANGED, UNKNOWN)},
         ranges={"pairs": (0, None)},
         rows={
@@ -191,9 +199,6 @@ class ExtractorTensor(Row):
             "every weight is finite": "len(list_filter(weights, lambda each: NOT isfinite(each))) = 0",
         },
     )
-
-
-"""The rules of these rows, checked before every commit."""
 
 
 ROWS: tuple[type[Row], ...] = (ReplayItem, ReplayEmbedding, ReplayDraw, ProbePair, Improvement, ExtractorTensor)

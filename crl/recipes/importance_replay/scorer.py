@@ -43,23 +43,19 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ScorerLosses:
-    """The network's two losses without their factors, mean over draws."""
+    """The network's two losses without their factors, mean over samples."""
 
     extractor: float
     coupling: float
 
 
-def scorer_losses(
-    logits_N: torch.Tensor, labels_N: torch.Tensor, draws_N: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(binary cross-entropy of the scores, mean of |score - label|), each a mean over draws.
+def scorer_losses(logits_N: torch.Tensor, labels_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(binary cross-entropy of the scores, mean of |score - label|), each a mean over samples.
 
-    score = sigmoid(logit); a sample that was drawn n times counts n times. Labels are 0 or 1.
+    score = sigmoid(logit). Labels are 0 or 1.
     """
-    total = draws_N.sum()
-    of_sample_N = torch.nn.functional.binary_cross_entropy_with_logits(logits_N, labels_N, reduction="none")
-    gap_N = (torch.sigmoid(logits_N) - labels_N).abs()
-    return (of_sample_N * draws_N).sum() / total, (gap_N * draws_N).sum() / total
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits_N, labels_N)
+    return entropy, (torch.sigmoid(logits_N) - labels_N).abs().mean()
 
 
 class ExtractorNetwork:
@@ -100,18 +96,18 @@ class ExtractorNetwork:
             scores_N: Floats = torch.sigmoid(self._logits(torch.from_numpy(features_NF))).numpy()
         return scores_N
 
-    def fit(self, features_NF: Floats, labels_N: Floats, draws_N: Floats, epochs: int) -> ScorerLosses:
+    def fit(self, features_NF: Floats, labels_N: Floats, epochs: int) -> ScorerLosses:
         """So many steps on all samples; the losses are those before the first.
 
         Raises StageFailed where a loss is not finite.
         """
         if self._settings is None:
             raise ValueError("the network was given no settings to be trained by")
-        inputs = [torch.from_numpy(np.ascontiguousarray(each)) for each in (features_NF, labels_N, draws_N)]
+        inputs, labels = (torch.from_numpy(np.ascontiguousarray(each)) for each in (features_NF, labels_N))
         before: ScorerLosses | None = None
         with _one_thread():
             for _ in range(epochs):
-                extractor, coupling = scorer_losses(self._logits(inputs[0]), *inputs[1:])
+                extractor, coupling = scorer_losses(self._logits(inputs), labels)
                 before = before or ScorerLosses(float(extractor.detach()), float(coupling.detach()))
                 loss = self._settings.extractor * extractor + self._settings.coupling * coupling
                 if not torch.isfinite(loss):

@@ -23,7 +23,7 @@ from crl.run.directory import RunDirectory
 from tests.recipes.dreamgym.dreamgym_played import dream, experiment, played
 from tests.unit.recipes.played import Played
 
-ALL_SYNTHETIC = {"method__recipe__mix": 1.0, "method__recipe__explore__every": 0}
+ALL_SYNTHETIC = {"method__recipe__synthetic_share": 1.0, "method__recipe__explore__every": 0}
 
 
 def varying(run: Played, number: int) -> list[TaskValue]:
@@ -123,7 +123,7 @@ def test_after_the_synthetic_rounds_all_is_real_and_nothing_more_is_explored(tmp
         stages = run.run.complete_stages(number)
         assert ("explore" in stages) == ("corpus" in stages) == ("validate" in stages) == (number == 1)
         credit = {row.name: row.value for row in run.rows(Metric, "credit", number)}
-        assert credit["synthetic_share"] <= credit["synthetic_bound"] == (0.75 if number == 1 else 0.0)
+        assert credit["synthetic_share"] <= (0.75 if number == 1 else 0.0)
     assert not run.rows(Prediction, "collect", 2)
     health = {row.name: row.value for row in run.rows(Metric, "health", 2)}
     assert health["real_steps"] == len(run.rows(Turn, "collect", 2))
@@ -256,7 +256,7 @@ def test_a_reward_that_no_real_episode_had_ends_the_episode(tmp_path: Path) -> N
     ("key", "value", "where"),
     [
         ("method__rollout__environment_lag", 1, "environment_lag"),
-        ("method__recipe__mix", 0.2, "0.2 of any task family's groups is none"),
+        ("method__recipe__synthetic_share", 0.2, "0.2 of any task family's groups is none"),
         ("method__recipe__curriculum__share", 0.2, r"0.2 of the \d synthetic groups of a task family is none"),
         ("method__roles__experience", {"weights": "actor"}, "experience.weights"),
         ("method__families__0__train_seeds__count", 1, "train_seeds"),

@@ -132,7 +132,7 @@ def test_a_resumed_wave_asks_nothing_again_of_episodes_that_were_over(
     monkeypatch.setattr(FrozenLakeConfig, "keeps_steps", True)
     lasting = {**SETTINGS["method.families.0.environment"], "max_turns": 12}
     made = experiment(
-        method__families__0__environment=lasting, method__recipe__mix=0.5, method__recipe__explore__first=8
+        method__families__0__environment=lasting, method__recipe__synthetic_share=0.5, method__recipe__explore__first=8
     )
     config: Any = made.method.families[0].environment
 

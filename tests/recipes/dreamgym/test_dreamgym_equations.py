@@ -19,7 +19,7 @@ from crl.learn.terms import NLL
 from crl.policies import load_chat, resolve_model
 from crl.recipes.dreamgym.config import StoreConfig
 from crl.recipes.dreamgym.corpus import batches, demonstrated
-from crl.recipes.dreamgym.credit import credit, synthetic_share, within_mix
+from crl.recipes.dreamgym.credit import credit
 from crl.recipes.dreamgym.form import predicted_part, reasoning_part
 from crl.recipes.dreamgym.plan import capability, most_varying, variance
 from crl.recipes.dreamgym.prompts import answer_of, step_of
@@ -175,27 +175,6 @@ def episode(group: int, stream: str, reward: float = 0.0) -> Episode:
     )  # fmt: skip
 
 
-def test_no_batch_has_a_larger_share_of_synthetic_episodes_than_the_mix() -> None:
-    rng, cut = np.random.default_rng(5), 0
-    for _ in range(300):
-        groups = int(rng.integers(1, 7))
-        streams = ["synthetic" if rng.random() < 0.6 else "real" for _ in range(groups)]
-        episodes = [episode(group, streams[group]) for group in range(groups) for _ in range(int(rng.integers(0, 5)))]
-        mix = float(rng.choice([0.0, 0.25, 0.5, 0.75, 1.0]))
-        kept = within_mix(episodes, mix)
-        real = [each for each in episodes if each.stream == "real"]
-        assert [each for each in kept if each.stream == "real"] == real, "no real episode is left out"
-        synthetic = sum(each.stream == "synthetic" for each in kept)
-        assert synthetic <= mix * len(kept) + 1e-9 and synthetic_share(kept) <= mix + 1e-9
-        gone = {each.group for each in episodes} - {each.group for each in kept}
-        assert all(each.group not in gone for each in kept), "whole groups"
-        if gone:
-            cut += 1
-            back = sum(each.stream == "synthetic" and each.group in {min(gone)} for each in episodes)
-            assert synthetic + back > mix * (len(kept) + back), "one group more would be too many"
-    assert cut > 30
-
-
 def test_the_gap_is_bounded_by_both_errors() -> None:
     for reward_error, transition_error, largest, gamma in ((0.0, 0.0, 1, 0.9), (0.1, 0.2, 1, 0.5), (0.3, 0.05, 4, 0.9)):
         rewards = sum(reward_error * gamma**step for step in range(2000))
@@ -208,7 +187,7 @@ def test_the_gap_is_bounded_by_both_errors() -> None:
 
 def credited(episodes: list[Episode]) -> list[Sample]:
     """What the stage `credit` writes of the actor, of episodes that may all be synthetic."""
-    method = load_experiment(ROOT / "conf/dreamgym_tiny.yaml", {"method.recipe.mix": 1.0}).method
+    method = load_experiment(ROOT / "conf/dreamgym_tiny.yaml", {"method.recipe.synthetic_share": 1.0}).method
     records = [
         Generation(
             generation_id=each.generation_ids[0], round=1, stage="collect", role="actor", kind="episode",

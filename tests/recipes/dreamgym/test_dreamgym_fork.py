@@ -48,12 +48,12 @@ def streams(run: RunDirectory, number: int) -> set[str]:
 
 
 def test_nothing_is_played_in_a_model_that_was_never_fitted(tmp_path: Path) -> None:
-    parent = finished(tmp_path, 1, recipe__mix=0.0)
-    child = forked(parent, 1, tmp_path, recipe__mix=0.75, recipe__explore__every=2)
+    parent = finished(tmp_path, 1, recipe__synthetic_share=0.0)
+    child = forked(parent, 1, tmp_path, recipe__synthetic_share=0.75, recipe__explore__every=2)
     with pytest.raises(BadInput, match="no round up to 2 fits the experience model") as caught:
         go_on(child, 2)
     assert "method.recipe.explore.every=1" in str(caught.value) and "plan" not in child.complete_stages(2)
-    child = forked(parent, 1, tmp_path, "fitted", recipe__mix=0.75, recipe__explore__every=1)
+    child = forked(parent, 1, tmp_path, "fitted", recipe__synthetic_share=0.75, recipe__explore__every=1)
     go_on(child, 2)
     assert streams(child, 2) == {"synthetic", "real"} and not problems_of(child, recipe_in(child))
 
@@ -66,8 +66,8 @@ def explored(run: RunDirectory, number: int) -> tuple[int, set[str]]:
 
 @pytest.mark.slow
 def test_the_first_fit_of_a_fork_is_explored_as_a_first_one(tmp_path: Path) -> None:
-    parent = finished(tmp_path, 1, recipe__mix=0.0)
-    child = forked(parent, 1, tmp_path, recipe__mix=0.75, recipe__explore__every=1)
+    parent = finished(tmp_path, 1, recipe__synthetic_share=0.0)
+    child = forked(parent, 1, tmp_path, recipe__synthetic_share=0.75, recipe__explore__every=1)
     go_on(child, 3)
     assert explored(child, 2) == (10, {"random"}) and explored(child, 3) == (5, {"actor"})
     drifted = [len(rows_of(Prediction, child.read(number, "drift", Prediction))) for number in (2, 3)]
@@ -112,7 +112,9 @@ def test_a_fork_applies_its_own_floors_to_the_last_metrics(tmp_path: Path) -> No
     child = forked(parent, 1, tmp_path, "low", recipe__truth__min_observation_accuracy=0.01)
     go_on(child, 2)
     assert "synthetic" in streams(child, 2) and not problems_of(child, recipe_in(child))
-    child = forked(parent, 1, tmp_path, "real", recipe__truth__min_observation_accuracy=1.0, recipe__mix=0.0)
+    child = forked(
+        parent, 1, tmp_path, "real", recipe__truth__min_observation_accuracy=1.0, recipe__synthetic_share=0.0
+    )
     go_on(child, 2)
     assert streams(child, 2) == {"real"}, "what is not played in need not be true"
 

@@ -45,10 +45,10 @@ def metrics(run: Played, number: int) -> dict[str, Metric]:
 
 
 def test_steps_to_a_blank_observation_are_counted(tmp_path: Path) -> None:
-    made = experiment(method__recipe__mix=0.0)
+    made = experiment(method__recipe__synthetic_share=0.0)
     lake = Played(tmp_path / "lake", made, 1, DreamServices(made))
     assert "blank_observations" not in metrics(lake, 1)
-    made = experiment(method__recipe__mix=0.5, method__recipe__truth__min_observation_accuracy=None)
+    made = experiment(method__recipe__synthetic_share=0.5, method__recipe__truth__min_observation_accuracy=None)
     run = Played(tmp_path / "blank", made, 1, BlankServices(made))
     played = [row for stage in ("explore", "collect") for row in run.rows(Episode, stage, 1)]
     real = {row.episode_id for row in played if row.stream != "synthetic"}

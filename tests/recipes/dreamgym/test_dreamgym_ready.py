@@ -69,7 +69,7 @@ def test_random_actions_need_actions_that_are_listed() -> None:
         check_environments(method({"kind": "frozenlake"}, text))
     assert caught.value.where == "method.recipe.explore.policy" and caught.value.next_step == "set it to actor"
     check_environments(method(text, recipe__explore__policy="actor"))
-    check_environments(method(text, recipe__mix=0.0))
+    check_environments(method(text, recipe__synthetic_share=0.0))
 
 
 def test_it_is_refused_before_any_work(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_capability_needs_levels_that_are_graded() -> None:
     assert caught.value.where == "method.recipe.curriculum.rule"
     check_environments(method(plain, {"kind": "frozenlake"}, **CAPABILITY))
     check_environments(method(plain))
-    check_environments(method(plain, recipe__mix=0.0, **CAPABILITY))
+    check_environments(method(plain, recipe__synthetic_share=0.0, **CAPABILITY))
 
 
 class Ungraded:
@@ -100,7 +100,9 @@ def test_capability_is_of_families_that_are_graded(tmp_path: Path) -> None:
     lake = experiment().method.families[0].environment.model_dump(mode="json")
     seeds = {"evaluation_seeds": {"start": 1_000_000, "count": 1}}
     made = experiment()
-    two = changed(made.method, families=[{**each, **seeds} for each in families(lake, lake)], recipe__mix=1.0)
+    two = changed(
+        made.method, families=[{**each, **seeds} for each in families(lake, lake)], recipe__synthetic_share=1.0
+    )
     made = made.model_copy(update={"method": two})
     services = DreamServices(made)
     whole = services.environment

@@ -33,7 +33,7 @@ CUT: dict[str, Any] = {
         "min_ending_accuracy": None,
     },
     "method.recipe.synthetic_rounds": None,
-    "method.recipe.mix": 0.5,
+    "method.recipe.synthetic_share": 0.5,
     # Of two groups one is synthetic: a smaller share of it would be none.
     "method.recipe.curriculum.share": 1.0,
     "method.evaluation.every": ROUNDS,

@@ -37,6 +37,9 @@ def test_the_settings_are_those_of_the_paper_and_of_the_release(name: str) -> No
     assert (actor.model, actor.optimizer.learning_rate) == ("Qwen/Qwen3-4B-Instruct-2507", 1e-6)
     assert method.owner("reflector") == "actor", "one model reflects and plays"
     assert (actor.sampling.temperature, method.evaluation.temperature, method.evaluation.every) == (0.7, 0.7, 5)
+    assert method.evaluation.samples == 4 and actor.sampling.top_p == 1, "it truncates in evaluation only"
+    evaluated = method.evaluation_sampling("actor", method.families[0].name)
+    assert (evaluated.top_p, evaluated.top_k) == (0.8, 20)
     assert (reflector.sampling.temperature, reflector.sampling.top_p) == (0.5, 0.9)
     assert recipe.objective.model_dump() == OBJECTIVE
     assert (recipe.gate, recipe.revisions, recipe.memory.order, recipe.internalize.weight) == (1.0, 1, "last", 1.0)

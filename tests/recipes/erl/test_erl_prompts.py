@@ -9,7 +9,7 @@ import pytest
 
 from crl.config import PromptConfig
 from crl.protocols import Actions, FreeText, Sampled, Start, StopReason, Tool, ToolCalls
-from crl.recipes.erl import reflect
+from crl.recipes.erl import attempts
 from crl.recipes.erl.config import ReflectConfig
 from crl.recipes.erl.prompts import parsed
 from crl.rollout.prompts import opened
@@ -63,9 +63,9 @@ def test_the_reflector_is_shown_the_instructions_that_the_actor_went_by(
     method = experiment(method__prompts__actor__system="For {goal} you can {actions}.").method
     prompt: PromptConfig = method.prompts["actor"]
     start, chat = Start("Find it.", "a shop", actions), Chat(takes_tools)
-    monkeypatch.setattr(reflect, "starts_of", lambda ctx, places: [start for _ in places])
-    monkeypatch.setattr(reflect, "chat_of", lambda method, role: chat)
+    monkeypatch.setattr(attempts, "starts_of", lambda ctx, places: [start for _ in places])
+    monkeypatch.setattr(attempts, "chat_of", lambda method, role: chat)
     again: Any = [SimpleNamespace(task=SimpleNamespace(family="lake", environment_seed=1, goal=start.goal))]
     ctx: Any = SimpleNamespace(method=method)
     messages, _ = opened(chat, prompt, start, experience=None, placement="user")  # type: ignore[arg-type]
-    assert reflect._own_instructions(ctx, again) == [messages[0]["content"]]
+    assert attempts.own_instructions(ctx, again) == [messages[0]["content"]]

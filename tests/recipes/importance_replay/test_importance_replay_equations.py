@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from crl.config import StreamObjective
+from crl.credit.buffer import chances, drawn_once
 from crl.recipes.importance_replay.config import ReplayProbeConfig
 from crl.recipes.importance_replay.credit import (
     buffer_after,
     drawn,
+    episodes_of,
     noted,
-    probabilities,
     refresh_due,
     rescored,
+    score_of,
     to_refresh,
 )
 from crl.recipes.importance_replay.measure import improvements, labeled
@@ -35,10 +41,12 @@ def item(
     )  # fmt: skip
 
 
-def draw(number: int, features: list[float], *, draws: int = 1, family: str = "lake") -> ReplayDraw:
+def draw(
+    number: int, features: list[float], *, step: int = 0, family: str = "lake", seed: int | None = None
+) -> ReplayDraw:
     return ReplayDraw(
-        step=0, generation_id=f"g{number}", episode_id=f"e{number}", family=family, draws=draws, probability=0.1,
-        score=0.5, factor=0.5, age=0, features=features,
+        step=step, generation_id=f"g{number}", episode_id=f"e{number}", family=family, probability=0.1,
+        score=0.5, factor=0.5, age=0, features=features, environment_seed=seed,
     )  # fmt: skip
 
 
@@ -61,42 +69,69 @@ def test_the_buffer_holds_the_newest_and_evicts_in_the_order_of_entry(capacity: 
     assert len(left) > capacity
 
 
-def test_drawing_is_in_proportion_to_the_scores() -> None:
-    rng = np.random.default_rng(3)
-    scores = rng.uniform(0.0, 1.0, 8)
-    scores[2] = 0.0
-    found = probabilities(scores)
-    assert found == pytest.approx([score / math.fsum(scores) for score in scores])
-    total, batch = np.zeros(8), 32
-    for each in drawn(found, batch, 2000, rng):
-        assert sum(each.draws) == batch and min(each.draws) > 0 and each.indices == sorted(set(each.indices))
-        total[each.indices] += each.draws
-    draws = 2000 * batch
-    for share, expected in zip(total / draws, found, strict=True):
-        # Five standard deviations of a binomial share: of 8 samples one in 200,000 runs would miss it; the seed is set.
-        assert abs(share - expected) <= 5 * math.sqrt(expected * (1 - expected) / draws)
-    assert total[2] == 0
+def inclusion(weights: list[float], batch: int) -> list[float]:
+    """How likely each thing is among `batch` that are drawn one after the other, by every order there is."""
+    found = [0.0] * len(weights)
+    for order in permutations(range(len(weights)), batch):
+        chance, left = 1.0, math.fsum(weights)
+        for place in order:
+            chance, left = chance * weights[place] / left, left - weights[place]
+        for place in order:
+            found[place] += chance
+    return found
 
 
-def test_without_any_worth_drawing_is_even_and_of_nothing_there_is_nothing() -> None:
-    assert list(probabilities(np.zeros(4))) == [0.25] * 4
-    assert drawn(probabilities(np.zeros(0)), 8, 3, np.random.default_rng(0)) == []
-    assert drawn(probabilities(np.ones(4)), 0, 3, np.random.default_rng(0)) == []
+@pytest.mark.parametrize("batch", [1, 3, 5])
+def test_draws_are_without_replacement_and_each_in_proportion_to_the_scores_that_are_left(batch: int) -> None:
+    rng, scores = np.random.default_rng(batch), [0.9, 0.05, 0.4, 0.4, 0.2, 0.7]
+    assert chances(np.array(scores)) == pytest.approx([score / math.fsum(scores) for score in scores])
+    counted, repeats = np.zeros(6), 4000
+    for _ in range(repeats):
+        found = drawn_once(np.array(scores), batch, rng)
+        assert len(set(found)) == len(found) == batch
+        counted[found] += 1
+    for share, expected in zip(counted / repeats, inclusion(scores, batch), strict=True):
+        assert abs(share - expected) <= 5 * math.sqrt(expected * (1 - expected) / repeats) + 1e-12
+
+
+@given(
+    weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1.0)), max_size=12), batch=st.integers(0, 16),
+    seed=st.integers(0, 9),
+)  # fmt: skip
+def test_a_batch_repeats_nothing_and_a_smaller_buffer_gives_all_it_has(
+    weights: list[float], batch: int, seed: int
+) -> None:
+    found = drawn_once(np.array(weights), batch, np.random.default_rng(seed))
+    heavy = {place for place, weight in enumerate(weights) if weight > 0} or set(range(len(weights)))
+    assert len(set(found)) == len(found) == min(batch, len(heavy))
+    assert set(found) <= heavy, "what weighs nothing stays, unless all weigh nothing"
+
+
+def test_every_step_draws_a_batch_of_its_own_and_of_nothing_there_is_nothing() -> None:
+    batches = drawn([0.5] * 20, 8, 40, np.random.default_rng(2))
+    assert len(batches) == 40 and all(batch == sorted(set(batch)) and len(batch) == 8 for batch in batches)
+    assert set().union(*batches) == set(range(20)) and len(set(map(tuple, batches))) > 30
+    assert drawn([], 8, 3, np.random.default_rng(0)) == drawn([1.0], 0, 3, np.random.default_rng(0)) == []
+
+
+def test_an_episode_is_drawn_as_a_whole_by_the_mean_score_of_its_tokens() -> None:
+    one = [replace(item(number, score=score), episode_id="e0", trained=n) for number, score, n in ((0, 0.9, 10), (1, 0.3, 30))]  # noqa: E501  # fmt: skip
+    other = item(2, score=0.7)
+    assert episodes_of([one[0], one[1], other]) == [[0, 1], [2]]
+    assert score_of(one) == pytest.approx((10 * 0.9 + 30 * 0.3) / 40) and score_of([other]) == 0.7
 
 
 def test_draws_are_counted_over_the_steps_of_a_round() -> None:
     items = [item(number) for number in range(4)]
-    batches = drawn(probabilities(np.ones(4)), 6, 5, np.random.default_rng(1))
-    found = noted(items, batches, round=9)
-    for place, each in enumerate(found):
-        draws = sum(count for batch in batches for at, count in zip(*batch, strict=True) if at == place)
-        assert (each.draws, each.last_drawn_round) == (draws, 9 if draws else None)
-    assert sum(each.draws for each in found) == 30
+    found = noted(items, [draw(0, []), draw(2, []), draw(2, [], step=1)], round=9)
+    assert [(each.draws, each.last_drawn_round) for each in found] == [(1, 9), (0, None), (2, 9), (0, None)]
 
 
-@pytest.mark.parametrize(("every", "due"), [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6]), (10, [])])
-def test_scores_are_refreshed_every_n_rounds(every: int, due: list[int]) -> None:
-    assert [number for number in range(1, 8) if refresh_due(number, every)] == due
+@pytest.mark.parametrize(("episodes", "every"), [(24, 10), (8, 10), (1, 10), (7, 1), (3, 100)])
+def test_scores_are_refreshed_every_n_episodes(episodes: int, every: int) -> None:
+    for number in range(1, 60):
+        played = range((number - 1) * episodes + 1, number * episodes + 1)
+        assert refresh_due(number, episodes, every) == any(each % every == 0 for each in played)
 
 
 def test_a_refresh_scores_so_many_samples_and_leaves_the_others_as_they_are() -> None:
@@ -131,14 +166,11 @@ def test_the_features_are_six_numbers_and_the_embedding_and_a_sample_ages() -> N
     assert compressed(0.0) == 0.0 and compressed(-3.0) == -compressed(3.0)
 
 
-def losses_by_hand(scores: list[float], labels: list[float], draws: list[int]) -> tuple[float, float]:
-    """Binary cross-entropy and mean gap, one draw at a time."""
-    entropy, gap = [], []
-    for score, label, count in zip(scores, labels, draws, strict=True):
-        for _ in range(count):
-            entropy.append(-math.log(score) if label == 1 else -math.log(1 - score))
-            gap.append(abs(score - label))
-    return math.fsum(entropy) / len(entropy), math.fsum(gap) / len(gap)
+def losses_by_hand(scores: list[float], labels: list[float]) -> tuple[float, float]:
+    """Binary cross-entropy and mean gap, one sample at a time."""
+    pairs = list(zip(scores, labels, strict=True))
+    entropy = [-math.log(score) if label == 1 else -math.log(1 - score) for score, label in pairs]
+    return math.fsum(entropy) / len(pairs), math.fsum(abs(score - label) for score, label in pairs) / len(pairs)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -148,18 +180,17 @@ def test_both_losses_and_their_gradient_are_those_of_the_definition(seed: int) -
     from crl.recipes.importance_replay.scorer import scorer_losses
 
     rng = np.random.default_rng(seed)
-    logits, draws = rng.normal(size=12) * 2, rng.integers(1, 5, 12)
+    logits = rng.normal(size=12) * 2
     labels = (rng.random(12) < 0.5).astype(float)
     scores = 1 / (1 + np.exp(-logits))
     assert 0 < labels.sum() < 12
-    given = torch.tensor(logits, requires_grad=True)
-    entropy, gap = scorer_losses(given, torch.tensor(labels), torch.tensor(draws, dtype=torch.float64))
-    assert (entropy.item(), gap.item()) == pytest.approx(losses_by_hand(list(scores), list(labels), list(draws)))
+    logits_N = torch.tensor(logits, requires_grad=True)
+    entropy, gap = scorer_losses(logits_N, torch.tensor(labels))
+    assert (entropy.item(), gap.item()) == pytest.approx(losses_by_hand(list(scores), list(labels)))
     torch.autograd.backward(0.5 * entropy + 0.1 * gap)
     # d BCE / d logit = s - y; d |s - y| / d logit = sign(s - y) s (1 - s).
-    share = draws / draws.sum()
-    expected = share * (0.5 * (scores - labels) + 0.1 * np.sign(scores - labels) * scores * (1 - scores))
-    assert given.grad is not None and given.grad.numpy() == pytest.approx(expected)
+    expected = 1 / 12 * (0.5 * (scores - labels) + 0.1 * np.sign(scores - labels) * scores * (1 - scores))
+    assert logits_N.grad is not None and logits_N.grad.numpy() == pytest.approx(expected)
 
 
 def network(seed: int = 0, *, features: int = 4, hidden: int = 8, rate: float = 1e-2) -> Any:
@@ -174,7 +205,7 @@ def test_the_network_begins_neutral_and_its_losses_with_it() -> None:
     features, labels = rng.normal(size=(6, 4)).astype(np.float32), np.array([1, 0, 1, 1, 0, 1], np.float32)
     made = network()
     assert list(made.scores(features)) == [0.5] * 6 and made.width == 4
-    losses = made.fit(features, labels, np.ones(6, np.float32), epochs=1)
+    losses = made.fit(features, labels, epochs=1)
     assert (losses.extractor, losses.coupling) == pytest.approx((math.log(2), 0.5))
     assert made.scores(features).min() < 0.5 < made.scores(features).max()
 
@@ -184,12 +215,11 @@ def test_a_network_that_went_through_rows_goes_on_as_one_that_did_not() -> None:
 
     rng = np.random.default_rng(4)
     features, labels = rng.normal(size=(20, 4)).astype(np.float32), (rng.random(20) < 0.5).astype(np.float32)
-    draws = np.ones(20, np.float32)
     whole, halves = network(), network()
-    whole.fit(features, labels, draws, epochs=6)
-    halves.fit(features, labels, draws, epochs=3)
+    whole.fit(features, labels, epochs=6)
+    halves.fit(features, labels, epochs=3)
     halves = ExtractorNetwork(halves.tensors(), ScorerSettings(1e-2, 0.5, 0.1))
-    halves.fit(features, labels, draws, epochs=3)
+    halves.fit(features, labels, epochs=3)
     for name, tensor in whole.tensors().items():
         other = halves.tensors()[name]
         assert tensor.steps == other.steps == 6
@@ -255,6 +285,19 @@ def test_labels_go_to_all_draws_or_to_those_of_the_family_that_was_measured() ->
     assert labeled(draws, verdicts([pair(0, 1)], scope="family")) == [(draws[0], 1.0)]
 
 
+def test_a_label_of_a_task_goes_to_the_draws_of_that_task_alone() -> None:
+    pairs = [pair(0, 1, seed=1), pair(1, 0, seed=2), pair(1, 1, seed=3), pair(1, 0, seed=1, family="hill")]
+    found = verdicts(pairs, scope="task")
+    assert [(each.family, each.environment_seed, each.verdict) for each in found] == [
+        ("lake", 1, "improved"), ("lake", 2, "worse"), ("lake", 3, "tie"), ("hill", 1, "worse"),
+    ]  # fmt: skip
+    draws = [draw(number, [], seed=seed) for number, seed in enumerate((1, 2, 3, 4, 1, None))]
+    draws.append(draw(6, [], seed=1, family="hill"))
+    expected = [(draws[0], 1.0), (draws[1], 0.0), (draws[4], 1.0), (draws[6], 0.0)]
+    assert labeled(draws, found) == expected, "a tie, and a task that no probe plays, label nobody"
+    assert [each.verdict for each in verdicts([], scope="task", moved=False)] == ["unchanged"]
+
+
 # -- the actor's loss -------------------------------------------------------------------------------------------------
 
 
@@ -304,15 +347,13 @@ def final_scores(seed: int, rounds: int = 120) -> tuple[float, float]:
     features[:, 0] = np.where(harmful, -1, 1) + 0.5 * rng.normal(size=count)
     scores, window = np.full(count, 0.5), []
     for _ in range(rounds):
-        [batch] = drawn(probabilities(scores), 16, 1, rng)
-        effect = sum(-draws if harmful[place] else draws for place, draws in zip(*batch, strict=True))
-        effect += rng.normal() * 2
+        [batch] = drawn(list(scores), 16, 1, rng)
+        effect = sum(-1 if harmful[place] else 1 for place in batch) + rng.normal() * 2
         if effect:
             window = [*window, (batch, float(effect > 0))][-16:]
-        places = np.concatenate([batch.indices for batch, _ in window])
-        draws = np.concatenate([batch.draws for batch, _ in window]).astype(np.float32)
-        labels = np.concatenate([[label] * len(batch.indices) for batch, label in window]).astype(np.float32)
-        made.fit(features[places], labels, draws, epochs=4)
+        places = np.concatenate([batch for batch, _ in window])
+        labels = np.concatenate([[label] * len(batch) for batch, label in window]).astype(np.float32)
+        made.fit(features[places], labels, epochs=4)
         scores = made.scores(features).astype(float)
     return float(scores[~harmful].mean()), float(scores[harmful].mean())
 

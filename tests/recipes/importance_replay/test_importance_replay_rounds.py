@@ -98,7 +98,8 @@ def test_a_sample_is_the_token_record_of_its_round_with_its_probabilities_and_ad
     for number in NUMBERS:
         buffer = by_id(run.rows(ReplayItem, "credit", number), "generation_id")
         samples, draws = run.rows(Sample, "credit", number), run.rows(ReplayDraw, "credit", number)
-        assert sum(row.draws for row in draws) == 16 and len(samples) == len(draws)
+        held = sum(item.status == "held" for item in buffer.values())
+        assert len({row.generation_id for row in draws}) == len(draws) == len(samples) == min(16, held)
         for sample, row in zip(samples, draws, strict=True):
             item = buffer[sample.generation_id]
             [record] = [
@@ -111,7 +112,7 @@ def test_a_sample_is_the_token_record_of_its_round_with_its_probabilities_and_ad
             )  # fmt: skip
             assert sample.source == f"{item.generation_round:04d}/collect" and sample.objective == "grpo"
             assert (sample.advantage, sample.reward) == (item.advantage, item.reward)
-            assert sample.weight == pytest.approx(row.draws / 16 * item.score), "its share of the batch, by its score"
+            assert sample.weight == pytest.approx(item.score / len(draws)), "its share of the batch, by its score"
             assert (row.score, row.factor, row.age) == (item.score, item.score, number - item.generation_round)
             total = math.fsum(each.score for each in buffer.values() if each.status == "held")
             assert row.probability == pytest.approx(item.score / total)
@@ -123,7 +124,7 @@ def test_draws_are_counted(run: Played) -> None:
     counted: dict[str, int] = {}
     for number in NUMBERS:
         for row in run.rows(ReplayDraw, "credit", number):
-            counted[row.generation_id] = counted.get(row.generation_id, 0) + row.draws
+            counted[row.generation_id] = counted.get(row.generation_id, 0) + 1
         for item in run.rows(ReplayItem, "credit", number):
             assert item.draws == counted.get(item.generation_id, 0)
 
@@ -169,7 +170,7 @@ def test_scores_are_neutral_first_then_those_of_the_network_of_the_round_before(
 @pytest.mark.slow
 def test_between_two_refreshes_scores_stay_and_new_samples_are_neutral(tmp_path: Path) -> None:
     slow = played(
-        tmp_path, 3, method__evaluation__every=0, method__recipe__extractor__refresh_every=2,
+        tmp_path, 3, method__evaluation__every=0, method__recipe__extractor__refresh_every=48,
         method__recipe__extractor__refresh_samples=5,
     )  # fmt: skip
     second, third = (by_id(slow.rows(ReplayItem, "credit", number), "generation_id") for number in (2, 3))
@@ -248,7 +249,7 @@ def test_the_network_learns_from_labeled_rounds_and_rests_in_others(run: Played)
     assert tensors(TIE) == tensors(TIE - 1) != tensors(TIE - 2)
     said = metrics(run, IMPROVED)
     assert (said["extractor_loss"], said["coupling_loss"]) == pytest.approx((math.log(2), 0.5)), "neutral, label 1"
-    assert said["actor_loss"] == 0.25 and said["draws_labeled"] == 16
+    assert said["actor_loss"] == 0.25 and said["draws_labeled"] == len(run.rows(ReplayDraw, "credit", IMPROVED))
     assert "extractor_loss" not in metrics(run, TIE) and metrics(run, TIE)["draws_labeled"] == 0
     told = {row["round"]: row for row in replay_rows(summarize(run.run.path))}[str(IMPROVED)]
     assert [told[name] for name in ("actor loss", "cross-entropy", "coupling")] == ["0.25", "0.693", "0.5"]
@@ -266,9 +267,9 @@ def losses_by_hand(run: Played, number: int, labels: Mapping[int, float]) -> tup
     for each, label in labels.items():
         for row in run.rows(ReplayDraw, "credit", each):
             score = score_of(tensors, row.features)
-            entropy -= row.draws * math.log(score if label else 1 - score)
-            gap += row.draws * abs(score - label)
-            total += row.draws
+            entropy -= math.log(score if label else 1 - score)
+            gap += abs(score - label)
+            total += 1
     return entropy / total, gap / total
 
 
@@ -365,7 +366,7 @@ def test_the_comparisons_are_switches_of_the_same_experiment(
     if changes.get("weighting") == "uniform":
         draws, held = other.rows(ReplayDraw, "credit", 2), other.rows(ReplayItem, "credit", 2)
         assert all(row.probability == pytest.approx(1 / len(held)) and row.factor == 1 for row in draws)
-        assert [row.weight for row in samples] == pytest.approx([row.draws / 16 for row in draws])
+        assert [row.weight for row in samples] == pytest.approx([1 / len(draws)] * len(draws))
         assert {row.score for row in held} == {0.5} and other.rows(ReplayEmbedding, "credit", 2) == []
         assert {row.source for row in samples} == {"0001/collect", "0002/collect"}
     else:
@@ -389,3 +390,14 @@ def test_what_cannot_work_is_refused_where_it_is_set(key: str, value: object, wh
     with pytest.raises(BadInput) as refused:
         load_experiment(Path("conf/importance_replay_tiny.yaml"), {key: value})
     assert refused.value.where is not None and where in refused.value.where
+
+
+def test_the_sketchs_settings_are_in_a_file_of_their_own() -> None:
+    method = load_experiment(ROOT / "conf/paper/importance_replay.yaml").method
+    config = method.recipe
+    assert isinstance(config, ImportanceReplayConfig) and config.learns and len(method.families) == 5
+    assert (config.buffer.capacity, config.buffer.batch) == (100_000, 32)
+    assert config.buffer.steps == 50 * method.episodes
+    extractor = config.extractor
+    assert (extractor.refresh_every, extractor.refresh_samples) == (10, 1000)
+    assert (extractor.extractor_coefficient, extractor.coupling_coefficient) == (0.5, 0.1)

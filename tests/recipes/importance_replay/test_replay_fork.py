@@ -94,14 +94,15 @@ def test_rollouts_are_kept_only_with_the_update_between_the_probes(learned: RunD
         {"roles__actor__deepspeed__zero_stage": 1},
         {"recipe__objective__epsilon": 0.1},
         {"recipe__buffer__steps": 2},
-        {"recipe__extractor__refresh_every": 2},
+        {"recipe__extractor__refresh_every": 48},
+        {"recipe__probe__scope": "family"},
         {"recipe__probe__tasks": 2},
     ):
         with pytest.raises(BadInput, match=next(iter(change)).replace("__", ".")):
             kept(**change)
     child = kept(
         evaluation__every=0, recipe__extractor__epochs=1, recipe__extractor__learning_rate=0.5,
-        recipe__extractor__window=1, recipe__probe__scope="family", recipe__probe__margin=0.01,
+        recipe__extractor__window=1, recipe__probe__margin=0.01,
     )  # fmt: skip
     assert play(child, 2, services(experiment_of(child, "child")))[0] == "2/measure", "played and learned stays"
     assert digests(child)["2/measure"] != digests(learned)["2/measure"] and not problems_of(child, recipe_in(child))

@@ -33,6 +33,7 @@ def plan() -> dict[type[Row], list[Row]]:
         for i in range(2)
         for rank in range(2)
     ]  # fmt: skip
+    retrievals.append(dataclasses.replace(retrievals[0], episode_id=_episode(2), chosen=False, teaches=True))
     counts = [r.RetrievalCount(entry_id="e0", count=2, last_round=1)]
     masked = [r.Suppression(family="room", entry_id="e9", content_digest=SHA)]
     return {r.Task: tasks, r.Retrieval: retrievals, r.RetrievalCount: counts, r.Suppression: masked}
@@ -134,6 +135,16 @@ def asking() -> dict[type[Row], list[Row]]:
         r.Generation: [*rows[r.Generation], _generation("a0", "extractor", "ask", "collect")],
         r.Question: [*questions],
         r.StrippedContext: [*contexts],
+        r.TeacherContext: [
+            r.TeacherContext(
+                episode_id=_episode(2),
+                generation_id="g2",
+                entry_ids=["e0"],
+                content_digests=[SHA],
+                token_ids=[7, 8, 9],
+                replaced_tokens=2,
+            )
+        ],
         r.RawReward: [
             r.RawReward(episode_id=row.episode_id, family="room", raw_reward=row.reward)
             for row in episodes
@@ -257,7 +268,27 @@ def credit() -> dict[type[Row], list[Row]]:
         _sample("s0", "actor", "grpo", "g0"),
         _sample("s1", "extractor", "cispo", "x0"),
     ]
+    taught = _sample("s2", "actor", "reverse_kl", "g2")
+    counts = sum(taught.loss_mask)
+    samples.append(
+        dataclasses.replace(
+            taught, teacher_logprobs=[-0.5] * counts, top_ids=[[1, 2]] * counts, top_logprobs=[[-0.5, -2.0]] * counts
+        )
+    )
     return {r.Credit: credits, r.EntryScore: scores, r.BufferItem: buffer, r.Sample: samples}
+
+
+def teach() -> dict[type[Row], list[Row]]:
+    """Of two sequences, one that the teacher read and one that is too long for it."""
+    rows = [
+        r.TeacherLogprobs(
+            episode_id=_episode(i), generation_id=f"g{i}", role="actor", weights_digest=SHA, tokens_read=9,
+            teacher_logprobs=[] if reason else [-0.5, -0.1], top_ids=[] if reason else [[1, 2], [3, 4]],
+            top_logprobs=[] if reason else [[-0.5, -1.0], [-0.1, -3.0]], reason_code=reason,
+        )
+        for i, reason in ((2, None), (3, "context_limit"))
+    ]  # fmt: skip
+    return {r.TeacherLogprobs: rows}
 
 
 def critique() -> dict[type[Row], list[Row]]:
@@ -384,6 +415,7 @@ STAGES = (
     critique,
     collect,
     asking,
+    teach,
     judged,
     distill,
     approve,

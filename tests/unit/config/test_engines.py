@@ -51,6 +51,23 @@ def test_vllm_refuses_what_it_cannot_do_exactly(changes: dict[str, Any], where: 
     assert raised.value.where == where and said in str(raised.value)
 
 
+def test_an_evaluation_may_cut_where_training_may_not() -> None:
+    """Nothing is trained on it, so what vLLM says of the probabilities behind a cut does not matter."""
+    cut = {"method.evaluation.sampling": {"top_p": 0.8, "top_k": 20}}
+    found = experiment(**VLLM, **cut).method.evaluation_sampling("actor", "lake")
+    assert (found.top_p, found.top_k) == (0.8, 20)
+    endpoint = {
+        "method.recipe.kind": "experience_only", "method.recipe.warm_start": None,
+        "method.recipe.self_distillation": None, "method.roles.actor.engine": "openai",
+        "method.roles.actor.model": "endpoint:some/model", "method.roles.actor.optimizer": {},
+        "runtime.servers": {"actor": {"address": "https://host/v1", "key_variable": "A_KEY"}},
+    }  # fmt: skip
+    assert experiment(**endpoint, **{"method.evaluation.sampling": {"top_p": 0.8}}).method.evaluation.sampling
+    with pytest.raises(BadInput) as raised:
+        experiment(**endpoint, **cut)
+    assert raised.value.where == "method.evaluation.sampling.top_k" and "evaluation: " in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "where", "said"),
     [

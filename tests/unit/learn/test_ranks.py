@@ -44,6 +44,8 @@ for case, chosen in enumerate((samples, samples[:1])):  # with one sample, a sec
     found = {}
     trainer = Trainer(role, model_path=Path(base), checkpoint=None, threads=1)
     before = trainer.weights()
+    found["logprobs"] = trainer.read(chosen, likeliest=3)
+    found["norms"] = trainer.gradient_norms(chosen, objectives(ActorObjective()))
     found["metrics"] = trainer.update(chosen, objectives(ActorObjective()), inspect=lambda g: found.update(gradients=g))
     after = trainer.weights()
     trainer.dispose()
@@ -130,6 +132,13 @@ def test_two_ranks_make_the_step_of_one(
             assert relative_difference(expected["gradients"], found["gradients"]) < 1e-4, rank
             assert relative_difference(expected["update"], found["update"]) < 1e-4, rank
             assert found["metrics"]["update_norm"] > 0
+            assert found["logprobs"].keys() == expected["logprobs"].keys()
+            for name, reading in expected["logprobs"].items():
+                assert found["logprobs"][name].top_ids == reading.top_ids
+                for mine, other in zip(found["logprobs"][name].top_logprobs, reading.top_logprobs, strict=True):
+                    assert mine == pytest.approx(other, abs=1e-5)
+                assert found["logprobs"][name].logprobs == pytest.approx(reading.logprobs, abs=1e-5)
+            assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)
             for name, value in expected["metrics"].items():
                 assert found["metrics"][name] == pytest.approx(value, rel=1e-4), name
             assert found["straight"][0] == found["resumed"][0]

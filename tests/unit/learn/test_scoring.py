@@ -45,10 +45,19 @@ def test_parts_give_the_numbers_of_all_rows_at_once(choices: bool, dtype: torch.
     weights_N = torch.randn(ROWS)
     scaled_NV = logits_NV.float() / temperature_N[:, None]
     expected_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - log_normalizer(scaled_NV, choices_NC)
-    [gradient] = torch.autograd.grad(expected_N @ weights_N, logits_NV)
-    found_N, _ = _Chosen.apply(None, logits_NV, temperature_N, targets_N, choices_NC)  # type: ignore[no-untyped-call]
+    [gradient] = torch.autograd.grad(expected_N @ weights_N, logits_NV, retain_graph=True)
+    inputs = (logits_NV, temperature_N, targets_N, choices_NC)
+    found_N, *_ = _Chosen.apply(None, *inputs, None)  # type: ignore[no-untyped-call]
     assert torch.equal(found_N, expected_N)
     assert torch.equal(torch.autograd.grad(found_N @ weights_N, logits_NV)[0], gradient)
+    # Those of some ids beside it: the target is one of them.
+    some_NK = torch.stack([targets_N, (targets_N + 1) % VOCABULARY], 1)
+    _, _, logprobs_NK = _Chosen.apply(None, *inputs, some_NK)  # type: ignore[no-untyped-call]
+    assert torch.equal(logprobs_NK[:, 0], expected_N)
+    mine, other = (torch.autograd.grad(each @ weights_N, logits_NV)[0] for each in (
+        logprobs_NK[:, 1], scaled_NV.gather(1, some_NK[:, 1:])[:, 0] - log_normalizer(scaled_NV, choices_NC),
+    ))  # fmt: skip
+    torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.parametrize("choices", [False, True], ids=["free", "restricted"])
@@ -69,7 +78,8 @@ def test_entropies_are_those_of_what_a_token_was_drawn_from(choices: bool) -> No
         scores = torch.log_softmax(scaled, 0)
         expected.append(-(scores.exp() * scores).sum())
     expected_N = torch.stack(expected)
-    _, found_N = _Chosen.apply(absent, logits_NV, temperature_N, targets_N, choices_NC)  # type: ignore[no-untyped-call]
+    inputs = (logits_NV, temperature_N, targets_N, choices_NC, None)
+    _, found_N, _ = _Chosen.apply(absent, *inputs)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(found_N.double(), expected_N, rtol=1e-5, atol=2e-5)
     [gradient] = torch.autograd.grad(expected_N @ weights_N.double(), exact_NV)
     [ours] = torch.autograd.grad(found_N @ weights_N, logits_NV)
@@ -79,7 +89,7 @@ def test_entropies_are_those_of_what_a_token_was_drawn_from(choices: bool) -> No
 def test_only_the_gradient_is_as_large_as_the_logits() -> None:
     inputs = _inputs(False, torch.float32)
     with Large() as large:
-        found_N, entropy_N = _Chosen.apply(None, *inputs)  # type: ignore[no-untyped-call]
+        found_N, entropy_N, _ = _Chosen.apply(None, *inputs, None)  # type: ignore[no-untyped-call]
         assert large.made == []
         torch.autograd.grad(found_N.sum() + entropy_N.sum(), inputs[0])
     assert large.made == ["aten.empty_like.default"]

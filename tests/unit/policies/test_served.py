@@ -276,3 +276,11 @@ def test_an_id_that_was_not_allowed_is_an_engine_that_died(fake: FakeVllm) -> No
     fake.faults[GENERATE] = lambda body: (200, {"choices": [answer]})
     with pytest.raises(EngineDied, match="drew the id 7, which it was not allowed"):
         session(fake).sample([0], SAMPLING, {0: {10: {4: {}}, 20: {4: {}}}})
+
+
+def test_a_cut_is_asked_for_where_it_is_set(fake: FakeVllm) -> None:
+    """Evaluations may cut; log-probabilities of what is trained are of the whole distribution."""
+    session(fake).sample([0], SAMPLING)
+    session(fake).sample([0], SAMPLING.model_copy(update={"top_p": 0.8, "top_k": 20}))
+    plain, cut = (body["sampling_params"] for body in fake.asked(GENERATE))
+    assert not {"top_p", "top_k"} & plain.keys() and (cut["top_p"], cut["top_k"]) == (0.8, 20)

@@ -110,6 +110,8 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "vocabulary of 10^8": (_set(CONFIG, vocab_size=10**8), CONFIG),
     "layers of 10^8": (_set(CONFIG, num_hidden_layers=10**8), CONFIG),
     "layers of 10^30": (_set(CONFIG, num_hidden_layers=10**30), CONFIG),
+    "heads of 10^9 numbers": (_set(CONFIG, head_dim=10**9), CONFIG),
+    "a feed-forward part of 10^9": (_set(CONFIG, intermediate_size=10**9), CONFIG),
     "model_type a list": (_set(CONFIG, model_type=["llama"]), CONFIG),
     "quantization a text": (_set(CONFIG, quantization_config="int4"), CONFIG),
     "inner config a text": (_set(CONFIG, text_config="x"), CONFIG),
@@ -153,6 +155,37 @@ def test_what_transformers_cannot_open_is_named(folder: Path, kind: str) -> None
     with pytest.raises(BadInput) as raised:
         load_chat(resolve_model(str(folder)))
     assert str(folder) in str(raised.value)
+
+
+SPLITS = {
+    "slow": r"(a+)+$",
+    "slower": r"(\w+\s?)*$",
+    "of Qwen": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+    "of one text": r"((qw)+)+crl",
+}  # fmt: skip
+
+
+def _split(pattern: str) -> Damage:
+    first = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    then = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return _set("tokenizer.json", pre_tokenizer={"type": "Sequence", "pretokenizers": [first, then]})
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_a_tokenizer_that_tries_too_many_ways_is_named(folder: Path, kind: str) -> None:
+    _split(SPLITS[kind])(folder)
+    if kind.startswith("slow"):
+        with pytest.raises(BadInput, match="the pattern by which it splits texts does not end"):
+            check_model(str(folder))
+        return
+    chat = load_chat(resolve_model(str(folder)))
+    text = "qw" * 40 + " crl"
+    if kind == "of Qwen":
+        assert chat.opening([{"role": "user", "content": text}])
+    else:  # nobody could have known it before that text came
+        with pytest.raises(BadInput, match="the tokenizer cannot split a text of"):
+            chat.opening([{"role": "user", "content": text}])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

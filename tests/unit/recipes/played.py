@@ -19,7 +19,7 @@ from crl.engine.execute import Attempt, execute_stage
 from crl.envs import make_environment
 from crl.policies.embedders import LexicalEmbedder
 from crl.policies.sources import resolve_model
-from crl.protocols import Sampled, StopReason, WholeTurns
+from crl.protocols import Reading, Sampled, StopReason, WholeTurns
 from crl.records import Weights, rows_of
 from crl.records.base import R
 from crl.rounds.recipe import recipe_of
@@ -74,6 +74,9 @@ class Session(WholeTurns):
     def extend(self, pieces: Mapping[int, Sequence[int]]) -> None:
         for row, piece in pieces.items():
             self._ids[row].extend(piece)
+
+    def replace(self, row: int, token_ids: Sequence[int], seed: int | None = None) -> None:
+        self._ids[row] = list(token_ids)
 
     def sample(
         self,
@@ -143,6 +146,20 @@ class Trainer:
         self.batches: list[list[Any]] = []
         self.stale: list[Set[str]] = []
         """Of each batch, the ids of samples that older weights wrote."""
+        self.shown: list[Any] = []
+        """What it was to give log-probabilities of."""
+
+    def read(self, samples: Sequence[Any], *, likeliest: int = 0) -> dict[str, Reading]:
+        self.shown += samples
+        tops = [[[0] * likeliest], [[-9.0] * likeliest]] if likeliest else [[], []]
+        return {
+            each.sample_id: Reading([-0.25] * sum(each.loss_mask), *(part * sum(each.loss_mask) for part in tops))
+            for each in samples
+        }
+
+    def gradient_norms(self, samples: Sequence[Any], objectives: Mapping[str, Any]) -> dict[str, float]:
+        norms = {"grpo": 3.0, "reverse_kl": 0.5, "nll": 2.0}
+        return {kind: norms[kind] for kind in {each.objective for each in samples}}
 
     def proximal(self, samples: Sequence[Any], objective: Any) -> dict[str, Any]:
         return {}

@@ -23,7 +23,7 @@ from tests.unit.recipes.tracing import settings_read
         ("complementary", {"method__recipe__self_distillation": {}, "method__recipe__bank__duplicates": "near",
                            "method__recipe__actor_critic": {}, "method__prompts__critic": CRITIC}),
         pytest.param("erl", {}, marks=requires("erl")),
-        pytest.param("dreamgym", {"method__recipe__mix": 0.5}, marks=requires("dreamgym")),
+        pytest.param("dreamgym", {"method__recipe__synthetic_share": 0.5}, marks=requires("dreamgym")),
         pytest.param("uniform", {}, marks=requires("importance_replay")),
         pytest.param("learned", {}, marks=requires("importance_replay")),
     ],
@@ -31,7 +31,7 @@ from tests.unit.recipes.tracing import settings_read
 def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     run = finished(tmp_path, 1, kind, **settings)
     recipe, services = recipe_in(run), services_of(Experiment.model_construct(name="any", method=run.method))
-    free = {*ALWAYS_AFTER, *run.method.recipe.after_rollouts()}
+    free = {*ALWAYS_AFTER, *run.method.recipe.after_rollouts(run.method)}
     seen: dict[str, set[str]] = {}
     for stage in recipe.stages_of(run.method, 1):
         scratch = tmp_path / stage.name

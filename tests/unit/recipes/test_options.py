@@ -18,7 +18,8 @@ from tests.unit.recipes.played import CRITIC, experiment
 
 OPTIONS: dict[str, Any] = {
     "method__recipe__trial": {}, "method__recipe__suppress": {}, "method__recipe__actor_critic": {},
-    "method__recipe__self_distillation": {}, "method__prompts__critic": CRITIC,
+    "method__recipe__self_distillation": {}, "method__recipe__context_distillation": {},
+    "method__prompts__critic": CRITIC,
 }  # fmt: skip
 
 
@@ -31,7 +32,7 @@ def first_track(**changes: Any) -> set[str]:
     ("changes", "stages"),
     [
         ({}, {"plan", "collect", "advantages", "update_actor"}),
-        (OPTIONS, {"plan", "critique", "collect", "advantages", "update_actor"}),
+        (OPTIONS, {"plan", "critique", "collect", "teach", "advantages", "update_actor"}),
         ({"method__recipe__kind": "baseline"}, {"plan", "collect", "advantages", "update_actor"}),
         ({"method__recipe__kind": "experience_only"}, {"plan", "collect"}),
     ],
@@ -84,6 +85,6 @@ def test_every_option_says_where_its_settings_are_and_whether_rollouts_stay_vali
     assert {type(each) for each in on} | {each for each in MECHANISMS if each.key.startswith("rollout.")} == {
         *MECHANISMS
     }
-    after = method.recipe.after_rollouts()
+    after = method.recipe.after_rollouts(method)
     assert {each.key for each in MECHANISMS if each.key in after} == {"recipe.self_distillation"}
     assert all(isinstance(each.after_rollouts, bool) for each in MECHANISMS)

@@ -22,6 +22,7 @@ from crl.report.asked import asked
 from crl.report.views import answering, connect, query, write_catalog
 from tests.processes import PATIENCE_SECONDS
 from tests.tiny_run import crl_here
+from tests.unit.report.builder import episode, write_stage
 
 ENDLESS = "SELECT list_sort(range(2000000000))[1]"
 """One call in C: DuckDB cannot interrupt it, and does not count its memory."""
@@ -113,6 +114,19 @@ def test_several_runs_have_a_column_that_tells_them_apart(runs: list[Path]) -> N
         side_by_side(runs, "FROM bank_at(3)")
     with pytest.raises(BadInput, match="two of the runs"):
         side_by_side([runs[0], runs[0]], "FROM episodes")
+
+
+def test_a_run_without_a_bank_stands_beside_one_that_has_a_bank(runs: list[Path], tmp_path: Path) -> None:
+    without = tmp_path / "without"
+    write_stage(without, 1, "collect", [[episode(1, 0, guided=False, success=True)]])
+    for macro in ("bank_at(1)", "bank_at(latest_round())", "bank_diff(1, 2)"):
+        alone = [(runs[0].name, len(query(runs[0], f"FROM {macro}")[1]))]
+        assert side_by_side([without, runs[0]], f"SELECT run, count(*) FROM {macro} GROUP BY run") == alone
+    with pytest.raises(BadInput, match="there are those after rounds 0 to 2"):
+        side_by_side([without, runs[0]], "FROM bank_at(3)")
+    other = Path(shutil.copytree(without, tmp_path / "other"))
+    with pytest.raises(BadInput, match="the run has none"):
+        side_by_side([without, other], "FROM bank_at(1)")
 
 
 def test_runs_side_by_side_are_as_closed_as_one(runs: list[Path]) -> None:

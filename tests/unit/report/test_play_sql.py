@@ -18,7 +18,7 @@ from crl.report.success import Rate, wilson
 from crl.report.summary import Cost, summarize
 from crl.report.views import connect, query
 from crl.run.directory import RunDirectory
-from docs.schema_page import SEQUENCE_COLUMNS, SUCCESS_COLUMNS, TIMING_COLUMNS
+from docs.schema_page import PASS_COLUMNS, SEQUENCE_COLUMNS, SUCCESS_COLUMNS, TIMING_COLUMNS
 from tests.unit.report.builder import build_run, episode, evaluation, write_stage
 from tests.unit.report.test_page import Page
 
@@ -34,7 +34,12 @@ def test_the_interval_macros_are_the_one_function(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("view", "columns"),
-    [("sequences", SEQUENCE_COLUMNS), ("success_by_condition", SUCCESS_COLUMNS), ("timings", TIMING_COLUMNS)],
+    [
+        ("sequences", SEQUENCE_COLUMNS),
+        ("success_by_condition", SUCCESS_COLUMNS),
+        ("timings", TIMING_COLUMNS),
+        ("pass_at_k", PASS_COLUMNS),
+    ],
 )
 def test_the_views_have_the_columns_of_the_page(
     tmp_path: Path, view: str, columns: Sequence[tuple[str, str, str]]

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 
+from crl.records import Evaluation
 from crl.report.page import render
-from crl.report.success import AVERAGE, NONE, Rate, average, averages, condition_results, wilson, with_averages
+from crl.report.success import (
+    AVERAGE,
+    NONE,
+    Rate,
+    average,
+    averages,
+    condition_results,
+    effective_episodes,
+    pass_at,
+    wilson,
+    with_averages,
+)
 from crl.report.summary import summarize
+from crl.report.views import query
 from tests.unit.lab.table.recorded import WITH, WITHOUT, Won, recorded, rows
-from tests.unit.report.builder import build_run
+from tests.unit.report.builder import build_run, write_stage
 from tests.unit.report.test_page import Page
 
 WON: Won = {
@@ -159,3 +175,97 @@ def test_broken_episodes_are_told_where_there_are_any() -> None:
     assert (str(rate), rate.short) == ("53/64, 3 broke", "53/64 83 %, 3 broke")
     assert rate.words == "53/64 83 % [72–90], 3 broke"
     assert rate + Rate(1, 8, 1) == Rate(54, 72, 4) and rate.interval == Rate(53, 64).interval, "they count as lost"
+
+
+def reckoned(won: int, plays: int, k: int) -> float:
+    """The share of all choices of k plays that hold a won one."""
+    games = [place < won for place in range(plays)]
+    chosen = list(itertools.combinations(games, k))
+    return sum(any(each) for each in chosen) / len(chosen)
+
+
+@pytest.mark.parametrize("plays", [1, 2, 5, 8])
+def test_pass_at_k_is_the_share_of_all_choices_with_a_won_play(plays: int) -> None:
+    for won, k in itertools.product(range(plays + 1), range(1, plays + 1)):
+        assert pass_at(won, plays, k) == pytest.approx(reckoned(won, plays, k), abs=1e-12)
+
+
+def plays(counts: Sequence[int], each: int) -> list[Evaluation]:
+    """Held-out tasks with so many won plays of `each`."""
+    rows_of_play = [rows(1, {("lake", WITHOUT): [place < won for won in counts]}) for place in range(each)]
+    return [
+        dataclasses.replace(row, evaluation_id=f"{row.evaluation_id}-p{play}")
+        for play, listed in enumerate(rows_of_play)
+        for row in listed
+    ]
+
+
+def test_results_of_several_plays_have_pass_at_k_with_intervals() -> None:
+    counts = [0, 0, 1, 2, 5, 6, 6, 3]
+    [found] = condition_results(plays(counts, 6))
+    assert found.won is not None and (found.won.successes, found.won.episodes) == (sum(counts), 48)
+    assert list(found.pass_at) == [2, 4, 6], "powers of two, and all plays; pass@1 is the success"
+    for k, value in found.pass_at.items():
+        assert value.mean == pytest.approx(np.mean([reckoned(won, 6, k) for won in counts]))
+        assert 0 <= value.low < value.mean < value.high <= 1
+    solved = sum(won > 0 for won in counts)
+    assert (found.pass_at[6].low, found.pass_at[6].high) == pytest.approx(wilson(solved, 8)), "one choice a task"
+    assert found.metrics()["pass_at"][4]["mean"] == found.pass_at[4].mean
+    [once] = condition_results(plays([1, 0, 1], 1))
+    assert once.pass_at == {} and once.won == Rate(2, 3) and "pass_at" not in once.metrics()
+
+
+def test_the_average_of_pass_at_k_is_over_the_tasks() -> None:
+    pond = [dataclasses.replace(row, family="pond") for row in plays([4, 0], 4)]
+    lake, other, both = with_averages(condition_results([*plays([1, 3, 2], 4), *pond]))
+    assert both.task == AVERAGE
+    assert both.pass_at[2].mean == pytest.approx((lake.pass_at[2].mean + other.pass_at[2].mean) / 2)
+    fewer = [dataclasses.replace(row, family="sea") for row in plays([1], 2)]
+    assert list(with_averages(condition_results([*plays([1, 3], 4), *fewer]))[-1].pass_at) == [2], "what all have"
+
+
+def test_plays_of_one_task_are_no_further_tasks() -> None:
+    """The interval of many plays of few tasks is that of the tasks where they differ, and of the plays where not."""
+    [apart] = condition_results(plays([8, 8, 0, 0, 8, 0], 8))
+    assert (apart.success.low, apart.success.high) == pytest.approx(wilson(3, 6)), "each play says the same again"
+    [alike] = condition_results(plays([4] * 6, 8))
+    assert (alike.success.low, alike.success.high) == pytest.approx(wilson(24, 48)), "as many as there are"
+    [lost] = condition_results(plays([0] * 6, 8))
+    assert (lost.success.low, lost.success.high) == wilson(0, 6), "nobody knows how tasks differ"
+    [single] = condition_results(plays([5], 8))
+    low, high = wilson(0.625, 1)
+    assert (single.success.low, single.success.high) == (low, high)
+
+
+@pytest.mark.parametrize("spread", [0.5, 5.0])
+def test_the_interval_of_several_plays_holds_the_truth_as_often_as_it_says(spread: float) -> None:
+    """800 draws of 16 tasks with 8 plays: of an interval that held with 0.9, 735 hits would be 3 deviations away."""
+    generator, hits = np.random.default_rng(0), 0
+    for _ in range(800):
+        counts = generator.binomial(8, generator.beta(spread, spread, size=16))
+        found = Rate(int(counts.sum()), 128, effective=effective_episodes(list(counts / 8), 128)).interval
+        assert found is not None
+        hits += found[0] <= 0.5 <= found[1]
+    assert hits >= 735, hits
+
+
+def test_sql_counts_plays_as_results_do(tmp_path: Path) -> None:
+    run = build_run(tmp_path / "run")
+    cases = [[0, 0, 1, 2, 5, 6], [6, 0, 6, 0], [3, 3, 3], [0, 0], [2]]
+    for number, counts in enumerate(cases, start=3):
+        held_out = [dataclasses.replace(row, round=number) for row in plays(counts, 6)]
+        write_stage(run, number, "evaluate", [held_out])
+    for number, counts in enumerate(cases, start=3):
+        [found] = condition_results(plays(counts, 6))
+        _, [(low, high)] = query(run, f"SELECT low, high FROM success_by_condition WHERE round = {number}")
+        assert (low, high) == pytest.approx((found.success.low, found.success.high))
+        _, listed = query(run, f"SELECT k, tasks, pass_at_k, low, high FROM pass_at_k WHERE round = {number}")
+        assert {k: each for k, _, *each in listed} == {
+            k: pytest.approx([value.mean, value.low, value.high]) for k, value in found.pass_at.items()
+        }
+        assert {tasks for _, tasks, *_ in listed} == {len(counts)}
+        summary = next(each for each in summarize(run) if each.round == number)
+        assert summary.without_bank == found.won
+        assert summary.evaluations[0].pass_at.keys() == found.pass_at.keys()
+        assert summary.evaluations[0].success.low == pytest.approx(found.success.low)
+    assert "pass@6" in render(run)

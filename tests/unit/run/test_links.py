@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from crl.audit.verify import verify
-from crl.errors import RunDirectoryUnusable
+from crl.audit.remarks import remarks
+from crl.audit.verify import problems_in, record_of, verify
+from crl.errors import CrlError, RunDirectoryUnusable
 from crl.run import cache
 from crl.run.directory import RunDirectory
 from crl.run.files import temporary
@@ -79,3 +83,53 @@ def test_nothing_is_swept_behind_a_link(run: RunDirectory, mine: Path, name: str
     with Lease.acquire(run.path, seconds=30):
         pass
     assert _content(mine) == before
+
+
+def test_a_file_of_a_terabyte_is_named_and_not_read(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of it is on the disk: anybody can make one, and hashing it takes half an hour."""
+    real = hashlib.file_digest
+
+    def read(file: Any, kind: str) -> Any:
+        assert os.fstat(file.fileno()).st_size < 10**12, file.name
+        return real(file, kind)
+
+    monkeypatch.setattr("hashlib.file_digest", read)
+    cache.seal(run.path, "catalog.duckdb", run.path / "experiment.yaml")
+    (run.path / "catalog.duckdb").write_bytes((run.path / "experiment.yaml").read_bytes())
+    names = [path.relative_to(run.path).as_posix() for path in sorted(run.path.rglob("*")) if path.is_file()]
+    assert len(names) > 15
+    for name in names:
+        path = run.path / name
+        before = path.read_bytes()
+        os.truncate(path, 10**12)
+        try:
+            record = record_of(run.path)
+            told = "\n".join([*map(str, problems_in(record)), *remarks(record)])
+        except CrlError as error:
+            told = str(error)
+        assert name in told, name
+        path.write_bytes(before)
+
+
+FOLDERS = (
+    "bank", "bank/embeddings", "decisions", "imports", "imports/bank", "evaluations", "validations",
+    "validations/0001.json", "cache", "ways",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_stands_in_the_place_of_a_folder_is_named(run: RunDirectory, mine: Path, name: str) -> None:
+    place = run.path / name
+    if place.exists():
+        place.rename(mine.with_name("kept"))
+    place.parent.mkdir(exist_ok=True)
+    for make in (
+        lambda: place.write_bytes(b"x"),
+        lambda: os.mkfifo(place),
+        lambda: place.symlink_to(mine),
+        lambda: place.symlink_to("nothing"),
+    ):
+        make()
+        named = [problem for problem in verify(run.path) if problem.file == name]
+        assert (len(named) == 1 and str(place) in named[0].mend) or name == "cache"
+        place.unlink()

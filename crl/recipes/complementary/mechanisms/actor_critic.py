@@ -131,6 +131,10 @@ def critiqued_in_evaluation(
     if config_of(ctx.method).actor_critic is None:
         return list(slots), {}
     rates = {row.family: row for row in ctx.rows(SuccessRate, CRITIQUE)}
+    settings, change = _settings(ctx), ctx.method.evaluation.sampling
+    if change is not None:
+        role = settings["role"]
+        settings["role"] = role.model_copy(update={"sampling": change.over(role.sampling)})
     critiqued = critic.critique(
         policy,
         [
@@ -138,7 +142,7 @@ def critiqued_in_evaluation(
             for slot in slots
             if slot.guides
         ],
-        **_settings(ctx),
+        **settings,
         seed_of=seed_of,
         temperature=ctx.method.evaluation.temperature,
         weights_digest=weights_digest,

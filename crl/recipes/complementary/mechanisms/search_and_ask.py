@@ -23,8 +23,8 @@ from crl.extractor.outputs import SeedOf
 from crl.protocols import Advice, Advisor, Inquiry
 from crl.recipes.complementary.config import EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, RowsByType, Sources, TruthShare
-from crl.recipes.complementary.plan import open_retriever, texts_of
-from crl.records import Episode, Generation, Question, RetrievalCount, rows_with
+from crl.recipes.complementary.plan import counters, open_retriever, texts_of
+from crl.records import Episode, Generation, Question, rows_with
 from crl.rollout.play import PlayedEpisode
 from crl.rounds.context import StageContext
 from crl.rounds.health import tokens_of
@@ -98,7 +98,7 @@ class _BankAdvisor:
 
     def __init__(self, ctx: StageContext, bank: Snapshot, seed_of: SeedOf) -> None:
         self._ctx, self._bank, self._seed_of = ctx, bank, seed_of
-        self._counts = ctx.rows(RetrievalCount, "plan")
+        self._counts = counters(ctx, "plan")
         self._weights = weights_of(ctx, "extractor")
         self._retriever: BankRetriever | None = None
 

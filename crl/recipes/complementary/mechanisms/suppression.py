@@ -1,7 +1,8 @@
 """Suppression (`recipe.suppress`): a text that does harm in a task family is not retrieved for it, and stays.
 
 Stage `effects` keeps what each text has done in each family, with the uses of the round. Whatever retrieves passes over
-the texts that it says are harmful: the plan, evaluation, and questions.
+the texts that it says are harmful: the plan, evaluation, and questions. The plan alone passes over those that are
+withdrawn, too: the guided episodes are for what the present actor gains from (SKILL0).
 """
 
 from __future__ import annotations
@@ -55,8 +56,12 @@ class Suppress(Mechanism):
         effects = text_effects(ctx.rows(TextEffect, BEFORE), ctx.rows(Credit, "credit"), families, self.config)
         ctx.write(TextEffect, effects)
         harmful = sum(row.suppressed for row in effects)
-        share = {"texts_suppressed_share": harmful / len(effects)} if effects else {}
-        ctx.write_metrics({"texts_suppressed": float(harmful), **share})
+        metrics = {"texts_suppressed": float(harmful)}
+        if effects:
+            metrics["texts_suppressed_share"] = harmful / len(effects)
+        if self.config.withdraw is not None:
+            metrics["texts_withdrawn"] = float(sum(row.withdrawn and not row.suppressed for row in effects))
+        ctx.write_metrics(metrics)
 
     def metrics(self, ctx: StageContext, truth: TruthShare) -> MetricsAndAlarms:
         """Whether the texts of the bank that are not retrieved are right, each once for every such family."""
@@ -67,9 +72,13 @@ class Suppress(Mechanism):
         return truth("experiences_true_suppressed", found), {}
 
 
-def masked(ctx: StageContext) -> dict[str, frozenset[str]]:
+def masked(ctx: StageContext, *, training: bool) -> dict[str, frozenset[str]]:
     """Texts that are passed over, by family, as the round that the bank is of left them; none where all are found."""
-    return {} if config_of(ctx.method).suppress is None else suppressed_texts(ctx.rows(TextEffect, EFFECTS))
+    if config_of(ctx.method).suppress is None:
+        return {}
+    return texts_by_family(
+        row for row in ctx.rows(TextEffect, EFFECTS) if row.suppressed or (training and row.withdrawn)
+    )
 
 
 def text_effects(
@@ -96,7 +105,10 @@ def text_effects(
         effects[key] = replace(
             old, count=count, mean=mean, spread=old.spread + deviation * (credit.guided_minus_free - mean)
         )
-    return [replace(effects[key], suppressed=is_harmful(effects[key], config)) for key in sorted(effects)]
+    return [
+        replace(effects[key], suppressed=is_harmful(effects[key], config), withdrawn=is_useless(effects[key], config))
+        for key in sorted(effects)
+    ]
 
 
 def is_harmful(effect: TextEffect, config: SuppressConfig) -> bool:
@@ -110,10 +122,14 @@ def is_harmful(effect: TextEffect, config: SuppressConfig) -> bool:
     return effect.mean + config.standard_errors * error < config.max_effect
 
 
-def suppressed_texts(effects: Iterable[TextEffect]) -> dict[str, frozenset[str]]:
-    """By task family, digests of the texts that are not retrieved for it."""
+def is_useless(effect: TextEffect, config: SuppressConfig) -> bool:
+    """Whether the actor gains no more than the bound by a text, with enough uses that are not faded."""
+    return config.withdraw is not None and effect.count >= config.min_uses and effect.mean <= config.withdraw
+
+
+def texts_by_family(effects: Iterable[TextEffect]) -> dict[str, frozenset[str]]:
+    """Digests of their texts, by task family."""
     found: dict[str, set[str]] = {}
     for row in effects:
-        if row.suppressed:
-            found.setdefault(row.family, set()).add(row.content_digest)
+        found.setdefault(row.family, set()).add(row.content_digest)
     return {family: frozenset(texts) for family, texts in found.items()}

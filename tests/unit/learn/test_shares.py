@@ -1,0 +1,92 @@
+"""An objective has the share of the gradient that a setting says: what is measured, and how its factor moves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from crl.config import ActorObjective, DeepSpeedConfig, LoraConfig, OptimizerConfig, RoleConfig
+from crl.learn.terms import gradient_shares, objectives, share_factors
+from crl.learn.trainer import Gradients, Trainer
+from crl.records import Sample
+
+MakeSamples = Callable[..., list[Sample]]
+
+
+def norm_of(gradients: Gradients) -> float:
+    return math.sqrt(sum(float(each.double().square().sum()) for each in gradients.values()))
+
+
+@pytest.mark.parametrize(("stage", "lora"), [(0, False), (0, True), (2, False), (3, False)])
+def test_each_norm_is_that_of_a_step_of_its_own_and_the_step_is_as_without_measuring(
+    base_model: Path, random_samples: MakeSamples, stage: int, lora: bool
+) -> None:
+    role = RoleConfig(
+        model="miniature",
+        lora=LoraConfig(r=4) if lora else None,
+        optimizer=OptimizerConfig(learning_rate=1e-2, max_grad_norm=0),
+        deepspeed=DeepSpeedConfig(zero_stage=stage, micro_batch=2),  # type: ignore[arg-type]
+    )
+    mixed = {
+        "grpo": random_samples(5, seed=1),
+        "nll": random_samples(3, "nll", seed=2),
+    }
+    samples = [*mixed["grpo"], *(_renamed(each) for each in mixed["nll"])]
+    terms = objectives(ActorObjective(beta=0.0 if stage == 3 else 0.1, entropy_coef=0.01))
+
+    def stepped(chosen: list[Sample], *, measure: bool) -> tuple[dict[str, float], float, dict[str, float], Gradients]:
+        caught: list[Gradients] = []
+        trainer = Trainer(role, model_path=base_model, checkpoint=None, threads=1)
+        norms = trainer.gradient_norms(chosen, terms) if measure else {}
+        metrics = trainer.update(chosen, terms, inspect=caught.append)
+        weights = trainer.weights()
+        trainer.dispose()
+        return norms, norm_of(caught[0]), metrics, weights
+
+    norms, _, metrics, weights = stepped(samples, measure=True)
+    _, _, unmeasured, same = stepped(samples, measure=False)
+    assert metrics == unmeasured and all(torch.equal(weights[name], same[name]) for name in weights)
+    assert set(norms) == set(mixed)
+    for kind in mixed:
+        alone = [each for each in samples if each.objective == kind]
+        assert norms[kind] == pytest.approx(stepped(alone, measure=False)[1], rel=1e-5)
+
+
+def _renamed(sample: Sample) -> Sample:
+    return dataclasses.replace(sample, sample_id=f"{sample.sample_id}-nll", generation_id=f"{sample.generation_id}-nll")
+
+
+def test_a_factor_gives_the_share_and_moves_twofold_at_most() -> None:
+    shares = {"reverse_kl": 0.2, "nll": 0.3}
+    norms = {"grpo": 0.02, "reverse_kl": 1.5, "nll": 0.4, "other": 0.01}
+    first = share_factors(norms, shares, {})
+    found = gradient_shares(norms, first)
+    assert found == pytest.approx(shares)
+    parts = [(first.get(kind, 1.0) * norm) ** 2 for kind, norm in norms.items()]
+    assert parts[1] / sum(parts) == pytest.approx(0.2) and parts[2] / sum(parts) == pytest.approx(0.3)
+    # Ten times as much of a gradient: the factor goes to a tenth, in steps.
+    later, factors, seen = {**norms, "nll": 4.0}, first, []
+    for _ in range(5):
+        factors = share_factors(later, shares, factors)
+        seen.append(factors["nll"] / first["nll"])
+    assert seen == pytest.approx([0.5, 0.25, 0.125, 0.1, 0.1])
+    assert gradient_shares(later, factors)["nll"] == pytest.approx(0.3)
+    assert share_factors({**norms, "nll": 0.004}, shares, first)["nll"] == pytest.approx(2 * first["nll"])
+    assert share_factors({**norms, "nll": 1e-9}, shares, {})["nll"] == 1.0, "a first batch may say next to nothing"
+
+
+def test_without_anything_to_compare_with_a_factor_stays() -> None:
+    assert share_factors({"reverse_kl": 2.0}, {"reverse_kl": 0.5}, {"reverse_kl": 0.3}) == {"reverse_kl": 0.3}
+    assert share_factors({"grpo": 2.0}, {"reverse_kl": 0.5}, {"reverse_kl": 0.3}) == {"reverse_kl": 0.3}
+    assert share_factors({"grpo": 0.0, "reverse_kl": 1.0}, {"reverse_kl": 0.5}, {}) == {"reverse_kl": 1.0}
+    assert gradient_shares({"reverse_kl": 2.0}, {"reverse_kl": 0.3}) == {"reverse_kl": 1.0}
+    assert gradient_shares({}, {"reverse_kl": 0.3}) == {"reverse_kl": 0.0}
+    # One that is not there takes nothing of the others' share.
+    norms = {"grpo": 1.0, "reverse_kl": 1.0}
+    found = gradient_shares(norms, share_factors(norms, {"reverse_kl": 0.5, "nll": 0.4}, {}))
+    assert found == pytest.approx({"reverse_kl": 0.5, "nll": 0.0})
