@@ -182,6 +182,15 @@ class KnowsTruth(Protocol):
 
 
 @runtime_checkable
+class KnowsRule(Protocol):
+    """What an environment may also be: one that knows all there is to know of it. Asked for metrics only, never in
+    training."""
+
+    def whole(self, text: str) -> bool:
+        """Whether an experience says the whole rule, and nothing else."""
+
+
+@runtime_checkable
 class Leveled(Protocol):
     """What an environment may also be: one that says which level an episode is played on, so that what is held out can
     be proved. Asked by tests and by people; nothing that plays or trains sees it."""

@@ -51,7 +51,7 @@ from flows.schedule import deployable
 from flows.shards import spread_over_tasks
 from flows.tidy import end_earlier_attempts, watch_the_others
 from tasks.artifacts import finish_page, head_text, publish_failure, publish_results, publish_round
-from tasks.events import tell_round
+from tasks.events import tell_round, tell_stop
 from tasks.failures import failed, log_error
 from tasks.stage import stage_task
 
@@ -104,7 +104,7 @@ def train(
                 )
             with visits(driver, first, last) as (numbers, due):
                 driver.visit(numbers, partial(run_round, str(driver.run.path)))
-        return finished(driver.run, first, last, due)
+        return finished(driver, first, last, due)
     except CrlError as error:
         return stopped(error, path)
 
@@ -135,7 +135,7 @@ def resume(run_path: RunPath, runtime: RuntimeChanges = NOTHING) -> Any:
             )
             with visits(driver, first, last) as (numbers, due):
                 driver.visit(numbers, partial(run_round, str(run.path)))
-        return finished(run, first, last, due)
+        return finished(driver, first, last, due)
     except CrlError as error:
         return stopped(error, path)
 
@@ -195,13 +195,18 @@ def visits(driver: Driver, first: int, last: int) -> Iterator[tuple[list[int], l
             finish_page(driver.run.path)
 
 
-def finished(run: RunDirectory, first: int, last: int, due: list[int]) -> State[Any]:
+def finished(driver: Driver, first: int, last: int, due: list[int]) -> State[Any]:
     """The state that a training run ends in: where it stands and where to look, in words; its result as data."""
-    finish_page(run.path)  # with the last validations
-    rounds = rounds_text(first, last)
-    told = publish_results(run.path)
-    done = f"{rounds} complete" if due else "nothing to do"
-    return Completed(message=f"{done}. {told[:1].upper()}{told[1:]}", data={"run": str(run.path), "rounds": due})
+    path, stop = driver.run.path, driver.stopped
+    finish_page(path)  # with the last validations
+    ran = [number for number in due if driver.round_complete(number)]
+    if stop is not None:
+        tell_stop(path, stop.round, stop.setting, stop.in_words)
+    told = publish_results(path)
+    done = f"{rounds_text(first, ran[-1] if stop is not None else last)} complete" if ran else "nothing to do"
+    ends = "" if stop is None else f". {stop.in_words[:1].upper()}{stop.in_words[1:]}; {stop.next_step}"
+    message = f"{done}{ends}. {told[:1].upper()}{told[1:]}"
+    return Completed(message=message, data={"run": str(path), "rounds": ran})
 
 
 def stopped(error: CrlError, path: Path | None) -> State[Any]:

@@ -24,9 +24,10 @@ from crl.errors import DataCheckFailed
 from crl.report import markdown
 from crl.report.page import REPORT, docs_url, page_url, write_report
 from crl.report.round_tables import results_line
-from crl.report.state import newest_head
+from crl.report.state import newest_head, stopped
 from crl.report.summary import History
 from crl.run.head import head_after
+from crl.run.journal import Journal
 from crl.run.validations import Verdict
 
 PAGES = "CRL_PAGES"
@@ -108,7 +109,7 @@ def publish_results(run_path: str | Path) -> str:
         name,
         results_line(summaries).capitalize(),
         {
-            ROUNDS: lambda: markdown.rounds_markdown(name, summaries, head and head[1]),
+            ROUNDS: lambda: markdown.rounds_markdown(name, summaries, head and head[1], _stopped(path)),
             CURVE: lambda: markdown.curve_markdown(name, summaries),
             REPORT_LINK: lambda: _report(name, path),
         },
@@ -166,6 +167,11 @@ def publish_breach(run_path: str | Path, round_number: int, stage: str, error: D
         f"Broken in round {round_number}, {stage}",
         {DATA_CHECKS: lambda: markdown.breach_markdown(round_number, stage, error)},
     )
+
+
+def _stopped(path: Path) -> str | None:
+    stop = stopped(Journal(path).read())
+    return None if stop is None else f"{stop.get('reason', 'stopped')}; {stop.get('next_step', '')}"
 
 
 def _shown(path: Path) -> _Shown:

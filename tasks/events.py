@@ -1,8 +1,8 @@
-"""Events of our own on the Prefect server, for automations: a round that is complete, an alarm of it.
+"""Events of our own on the Prefect server, for automations: a complete round, an alarm of it, a run that stops.
 
-`crl.round.completed` and `crl.alarm` are about the experiment (`crl.experiment.<name>`) and name the flow run. They
-follow no other event, so an automation hears of them at once. What cannot be sent is a warning and no more: the record
-has it all.
+`crl.round.completed`, `crl.alarm` and `crl.stopped` are about the experiment (`crl.experiment.<name>`) and name the
+flow run. They follow no other event, so an automation hears of them at once. What cannot be sent is a warning and no
+more: the record has it all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from crl.run.directory import RunDirectory
 from crl.run.head import head_after
 from tasks.artifacts import report_address, results
 
-ROUND_COMPLETED, ALARM = "crl.round.completed", "crl.alarm"
+ROUND_COMPLETED, ALARM, STOPPED = "crl.round.completed", "crl.alarm", "crl.stopped"
 EXPERIMENT = "crl.experiment"
 COLLAPSED = "collapsed"
 """The metric whose alarm says that a run has stopped learning (`crl/rounds/alarms.py`)."""
@@ -29,18 +29,31 @@ def tell_round(run_path: str | Path, round_number: int) -> None:
     """Send what automations may wait for of a complete round."""
     try:
         path = Path(run_path)
-        about = {
-            "experiment": path.resolve().name,
-            "round": round_number,
-            "head": head_after(path, round_number),
-            "report": report_address(path),
-        }
+        about = _about(path, round_number)
         alarms = _alarms(RunDirectory.open(path), round_number)
         _emit(ROUND_COMPLETED, about, {}, results=results(path), alarms=[each["alarm"] for each in alarms])
         for each in alarms:
             _emit(ALARM, about, {"crl.metric": each["metric"], "crl.stage": each["stage"]}, **each)
     except Exception as error:
         get_run_logger().warning("the events of round %d could not be sent: %s", round_number, error)
+
+
+def tell_stop(run_path: str | Path, round_number: int, setting: str, reason: str) -> None:
+    """Say that no further round begins after one, by which setting and why."""
+    try:
+        path = Path(run_path)
+        _emit(STOPPED, _about(path, round_number), {"crl.setting": setting}, reason=reason, results=results(path))
+    except Exception as error:
+        get_run_logger().warning("that the run stopped could not be sent: %s", error)
+
+
+def _about(path: Path, round_number: int) -> dict[str, Any]:
+    return {
+        "experiment": path.resolve().name,
+        "round": round_number,
+        "head": head_after(path, round_number),
+        "report": report_address(path),
+    }
 
 
 def _alarms(run: RunDirectory, round_number: int) -> list[dict[str, Any]]:

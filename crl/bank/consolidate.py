@@ -17,6 +17,14 @@ bank as it is at that operation.
 - *merge* makes a new entry in place of its parents, with the episodes of all of them; it is as new as an added one. Its
   parents are of its own family unless merges go across families (`merge.scope: bank`).
 - *drop* removes, *keep* and *return* change nothing.
+- *Proven* entries (`bank.proven`) are not replaced by a text that nobody has tried. An update of one makes an entry of
+  its own, by an event `add` whose parent is the proven entry, which stays: as long as it does, the new entry is a
+  version that waits beside it, one at a time. Once the version has guided as many games as prove a text, one of the two
+  is evicted: the older one where the newer won as often, else the newer one. No merge or drop takes a proven entry. An
+  update that was tried beside it in this round, and won as often, replaces it at once.
+- With `bank.merge_contained` a text that says less than another of its family (`contained.py`) is refused, and an entry
+  that says less than a new text is evicted; unless it is proven: then the new text waits beside it. The event names the
+  entry that says more in `repeats`.
 - *Eviction* comes last, a family at a time: see `evict.py`.
 
 What a person refused (`refused`) is an event `rejected` too. It can let nothing in that was not shown to them: an
@@ -36,16 +44,18 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from crl.bank.changes import Change, applied, change_rows
+from crl.bank.contained import Contained
 from crl.bank.duplicates import SimilarPairs
 from crl.bank.evict import evict as make_room
 from crl.bank.overlay import Overlay, new_row, updated_row
 from crl.bank.segments import text_digest
 from crl.bank.snapshot import Snapshot
 from crl.config import BankConfig
-from crl.records import BankEntry, BankEvent, EntryScore, Operation, Resemblance
+from crl.records import BankEntry, BankEvent, EntryScore, Operation, Resemblance, rows_with
 
 
 class Rejection(StrEnum):
@@ -62,9 +72,24 @@ class Rejection(StrEnum):
     text_too_long = "text_too_long"
     bad_text = "bad_text"
     bad_parents = "bad_parents"
+    contained = "contained"
+    proven = "proven"
+    version_waits = "version_waits"
 
 
-REPEATS = (Rejection.duplicate, Rejection.near_duplicate, Rejection.unchanged)
+class Leaving(StrEnum):
+    """Why an entry was evicted, other than for room; the event names, in `repeats`, the one that stays."""
+
+    contained = "contained"
+    newer_version = "newer_version"
+    """Its newer version won as often."""
+    older_version = "older_version"
+    """The version that it waited to replace won more often."""
+
+
+WAITS = "waits_beside"
+"""Reason of an `add` that makes a version of its parents, which are proven."""
+REPEATS = (Rejection.duplicate, Rejection.near_duplicate, Rejection.unchanged, Rejection.contained)
 """Rejections whose event names, in `repeats`, the entry that says it already."""
 
 
@@ -116,12 +141,17 @@ class Rules:
     """By family: entries that it may hold; of others `bank.capacity`."""
     merges_across: bool = False
     """Whether a merge may have parents of other families."""
+    texts: Callable[[pa.Table], Mapping[str, str]] = lambda entries: {}
+    """Texts of rows of a bank by digest; asked for with `bank.merge_contained` only."""
+    tried: Mapping[tuple[str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """By task family and digest: the pairs and the wins of each text that was tried in this round, on the same layouts.
+    """
 
 
 def consolidate(
     previous: Snapshot,
     operations: Sequence[Operation],
-    scores: Iterable[EntryScore],
+    scores: Sequence[EntryScore],
     rules: Rules,
     *,
     round: int,
@@ -132,8 +162,8 @@ def consolidate(
 ) -> Consolidated:
     """Apply a round's operations to a snapshot; pure and deterministic.
 
-    `scores` are read by `least_useful` only; entries without a row are unused. `evict` False previews the bank
-    that the merge stage works on: capacity is enforced once, after everything else. `refused` holds reasons by
+    `scores` are read by `least_useful` and `proven` only; entries without a row are unused. `evict` False previews the
+    bank that the merge stage works on: capacity is enforced once, after everything else. `refused` holds reasons by
     operation id: these operations change nothing, whatever they ask for. `failed` likewise holds those that were out
     before anybody was asked. `resemblances` are read by `duplicates: near`. Raises ValueError for a previous entry
     without a segment.
@@ -141,11 +171,11 @@ def consolidate(
     alike = SimilarPairs(resemblances)
     reasons = dict(failed or {})
     if refused:
-        reasons = {**closed(previous, operations, rules, alike, reasons, round=round), **refused}
-    bank = Consolidation(previous, rules, alike, round=round)
+        reasons = {**closed(previous, operations, rules, alike, reasons, scores, round=round), **refused}
+    bank = Consolidation(previous, rules, alike, scores, round=round)
     bank.apply(operations, reasons)
     if evict:
-        bank.evict(scores)
+        bank.evict()
     return bank.result()
 
 
@@ -155,6 +185,7 @@ def closed(
     rules: Rules,
     alike: SimilarPairs,
     refused: Mapping[str, str],
+    scores: Iterable[EntryScore] = (),
     *,
     round: int,
 ) -> dict[str, str]:
@@ -163,9 +194,14 @@ def closed(
     Whoever refuses more of the operations together with these lets nothing in that would not have come in before: the
     second copy of a refused text stays a duplicate.
     """
-    shown = Consolidation(previous, rules, alike, round=round)
+    shown = Consolidation(previous, rules, alike, scores, round=round)
     shown.apply(operations, refused)
     return shown.rejections()
+
+
+def version_id(operation: Operation) -> str:
+    """Id of the entry that an update of a proven entry makes."""
+    return f"x-{operation.operation_id}"
 
 
 def _check_placed(snapshot: Snapshot) -> None:
@@ -185,9 +221,20 @@ def _digest(text: str) -> str | None:
 class Consolidation:
     """A snapshot while operations are applied to it, all at once or some now and some later."""
 
-    def __init__(self, previous: Snapshot, rules: Rules, alike: SimilarPairs, *, round: int) -> None:
+    def __init__(
+        self,
+        previous: Snapshot,
+        rules: Rules,
+        alike: SimilarPairs,
+        scores: Iterable[EntryScore] = (),
+        *,
+        round: int,
+    ) -> None:
         """Raises ValueError for a previous entry without a segment."""
         _check_placed(previous)
+        asked = rules.bank.proven is not None or rules.bank.eviction == "least_useful"
+        self._scores = {score.entry_id: score for score in scores} if asked else {}
+        self._contained: dict[str, Contained] = {}
         self._bank, self._rules, self._alike, self._round = Overlay(previous), rules, alike, round
         self._events: list[BankEvent] = []
         self._texts: dict[str, str] = {}
@@ -199,6 +246,7 @@ class Consolidation:
             "keep": self._keep,
             "return": self._return,
         }
+        self._versions = self._waiting_versions() if rules.bank.proven is not None else {}
 
     def apply(self, operations: Sequence[Operation], refused: Mapping[str, str] | None = None) -> list[BankEvent]:
         """Apply operations in their order; the event of each. `refused` holds reasons by operation id."""
@@ -238,10 +286,11 @@ class Consolidation:
             if event.kind == "rejected" and event.operation_id is not None and event.reason is not None
         }
 
-    def evict(self, scores: Iterable[EntryScore]) -> None:
-        """Enforce the capacity of every family."""
+    def evict(self) -> None:
+        """Choose between versions, then enforce the capacity of every family."""
         config = self._rules.bank
-        by_entry = {score.entry_id: score for score in scores} if config.eviction == "least_useful" else {}
+        self._choose_versions()
+        by_entry = self._scores if config.eviction == "least_useful" else {}
         for entry in make_room(self._bank, config, by_entry, round=self._round, capacities=self._rules.capacities):
             reason = f"capacity_{config.eviction}"
             self._event("evict", None, entry.content_digest, None, entry=entry, reason=reason)
@@ -268,8 +317,7 @@ class Consolidation:
         digest = self._acceptable_text(operation)
         entry_id = self._new_id(operation)
         self._check_new(operation, digest)
-        self._bank.add(new_row(self._bank, operation, entry_id, digest, round=self._round))
-        self._event("add", operation, None, digest)
+        self._put(operation, entry_id, digest, self._that_say_less(operation, digest))
 
     def _update(self, operation: Operation) -> None:
         entry = self._target(operation)
@@ -277,8 +325,15 @@ class Consolidation:
         if digest == entry.content_digest:
             raise Refusal(Rejection.unchanged, entry.entry_id)
         self._check_new(operation, digest)
+        less = [each for each in self._that_say_less(operation, digest) if each.entry_id != entry.entry_id]
+        if self._proven(entry) and not self._won_trial(entry, digest):
+            if self._bank.get(self._versions.get(entry.entry_id)) is not None:
+                raise Refusal(Rejection.version_waits)
+            self._put(operation, version_id(operation), digest, [entry, *less])
+            return
         self._bank.replace(entry, updated_row(self._bank, operation, entry, digest, round=self._round))
         self._event("update", operation, entry.content_digest, digest)
+        self._evict(less, Leaving.contained, entry.entry_id)
 
     def _merge(self, operation: Operation) -> None:
         digest = self._acceptable_text(operation)
@@ -290,14 +345,37 @@ class Consolidation:
             raise Refusal(Rejection.unknown_entry)
         if not self._rules.merges_across and any(parent.family != operation.family for parent in parents):
             raise Refusal(Rejection.other_family)
+        if any(map(self._proven, parents)):
+            raise Refusal(Rejection.proven)
         self._check_new(operation, digest)
         for parent in parents:
             self._bank.remove(parent)
         self._bank.add(new_row(self._bank, operation, entry_id, digest, parents, round=self._round))
         self._event("merge", operation, None, digest, parents=operation.parents)
+        less = [each for each in self._that_say_less(operation, digest) if not self._proven(each)]
+        self._evict([each for each in less if each.entry_id != entry_id], Leaving.contained, entry_id)
+
+    def _put(self, operation: Operation, entry_id: str, digest: str, less: Sequence[BankEntry]) -> None:
+        """Add an entry in place of those that say `less`; those of them that are proven stay, and it waits beside
+        them."""
+        older = [entry for entry in less if self._proven(entry)]
+        row = new_row(self._bank, operation, entry_id, digest, older, round=self._round)
+        self._bank.add(row)
+        self._versions |= dict.fromkeys(row.parents, entry_id)
+        self._event(
+            "add", operation, None, digest, entry=row, parents=row.parents, reason=WAITS if row.parents else None
+        )
+        self._evict([entry for entry in less if entry not in older], Leaving.contained, entry_id)
+
+    def _evict(self, entries: Iterable[BankEntry], reason: Leaving, stays: str) -> None:
+        for entry in entries:
+            self._bank.remove(entry)
+            self._event("evict", None, entry.content_digest, None, entry=entry, reason=reason, repeats=stays)
 
     def _drop(self, operation: Operation) -> None:
         entry = self._target(operation)
+        if self._proven(entry):
+            raise Refusal(Rejection.proven)
         self._bank.remove(entry)
         self._event("drop", operation, entry.content_digest, None)
 
@@ -315,6 +393,73 @@ class Consolidation:
         if entry.family != operation.family:
             raise Refusal(Rejection.other_family)
         return entry
+
+    # -- proven entries and their versions; texts that say less ----------------------------------------------------
+
+    def _score(self, entry: BankEntry) -> EntryScore | None:
+        """Of the entry's present text."""
+        score = self._scores.get(entry.entry_id)
+        return score if score is not None and score.content_digest == entry.content_digest else None
+
+    def _proven(self, entry: BankEntry) -> bool:
+        config, score = self._rules.bank.proven, self._score(entry)
+        if config is None or score is None:
+            return False
+        return score.uses >= config.uses and score.mean_outcome >= config.outcome
+
+    def _won_trial(self, entry: BankEntry, digest: str) -> bool:
+        """Whether a text was tried beside that of an entry, and won as often; or on more layouts, because the entry was
+        not ahead and was given up."""
+        old, new = (self._rules.tried.get((entry.family, each)) for each in (entry.content_digest, digest))
+        return old is not None and new is not None and new >= old
+
+    def _waiting_versions(self) -> dict[str, str]:
+        """The newest version that waits beside an entry, by the entry's id, of the bank before."""
+        table = self._bank.snapshot.table
+        derived = table.filter(pc.greater(pc.list_value_length(table["parents"]), 0)).select(["entry_id", "parents"])
+        pairs = [(parent, row["entry_id"]) for row in derived.to_pylist() for parent in row["parents"]]
+        self._bank.look_up([name for pair in pairs for name in pair], ())
+        return {older: newer for older, newer in pairs if self._bank.get(older) is not None}
+
+    def _choose_versions(self) -> None:
+        """Of a version that was tried often enough and an entry that it waits to replace, evict one."""
+        config = self._rules.bank.proven
+        if config is None:
+            return
+        for older_id, newer_id in sorted(self._versions.items()):
+            older, newer = self._bank.get(older_id), self._bank.get(newer_id)
+            if older is None or newer is None:
+                continue
+            before, now = self._score(older), self._score(newer)
+            if before is None or now is None or now.uses < config.uses:
+                continue
+            if now.mean_outcome >= before.mean_outcome:
+                self._evict([older], Leaving.newer_version, newer_id)
+            else:
+                self._evict([newer], Leaving.older_version, older_id)
+
+    def _that_say_less(self, operation: Operation, digest: str) -> list[BankEntry]:
+        """Entries of the family that say less than a text, by age."""
+        if not self._rules.bank.merge_contained:
+            return []
+        known = self._texts_of(operation.family)
+        found = self._held(operation, known.that_say_less(self._texts[digest]))
+        known.add(digest, self._texts[digest])
+        return found
+
+    def _held(self, operation: Operation, digests: set[str]) -> list[BankEntry]:
+        """Entries of the operation's family that hold one of some texts, by age."""
+        self._bank.look_up((), digests)
+        names = [name for digest in digests for name in self._bank.holders(operation.family, digest)]
+        self._bank.look_up(names, ())
+        entries = [entry for name in names if (entry := self._bank.get(name)) is not None]
+        return sorted(entries, key=lambda entry: entry.order)
+
+    def _texts_of(self, family: str) -> Contained:
+        if family not in self._contained:
+            rows = rows_with(self._bank.snapshot.table, "family", [family])
+            self._contained[family] = Contained(self._rules.texts(rows))
+        return self._contained[family]
 
     def _new_id(self, operation: Operation) -> str:
         if not operation.entry_id or self._bank.get(operation.entry_id) is not None:
@@ -334,6 +479,11 @@ class Consolidation:
         for holder in bank.holders(operation.family, digest):
             if holder not in replaced:
                 return Refusal(Rejection.duplicate, holder)
+        if self._rules.bank.merge_contained:
+            more = self._held(operation, self._texts_of(operation.family).that_say_more(self._texts[digest]))
+            for entry in more:
+                if entry.entry_id not in replaced:
+                    return Refusal(Rejection.contained, entry.entry_id)
         if duplicates != "near":
             return None
         shared = None if self._rules.resemblance_anywhere else (operation.family,)
@@ -375,8 +525,9 @@ class Consolidation:
         reason: str | None = None,
         repeats: str | None = None,
     ) -> None:
-        family = operation.family if operation else entry.family if entry else None
-        entry_id = operation.entry_id if operation else entry.entry_id if entry else None
+        about = entry or operation
+        family = None if about is None else about.family
+        entry_id = None if about is None else about.entry_id
         self._events.append(
             BankEvent(
                 event_id=f"r{self._round}-e{len(self._events)}",

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from crl.bank.changes import Change, applied, change_rows, digest_after
+from crl.bank.consolidate import WAITS
 from crl.bank.overlay import Overlay, new_row, updated_row
 from crl.bank.snapshot import Snapshot
 from crl.errors import RecordDamaged
@@ -95,9 +96,10 @@ def _apply(
     elif held is None:
         if event.kind not in ("add", "merge") or event.after_digest is None:
             raise _damaged(event, "there is no such entry")
-        for parent in parents:
-            bank.remove(parent)
         operation = _operation(event, operations)
+        if event.kind == "merge":  # the parents of a version that waits stay
+            for parent in parents:
+                bank.remove(parent)
         bank.add(new_row(bank, operation, event.entry_id, event.after_digest, parents, round=event.round))
     elif event.after_digest is None:
         bank.remove(held)
@@ -110,11 +112,10 @@ def _apply(
 
 def _operation(event: BankEvent, operations: Mapping[str, Operation]) -> Operation:
     operation = operations.get(event.operation_id or "")
-    if operation is None or (operation.kind, operation.family, operation.entry_id) != (
-        event.kind,
-        event.family,
-        event.entry_id,
-    ):
+    asked = (event.kind, event.family, event.entry_id)
+    if operation is not None and operation.kind == "update" and event.reason == WAITS:
+        asked = ("update", event.family, event.parents[0])
+    if operation is None or (operation.kind, operation.family, operation.entry_id) != asked:
         raise _damaged(event, f"no operation {event.operation_id} asks for it")
     return operation
 

@@ -367,7 +367,7 @@ def parse_stage_key(text: str) -> tuple[int, str]:
 
 
 def _status(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any]]) -> list[str]:
-    from crl.report.state import last_failure, never_asked, running_stages, unfinished
+    from crl.report.state import last_failure, never_asked, running_stages, stopped, unfinished
     from crl.rounds.approvals import awaited
 
     lines = []
@@ -392,6 +392,8 @@ def _status(path: Path, owner: LeaseState | None, events: Sequence[dict[str, Any
         lines.append(f"interrupted: process {owner.owner.pid} on {owner.owner.host} is gone")
     if pending is not None:
         lines += [pending.in_words(), f"next: crl approve {shown(path)} --show, then crl resume {shown(path)}"]
+    elif (stop := stopped(events)) is not None:
+        lines += [str(stop.get("reason", "stopped")), f"next: {stop.get('next_step', 'crl resume')}"]
     elif missing:
         lines.append(f"unfinished: {missing}")
         lines.append(f"next: crl resume {shown(path)}{' --rounds 3' if never_asked(path, events) else ''}")

@@ -116,7 +116,7 @@ def resume(
                 next_step=f"say how many: crl resume {shown(path)} --rounds 3",
             )
         driver.run_rounds(last)
-    if not live.ran:
+    if not live.ran and driver.stopped is None:
         say(f"nothing to do: every requested round of {shown(path)} is done")
     _closing_words(path, live, f"crl resume {shown(path)} --rounds 3")
 

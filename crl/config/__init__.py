@@ -16,7 +16,7 @@ from crl.config.environments import (
     FamilyReward,
     FamilySampling,
 )
-from crl.config.experiment import Experiment, Runtime, TaskRunnerName, WhenBusy
+from crl.config.experiment import Experiment, Runtime, StopAt, TaskRunnerName, WhenBusy
 from crl.config.mechanisms import (
     ActorCriticConfig,
     ActorObjective,
@@ -28,6 +28,7 @@ from crl.config.mechanisms import (
     ImportanceSamplingCorrection,
     MergeConfig,
     PolicyObjective,
+    ProvenConfig,
     RetrievalConfig,
     RolloutConfig,
     SearchAndAskConfig,
@@ -56,7 +57,8 @@ __all__ = [
     "DeepSpeedConfig", "DistillConfig", "EmbedderUse", "EngineConfig", "EnvironmentConfig", "EvaluationConfig",
     "Exchange", "Experiment", "ExtractorObjective", "FamilyBank", "FamilyConfig", "FamilyReward", "FamilySampling",
     "ImportanceSamplingCorrection", "LoraConfig", "MergeConfig", "Method", "Model", "NodesConfig", "OptimizerConfig",
-    "PolicyObjective", "PromptConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig", "RoleUse",
-    "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange", "SelfDistillationConfig",
-    "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig", "WarmStartConfig", "WhenBusy",
+    "PolicyObjective", "PromptConfig", "ProvenConfig", "RecipeConfig", "Registry", "RetrievalConfig", "RoleConfig",
+    "RoleUse", "RolloutConfig", "Runtime", "SamplingConfig", "SearchAndAskConfig", "SeedRange",
+    "SelfDistillationConfig", "StopAt", "StreamObjective", "SuppressConfig", "TaskRunnerName", "TrialConfig",
+    "WarmStartConfig", "WhenBusy",
 ]  # fmt: skip

@@ -36,6 +36,23 @@ class TaskRunnerName(StrEnum):
     """Prefect tasks on a Dask cluster, for several machines."""
 
 
+class StopAt(Model):
+    """No further round begins once one of these is reached; a round that has begun is finished."""
+
+    success: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Held-out success of the newest evaluated round (with the bank where there is one).",
+    )
+    tokens: int | None = Field(
+        None, ge=1, le=10**15, description="Tokens that the models wrote in training, in all rounds."
+    )
+    hours: float | None = Field(
+        None, gt=0, le=LONGEST_SECONDS / 3600, description="Hours that the stages took, in all rounds and attempts."
+    )
+
+
 class Runtime(Model):
     """What changes no number: paths, shards, limits, retries, retention."""
 
@@ -106,6 +123,10 @@ class Runtime(Model):
         "experiment file, or beside a parent folder.",
     )
     """Not part of the frozen method: they can fail a stage and change no number in it."""
+    stop_at: StopAt | None = Field(
+        None,
+        description="When no further round begins; null: once all asked for are done. A study runs all of its rounds.",
+    )
     validate_every: int = Field(
         1,
         ge=0,

@@ -178,8 +178,22 @@ class MergeConfig(Model):
     similarity: float = Field(0.9, gt=0, le=1, description="Cosine from which two entries resemble.")
 
 
+class ProvenConfig(Model):
+    """Which text of the bank is proven, and so not replaced by one that nobody has tried."""
+
+    uses: int = Field(
+        4,
+        ge=1,
+        le=1_000_000,
+        description="Games that a text must have guided; its new version is judged after as many.",
+    )
+    outcome: float = Field(
+        0.0, ge=-1, le=1, description="Least mean outcome of them, from -1 (all lost) to 1 (all won)."
+    )
+
+
 class BankConfig(Model):
-    """Capacity and eviction."""
+    """Capacity and eviction, and what a new text may replace."""
 
     capacity: int = Field(20_000, ge=1, le=10_000_000, description="Entries per task family.")
     eviction: Literal["fifo", "least_useful"] = Field(
@@ -191,6 +205,23 @@ class BankConfig(Model):
         "refuses one that resembles an entry (appendix C.2).",
     )
     similarity: float = Field(0.95, gt=0, le=1, description="Cosine from which a text repeats an entry's (near).")
+    proven: ProvenConfig | None = Field(
+        None,
+        exclude_if=unset,
+        description="An update of a proven entry waits beside it, as an entry of its own, and replaces it once it won "
+        "as often; null: updates replace at once.",
+    )
+    merge_contained: bool = Field(
+        False,
+        exclude_if=off,
+        description="A text that says less than another of its family (each of its sentences begins one of the other) "
+        "is merged into that one.",
+    )
+
+    @property
+    def keeps_what_is_better(self) -> bool:
+        """Whether it is more than what was written last."""
+        return self.proven is not None or self.merge_contained
 
 
 class ImportanceSamplingCorrection(Model):

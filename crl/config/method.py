@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -99,7 +99,7 @@ class RecipeConfig(Model):
             )
         return method.recipe
 
-    def after_rollouts(self) -> frozenset[str]:
+    def after_rollouts(self, method: Method) -> frozenset[str]:
         """`AFTER_ROLLOUTS`; for a recipe whose settings decide which of its stages play, those of these settings."""
         return self.AFTER_ROLLOUTS
 
@@ -152,6 +152,11 @@ RECIPES = Registry(
 """Recipes by kind; guests and other packages add theirs in the entry-point group `crl.recipes`."""
 
 
+def goes_on(value: str) -> bool:
+    """Whether a collapse changes nothing (`exclude_if`)."""
+    return value == "go_on"
+
+
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 
 
@@ -178,6 +183,12 @@ class Method(Model):
         exclude_if=off,
         description="Rounds overlap: everything after collecting, except the actor's update, runs beside the next "
         "round, which therefore reads the bank and extractor of two rounds before.",
+    )
+    on_collapse: Literal["go_on", "stop", "fall_back"] = Field(
+        "go_on",
+        exclude_if=goes_on,
+        description="Once a run has collapsed: go on, stop, or go on with the weights of the round that did best on "
+        "held-out seeds. The latter two also warn before, and take falling success for a collapse.",
     )
     threads: int = Field(2, ge=1, le=1024, description="CPU threads of a process: they can change the last digit.")
 

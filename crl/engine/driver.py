@@ -29,6 +29,7 @@ from crl.engine.events import (
     Event,
     LogLine,
     Progress,
+    Remark,
     RetryScheduled,
     RoundDone,
     RoundStarted,
@@ -46,14 +47,14 @@ from crl.engine.pool import EnginePool
 from crl.engine.services import prepare_environment
 from crl.engine.supervisor import Cancelled, Engine
 from crl.engine.targets import remember_target, targets
-from crl.errors import CrlError, RecordDamaged, StageFailed
+from crl.errors import CrlError, StageFailed
 from crl.records import Weights
 from crl.rounds.approvals import PendingApproval, pending_approval
-from crl.rounds.evaluate import best_of, held_out_success, recorded_evaluations
+from crl.rounds.guards import Guards, Stop
 from crl.rounds.recipe import recipe_in
 from crl.rounds.stage import Recipe, Stage
 from crl.run.directory import RunDirectory
-from crl.run.journal import Journal, not_committed
+from crl.run.journal import STOPPED, Journal, not_committed
 from crl.run.lease import Lease
 
 _T = TypeVar("_T")
@@ -88,8 +89,9 @@ class Driver:
         """While rounds overlap: who may run what."""
         self._subscribers: list[Subscriber] = []
         self._attempts: dict[tuple[int, str], int] = {}
-        self._success: dict[int, float | None] = {}
-        """Held-out success of the rounds whose evaluation was read: it is read once."""
+        self._guards = Guards(run, runtime)
+        self.stopped: Stop | None = None
+        """Why the last :meth:`visit` began no further round."""
         self._lease: Lease | None = None
         self._stack = contextlib.ExitStack()
         self._no_pause = threading.Event()
@@ -257,22 +259,10 @@ class Driver:
             self.recipe.checkpoint_stages(),
             keep_last=max(self.runtime.save_total_limit, self.recipe.reach()),
             keep_every=self.runtime.keep_every,
-            keep=self._rounds_kept(),
+            keep=self._guards.rounds_kept(),
             token=self.token,
         )
         self._emit(RoundDone(round_number, 0.0 if idle else time.monotonic() - started))
-
-    def _rounds_kept(self) -> set[int]:
-        """The best evaluated round, and those of which nobody can tell how good they are."""
-        new = recorded_evaluations(self.run, [each for each in self.run.rounds() if each not in self._success])
-        damaged = {number for number, rows in new.items() if isinstance(rows, RecordDamaged)}
-        self._success |= {
-            number: held_out_success(self.run.method, rows)
-            for number, rows in new.items()
-            if not isinstance(rows, RecordDamaged)
-        }
-        best = best_of(self._success)
-        return damaged if best is None else damaged | {best}
 
     def run_round(self, round_number: int) -> None:
         """Every stage of a round in order."""
@@ -281,17 +271,18 @@ class Driver:
                 self.run_stage(round_number, stage)
 
     def run_rounds(self, last: int) -> list[int]:
-        """Run until round `last` is complete; returns the rounds that had something to do."""
+        """Run until round `last` is complete, or one may not begin; returns the rounds that were run."""
         numbers = [number for number in range(self.next_round(), last + 1) if not self.round_complete(number)]
         self.visit(numbers, self.run_round)
-        return numbers
+        return [number for number in numbers if self.round_complete(number)]
 
     def visit(self, numbers: Iterable[int], run_round: Callable[[int], object]) -> None:
         """Have rounds run one after another; where they overlap, two at a time, each by a thread of its own.
 
         A round that is not complete after its visit is visited once more: Prefect may take it for done where the record
-        does not.
+        does not. No round is visited that may not begin (`crl/rounds/guards.py`), and none after it: :attr:`stopped`.
         """
+        self.stopped, numbers = None, self._that_may_begin(numbers)
         if len(self._tracks) > 1:
             self._overlapping = OverlappingRounds(self._cancel, self.round_complete)
             try:
@@ -303,6 +294,23 @@ class Driver:
             run_round(number)
             if not self.round_complete(number):
                 run_round(number)
+
+    def _that_may_begin(self, numbers: Iterable[int]) -> Iterator[int]:
+        for number in numbers:
+            if not any(self.run.is_complete(number, stage) for stage in self.stages(number)):
+                self.stopped = self._guards.stop_before(number)
+            if self.stopped is not None:
+                self._journal.record(
+                    STOPPED,
+                    token=self.token,
+                    round_number=self.stopped.round,
+                    setting=self.stopped.setting,
+                    reason=self.stopped.in_words,
+                    next_step=self.stopped.next_step,
+                )
+                self._emit(Remark(f"{self.stopped.in_words}; {self.stopped.next_step}"))
+                return
+            yield number
 
     # -- parts in other hands --------------------------------------------------------------------------------------
 

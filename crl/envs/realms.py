@@ -240,7 +240,8 @@ class _Slot:
 
 
 class RealmsEnvironment(Slots[_Slot]):
-    """A wave of episodes of one realm (protocols `Environment`, `KnowsTruth`, `Explains`, `Graded`).
+    """A wave of episodes of one realm (protocols `Environment`, `KnowsTruth`, `KnowsRule`, `Explains`,
+    `Graded`).
 
     Reward is 1 on the goal with the key, else 0.
 
@@ -311,6 +312,10 @@ class RealmsEnvironment(Slots[_Slot]):
             return None
         key, goal = hidden_rule(self.config)
         return ((claim[0] == key) + (claim[1] == goal)) / 2
+
+    def whole(self, text: str) -> bool:
+        """Whether a text names both key and goal, in their order. A metric for people, too."""
+        return not self.config.practice and claimed(text) == hidden_rule(self.config)
 
     def why(self, slot: int) -> str | None:
         """What the last move met, by the hidden rule: for models of the environment, never for players."""

@@ -174,7 +174,7 @@ class _Slot:
 
 
 class ShrinesEnvironment(Slots[_Slot]):
-    """A wave of games at one shrine (protocols `Environment`, `KnowsTruth`, `Teacher`).
+    """A wave of games at one shrine (protocols `Environment`, `KnowsTruth`, `KnowsRule`, `Teacher`).
 
     Reward is 1 when it opens, else 0. A refused offering ends the game as a failure, `max_turns` at the turn limit. An
     action is the name of a thing.
@@ -235,6 +235,11 @@ class ShrinesEnvironment(Slots[_Slot]):
         if claim is None or self.config.practice:
             return None
         return claim.share_right(hidden_rule(self.config))
+
+    def whole(self, text: str) -> bool:
+        """Whether an experience names every thing of the rule, in its order. A metric for people, too."""
+        claim = read_claim(text)
+        return claim is not None and not self.config.practice and claim.taken == tuple(hidden_rule(self.config))
 
     def practice(self) -> ShrinesEnvironment:
         """The same game at shrines whose rules no world has."""

@@ -142,7 +142,7 @@ class BankEntry(Row):
     distillation_id: A[str, "extractor output that wrote it"]
     generation_id: A[str, "token record of that output"]
     episode_ids: A[list[str], "episodes the text derives from, over its whole lineage"]
-    parents: A[list[str], "entries it was merged from"]
+    parents: A[list[str], "entries it was merged from; one that is still in the bank: this is its newer version"]
     embedder_cut: A[bool, "whether the embedder reads only the beginning of the text: it is not found by the rest"]
 
     rules: ClassVar[Rules] = Rules(
@@ -246,9 +246,11 @@ class BankEvent(Row):
     operation_id: A[str | None, "operation behind it; null for an import or an eviction"]
     before_digest: A[str | None, "text before"]
     after_digest: A[str | None, "text after"]
-    parents: A[list[str], "entries merged into it"]
-    reason: A[str | None, "why it was rejected or evicted"]
-    repeats: A[str | None, "of a rejected duplicate: the entry that holds the text, or resembles it most; else null"]
+    parents: A[
+        list[str], "entries merged into it; of an add that waits_beside: the proven ones that it is a version of"
+    ]
+    reason: A[str | None, "why it was rejected, evicted or waits_beside"]
+    repeats: A[str | None, "of a rejected duplicate or contained text, and of an entry that left for another: that one"]
 
     rules: ClassVar[Rules] = Rules(
         key=("event_id",),
@@ -259,9 +261,13 @@ class BankEvent(Row):
                 "(kind IN ('import', 'evict')) = (operation_id IS NULL)"
             ),
             "a rejection or eviction has a reason": "kind NOT IN ('rejected', 'evict') OR reason IS NOT NULL",
-            "only a rejected duplicate repeats an entry": (
-                "repeats IS NULL OR (kind = 'rejected' AND repeats <> ''"
-                " AND reason IN ('duplicate', 'near_duplicate', 'unchanged'))"
+            "only a rejected duplicate repeats an entry, and what left for another one": (
+                "repeats IS NULL OR (repeats <> '' AND CASE kind WHEN 'rejected' THEN reason IN ('duplicate', "
+                "'near_duplicate', 'unchanged', 'contained') WHEN 'evict' THEN reason IN ('contained', "
+                "'newer_version', 'older_version') ELSE false END)"
+            ),
+            "what waits beside an entry names it": (
+                "kind <> 'add' OR (coalesce(reason, '') = 'waits_beside') = (len(parents) > 0)"
             ),
             "what is imported, added, updated or merged has a new text": (
                 "kind NOT IN ('import', 'add', 'update', 'merge')"

@@ -170,7 +170,7 @@ def load_proposal(run: RunDirectory, round_number: int) -> Proposal:
         return Snapshot.of(round_number, []) if place is None else recorded_bank(run, recipe, place[0])
 
     rows = recorded_rows(run, recipe, round_number, stage)
-    return proposal_of(method, round_number, rows, bank, made_by.refused(rows))
+    return proposal_of(made_by, method, round_number, rows, bank, run.path)
 
 
 def net_diff(run_path: Path, first: int, last: int) -> BankDiff:
@@ -216,7 +216,7 @@ def _reasons(run_path: Path, first: int, last: int) -> dict[tuple[bool, str], st
     with Tables(run_path) as tables:
         events = tables.select(
             BankEvent,
-            ["kind", "entry_id", "round", "parents", "reason"],
+            ["kind", "entry_id", "round", "parents", "reason", "repeats"],
             where="kind IN ('add', 'update', 'merge', 'drop', 'evict', 'import')",
             rounds=range(first + 1, last + 1),
         )
@@ -224,12 +224,13 @@ def _reasons(run_path: Path, first: int, last: int) -> dict[tuple[bool, str], st
     for event in events:
         kind, entry_id, number = event["kind"], event["entry_id"], event["round"]
         if kind in ("drop", "evict"):
-            why = f" ({event['reason']})" if event["reason"] else ""
+            why = f" ({reason_words(event['reason'], event['repeats'])})" if event["reason"] else ""
             found[True, entry_id] = f"{_KINDS[kind]} in round {number}{why}"
             continue
-        for parent in event["parents"]:
+        for parent in event["parents"] if kind == "merge" else ():
             found[True, parent] = f"merged into {entry_id} in round {number}"
-        of = f" of {', '.join(event['parents'])}" if kind == "merge" else ""
+        of = f" of {', '.join(event['parents'])}" if event["parents"] else ""
+        of = f" as a version{of}" if of and kind == "add" else of
         earlier = found.get((False, entry_id))
         told = f"{kind}{of} in round {number}"
         # An entry that came in and was rewritten since has both to tell.

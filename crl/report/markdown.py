@@ -46,14 +46,18 @@ def as_text(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", escaped(" ".join(text.split())))
 
 
-def rounds_markdown(name: str, summaries: Sequence[RoundSummary], head: str | None = None) -> str:
+def rounds_markdown(
+    name: str, summaries: Sequence[RoundSummary], head: str | None = None, stopped: str | None = None
+) -> str:
     """The round table in two halves, newest first, with the alarms of the newest round and its seconds by stage.
 
-    `head`: of the run after the newest round, to be kept.
+    `head`: of the run after the newest round, to be kept. `stopped`: why no further round began.
     """
     shown = list(reversed(summaries[-SHOWN_ROUNDS:]))
     newest = next((each for each in reversed(summaries) if each.seconds), None)
     lines = [f"# Rounds of {as_text(name)}", ""]
+    if stopped is not None:
+        lines += [f"**{as_text(stopped)}**", ""]
     if newest is not None and newest.alarms:
         lines += [
             f"**Alarms of round {newest.label}**",

@@ -16,6 +16,7 @@ from crl.run.directory import RunDirectory
 from crl.run.experiment_file import differences
 from crl.run.find import is_run
 from crl.run.head import head_after
+from crl.run.journal import STOPPED
 from crl.run.lineage import Ancestor, Lineage, load_lineage
 
 _MOST_CHANGES = 3
@@ -68,6 +69,12 @@ def newest_head(path: Path) -> tuple[int, str] | None:
     except CrlError:
         pass
     return None
+
+
+def stopped(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The event that says why no further round began; None where rounds were asked for since."""
+    told = [event for event in events if event.get("event") in (STOPPED, "target")]
+    return told[-1] if told and told[-1].get("event") == STOPPED else None
 
 
 def last_failure(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -178,13 +178,17 @@ class Event:
             return f"into {self.other}"
         if self.imported is not None:
             return f"from {self.imported.experiment}, round {self.imported.round}"
-        return f"of {', '.join(parent.entry_id for parent in self.parents)}" if self.parents else self.reason
+        of = f"of {', '.join(parent.entry_id for parent in self.parents)}" if self.parents else None
+        if self.reason is None:
+            return of
+        return f"{self.reason} {of}" if of else reason_words(self.reason, self.other)
 
     @property
     def departure(self) -> str:
         """Of one with which the entry left, how: as a phrase."""
         how = {"merged": f"merged into {self.other}", "drop": "dropped", "evict": "evicted"}[self.kind]
-        return f"left the bank in round {self.round}: {how}{f' ({self.reason})' if self.reason else ''}"
+        why = "" if self.reason is None else f" ({reason_words(self.reason, self.other)})"
+        return f"left the bank in round {self.round}: {how}{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,11 @@ class Story:
 
 def reason_words(reason: str, repeats: str | None) -> str:
     """A reason code with the entry that it is about; an entry that an update left unchanged is named anyway."""
-    return reason if repeats is None or reason == "unchanged" else f"{reason} of {repeats}"
+    if repeats is None or reason == "unchanged":
+        return reason
+    said = {"contained": "says less than", "newer_version": "replaced by its newer version",
+            "older_version": "won less often than"}  # fmt: skip
+    return f"{said[reason]} {repeats}" if reason in said else f"{reason} of {repeats}"
 
 
 def mean(values: Iterable[float | None]) -> float | None:

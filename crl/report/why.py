@@ -76,11 +76,11 @@ class _Facts:
 
     def __init__(self, tables: Tables, entry_ids: Sequence[str]) -> None:
         self._known_until = max(tables.rounds(BankEvent), default=0)
-        merges = tables.select(
-            BankEvent, ["entry_id", "event_id", "round", "operation_id", "parents"], where="kind = 'merge'"
+        derived = tables.select(
+            BankEvent, ["entry_id", "event_id", "round", "kind", "operation_id", "parents"], where="len(parents) > 0"
         )
-        family = _with_ancestors(entry_ids, merges)
-        self._events = self._events_of(tables, family, merges)
+        family = _with_ancestors(entry_ids, derived)
+        self._events = self._events_of(tables, family, [event for event in derived if event["kind"] == "merge"])
         self._read_writings(tables)
         self._read_imports(tables)
         self._read_uses(tables, family)
@@ -139,7 +139,7 @@ class _Facts:
                 where=f"round {moment[0]}, table bank_events",
                 next_step="run `crl verify` on the run",
             )
-        parents = row["parents"] if row["kind"] == "merge" else []
+        parents = row["parents"]  # merged into it, or it waits beside them
         episodes = operation["episode_ids"] if operation is not None else []
         uses = self._uses.get(entry_id, [])
         return Event(

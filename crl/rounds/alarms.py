@@ -2,7 +2,8 @@
 
 - *Collapse*: kinds of a run that has stopped learning, each named once its sign was present for some rounds in a row:
   outputs that are never scored win, all rewards of a batch are equal, an actor frozen or dead. The signs so far are
-  carried by the metrics of the round before, so a resumed run knows it too.
+  carried by the metrics of the round before, so a resumed run knows it too. Where a method says what to do then
+  (`on_collapse`), success that falls is one more kind, and there is a warning before any of them is named.
 - *Form*: whether what the models write can be taken at all. An actor whose turns name no legal action, or end at the
   length limit, learns from noise; so does an extractor whose outputs are cut.
 - *Guidance*: whether experience misleads, by guided rollouts against unguided ones of the same groups. What one round
@@ -32,6 +33,8 @@ from crl.records import Episode, Metric
 from crl.text.unicode import REPLACEMENT
 
 Metrics = dict[str, float]
+Guard = Callable[[bool], tuple[Metrics, dict[str, str]]]
+"""From whether a run has collapsed to metrics, and alarms by their names."""
 ROUNDS = 5
 """Rounds in a row with the sign of a kind until it is named."""
 WITHOUT_EXPERIENCE = 0.8
@@ -39,6 +42,17 @@ WITHOUT_EXPERIENCE = 0.8
 ONE_TEXT = 0.8
 """Above this share one text, not known to be right, makes up most experiences."""
 BEST_SUCCESS = "best_success"
+WARNED = 2
+"""Rounds in a row with the sign of a kind until there is an early warning of it."""
+FALLS = 4.0
+"""Standard errors. Where success stays as it is, one run of 200 rounds in a hundred is behind its best by more for
+:data:`ROUNDS` rounds in a row, and six get a warning (9,000 drawn ones, 4 to 16 tasks per round)."""
+FEWEST_ROUNDS = 10
+"""With fewer rounds, how far success is from its best says nothing."""
+FALL, WARNING, COLLAPSED = "success_fall", "collapse_warning", "collapsed"
+_LATELY, _BEST_LATELY = "success_lately", "success_lately_best"
+_SUM, _WEIGHT, _SQUARES = "success_sum", "success_weight", "success_squares"
+_CHANGES, _COUNT = "success_changes", "success_rounds"
 FEWEST_VALID = 0.95
 """Below this share of turns with a legal action there is an alarm."""
 MOST_CUT = 0.05
@@ -108,12 +122,21 @@ KINDS = (
         # A step all the same is that of another loss, such as self-distillation's.
         lambda of: of["actor_groups_equal"] == 1.0 and of["success"] < 1.0 and not of.get("actor_stepped"),
     ),
+    Kind(
+        "falling",
+        f"success is lately more than {FALLS:g} standard errors below its best",
+        None,
+        (FALL,),
+        lambda of: of[FALL] > FALLS,
+    ),
 )
 
 
 def counters() -> set[str]:
     """Names of the metrics that are carried from round to round to count the signs of each kind."""
-    return {f"{kind.name}_{what}" for kind in KINDS for what in ("rounds", "since")}
+    return {f"{kind.name}_{what}" for kind in KINDS for what in ("rounds", "since")} | {
+        *(_SUM, _WEIGHT, _SQUARES, _CHANGES, _COUNT, _BEST_LATELY)
+    }
 
 
 def collapse_metrics(
@@ -144,6 +167,48 @@ def collapse_metrics(
     return carried, told
 
 
+def fall_metrics(metrics: Mapping[str, float], previous: Mapping[str, float]) -> Metrics:
+    """How far success is behind its best, from the metrics of a round and those of the round before (empty: anew).
+
+    `success_lately` is the mean of the rounds, each counting :data:`KEPT` times as much in the next one; `success_fall`
+    how far it is below the best it was, in standard errors. The noise of a round is taken from how much success changes
+    from one round to the next, so it is that of whole rounds, whose episodes share tasks.
+    """
+    if "success" not in metrics:
+        return {name: previous[name] for name in (_SUM, _WEIGHT, _SQUARES, _CHANGES, _COUNT) if name in previous}
+    success = metrics["success"]
+    count = previous.get(_COUNT, 0.0) + 1
+    change = success - previous.get("success", success) if count > 1 else 0.0
+    found: Metrics = {
+        _SUM: KEPT * previous.get(_SUM, 0.0) + success,
+        _WEIGHT: KEPT * previous.get(_WEIGHT, 0.0) + 1,
+        _SQUARES: KEPT**2 * previous.get(_SQUARES, 0.0) + 1,
+        _CHANGES: previous.get(_CHANGES, 0.0) + change**2,
+        _COUNT: count,
+    }
+    found[_LATELY] = found[_SUM] / found[_WEIGHT]
+    if count >= FEWEST_ROUNDS:
+        found[_BEST_LATELY] = max(found[_LATELY], previous.get(_BEST_LATELY, 0.0))
+        variance = found[_CHANGES] / (count - 1) / 2  # a change is the difference of two rounds
+        error = (2 * variance * found[_SQUARES]) ** 0.5 / found[_WEIGHT]
+        found[FALL] = (found[_BEST_LATELY] - found[_LATELY]) / error if error else 0.0
+    return found
+
+
+def warning_metrics(carried: Mapping[str, float]) -> tuple[Metrics, dict[str, str]]:
+    """`collapse_warning`: the rounds in a row with the sign of a kind, as a share of those after which it is named, of
+    the kind that has most; an alarm from :data:`WARNED` rounds on."""
+    rounds = {kind: carried.get(f"{kind.name}_rounds", 0.0) for kind in KINDS}
+    warned = [
+        f"{kind.text}, since round {carried[f'{kind.name}_since']:.0f}"
+        for kind, count in rounds.items()
+        if WARNED <= count < ROUNDS
+    ]
+    told = f"early warning, a collapse after {ROUNDS} rounds in a row: {'; '.join(warned)}"
+    metrics = {WARNING: min(max(rounds.values()) / ROUNDS, 1.0)}
+    return metrics, {WARNING: told} if warned else {}
+
+
 def health_metrics(
     metrics: Mapping[str, float],
     previous: Mapping[str, float],
@@ -152,14 +217,24 @@ def health_metrics(
     round: int,
     stage: str = "health",
     alarms: Mapping[str, str] | None = None,
+    guard: Guard | None = None,
 ) -> list[Metric]:
     """The rows of a round's stage: its metrics with the alarms of form, what is carried on, and
-    `collapsed`: how many kinds are present, named in its alarm. `alarms` are those of other metrics, by name."""
+    `collapsed`: how many kinds are present, named in its alarm. `alarms` are those of other metrics, by name.
+
+    With a `guard`, also an early warning, the kind of collapse that falling success is, and the metrics and alarms that
+    it gives.
+    """
+    if guard is not None:
+        metrics = {**metrics, **fall_metrics(metrics, previous)}
     carried, told = collapse_metrics(metrics, previous, trained, round=round)
     alarmed = {**form_alarms(metrics), **(alarms or {})}
     if told:
-        alarmed["collapsed"] = f"this run has collapsed: {'; '.join(told)}"
-    values = {**metrics, **carried, "collapsed": float(len(told))}
+        alarmed[COLLAPSED] = f"this run has collapsed: {'; '.join(told)}"
+    values = {**metrics, **carried, COLLAPSED: float(len(told))}
+    if guard is not None:
+        for more, warned in (warning_metrics(carried), guard(bool(told))):
+            values, alarmed = values | more, alarmed | warned
     return [
         Metric(round=round, stage=stage, name=name, value=value, alarm=alarmed.get(name))
         for name, value in values.items()

@@ -193,7 +193,7 @@ def approve_stage(
 
 def approve(ctx: StageContext) -> None:
     """Write the decision down. Raises ApprovalPending where none fits what the round asks for."""
-    shown = proposal_of(ctx.method, ctx.round, ctx.rows, ctx.bank, ctx.recipe.refused(ctx.rows)).changing
+    shown = proposal_of(ctx.recipe, ctx.method, ctx.round, ctx.rows, ctx.bank, ctx.run_path).changing
     decision = load_decision(ctx.run_path, ctx.round)
     if decision is None or decision.shown != shown_digest(ctx.digests()):
         raise ApprovalPending(

@@ -312,7 +312,7 @@ def _check_settings(old: Method, new: Method, recipe: Recipe, played: tuple[Stag
     updated = {stage.role for stage in played if stage.update}
     of_updates = [f"roles.{name}.{key}" for name in new.roles if name not in updated for key in OF_UPDATES]
     unneeded = [f"roles.{name}" for name in new.roles if name not in needed]
-    free = ["evaluation", *of_updates, *new.recipe.after_rollouts(), *unneeded]
+    free = ["evaluation", *of_updates, *new.recipe.after_rollouts(new), *unneeded]
     changes = [key for key, *_ in differences(old.model_dump(mode="json"), new.model_dump(mode="json"))]
     bound = [key for key in changes if not any(within(key, each) for each in free)]
     if bound:

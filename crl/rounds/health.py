@@ -20,6 +20,7 @@ from crl.credit.uses import usable
 from crl.records import Episode, Metric
 from crl.rounds.alarms import Metrics, counters, health_metrics, mismatch_alarms, mismatch_causes
 from crl.rounds.context import StageContext
+from crl.rounds.fall_back import counted_anew, guard_of
 from crl.rounds.judge_health import judge_metrics, verdicts_read
 from crl.rounds.stage import BEFORE, maker_of
 
@@ -243,12 +244,13 @@ def write_health(
 ) -> None:
     """Write the metrics of a round (:func:`health_metrics`); `trained` are the roles that it trains.
 
-    After a fork to another recipe, or to other settings of it, rounds with a sign of collapse are counted anew: the
-    signs that were counted may be gone for good, or nothing that this recipe shows.
+    After a fall back, or a fork to another recipe or to other settings of it, rounds with a sign of collapse are
+    counted anew: the signs that were counted may be gone for good, or nothing that this recipe shows.
     """
-    previous = ctx.metrics(BEFORE)
+    previous = counted_anew(ctx.metrics(BEFORE))
     if maker_of(ctx.recipe, ctx.method, ctx.round - 1)[1].recipe != ctx.method.recipe:
         previous = {name: value for name, value in previous.items() if name not in counters()}
     said, alarmed = judge_metrics(verdicts_read(ctx), previous)
     metrics, alarms = {**metrics, **said}, {**(alarms or {}), **alarmed}
-    ctx.write(Metric, health_metrics(metrics, previous, trained, round=ctx.round, alarms=alarms))
+    guard = guard_of(ctx, previous)
+    ctx.write(Metric, health_metrics(metrics, previous, trained, round=ctx.round, alarms=alarms, guard=guard))

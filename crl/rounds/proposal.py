@@ -13,15 +13,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from crl.bank.consolidate import Consolidated, Consolidation, Rules, closed, consolidate
 from crl.bank.duplicates import SimilarPairs
 from crl.bank.retrieve import Partition
+from crl.bank.segments import load_texts
 from crl.bank.snapshot import Snapshot
 from crl.config import FamilyConfig, Method
 from crl.records import EntryScore, Operation, Resemblance
 from crl.rounds.context import StageContext
-from crl.rounds.stage import RowsOf
+from crl.rounds.stage import Recipe, RowsOf
 
 SCORES = "scores"
 """Name of the read of the entries' scores so far."""
@@ -44,7 +47,8 @@ class Proposal:
     failed: Mapping[str, str]
     """With these, what the bank would reject of the distilled operations if none was kept out: what repeats a text that
     was kept out does not come in its place."""
-    scores: Sequence[EntryScore] = ()
+    scores: Sequence[EntryScore]
+    rules: Rules
 
     @property
     def changing(self) -> list[str]:
@@ -57,7 +61,7 @@ class Proposal:
         `alike` holds the pairs of texts that resemble each other where more may be found.
         """
         alike = SimilarPairs(self.resemblances) if alike is None else alike
-        shown = Consolidation(self.previous, rules_of(self.method), alike, round=self.round)
+        shown = Consolidation(self.previous, self.rules, alike, self.scores, round=self.round)
         shown.apply(self.operations, self.failed)
         return shown
 
@@ -67,7 +71,7 @@ class Proposal:
             self.previous,
             self.operations,
             self.scores,
-            rules_of(self.method),
+            self.rules,
             round=self.round,
             refused=refused,
             failed=self.failed,
@@ -76,17 +80,17 @@ class Proposal:
 
 
 def proposal_of(
-    method: Method, round_number: int, rows: RowsOf, bank: Callable[[], Snapshot], refused: Mapping[str, str]
+    recipe: Recipe, method: Method, round_number: int, rows: RowsOf, bank: Callable[[], Snapshot], run_path: Path
 ) -> Proposal:
-    """Gather what a round asks for; `bank` gives the one that it is for. `refused`: see :class:`Proposal`."""
-    # The operations first: of a round that has not come so far, that is what there is to say.
-    found = _proposal(method, round_number, rows, bank, refused, ("distill", "merge"))
+    """Gather what a round of a recipe asks for; `bank` gives the one that it is for, whose texts are in the run."""
+    found = _proposal(method, round_number, rows, bank, recipe, ("distill", "merge"), run_path)
     return dataclasses.replace(found, scores=rows(EntryScore, SCORES))
 
 
-def distilled_proposal(ctx: StageContext, refused: Mapping[str, str]) -> Proposal:
-    """What the outputs of the round's stage `distill` ask for, to a stage that comes before the merge."""
-    return _proposal(ctx.method, ctx.round, ctx.rows, ctx.bank, refused, ("distill",))
+def distilled_proposal(ctx: StageContext, recipe: Recipe | None = None) -> Proposal:
+    """What the outputs of the round's stage `distill` ask for, to a stage that comes before the merge. Without a recipe
+    as if all of it was believed."""
+    return _proposal(ctx.method, ctx.round, ctx.rows, ctx.bank, recipe, ("distill",), ctx.run_path)
 
 
 def _proposal(
@@ -94,17 +98,21 @@ def _proposal(
     round_number: int,
     rows: RowsOf,
     bank: Callable[[], Snapshot],
-    refused: Mapping[str, str],
+    recipe: Recipe | None,
     stages: Sequence[str],
+    run_path: Path,
 ) -> Proposal:
+    # The operations first: of a round that has not come so far, that is what there is to say.
     of_stage = [rows(Operation, stage) for stage in stages]
     alike, previous = recorded_resemblances(method, rows, stages), bank()
-    failed = dict(refused)
+    refused, tried = ({}, {}) if recipe is None else (recipe.refused(rows), recipe.tried(rows))
+    rules = dataclasses.replace(rules_of(method), texts=partial(load_texts, run_path), tried=tried)
+    failed, scores = dict(refused), rows(EntryScore, SCORES) if rules.bank.proven is not None else []
     if refused:
-        rules = rules_of(method)
-        failed = {**closed(previous, of_stage[0], rules, SimilarPairs(alike), {}, round=round_number), **refused}
+        pairs = SimilarPairs(alike)
+        failed = {**closed(previous, of_stage[0], rules, pairs, {}, scores, round=round_number), **refused}
     operations = [operation for listed in of_stage for operation in listed]
-    return Proposal(method, round_number, previous, operations, alike, refused, failed)
+    return Proposal(method, round_number, previous, operations, alike, refused, failed, scores, rules)
 
 
 def changing(operations: Iterable[Operation], refused: Mapping[str, str]) -> list[str]:

@@ -187,7 +187,7 @@ class _Recorded:
 
 def consolidate(ctx: StageContext) -> None:
     """Apply what the round proposes; operations that a person refused change nothing."""
-    proposal = proposal_of(ctx.method, ctx.round, ctx.rows, ctx.bank, ctx.recipe.refused(ctx.rows))
+    proposal = proposal_of(ctx.recipe, ctx.method, ctx.round, ctx.rows, ctx.bank, ctx.run_path)
     result = proposal.applied(refusals(ctx.rows(Approval, "approve")))
     round_before, table_of = ctx.bank_tables()
     known, summary = {}, None

@@ -16,6 +16,7 @@ from crl.paths import quoted
 from crl.records import rows_of
 from crl.rounds.bank_tables import publishing_stage, tables_of
 from crl.rounds.draws import with_draws
+from crl.rounds.fall_back import guarded
 from crl.rounds.judge_stages import with_judge
 from crl.rounds.stage import R, Recipe, RowsOf, Stage, forked
 from crl.run.directory import RunDirectory
@@ -34,7 +35,7 @@ def recipe_of(method: Method) -> Recipe:
             expected="module:function, a function that takes a Method and returns a Recipe",
             where="BUILDER of its config class",
         ) from error
-    recipe = with_draws(with_judge(builder(method), method), method)
+    recipe = guarded(with_draws(with_judge(builder(method), method), method), method)
     bring(recipe.row_types)
     return recipe
 

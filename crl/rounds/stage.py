@@ -59,6 +59,16 @@ Refused = Callable[[RowsOf], Mapping[str, str]]
 """From the rows of a round to reasons by id of operations that the bank must not take, whatever a person says."""
 
 
+Tried = Callable[[RowsOf], Mapping[tuple[str, str], tuple[int, int]]]
+"""From the rows of a round to the pairs of episodes and the wins of each text (task family, digest) that was tried in
+it: all texts of a family on the same layouts."""
+
+
+def nothing_tried(rows: RowsOf) -> Mapping[tuple[str, str], tuple[int, int]]:
+    """No text was tried."""
+    return {}
+
+
 def nothing_refused(rows: RowsOf) -> Mapping[str, str]:
     """The bank may take every operation."""
     return {}
@@ -154,6 +164,8 @@ class Recipe:
     declared by the stages."""
     refused: Refused = nothing_refused
     """What it keeps out of its bank; stages that apply operations read the rows that this asks for."""
+    tried: Tried = nothing_tried
+    """Which texts it tried in a round; read likewise."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preparation", in_order(self.preparation))

@@ -26,6 +26,8 @@ from crl.run.logs import JOURNAL as JOURNAL
 from crl.run.manifest import KEY, Manifest, StageKey, key_of, parse_key, stage_directory
 from crl.text.unicode import valid_text
 
+STOPPED = "stopped"
+"""Event: no further round began."""
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
 
 
@@ -85,7 +87,8 @@ class Journal(JsonLines):
     """Events, each with `time` (UTC, ISO 8601), `event`, `token` and, where they apply, `round`, `stage`, `error`.
 
     The lease writes `attempt_started`, `attempt_ended` and `attempt_taken_over`; whoever runs stages writes
-    `stage_started`, `stage_committed`, `stage_failed` and `stage_skipped`; retention `pruned`, redo `set_aside`, and
+    `stage_started`, `stage_committed`, `stage_failed` and `stage_skipped`, and `stopped` where no further round begins
+    (`crl/rounds/guards.py`); retention `pruned`, redo `set_aside`, and
     without a lease, as token 0, the catalog `sealed`. A fork begins with `forked`, and with what was said of the stages
     that it was given (`inherited`).
     """

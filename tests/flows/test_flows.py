@@ -17,7 +17,7 @@ from crl.errors import BadInput, DataCheckFailed, StageFailed
 from crl.run.directory import RunDirectory, manifests
 from crl.run.head import heads
 from flows.train import resume, train
-from tasks.events import EXPERIMENT, ROUND_COMPLETED
+from tasks.events import EXPERIMENT, ROUND_COMPLETED, STOPPED
 from tests.processes import wait_until
 from tests.unit.engine.harness import digests, make_driver, make_experiment
 
@@ -51,10 +51,13 @@ def artifacts(key):
 
 def told_of(experiment):
     """Heads by round, of the events `crl.round.completed` about an experiment."""
-    wanted = {"event": {"name": [ROUND_COMPLETED]}, "resource": {"id": [f"{EXPERIMENT}.{experiment}"]}}
+    return {each["round"]: each["head"] for each in payloads(ROUND_COMPLETED, experiment)}
+
+
+def payloads(event, experiment):
+    wanted = {"event": {"name": [event]}, "resource": {"id": [f"{EXPERIMENT}.{experiment}"]}}
     with get_client(sync_client=True) as client:
-        events = client.read_events(EventFilter.model_validate(wanted), limit=50).events
-    return {event.payload["round"]: event.payload["head"] for event in events}
+        return [each.payload for each in client.read_events(EventFilter.model_validate(wanted), limit=50).events]
 
 
 def children_of(state):
@@ -92,6 +95,22 @@ def test_a_transient_failure_is_retried_and_the_record_is_that_of_an_undisturbed
     # The same again finds nothing to do; more rounds go on from there.
     assert resume(path) == {"run": str(path), "rounds": []}
     assert train(make_experiment(), rounds=1)["rounds"] == [3]
+
+
+def test_a_run_that_may_not_go_on_says_so_wherever_one_looks(fake, tmp_path):
+    path = fake({})
+    state = train(make_experiment(stop_at={"hours": 1e-9}), rounds=2, return_state=True)
+    assert state.result() == {"run": str(path), "rounds": [0]}
+    assert "Stopped after round 0: its stages took" in state.message and "runtime.stop_at.hours" in state.message
+    assert "stop_at=null" in state.message
+    assert any("stopped after round 0" in each.data for each in artifacts("fake-rounds"))
+    wait_until(lambda: payloads(STOPPED, "fake"), lambda: "the event", every=0.5)
+    (told,) = payloads(STOPPED, "fake")
+    assert (told["round"], told["head"]) == (0, heads(manifests(path))[0])
+    assert told["reason"] in state.message.replace("Stopped", "stopped")
+    assert set(children_of(state)) == {"round 0"}
+    # Somebody who wants more gets them; the round under way is what was asked for.
+    assert train(make_experiment(), rounds=1)["rounds"] == [1]
 
 
 def test_a_breach_is_not_retried_and_shows_as_an_artifact_and_a_retried_flow_run_finishes(fake, tmp_path, undisturbed):

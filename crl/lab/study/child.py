@@ -38,9 +38,9 @@ def tell(**event: Any) -> None:
 
 
 def run(path: Path, rounds: int, runtime: Runtime) -> None:
-    """Run what is missing up to round `rounds`, and write the run's page."""
+    """Run what is missing up to round `rounds`, and write the run's page. A study compares runs of equal length."""
     directory = RunDirectory.open(path)
-    with _open(directory, runtime) as driver:
+    with _open(directory, runtime.model_copy(update={"stop_at": None})) as driver:
         driver.subscribe(lambda event: _retell(directory, event))
         first = driver.next_round()
         if first <= rounds:

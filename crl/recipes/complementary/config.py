@@ -136,9 +136,11 @@ class BankRecipeConfig(RecipeConfig):
         found = (kind.of(method) for kind in load_object(self.MECHANISMS))
         return tuple(mechanism for mechanism in found if mechanism is not None)
 
-    def after_rollouts(self) -> frozenset[str]:
+    def after_rollouts(self, method: Method) -> frozenset[str]:
         """`AFTER_ROLLOUTS`, and the settings of mechanisms that say so."""
-        return self.AFTER_ROLLOUTS | {kind.key for kind in load_object(self.MECHANISMS) if kind.after_rollouts}
+        kept = self.AFTER_ROLLOUTS | {kind.key for kind in load_object(self.MECHANISMS) if kind.after_rollouts}
+        # Which groups are drawn again depends on their baseline.
+        return kept if method.rollout.dynamic_sampling is None else kept - {"recipe.actor_objective"}
 
     # -- what a recipe says of itself ------------------------------------------------------------------------------
 

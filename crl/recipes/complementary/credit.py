@@ -184,6 +184,7 @@ def _filled(
 def _repeats(ctx: StageContext, bank: pa.Table) -> dict[str, list[HeldText]]:
     """By output of this round: the texts that it repeats, each once, as the bank holds them now."""
     events = ctx.table(BankEvent, NEW_BANK)
+    events = rows_with(events, "kind", ["rejected"])  # an evicted entry names one, too
     repeated = events.filter(pc.is_valid(events["repeats"])).select(["operation_id", "repeats"]).to_pylist()
     holders = rows_with(bank, "entry_id", [row["repeats"] for row in repeated]).to_pylist()
     holder_of = {row["entry_id"]: row for row in holders}

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from crl.bank.segments import load_texts
 from crl.credit.buffer import oldest_wait, ripe_items
-from crl.protocols import KnowsTruth
+from crl.protocols import KnowsRule, KnowsTruth
 from crl.recipes.complementary.config import config_of
 from crl.recipes.complementary.mechanisms import Mechanism, Text
 from crl.records import (
@@ -90,7 +90,7 @@ def health(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
         metrics |= read | guidance
         alarms |= misled
         truths = Truths(ctx)
-        metrics |= _experiences(ctx, episodes, truths)
+        metrics |= _experiences(ctx, episodes, truths, whole=config.bank.keeps_what_is_better)
         metrics |= _training(ctx, trained)
         for mechanism in on:
             more, alarmed = mechanism.metrics(ctx, truths.right)
@@ -131,6 +131,12 @@ class Truths:
         }
         self._truths: dict[Text, float | None] = {}
 
+    def whole(self, name: str, texts: Sequence[ExperienceTruth]) -> Metrics:
+        """The share of texts that say the whole rule of their family, of the families whose environment knows it."""
+        knowing = {name: each for name, each in self._environments.items() if isinstance(each, KnowsRule)}
+        said = [knowing[each.family].whole(each.text) for each in texts if each.family in knowing]
+        return {name: sum(said) / len(said)} if said else {}
+
     @property
     def families(self) -> list[str]:
         """Those whose environment knows."""
@@ -147,13 +153,15 @@ class Truths:
         return truth_share(name, [self.experience(*each) for each in texts], self._environments)
 
 
-def _experiences(ctx: StageContext, episodes: Iterable[Episode], truths: Truths) -> Metrics:
+def _experiences(ctx: StageContext, episodes: Iterable[Episode], truths: Truths, *, whole: bool) -> Metrics:
     distilled, merged = (_written(ctx, stage, truths.experience) for stage in OUTPUTS)
     written = [*distilled, *merged]
     used = [truths.experience(each.family, text) for each in episodes for text in each.experiences]
     bank = ctx.bank(NEW_BANK).table
     held = _held(ctx, bank, truths.families, truths.experience)
+    wholes = {"experiences_whole_new": written, "experiences_whole": held, "experiences_whole_used": used}
     return {
+        **{name: share for each, texts in wholes.items() if whole for name, share in truths.whole(each, texts).items()},
         **written_metrics(written),
         **cut_metrics([cut for stage in OUTPUTS for cut in _new(ctx, stage)["embedder_cut"].to_pylist()]),
         **one_text_share(distilled),

@@ -34,7 +34,7 @@ def plan(ctx: StageContext) -> None:
         return [GUIDED] * guided + [FREE] * (size - guided)
 
     config, further = config_of(ctx.method), draw_of(ctx.stage.name)[1] > 1
-    pooled = config.actor_objective.advantage == "pooled"
+    pooled = further and config.actor_objective.advantage == "pooled"
     # What teaches nothing is drawn again for the actor's update alone.
     tasks = [] if further and not config.trains(ACTOR, ctx.round) else drawn_tasks(ctx, streams, pooled=pooled)
     retrievals, counts, suppressed = _retrieve(ctx, tasks)

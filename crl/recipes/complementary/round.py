@@ -47,8 +47,9 @@ from crl.records import (
 )
 from crl.rounds.context import BANK, NEW_BANK
 from crl.rounds.evaluate import base_evaluation_stage, evaluation_stage
+from crl.rounds.proposal import SCORES
 from crl.rounds.publish import bank_stages, initialize_stage
-from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, when
+from crl.rounds.stage import BEFORE, Read, Recipe, RowsOf, Stage, nothing_tried, when
 from crl.rounds.waves import count_waves
 from crl.rounds.weights import update_name, update_stage
 
@@ -74,6 +75,7 @@ def build(method: Method) -> Recipe:
     def refused(rows: RowsOf) -> Mapping[str, str]:
         return {name: reason for mechanism in on for name, reason in mechanism.refused(rows).items()}
 
+    trial = next((each for each in on if isinstance(each, AdmissionByTrial)), None)
     listed = with_mechanisms(paper_stages(method, at, on, refused), on, method, at)
     first = first_track(listed, method)
     stages = [dataclasses.replace(each, second_track=method.overlap and each.name not in first) for each in listed]
@@ -94,6 +96,7 @@ def build(method: Method) -> Recipe:
         check_ready=ready.check_ready,
         recalls=(Distillation, Episode, Generation),
         refused=refused,
+        tried=nothing_tried if trial is None or config.bank.proven is None else trial.tried,
     )
 
 
@@ -103,6 +106,7 @@ def paper_stages(
     """A round of the paper, without options; stages call the hooks of those that are `on`."""
     config = config_of(method)
     splits, near = method.overlap and ACTOR in config.TRAINED, config.bank.duplicates == "near"
+    proven = config.bank.proven is not None
     rule_keeps = rule_of(config.extractor_objective.credit).keeps
     listed = [
         Stage(
@@ -136,7 +140,7 @@ def paper_stages(
             name="merge",
             parts=distill.count_merge_parts,
             run_part=distill.merge_part,
-            reads=(at.before, Read("distill"), at.weights(EXTRACTOR, 1)),
+            reads=(at.before, Read("distill"), at.weights(EXTRACTOR, 1), *when(proven, Read("credit", -1, SCORES))),
             writes=(Distillation, Operation, Generation, *when(near, Resemblance)),
             role=EXTRACTOR,
             due=lambda method, number: at.changes_bank(method, number) and distill.merge_due(method, number),

@@ -122,7 +122,7 @@ class ImportanceReplayConfig(RecipeConfig):
         """Whether worth is measured, learned, and drawn by."""
         return self.replays and self.weighting == "learned"
 
-    def after_rollouts(self) -> frozenset[str]:
+    def after_rollouts(self, method: Method) -> frozenset[str]:
         """Where nothing is probed, draws and updates follow all play. A probe after the update depends on them."""
         if self.learns:
             return self.AFTER_ROLLOUTS

@@ -19,6 +19,7 @@ from crl.engine.events import (
     Event,
     LogLine,
     Progress,
+    Remark,
     RetryScheduled,
     RoundDone,
     StageDone,
@@ -38,7 +39,7 @@ from crl.errors import (
     StageTimedOut,
     StaleAttempt,
 )
-from crl.report.state import last_failure
+from crl.report.state import last_failure, stopped
 from crl.run.directory import RunDirectory
 from crl.run.journal import Committed, Journal, committed
 from tests.marks import sampled
@@ -64,6 +65,28 @@ def test_rounds_run_once_and_a_second_call_does_nothing(tmp_path, undisturbed, s
         assert len(of(StageSkipped, seen)) == 4 and not of(StageStarted, seen)
         assert of(RoundDone, seen)[0].seconds == 0
         assert not leftovers(driver.run)
+
+
+def test_a_run_that_may_not_go_on_begins_no_round_and_a_resume_says_the_same(tmp_path, undisturbed, seen):
+    longest = {"stop_at": {"hours": 1e-9}}
+    with make_driver(tmp_path, **longest) as driver:
+        driver.subscribe(seen.append)
+        driver.set_target(2)
+        assert driver.run_rounds(2) == [0], "round 0 has taken longer, and is finished"
+        assert driver.stopped.setting == "runtime.stop_at.hours"
+        events = Journal(driver.run.path).read()
+        assert stopped(events)["reason"] == driver.stopped.in_words
+        assert [event.text for event in of(Remark, seen)] == [f"{driver.stopped.in_words}; {driver.stopped.next_step}"]
+    with make_driver(tmp_path) as driver:
+        driver.set_target(2)
+        assert stopped(Journal(driver.run.path).read()) is None, "somebody asked for rounds since"
+        driver.run_stage(1, "draw")
+    with make_driver(tmp_path, **longest) as driver:
+        assert driver.run_rounds(2) == [1], "a round that has begun is finished"
+        assert driver.stopped.round == 1
+    with make_driver(tmp_path) as driver:
+        assert driver.run_rounds(2) == [2] and driver.stopped is None
+        assert digests(driver.run) == undisturbed
 
 
 def test_another_seed_gives_other_digests(tmp_path, undisturbed):

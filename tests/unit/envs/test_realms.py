@@ -19,7 +19,7 @@ from crl.envs.realms import (
     vocabulary,
 )
 from crl.errors import BadInput
-from crl.protocols import StopReason
+from crl.protocols import KnowsRule, StopReason
 
 CONFIG = RealmsConfig(realm=3, world=7)
 
@@ -164,3 +164,12 @@ def test_layout_text_lists_symbols_in_order_of_cells() -> None:
     cells = [int(word.split("@")[1]) for word in words[:-2]]
     assert cells == sorted(cells) and words[-2:] == ["at", f"p{layout.start}"]
     assert np.array_equal(sorted(layout.cells.values()), cells)
+
+
+def test_a_whole_rule_is_key_and_goal_and_nothing_less() -> None:
+    environment = RealmsEnvironment(CONFIG)
+    key, goal = hidden_rule(CONFIG)
+    assert isinstance(environment, KnowsRule)
+    assert environment.whole(experience_text(key, goal))
+    assert not any(map(environment.whole, (experience_text(goal, key), f"take {key}", "be careful", "")))
+    assert not RealmsEnvironment(CONFIG.model_copy(update={"practice": True})).whole(experience_text(key, goal))

@@ -27,7 +27,7 @@ from crl.envs.shrines import (
     write_claim,
 )
 from crl.errors import BadInput
-from crl.protocols import KnowsTruth, Lesson, StopReason, Teacher
+from crl.protocols import KnowsRule, KnowsTruth, Lesson, StopReason, Teacher
 from crl.records import Episode, Turn
 from tests.marks import sampled
 
@@ -293,3 +293,12 @@ WHOLE = "Offer the red shrine the bell, then the cup, then the coin."
 )
 def test_what_a_game_teaches(offered: list[str], experience: str | None, expected: Lesson) -> None:
     assert game(RULE, offered, experience) == expected
+
+
+def test_a_whole_rule_names_every_thing_and_says_nothing_else() -> None:
+    environment, rule = ShrinesEnvironment(CONFIG), tuple(hidden_rule(CONFIG))
+    said = [write_claim(NAMES[CONFIG.shrine], Claim(rule[:count])) for count in range(1, len(rule) + 1)]
+    assert isinstance(environment, KnowsRule)
+    assert [environment.whole(text) for text in said if text] == [False] * (len(rule) - 1) + [True]
+    refusing = write_claim(NAMES[CONFIG.shrine], Claim((), (next(each for each in THINGS if each != rule[0]),)))
+    assert environment.truth(refusing) == 1.0 and not environment.whole(refusing), "right, and only a part"

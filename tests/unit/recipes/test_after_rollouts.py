@@ -31,7 +31,7 @@ from tests.unit.recipes.tracing import settings_read
 def test_stages_that_play_read_no_setting_that_may_change(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     run = finished(tmp_path, 1, kind, **settings)
     recipe, services = recipe_in(run), services_of(Experiment.model_construct(name="any", method=run.method))
-    free = {*ALWAYS_AFTER, *run.method.recipe.after_rollouts()}
+    free = {*ALWAYS_AFTER, *run.method.recipe.after_rollouts(run.method)}
     seen: dict[str, set[str]] = {}
     for stage in recipe.stages_of(run.method, 1):
         scratch = tmp_path / stage.name

@@ -85,6 +85,6 @@ def test_every_option_says_where_its_settings_are_and_whether_rollouts_stay_vali
     assert {type(each) for each in on} | {each for each in MECHANISMS if each.key.startswith("rollout.")} == {
         *MECHANISMS
     }
-    after = method.recipe.after_rollouts()
+    after = method.recipe.after_rollouts(method)
     assert {each.key for each in MECHANISMS if each.key in after} == {"recipe.self_distillation"}
     assert all(isinstance(each.after_rollouts, bool) for each in MECHANISMS)

@@ -164,7 +164,7 @@ def test_a_round_is_consolidated_from_its_rows_alone(run):
         return rows_of(row_type, reader.read(2, name, row_type)) if name != SCORES else []
 
     bank = recorded_bank(run.run, run.recipe, 1)
-    applied = proposal_of(run.method, 2, rows, lambda: bank, {}).applied()
+    applied = proposal_of(run.recipe, run.method, 2, rows, lambda: bank, run.run.path).applied()
     hole = bank.taken(bank.rows_of(bank.table["entry_id"].to_pylist()))[0].entry_id
     assert [(event.kind, event.reason, event.repeats) for event in applied.events] == [
         ("rejected", "near_duplicate", hole), ("add", None, None), ("add", None, None),

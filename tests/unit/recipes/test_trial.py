@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -257,3 +258,53 @@ def test_the_actor_that_a_trial_beside_the_next_round_plays_with_is_kept() -> No
     overlapped = experiment(method__overlap=True, method__recipe__trial={"layouts": 4, "threshold": 0.25}).method
     assert recipe_of(overlapped).reach() == 2, "the next round's actor may be written by then"
     assert recipe_of(experiment(method__recipe__trial={"layouts": 4, "threshold": 0.25}).method).reach() == 1
+
+
+def rewriting(read: str, generator: np.random.Generator) -> str:
+    """The extractor sometimes rewrites what guided an episode. What the actor makes of a text is in its first word."""
+    kind = "UPDATE" if re.search(r"Advice: (win|lose)", read) else "ADD"
+    text = f"{kind}: {generator.choice(['win', 'lose'])} {generator.integers(1000)}"
+    return text if generator.random() < (0.25 if kind == "UPDATE" else 0.12) else "RETURN"
+
+
+@pytest.mark.slow
+def test_a_proven_text_is_tried_beside_its_update_and_the_trial_says_which_is_better(tmp_path: Path) -> None:
+    changes = {
+        "method__recipe__bank__proven": {"uses": 1, "outcome": -1},
+        "method__recipe__bank__duplicates": "reject",
+        "method__seed": 3,  # in these rounds a version waits, and another replaces what it rewrites
+    }
+    made = experiment(method__recipe__trial={"layouts": LAYOUTS, "threshold": -1}, **FEW, **changes)
+    services = Watching(made)
+    services._policies["extractor"] = Policy(rewriting)
+    run = Played(tmp_path, made, 8, services, services.order)
+    told: Counter[str] = Counter()
+    for number in range(2, run.rounds + 1):
+        before = recorded_bank(run.run, run.recipe, number - 1)
+        digest_of = {entry.entry_id: entry.content_digest for entry in before.entries()}
+        results = {row.content_digest: row for row in run.rows(TrialResult, TRIAL, number) if row.round == number}
+        played = defaultdict(set)
+        for each in run.rows(Episode, TRIAL, number):
+            if each.guided:
+                played[each.content_digests[0]].add(each.environment_seed)
+        operations = {row.operation_id: row for row in run.rows(Operation, "distill", number)}
+        touched: set[str] = set()
+        for event in run.rows(BankEvent, "consolidate", number):
+            operation = operations.get(event.operation_id or "")
+            if operation is None or operation.kind != "update" or event.kind not in ("add", "update"):
+                continue
+            held = operation.entry_id or ""
+            if held in touched or held not in digest_of:
+                continue
+            touched.add(held)
+            new, old = results.get(event.after_digest or ""), results.get(digest_of[held])
+            if event.kind == "add":
+                assert event.parents == [held] and event.reason == "waits_beside"
+                told["waits"] += 1
+                assert new is None or old is None or new.wins_with < old.wins_with
+            elif new is not None and old is not None:
+                told["replaced"] += 1
+                assert new.wins_with >= old.wins_with
+                assert played[event.after_digest or ""] == played[digest_of[held]], "the same layouts"
+    assert told["waits"] and told["replaced"], told
+    assert problems_of(run.run, run.recipe) == []

@@ -2,9 +2,9 @@
 
 Each new text of a task family is played on m training layouts of that family in matched pairs: the same layout and the
 same sampling stream, with the experience and without it, by the actor that played the round. Experiences of one family
-share the episodes without an experience. None of the layouts is one that the round collected on, where there are
-others: an experience has to help on games that it was not made from. The text alone is shown, nothing is asked and
-there is no critique.
+share the episodes without an experience. A proven text that an update would wait beside (`bank.proven`) is played with
+them. None of the layouts is one that the round collected on, where there are others: an experience has to help on games
+that it was not made from. The text alone is shown, nothing is asked and there is no critique.
 
 What differs decides which operations may change the bank (`trials`); `merge` and `consolidate` go by it. A merged text
 is not tried: its parents were. The stage has parts of whole families, each with so many episodes as a wave, or more
@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from crl.bank.consolidate import WAITS
 from crl.bank.segments import text_digest
 from crl.config import Method, TrialConfig
 from crl.credit.buffer import SCORED, USED, Earned
@@ -29,13 +30,13 @@ from crl.errors import BadInput
 from crl.protocols import Start
 from crl.recipes.complementary.config import ACTOR, EXTRACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, Sources, Text, TruthShare
-from crl.records import TRIAL, Episode, Generation, Operation, Trial, TrialResult, Turn
+from crl.records import TRIAL, BankEvent, Episode, Generation, Operation, Trial, TrialResult, Turn
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, PlayedEpisode
 from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
-from crl.rounds.proposal import distilled_proposal
-from crl.rounds.stage import BEFORE, Read, RowsOf, Stage
+from crl.rounds.proposal import SCORES, Proposal, distilled_proposal
+from crl.rounds.stage import BEFORE, Read, RowsOf, Stage, when
 from crl.rounds.tasks import distinct, task_of
 from crl.rounds.waves import play_with_actor, starts_of, together, wave_width, write_played
 
@@ -83,7 +84,10 @@ class AdmissionByTrial(Mechanism):
                 name=TRIAL,
                 parts=self.count_parts,
                 run_part=self.play_part,
-                reads=(Read("collect"), Read("distill"), at.before, at.weights(ACTOR, 1), Read(TRIAL, -1, BEFORE)),
+                reads=(
+                    *(Read("collect"), Read("distill"), at.before, at.weights(ACTOR, 1), Read(TRIAL, -1, BEFORE)),
+                    *when(config_of(method).bank.proven is not None, Read("credit", -1, SCORES)),
+                ),
                 writes=(Trial, TrialResult, Episode, Turn, Generation),
                 role=ACTOR,
                 due=at.changes_bank,
@@ -95,6 +99,15 @@ class AdmissionByTrial(Mechanism):
 
     def refused(self, rows: RowsOf) -> Mapping[str, str]:
         return trial_refusals(rows(Trial, TRIAL))
+
+    def tried(self, rows: RowsOf) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """Pairs and wins of the texts that were tried in this round."""
+        now = max((row.round for row in rows(Trial, TRIAL)), default=None)
+        return {
+            (row.family, row.content_digest): (row.pairs, row.wins_with)
+            for row in rows(TrialResult, TRIAL)
+            if row.round == now
+        }
 
     def earned(self, ctx: StageContext) -> list[Earned]:
         """By the trials of its texts: one use of several, or all that an output earns."""
@@ -142,8 +155,9 @@ class _Asking:
 
     def __init__(self, ctx: StageContext, config: TrialConfig) -> None:
         self.config = config
-        believed = distilled_proposal(ctx, refused={})
-        rejected = believed.preview().rejections()
+        believed = distilled_proposal(ctx)
+        shown = believed.preview()
+        rejected = shown.rejections()
         self.collected = ctx.rows(Episode, "collect")
         won = {row.episode_id for row in self.collected if row.success}
         self.asked = [
@@ -158,6 +172,26 @@ class _Asking:
         ]
         self.known = in_force(ctx.rows(TrialResult, BEFORE), config, round=ctx.round)
         self.tried = to_try(self.asked, self.known.keys(), config)
+        for listed in self.tried.values():
+            listed += _beside(listed, believed, shown.result().events)
+
+
+def _beside(tried: Sequence[Asked], believed: Proposal, events: Iterable[BankEvent]) -> list[Asked]:
+    """The proven texts that tried updates would wait beside: they are played on the same layouts, so that the trial
+    says which wins more often. They are no operations, and have no row of their own in `trials`."""
+    waits = {event.operation_id: event.parents[0] for event in events if event.reason == WAITS}
+    updates = [
+        each.operation for each in tried if each.operation.kind == "update" and each.operation.operation_id in waits
+    ]
+    rows = [row for row in believed.previous.rows_of([waits[each.operation_id] for each in updates]) if row is not None]
+    texts = believed.rules.texts(believed.previous.table.take(rows)) if rows else {}
+    found: dict[TextKey, Asked] = {}
+    for operation, entry in zip(updates, believed.previous.taken(rows), strict=True):
+        key = TextKey(entry.family, entry.content_digest)
+        held = replace(operation, entry_id=entry.entry_id, text=texts[entry.content_digest])
+        found.setdefault(key, Asked(held, key, possible=True, won=False))
+    known = {each.key for each in tried}
+    return [each for key, each in found.items() if key not in known]
 
 
 def _bins(ctx: StageContext, asking: _Asking) -> list[tuple[str, ...]]:
