@@ -251,10 +251,10 @@ class Trainer:
             sums = [torch.zeros(getattr(each, "ds_shape", each.shape), device=each.device) for each in trainable]
             for share, batch in self._micro_batches([each for each in active if each.objective == kind], frozenset()):
                 loss, *_ = self._loss(self._engine.module, share, batch, term, objectives[kind], normalizer, {})
-                if share:
-                    for total, part in zip(sums, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
-                        if part is not None:
-                            total += part
+                # A rank that has run out goes backward, too: ZeRO-3 gathers weights on the way.
+                for total, part in zip(sums, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
+                    if share and part is not None:
+                        total += part
             if self._ranks.size > 1:
                 for total in sums:
                     dist.all_reduce(total)
