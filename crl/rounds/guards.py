@@ -73,7 +73,8 @@ class Guards:
         rows = {row.name: row for row in rows_of(Metric, self._run.read(last, HEALTH, Metric))}
         if COLLAPSED in rows and rows[COLLAPSED].value > 0 and FALL_BACK not in rows:
             known = {number: value for number, value in self._success_up_to(last).items() if isinstance(value, float)}
-            fork = f"crl fork {quoted(self._run.path)} --round {best_of(known) or 0} --name NAME --set KEY=VALUE"
+            which = best_of(known) or 0
+            fork = f"crl fork {quoted(self._run.path)} --round {which} --name NAME --set KEY=VALUE"
             then = f"go on from its best round with other settings: {fork}"
             yield Stop(last, "method.on_collapse", rows[COLLAPSED].alarm or "this run has collapsed", then)
 

@@ -38,7 +38,7 @@ DEPLOYED: Parameters = {
 
 NOTHING_LEFT: Any = SimpleNamespace(
     set_target=lambda rounds, purpose: (1, rounds), next_round=lambda: 1, round_complete=lambda number: True,
-    visit=lambda numbers, run_round: None, run=SimpleNamespace(path="there"),
+    visit=lambda numbers, run_round: None, stopped=None, run=SimpleNamespace(path="there"),
 )  # fmt: skip
 """A driver that has nothing to do."""
 
