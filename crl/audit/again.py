@@ -95,7 +95,7 @@ def make(
 def missing_reads(run: RunDirectory, recipe: Recipe, round_number: int, name: str) -> list[str]:
     """Stages that a stage reads and that are not there, as `0007/distill`."""
     stage = recipe.stage(run.method, round_number, name)
-    places = [place for read in stage.reads for place in recipe.read_keys(run.method, round_number, stage, read)]
+    places = recipe.inputs(run.method, round_number, stage)
     return sorted({key_of(*place) for place in places if not run.is_complete(*place)})
 
 

@@ -96,7 +96,7 @@ def _read_later(run: RunDirectory, recipe: Recipe) -> Iterator[StageKey]:
     back = max((-read.offset for stage in recipe.stages for read in stage.reads), default=0)
     for due in range(number, number + back + 1):
         for stage in recipe.stages_of(method, due):
-            yield from (place for read in stage.reads for place in recipe.read_keys(method, due, stage, read))
+            yield from recipe.inputs(method, due, stage)
 
 
 def _checkpoints(run: RunDirectory, places: set[StageKey]) -> set[str]:

@@ -114,7 +114,7 @@ def _reads(directory: RunDirectory, recipe: Recipe, number: int) -> list[tuple[i
     stage = next((each for each in stages if each.name == "evaluate"), None)
     if stage is None:
         return None
-    return [place for read in stage.reads for place in recipe.read_keys(directory.method, number, stage, read)]
+    return recipe.inputs(directory.method, number, stage)
 
 
 def _ready(directory: RunDirectory, recipe: Recipe, number: int) -> bool:

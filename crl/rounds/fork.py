@@ -246,7 +246,7 @@ def rollout_stages(recipe: Recipe, method: Method, round_number: int) -> tuple[S
     while waiting:
         name = waiting.pop()
         found.add(name)
-        places = (p for read in stages[name].reads for p in recipe.read_keys(method, round_number, stages[name], read))
+        places = recipe.inputs(method, round_number, stages[name])
         waiting += [place[1] for place in places if place[0] == round_number and place[1] not in found]
     return tuple(stage for name, stage in stages.items() if name in found)
 
@@ -285,8 +285,7 @@ def _check_same_stages(
             raise _refused(f"{stage.name} is not among the stages that play a round of the changed method")
         if stage.role != other.role or set(stage.writes) != set(other.writes):
             raise _refused(f"{stage.name} writes other rows, or needs another role, by the changed method")
-        read = {place for each in stage.reads for place in before.read_keys(parent.method, number, stage, each)}
-        if read != {place for each in other.reads for place in recipe.read_keys(method, number, other, each)}:
+        if {*before.inputs(parent.method, number, stage)} != {*recipe.inputs(method, number, other)}:
             raise _refused(f"{stage.name} reads other stages by the changed method")
     if own:
         raise _refused(f"{next(iter(own))} would play in it too")

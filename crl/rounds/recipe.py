@@ -90,7 +90,7 @@ def recorded_rows(run: RunDirectory, recipe: Recipe, round_number: int, stage: S
 def stages_behind(run: RunDirectory, recipe: Recipe, round_number: int, stage: Stage) -> dict[str, str] | None:
     """Digest of every stage that a stage reads, by `0007/distill`; None where one of them is not complete."""
     found = {}
-    for place in (place for read in stage.reads for place in recipe.read_keys(run.method, round_number, stage, read)):
+    for place in recipe.inputs(run.method, round_number, stage):
         if not run.is_complete(*place):
             return None
         found[key_of(*place)] = run.manifest(*place).digest

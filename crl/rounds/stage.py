@@ -218,6 +218,10 @@ class Recipe:
             if number < round_number or follows(stage.name, place[1], name)
         ]
 
+    def inputs(self, method: Method, round_number: int, stage: Stage) -> list[tuple[int, str]]:
+        """(round, stage) of all that a stage reads in a round, read by read (:meth:`read_keys`)."""
+        return [place for read in stage.reads for place in self.read_keys(method, round_number, stage, read)]
+
     def reach(self) -> int:
         """Rounds that stages look back for weights: so many checkpoints may still be read. Beside the second track of a
         round the first track of the next one may have written another."""
