@@ -26,8 +26,8 @@ USED: Final = "used"
 """Kind of an output that is scored by its uses: what it earns adds up until it is trained."""
 SCORED: Final = "scored"
 """Kind of an output that was scored when it was written, by its trial or by the trend, and not by uses."""
-_ORDERS_A_ROUND = 1_000_000
-"""`entered_order` is round * this + index of entry: unique over a run without carrying a counter."""
+ORDERS_A_ROUND = 1_000_000
+"""`entered_order` of buffers and pools: round * this + index of entry, unique over a run without carrying a counter."""
 
 
 class HeldText(NamedTuple):
@@ -152,7 +152,7 @@ def fill_buffer(
             kind = events[0].kind if events else USED
             item = BufferItem(
                 generation_id=name, generation_round=output.origin[0], generation_stage=output.origin[1], kind=kind,
-                entered_round=round, entered_order=round * _ORDERS_A_ROUND + entered, uses=0, score_sum=0.0,
+                entered_round=round, entered_order=round * ORDERS_A_ROUND + entered, uses=0, score_sum=0.0,
                 train_count=0, last_trained_round=None, status="waiting", reason=None,
                 # What is scored once and for all has no share in later uses.
                 repeats=[text.generation_id for text in output.repeats if kind == USED],
@@ -160,7 +160,7 @@ def fill_buffer(
             )  # fmt: skip
             entered += 1
         elif item.status == "trained":
-            order = round * _ORDERS_A_ROUND + entered
+            order = round * ORDERS_A_ROUND + entered
             item = replace(item, status="waiting", entered_round=round, entered_order=order)
             entered += 1
         for each in events:

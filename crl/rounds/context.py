@@ -18,7 +18,7 @@ from crl.config import Method
 from crl.errors import CrlError, EnvironmentBroken, RecordDamaged
 from crl.faults import Fault, attempt
 from crl.protocols import Environment, Services
-from crl.records import Metric, Row, rows_of, schema_of, table_of
+from crl.records import Generation, Metric, Row, rows_of, rows_with, schema_of, table_of
 from crl.rounds.bank_tables import tables_of
 from crl.rounds.provenance import Game, add_games, add_time, require_games
 from crl.rounds.stage import R, Recipe, Stage
@@ -160,6 +160,17 @@ class StageContext:
             raise AssertionError(f"recipe {self.recipe.name} recalls {row_type.table} without declaring it")
         places = self.recipe.draws(self.method, round_number, stage)
         return self._joined(row_type, places or [(round_number, stage)])
+
+    def generations_at(self, names: Iterable[tuple[int, str, str]]) -> dict[str, Generation]:
+        """Token records of earlier rounds by their ids: of (round, stage, id) each, from the stage that wrote it."""
+        wanted: dict[tuple[int, str], set[str]] = {}
+        for number, stage, name in names:
+            wanted.setdefault((number, stage), set()).add(name)
+        return {
+            row.generation_id: row
+            for place, ids in sorted(wanted.items())
+            for row in rows_of(Generation, rows_with(self.table_at(Generation, *place), "generation_id", ids))
+        }
 
     def round_of(self, name: str) -> int:
         """The round that a declared read is of; 0 where it is before the first."""

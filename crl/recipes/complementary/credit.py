@@ -68,7 +68,9 @@ def credit(ctx: StageContext, on: Sequence[Mechanism] = ()) -> None:
     if trains:
         batches, buffer = select_batches(buffer, objective, round=ctx.round)
     samples, taught = ([], []) if ctx.method.overlap else _actor_samples(ctx, episodes)
-    generations = _generations_of(ctx, [item for batch in batches for item in batch])
+    generations = ctx.generations_at(
+        (item.generation_round, item.generation_stage, item.generation_id) for batch in batches for item in batch
+    )
     samples += cispo_samples(batches, generations, objective, round=ctx.round)
     ctx.write(Credit, credits)
     ctx.write(EntryScore, entry_scores(ctx.rows(EntryScore, BEFORE), credits))
@@ -277,16 +279,3 @@ class Writers:
         recipe's may not. Round 0 has none: its texts are imported."""
         stages = self._ctx.recipe.stages_of(self._ctx.method, round_number)
         return [stage.name for stage in stages if stage.name in ("distill", "merge") and Generation in stage.writes]
-
-
-def _generations_of(ctx: StageContext, selected: Iterable[BufferItem]) -> dict[str, Generation]:
-    """Token records of the selected outputs, from the rounds that wrote them."""
-    wanted: dict[tuple[int, str], set[str]] = {}
-    for item in selected:
-        wanted.setdefault((item.generation_round, item.generation_stage), set()).add(item.generation_id)
-    return {
-        row.generation_id: row
-        for (round_number, stage), ids in sorted(wanted.items())
-        for row in ctx.rows_at(Generation, round_number, stage)
-        if row.generation_id in ids
-    }

@@ -7,12 +7,12 @@ update is one step on the episodes of its round; or they enter pools, which seve
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from crl.credit.advantages import stream_advantages
+from crl.credit.buffer import ORDERS_A_ROUND
 from crl.credit.samples import (
     Rollout,
     grpo_sample,
@@ -27,7 +27,7 @@ from crl.credit.uses import usable
 from crl.recipes.dreamgym.collect import COLLECT, PLAN
 from crl.recipes.dreamgym.config import ACTOR, PoolsConfig, config_of
 from crl.recipes.dreamgym.plan import task_values
-from crl.recipes.dreamgym.pools import ORDERS_A_ROUND, drawn, pools_after
+from crl.recipes.dreamgym.pools import drawn, pools_after
 from crl.recipes.dreamgym.rows import (
     GIVEN,
     HELD,
@@ -38,7 +38,7 @@ from crl.recipes.dreamgym.rows import (
     PooledEpisode,
     TaskValue,
 )
-from crl.records import SYNTHETIC, Episode, Generation, Sample, Task, rows_of, rows_with
+from crl.records import SYNTHETIC, Episode, Generation, Sample, Task
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
 
@@ -111,7 +111,12 @@ def _drawn(
     batches = drawn(held, config, share, np.random.default_rng(ctx.seed("draw")))
     counts = {pool: sum(item.pool == pool for item in held) for pool in (REAL, SYNTHETIC)}
     metrics |= {f"pool_episodes_{pool}": count for pool, count in counts.items()}
-    records = _records(ctx, (item for batch in batches for item in batch))
+    records = ctx.generations_at(
+        (item.generation_round, item.generation_stage, name)
+        for batch in batches
+        for item in batch
+        for name in item.generation_ids
+    )
     samples: list[Sample] = []
     rows: list[PoolBatch] = []
     for step, batch in enumerate(batches):
@@ -142,18 +147,6 @@ def _drawn(
     ctx.write(PoolBatch, rows)
     ctx.write(PoolDraw, draws)
     return samples
-
-
-def _records(ctx: StageContext, items: Iterable[PooledEpisode]) -> dict[str, Generation]:
-    """Token records of episodes, from the rounds that played them."""
-    wanted: dict[tuple[int, str], set[str]] = defaultdict(set)
-    for item in items:
-        wanted[item.generation_round, item.generation_stage].update(item.generation_ids)
-    return {
-        row.generation_id: row
-        for place, ids in sorted(wanted.items())
-        for row in rows_of(Generation, rows_with(ctx.table_at(Generation, *place), "generation_id", ids))
-    }
 
 
 def synthetic_share(episodes: Sequence[Episode]) -> float:

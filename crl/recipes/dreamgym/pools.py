@@ -19,9 +19,6 @@ from crl.recipes.dreamgym.config import PoolsConfig
 from crl.recipes.dreamgym.rows import EVICTED, HELD, REAL, PooledEpisode
 from crl.records import SYNTHETIC
 
-ORDERS_A_ROUND = 1_000_000
-"""`entered_order` is round * this + place among the round's episodes: unique over a run without carrying a counter."""
-
 
 class Parts(NamedTuple):
     """How many episodes of a batch are of each pool."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from crl.credit.advantages import stream_advantages
-from crl.credit.buffer import chances, drawn_once
+from crl.credit.buffer import ORDERS_A_ROUND, chances, drawn_once
 from crl.credit.samples import grpo_sample, record_of, records_of, rewarded, trained_episodes, weighed
 from crl.credit.uses import usable
 from crl.recipes.importance_replay.config import ACTOR, NEUTRAL, ImportanceReplayConfig, config_of
@@ -29,8 +29,6 @@ from crl.records import Episode, Generation, Sample, Turn
 from crl.rounds.context import StageContext
 from crl.rounds.stage import BEFORE
 
-ORDERS_A_ROUND = 1_000_000
-"""`entered_order` is round * this + place among the round's samples: unique over a run without carrying a counter."""
 COLLECT = "collect"
 
 
@@ -291,7 +289,10 @@ def _sample(ctx: StageContext, record: Generation, reward: float, advantage: flo
 def _samples(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[ReplayItem]) -> list[Sample]:
     """What the update trains: an episode of a batch of B has the weight 1/B times its factor."""
     items = {item.generation_id: item for item in held}
-    records = _records(ctx, [items[row.generation_id] for row in draws])
+    records = ctx.generations_at(
+        (item.generation_round, item.generation_stage, item.generation_id)
+        for item in (items[row.generation_id] for row in draws)
+    )
     batches: dict[int, dict[str, list[ReplayDraw]]] = defaultdict(lambda: defaultdict(list))
     for row in draws:
         batches[row.step][row.episode_id].append(row)
@@ -306,16 +307,3 @@ def _samples(ctx: StageContext, draws: Sequence[ReplayDraw], held: Sequence[Repl
                 item = items[record.generation_id]
                 found.append(_sample(ctx, record, item.reward, item.advantage, weight, step))
     return found
-
-
-def _records(ctx: StageContext, items: Iterable[ReplayItem]) -> dict[str, Generation]:
-    """Token records of samples, from the rounds that played them."""
-    wanted: dict[tuple[int, str], set[str]] = defaultdict(set)
-    for item in items:
-        wanted[item.generation_round, item.generation_stage].add(item.generation_id)
-    return {
-        row.generation_id: row
-        for place, ids in sorted(wanted.items())
-        for row in ctx.rows_at(Generation, *place)
-        if row.generation_id in ids
-    }
