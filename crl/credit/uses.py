@@ -44,10 +44,14 @@ def free_means(episodes: Iterable[Episode]) -> dict[str, float]:
 
 def chosen_by_episode(retrievals: Iterable[Retrieval]) -> dict[str, list[Retrieval]]:
     """The chosen retrievals of each guided episode, in the order shown: by score, the better rank first of equals."""
+    return as_shown(row for row in retrievals if row.chosen)
+
+
+def as_shown(retrievals: Iterable[Retrieval]) -> dict[str, list[Retrieval]]:
+    """Retrievals by episode, in the order in which a prompt shows them."""
     found: dict[str, list[Retrieval]] = defaultdict(list)
     for row in retrievals:
-        if row.chosen:
-            found[row.episode_id].append(row)
+        found[row.episode_id].append(row)
     return {name: sorted(rows, key=lambda row: (-row.score, row.rank)) for name, rows in found.items()}
 
 

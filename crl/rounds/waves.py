@@ -29,16 +29,12 @@ def slots_of(
     tasks: Sequence[Task], chosen: Mapping[str, Sequence[Retrieval]], texts: Mapping[str, str]
 ) -> list[EpisodeSlot]:
     """Tasks with the experiences that guide each, if some were chosen. `texts` maps content digest to text."""
-    return [
-        EpisodeSlot(
-            task,
-            tuple(
-                Guide(row.entry_id, row.content_digest, texts[row.content_digest])
-                for row in chosen.get(task.episode_id, [])
-            ),
-        )
-        for task in tasks
-    ]
+    return [EpisodeSlot(task, guides_of(chosen.get(task.episode_id, []), texts)) for task in tasks]
+
+
+def guides_of(retrievals: Sequence[Retrieval], texts: Mapping[str, str]) -> tuple[Guide, ...]:
+    """The experiences that retrievals name, in their order. `texts` maps content digest to text."""
+    return tuple(Guide(row.entry_id, row.content_digest, texts[row.content_digest]) for row in retrievals)
 
 
 def play(

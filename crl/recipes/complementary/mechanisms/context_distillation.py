@@ -9,19 +9,18 @@ divergence of actor and teacher (`learn/objectives.reverse_kl_objective`). Evalu
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 
-from crl.bank.segments import load_texts
 from crl.config import ContextDistillationConfig, Method
 from crl.credit.samples import record_of, sample_of, trained_of
-from crl.credit.uses import usable
+from crl.credit.uses import as_shown, usable
 from crl.errors import BadInput
 from crl.protocols import Reading
 from crl.recipes.complementary.config import ACTOR, config_of
 from crl.recipes.complementary.mechanisms import Adds, Mechanism, MetricsAndAlarms, RowsByType, Sources, TruthShare
+from crl.recipes.complementary.plan import texts_of
 from crl.records import (
     Episode,
     Generation,
@@ -30,7 +29,6 @@ from crl.records import (
     Sample,
     TeacherContext,
     TeacherLogprobs,
-    rows_with,
 )
 from crl.rollout.live import Guide
 from crl.rollout.play import PlayedEpisode, teacher_contexts
@@ -38,6 +36,7 @@ from crl.rounds.alarms import Metrics
 from crl.rounds.context import StageContext
 from crl.rounds.impossible import answers_are_actions, refused
 from crl.rounds.stage import Read, Stage
+from crl.rounds.waves import guides_of
 from crl.rounds.weights import weights_of
 
 TEACH = "teach"
@@ -158,15 +157,11 @@ class ContextDistillation(Mechanism):
         ctx.write_metrics(teacher_metrics(rows, generations))
 
 
-def _guides(ctx: StageContext, episode_ids: set[str]) -> dict[str, list[Guide]]:
-    """By free episode, what its teacher is shown, in the order of guided ones."""
+def _guides(ctx: StageContext, episode_ids: set[str]) -> dict[str, tuple[Guide, ...]]:
+    """By free episode, what its teacher is shown."""
     rows = [row for row in ctx.rows(Retrieval, "plan") if row.teaches and row.episode_id in episode_ids]
-    held = rows_with(ctx.bank().table, "content_digest", {row.content_digest for row in rows})
-    texts = load_texts(ctx.run_path, held)
-    found: dict[str, list[Guide]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: (-row.score, row.rank)):
-        found[row.episode_id].append(Guide(row.entry_id, row.content_digest, texts[row.content_digest]))
-    return found
+    texts = texts_of(ctx, ctx.bank(), {row.content_digest for row in rows})
+    return {name: guides_of(shown, texts) for name, shown in as_shown(rows).items()}
 
 
 def as_read(context: TeacherContext, record: Generation, *, round: int) -> Sample:
