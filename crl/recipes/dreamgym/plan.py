@@ -150,6 +150,7 @@ def plan(ctx: StageContext) -> None:
     require_truth(ctx)
     drawn = drawn_tasks(ctx, lambda size: [REAL] * size, kept=SYNTHETIC)
     values = ctx.rows(TaskValue, VALUES)
+    measured = _measured(ctx, config.curriculum, values)
     tasks: list[Task] = []
     origins: list[DreamTask] = []
     records: list[Generation] = []
@@ -157,7 +158,7 @@ def plan(ctx: StageContext) -> None:
     for family in ctx.method.families:
         groups = _groups(drawn, family)
         synthetic = config.synthetic_groups(len(groups), ctx.round) if first else 0
-        made = _made(ctx, family, groups[:synthetic], values, records)
+        made = _made(ctx, family, groups[:synthetic], values, measured, records)
         difficulties = _difficulties(ctx, family, [members[0].environment_seed for members in groups])
         for place, members in enumerate(groups):
             new = made.get(members[0].group)
@@ -170,7 +171,7 @@ def plan(ctx: StageContext) -> None:
         graded = isinstance(ctx.environment(family.name), Graded)
         known = any(value.difficulty is not None for value in values)
         if config.curriculum is not None and graded and (known or config.curriculum.capability == "mean"):
-            metrics[f"capability_{family.name}"] = _reached(ctx, family, config.curriculum, values)
+            metrics[f"capability_{family.name}"] = _reached(measured, family, config.curriculum)
     ctx.write(Task, tasks)
     ctx.write(DreamTask, origins)
     ctx.write(Generation, records)
@@ -215,6 +216,7 @@ def _made(
     family: FamilyConfig,
     groups: Sequence[Sequence[Task]],
     values: Sequence[TaskValue],
+    measured: Sequence[TaskValue],
     records: list[Generation],
 ) -> dict[int, Made]:
     """New tasks by the group that they replace: the last of the synthetic ones."""
@@ -228,23 +230,30 @@ def _made(
     if isinstance(ctx.environment(family.name), Graded):
         if config.rule == "capability":
             parents = [None] * count
-        return _graded(ctx, family, config, replaced, parents, _reached(ctx, family, config, values))
+        return _graded(ctx, family, config, replaced, parents, _reached(measured, family, config))
     if config.rule == "capability":
         return {}
     return _written(ctx, family, config, replaced, [each for each in parents if each is not None], records)
 
 
-def _reached(ctx: StageContext, family: FamilyConfig, config: CurriculumConfig, values: Sequence[TaskValue]) -> float:
-    """The measured capability at a family's tasks; `values` are of the round before."""
-    if config.capability == "threshold":
-        return capability(values, family.name, config.target)
-    known = [
+def _measured(ctx: StageContext, config: CurriculumConfig | None, values: list[TaskValue]) -> list[TaskValue]:
+    """What capability is measured on: `values`, which are of the round before, or for a mean those of all rounds."""
+    if config is None or config.capability == "threshold":
+        return values
+    if not any(isinstance(ctx.environment(family.name), Graded) for family in ctx.method.families):
+        return []
+    return [
         value
         for number in range(1, ctx.round)
         if ctx.recipe.resolve(ctx.method, number, "credit", 0) is not None
         for value in ctx.rows_at(TaskValue, number, "credit")
     ]
-    return mean_capability(known, family.name, config.target)
+
+
+def _reached(measured: Sequence[TaskValue], family: FamilyConfig, config: CurriculumConfig) -> float:
+    """The measured capability at a family's tasks."""
+    found = capability if config.capability == "threshold" else mean_capability
+    return found(measured, family.name, config.target)
 
 
 def _graded(
