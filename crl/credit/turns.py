@@ -19,7 +19,7 @@ import numpy as np
 
 from crl.config.mechanisms import TurnCredit
 from crl.credit.advantages import standardized
-from crl.records import Episode, Sample, Turn
+from crl.records import Episode, Sample, Turn, turns_by_episode
 
 
 def returns_of(turns: Sequence[Turn], reward: float, gamma: float) -> list[float]:
@@ -41,12 +41,10 @@ def turn_advantages(
 ) -> dict[tuple[str, int], float]:
     """The own advantage of each turn, by (episode id, turn index), of episodes that are compared in the groups of
     `group_of`; `rewards` are what these are compared by."""
-    played: dict[str, list[Turn]] = defaultdict(list)
-    for turn in sorted(turns, key=lambda turn: turn.turn):
-        played[turn.episode_id].append(turn)
+    played = turns_by_episode(turns)
     anchors: dict[Hashable, list[tuple[tuple[str, int], float]]] = defaultdict(list)
     for episode in episodes:
-        own = played[episode.episode_id]
+        own = played.get(episode.episode_id, [])
         earned = returns_of(own, rewards[episode.episode_id], config.gamma) if own else []
         for turn, value in zip(own, earned, strict=True):
             anchors[group_of(episode), turn.observation].append(((episode.episode_id, turn.turn), value))

@@ -30,7 +30,7 @@ from crl.extractor.parse import example_texts
 from crl.extractor.prompts import NO_OWN, distill_messages
 from crl.extractor.trajectory import Trajectory, render_trajectory
 from crl.protocols import Policy
-from crl.records import Episode, Operation, Turn
+from crl.records import Episode, Operation, Turn, turns_by_episode
 from crl.run.seeds import number_of
 from crl.text.outputs import Messages, Output, Prompt, room_for_prompt, sample_outputs
 
@@ -54,11 +54,9 @@ def items_of(episodes: Sequence[Episode], turns: Sequence[Turn], config: Distill
     `guided` takes all of a round in which nothing guided: an empty bank would stay empty for ever.
     """
     guided_only = config.episodes == "guided" and any(episode.guided for episode in episodes)
-    by_episode: dict[str, list[Turn]] = {}
-    for turn in turns:
-        by_episode.setdefault(turn.episode_id, []).append(turn)
+    by_episode = turns_by_episode(turns)
     return [
-        DistillItem(episode, tuple(sorted(by_episode.get(episode.episode_id, []), key=lambda turn: turn.turn)))
+        DistillItem(episode, tuple(by_episode.get(episode.episode_id, ())))
         for episode in episodes
         if episode.error is None and (episode.guided or not guided_only)
     ]

@@ -63,6 +63,7 @@ from crl.records.play import (
     first_sequence,
     numbered,
     shown_text,
+    turns_by_episode,
 )
 from crl.records.trials import TRIAL, CandidateUtility, Suppression, TextEffect, Trial, TrialResult
 
@@ -133,6 +134,7 @@ __all__ = [
     "schema_of",
     "shown_text",
     "table_of",
+    "turns_by_episode",
     "vectors_of",
     "with_added",
     "without_defaults",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated as A
 from typing import ClassVar
 
@@ -528,6 +528,14 @@ class Generation(Row):
             ),
         },
     )
+
+
+def turns_by_episode(turns: Iterable[Turn]) -> dict[str, list[Turn]]:
+    """The turns of each episode, in order."""
+    found: dict[str, list[Turn]] = {}
+    for turn in sorted(turns, key=lambda turn: turn.turn):
+        found.setdefault(turn.episode_id, []).append(turn)
+    return found
 
 
 def first_sequence(generation_id: str) -> str:

@@ -8,7 +8,6 @@ follows them; else nothing of it is in the context. Both stages have parts: a pa
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from crl.protocols import ToolCalls
 from crl.recipes.erl.config import ACTOR, config_of
 from crl.recipes.erl.prompts import Attempt
 from crl.recipes.erl.rows import FIRST, SECOND, Reflection
-from crl.records import Episode, StrippedContext, Task, Turn
+from crl.records import Episode, StrippedContext, Task, Turn, turns_by_episode
 from crl.rollout.live import Guide
 from crl.rollout.play import EpisodeSlot, stripped_contexts
 from crl.rounds.context import StageContext
@@ -120,16 +119,13 @@ def _instructions(before: Episode, reflection: Reflection | None) -> list[Guide]
 
 def attempts_before(ctx: StageContext, again: Sequence[Pending], revision: int) -> list[Attempt]:
     """The attempts before those of a revision, with the instructions that each went by."""
-    turns: dict[str, list[Turn]] = defaultdict(list)
     wanted = {each.before.episode_id for each in again}
-    for turn in ctx.rows(Turn, attempt_stage(revision - 1)):
-        if turn.episode_id in wanted:
-            turns[turn.episode_id].append(turn)
+    turns = turns_by_episode(row for row in ctx.rows(Turn, attempt_stage(revision - 1)) if row.episode_id in wanted)
     own = own_instructions(ctx, again)
     return [
         Attempt(
             each.before,
-            tuple(sorted(turns[each.before.episode_id], key=lambda turn: turn.turn)),
+            tuple(turns.get(each.before.episode_id, ())),
             each.before.experiences[0] if each.before.guided else instructions,
         )
         for each, instructions in zip(again, own, strict=True)

@@ -8,7 +8,6 @@ rows beside: the text of an entry is the reflection alone, which is what it is s
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -32,6 +31,7 @@ from crl.records import (
     Turn,
     rows_of,
     rows_with,
+    turns_by_episode,
 )
 from crl.rounds.context import BANK, StageContext
 from crl.rounds.proposal import SCORES, with_cuts
@@ -145,15 +145,14 @@ def _attempts(ctx: StageContext, operations: Sequence[Operation], config: ErlCon
     added = [operation for operation in operations if operation.kind == "add"]
     wanted = {name for operation in added for name in operation.episode_ids}
     episodes: dict[str, Episode] = {}
-    turns: dict[str, list[Turn]] = defaultdict(list)
+    taken: list[Turn] = []
     for revision in range(config.revisions + 1):
         episodes |= {row.episode_id: row for row in ctx.rows(Episode, attempt_stage(revision))}
-        for turn in rows_of(Turn, rows_with(ctx.table(Turn, attempt_stage(revision)), "episode_id", wanted)):
-            turns[turn.episode_id].append(turn)
+        taken += rows_of(Turn, rows_with(ctx.table(Turn, attempt_stage(revision)), "episode_id", wanted))
+    turns = turns_by_episode(taken)
 
     def text(name: str) -> str:
-        ordered = sorted(turns[name], key=lambda turn: turn.turn)
-        return Attempt(episodes[name], tuple(ordered), "").text(config.attempt_characters)
+        return Attempt(episodes[name], tuple(turns.get(name, ())), "").text(config.attempt_characters)
 
     found = []
     for operation in added:
