@@ -25,6 +25,8 @@ from crl.rounds.impossible import refused, unread_settings, whole_reference
 ACTOR, REFLECTOR = "actor", "reflector"
 REFLECT = "reflect"
 """Name of the prompt that reflections are asked for with."""
+LONGEST_ATTEMPT = 20_000
+"""Characters of an attempt that the memory may keep."""
 
 
 class ReflectConfig(Model):
@@ -113,7 +115,7 @@ class ErlConfig(RecipeConfig):
     attempt_characters: int = Field(
         1000,
         ge=120,
-        le=20_000,
+        le=LONGEST_ATTEMPT,
         description="Most characters of an attempt that the memory keeps, or that `revision.shows_attempt` shows.",
     )
     reflect: ReflectConfig | None = Field(

@@ -19,7 +19,7 @@ from pathlib import Path
 from crl.config import Method, PromptConfig, RoleConfig
 from crl.extractor.trajectory import cut, outcome_text, render_trajectory
 from crl.protocols import Chat
-from crl.recipes.erl.config import ACTOR, REFLECT, REFLECTOR, ReflectConfig, config_of
+from crl.recipes.erl.config import ACTOR, LONGEST_ATTEMPT, REFLECT, REFLECTOR, ReflectConfig, config_of
 from crl.records import Episode, Turn, shown_text
 from crl.rollout.play import feedback_of
 from crl.rollout.prompts import check_prompts
@@ -32,8 +32,6 @@ NAMES = ("goal", "instructions", "trajectory", "feedback", "outcome", "reward", 
 NO_MEMORY = "none"
 OK = "ok"
 PROMPT_TOO_LONG = "prompt_too_long"
-LONGEST = 20_000
-"""As many characters as an attempt of the memory may have (`attempt_characters`)."""
 _TAGGED = re.compile(r"<instructions>(.*?)</instructions>", re.DOTALL | re.IGNORECASE)
 _CUT = re.compile(r"<instructions>(.*?)(?:</instructions>|(?:</[a-z]*)?\Z)", re.DOTALL | re.IGNORECASE)
 """As it is in an output that the length limit ended: the last tag may be open, or half closed."""
@@ -84,7 +82,7 @@ def reflect_messages(
     """The prompt to reflect on one attempt; its trajectory, and each attempt of the memory, takes at most `budget`
     characters (None: all of it)."""
     episode = attempt.episode
-    shown = [each.text(LONGEST if budget is None else budget) for each in memory]
+    shown = [each.text(LONGEST_ATTEMPT if budget is None else budget) for each in memory]
     return messages_of(
         prompt,
         {
