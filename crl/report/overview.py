@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crl.errors import CrlError
-from crl.report.state import last_failure, last_round, missing_stage, running_stages
+from crl.report.state import last_failure, last_round, missing_stage, running_stages, stopped
 from crl.report.success import NONE, Rate
 from crl.report.summary import summarize
 from crl.rounds.approvals import awaited
@@ -26,7 +26,8 @@ class RunLine:
     name: str
     changed: datetime
     state: str = "damaged"
-    """Its status in words: running, waiting for approval, interrupted, failed, unfinished, complete or damaged."""
+    """Its status in words: running, waiting for approval, interrupted, failed, stopped, unfinished, complete or
+    damaged."""
     rounds: int = 0
     """Rounds that are complete."""
     asked: int = 0
@@ -66,6 +67,8 @@ def _state(run: RunDirectory, events: Sequence[dict[str, Any]], unfinished: bool
         return "waiting for approval"
     if owner is not None and owner.live:
         return ", ".join(["running", *running_stages(events)[-1:]])
+    if stopped(events) is not None:
+        return "stopped"
     if not unfinished:
         return "complete"
     if failure is not None:

@@ -10,7 +10,7 @@ import pytest
 
 import crl as package
 from crl.report.overview import overview
-from crl.run.journal import Journal
+from crl.run.journal import STOPPED, Journal
 from tests.unit.cli.conftest import ROOT, Crl
 
 
@@ -28,6 +28,9 @@ def test_runs_are_listed_with_where_they_stand(crl: Crl, room: Path) -> None:
     assert found.keys() == {"room", "asked", "broken"}
     assert found["broken"].state == "damaged" and found["asked"].asked == 9
     assert found["room"].evaluated == 2 and found["room"].with_bank.episodes > 0
+    Journal(room.with_name("asked")).record(STOPPED, token=1)
+    assert found["asked"].state == "unfinished"
+    assert {each.name: each.state for each in overview(room.parent)}["asked"] == "stopped"
     listed = crl("list")
     assert listed.code == 0 and all(name in listed.out for name in found) and "no-run" not in listed.out
     assert found["room"].with_bank.words in listed.out
