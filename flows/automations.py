@@ -19,8 +19,9 @@ from prefect.events.actions import ChangeFlowRunState, RunDeployment, SendNotifi
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 from pydantic import SecretStr
 
+from crl.rounds.alarms import COLLAPSED
 from flows.present import HEARTBEAT
-from tasks.events import ALARM, COLLAPSED, EXPERIMENT
+from tasks.events import ALARM, EXPERIMENT
 
 HEARTBEAT_SECONDS = 30
 """How often a flow run says that it lives."""

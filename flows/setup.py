@@ -110,15 +110,12 @@ def experiments() -> list[str]:
     """Names of all experiments at hand: the files that a form offers, and the run directories."""
     from crl.config.load import experiment_files, read_yaml, runs_root
     from crl.paths import experiment_file
-    from crl.run.find import is_run
+    from crl.run.find import runs_in
     from flows.pages import NAME
 
     named = {str(read_yaml(experiment_file(path))["name"]) for path in experiment_files()}
     found = {name for name in named if NAME.fullmatch(name)}  # a file of the folder may have any
-    root = runs_root()
-    if root.is_dir():
-        found |= {path.name for path in root.iterdir() if NAME.fullmatch(path.name) and is_run(path)}
-    return sorted(found)
+    return sorted(found | {path.name for path in runs_in(runs_root()) if NAME.fullmatch(path.name)})
 
 
 def ensure_pool(client: SyncPrefectClient) -> str:

@@ -21,8 +21,6 @@ from tasks.artifacts import report_address, results
 
 ROUND_COMPLETED, ALARM, STOPPED = "crl.round.completed", "crl.alarm", "crl.stopped"
 EXPERIMENT = "crl.experiment"
-COLLAPSED = "collapsed"
-"""The metric whose alarm says that a run has stopped learning (`crl/rounds/alarms.py`)."""
 
 
 def tell_round(run_path: str | Path, round_number: int) -> None:

@@ -72,8 +72,7 @@ class Guards:
             return
         rows = {row.name: row for row in rows_of(Metric, self._run.read(last, HEALTH, Metric))}
         if COLLAPSED in rows and rows[COLLAPSED].value > 0 and FALL_BACK not in rows:
-            known = {number: value for number, value in self._success_up_to(last).items() if isinstance(value, float)}
-            which = best_of(known) or 0
+            which = best_of(self._known_up_to(last)) or 0
             fork = f"crl fork {quoted(self._run.path)} --round {which} --name NAME --set KEY=VALUE"
             then = f"go on from its best round with other settings: {fork}"
             yield Stop(last, "method.on_collapse", rows[COLLAPSED].alarm or "this run has collapsed", then)
@@ -84,7 +83,7 @@ class Guards:
             return
         go_on = f"to go on, raise it or leave it out: --set {where}=null with `crl train`"
         if asked.success is not None:
-            known = {number: value for number, value in self._success_up_to(last).items() if isinstance(value, float)}
+            known = self._known_up_to(last)
             newest = max(known, default=None)
             if newest is not None and known[newest] >= asked.success:
                 told = f"held-out success of round {newest} is {known[newest]:.3f}, asked for {asked.success:g}"
@@ -97,6 +96,10 @@ class Guards:
             if hours >= asked.hours:
                 told = f"its stages took {hours:.3g} hours, asked for {asked.hours:g}"
                 yield Stop(last, f"{where}.hours", told, go_on)
+
+    def _known_up_to(self, last: int) -> dict[int, float]:
+        """Held-out success of the rounds that have any, and can be read."""
+        return {number: value for number, value in self._success_up_to(last).items() if isinstance(value, float)}
 
     def _success_up_to(self, last: int | None) -> dict[int, float | RecordDamaged | None]:
         """Held-out success of the rounds that were evaluated."""

@@ -34,7 +34,7 @@ from crl.config import (
     TrialConfig,
     WarmStartConfig,
 )
-from crl.config.base import MOST_ROUNDS
+from crl.config.base import MOST_ROUNDS, unset
 from crl.config.registry import load_object
 from crl.errors import BadInput
 from crl.rounds.impossible import hidden_answers, whole_reference
@@ -92,7 +92,7 @@ class BankRecipeConfig(RecipeConfig):
     )
     context_distillation: ContextDistillationConfig | None = Field(
         None,
-        exclude_if=lambda value: value is None,
+        exclude_if=unset,
         description="What free episodes sample is pulled toward what the actor would say with an experience; none: "
         "not.",
     )
