@@ -109,7 +109,7 @@ class RecipeConfig(Model):
 
     def outputs(self, method: Method) -> Mapping[str, int]:
         """How many outputs of each role a round samples, at most, which disk is counted by: here one per episode."""
-        return dict.fromkeys(self.roles(), method.episodes)
+        return dict.fromkeys(self.roles(), method.most_episodes)
 
     def prompts(self) -> frozenset[str]:
         """Names of the prompts that it needs, out of `method.prompts`."""
@@ -431,9 +431,14 @@ class Method(Model):
 
     @property
     def episodes(self) -> int:
-        """Episodes of a round, at most: K of every group, in every draw."""
-        draws = 1 if self.rollout.dynamic_sampling is None else self.rollout.dynamic_sampling.max_draws
-        return draws * sum(family.groups * self.group_size(family) for family in self.families)
+        """Episodes that a round draws at once: K of every group."""
+        return sum(family.groups * self.group_size(family) for family in self.families)
+
+    @property
+    def most_episodes(self) -> int:
+        """Episodes of a round, at most: those of every draw."""
+        sampling = self.rollout.dynamic_sampling
+        return self.episodes * (1 if sampling is None else sampling.max_draws)
 
     def sampling(self, role: str, family: str) -> SamplingConfig:
         """How a role samples when it plays a task family."""

@@ -271,7 +271,7 @@ class DreamGymConfig(RecipeConfig):
             self.synthetic_groups(family.groups, 1) * method.group_size(family) for family in method.families
         )
         made = {
-            ACTOR: method.episodes + explored,
+            ACTOR: method.most_episodes + explored,
             EXPERIENCE: predicted + min(self.truth.max_transitions, turns * explored),
         }
         return made | ({TEACHER: turns * explored} if TEACHER in self.roles() else {})

@@ -154,8 +154,8 @@ class ErlConfig(RecipeConfig):
 
     def outputs(self, method: Method) -> Mapping[str, int]:
         """Every attempt, and a reflection for each revision."""
-        again = self.revisions * method.episodes
-        made = {ACTOR: method.episodes + again}
+        again = self.revisions * method.most_episodes
+        made = {ACTOR: method.most_episodes + again}
         return made | ({REFLECTOR: again} if self.reflect is not None else {})
 
     def prompts(self) -> frozenset[str]:

@@ -148,7 +148,7 @@ class ImportanceReplayConfig(RecipeConfig):
     def outputs(self, method: Method) -> Mapping[str, int]:
         """Episodes, and probes before and after the update where worth is learned."""
         probes = 2 * self.probe.tasks * len(method.families) if self.learns else 0
-        return {ACTOR: method.episodes + probes}
+        return {ACTOR: method.most_episodes + probes}
 
     def embedder(self) -> EmbedderUse | None:
         """That of the network's features."""

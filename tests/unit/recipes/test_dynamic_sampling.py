@@ -217,6 +217,13 @@ def test_a_round_that_stopped_in_a_draw_goes_on_to_the_same_digests(tmp_path: Pa
             assert again.run.manifest(number, name).digest == theirs[f"{number}/{name}"]
 
 
+def test_what_a_round_plans_is_one_draw_and_what_it_may_write_is_of_all() -> None:
+    """Replay scores its buffer anew after so many planned episodes, however often what teaches nothing is drawn."""
+    once, more = experiment().method, experiment(**SAMPLING).method
+    assert more.episodes == once.episodes
+    assert more.recipe.outputs(more)["extractor"] == DRAWS * once.recipe.outputs(once)["extractor"]
+
+
 def test_stages_and_settings_are_those_of_before_without_it() -> None:
     plain = experiment()
     assert "dynamic_sampling" not in plain.method.model_dump()["rollout"]
