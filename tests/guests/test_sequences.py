@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,10 @@ class CreditStage:
 
     def rows_at(self, row_type: type[Row], number: int, stage: str) -> list[Any]:
         return self._read[row_type, stage]
+
+    def generations_at(self, names: Iterable[tuple[int, str, str]]) -> dict[str, Generation]:
+        rows = {row.generation_id: row for row in self._read[Generation, "collect"]}
+        return {name: rows[name] for _, _, name in names}
 
     def seed(self, *words: object) -> int:
         return 7
