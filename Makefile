@@ -130,7 +130,7 @@ test-slow: ## the slow tests (hours), or of one ROOM (minutes): make test-slow R
 	  echo "What to do: name a folder or file below tests/, tests/unit/, tests/worlds/ or tests/recipes/:" >&2; \
 	  echo "  make test-slow ROOM=engine" >&2; exit 1;) \
 	$(MAKE) --no-print-directory setup
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "slow and not gpu" $(if $(ROOM),$(firstword $(ROOMS)),tests) || \
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_JOBS) -m "slow and not gpu" $(if $(ROOM),$(firstword $(ROOMS))) || \
 	  { ended=$$?; [ $$ended = 5 ] && echo "test-slow: $(ROOM) has no slow tests" || exit $$ended; }
 
 test-browser: setup ## make ui in headless Chromium, every click that docs/operations.md shows; part of the slow tests

@@ -2,7 +2,7 @@
 
     pip install -e ".[benchmarks]"
     python benchmarks/bank.py [--sizes 20000 100000 1000000] [--systems crl lancedb chroma json] [--repetitions 3]
-                              [--data DIRECTORY] [--out docs/bank_benchmark.md]
+                              [--data DIRECTORY] [--out research/bank_benchmark.md]
 
 All systems are measured side by side in one run, each step by each system in turn. Exhaustive search is compared with
 exhaustive search, approximate with approximate at the least effort that reaches a recall@16 of 0.95. Vectors are given:

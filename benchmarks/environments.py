@@ -1,7 +1,7 @@
 """Every built-in environment at random play: steps and resets per second, memory of 128 slots, beside other packages.
 
     python benchmarks/environments.py [--only NAME …] [--repeats 5] [--seconds 1] [--slots 128]
-                                      [--out docs/environments_benchmark.md]
+                                      [--out research/environments_benchmark.md]
 
 Ours and the package that it is held against play in turn, so that both meet the same load. Rates are per second of
 processor time, which a busy machine stretches less than time on the clock. A reset is a new seed, and so a new level,

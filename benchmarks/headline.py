@@ -3,7 +3,7 @@
     python benchmarks/headline.py
 
 Writes docs/learning.svg, which draws every seed, and the table behind the line `<!-- from recorded results -->` of both
-pages. `crl compare conf/study/smollm2.yaml` makes the runs; docs/results/smollm2.parquet has what they won.
+pages. `crl compare conf/study/smollm2.yaml` makes the runs; research/results/smollm2.parquet has what they won.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from scipy import stats
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PICTURE = ROOT / "docs/results/smollm2.parquet", ROOT / "docs/learning.svg"
+RESULTS, PICTURE = ROOT / "research/results/smollm2.parquet", ROOT / "docs/learning.svg"
 PAGES = (ROOT / "README.md", ROOT / "docs/index.md")
 STYLE = ROOT / "crl/report/templates/chart.css"
 SEEDS = (251, 252, 253)

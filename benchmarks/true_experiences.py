@@ -2,7 +2,7 @@
 round.
 
     python benchmarks/true_experiences.py runs/coevolution-again [--out
-    docs/results/coevolution_again_experiences.parquet]
+    research/results/coevolution_again_experiences.parquet]
 
 Reads the finished runs of a study whose environments know what is true (realms, lakes): every training game of every
 round. An experience is true if it says what the hidden rule has (`truth` of the environment; nothing that is trained

@@ -1,4 +1,4 @@
-"""`docs/bank_benchmark.md`: what was measured, as tables, with what each system means by a step."""
+"""`research/bank_benchmark.md`: what was measured, as tables, with what each system means by a step."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import benchmarks.headline as headline
-from tests.docs.raw_results import ROOT, Raw, agree, difference_of
+from research.tests.raw_results import ROOT, Raw, agree, difference_of
 
 HEADLINE = [ROOT / "README.md", ROOT / "docs/index.md"]
 

@@ -45,7 +45,7 @@ def headings(page: Path) -> set[str]:
 
 
 def links() -> list[tuple[Path, str]]:
-    pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    pages = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "research").glob("*.md"))]
     found = [(page, link) for page in pages for link in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8")))]
     return [(page, link) for page, link in found if "://" not in link]
 

@@ -42,7 +42,7 @@ PAGES = {
 }
 MIXED = {
     "tests/docs/test_commands.py::test_every_key_named_exists": "pages of guests name keys of theirs",
-    "tests/docs/test_results.py": "studies of several recipes, with guests among their arms",
+    "research/tests/test_results.py": "studies of several recipes, with guests among their arms",
     **dict.fromkeys(
         [
             "tests/unit/lab/study/test_study_file.py::test_arms_of_another_study_are_run_with_what_every_arm_sets",

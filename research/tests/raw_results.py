@@ -1,4 +1,4 @@
-"""Raw results of studies, `docs/results/*.parquet`, and what their tables are computed from again.
+"""Raw results of studies, `research/results/*.parquet`, and what their tables are computed from again.
 
 The arithmetic here shares nothing with `crl.lab`: DuckDB reads the rows, scipy has the intervals.
 """
@@ -13,7 +13,7 @@ import yaml
 from scipy import stats
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "docs" / "results"
+RESULTS = ROOT / "research" / "results"
 PAGES = {
     name: f"{name}.md"
     for name in (

@@ -1,4 +1,4 @@
-"""Every figure of a study's tables in the documentation, computed again from its raw results in `docs/results/`."""
+"""Every figure of a study's tables in the documentation, computed again from its raw results in `research/results/`."""
 
 import re
 from collections import defaultdict
@@ -7,7 +7,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from tests.docs.raw_results import (
+from research.tests.raw_results import (
     BUDGETS,
     PAGES,
     RESULTS,
@@ -20,12 +20,12 @@ from tests.docs.raw_results import (
     table_under,
 )
 
-PAPER = (ROOT / "docs" / "study.md").read_text()
+PAPER = (ROOT / "research" / "study.md").read_text()
 
 
 @pytest.fixture(scope="module", params=sorted(PAGES))
 def study(request):
-    return Raw(request.param), (ROOT / "docs" / PAGES[request.param]).read_text()
+    return Raw(request.param), (ROOT / "research" / PAGES[request.param]).read_text()
 
 
 def test_every_arm_of_the_study_is_in_its_raw_results(study):
@@ -160,7 +160,7 @@ def test_the_lead_averaged_over_a_budget():
 )
 def test_the_controls_beside_the_arms_that_they_are_for(title, of):
     raw, study = Raw("controls"), Raw("coevolution_again")
-    page = (ROOT / "docs" / PAGES["controls"]).read_text()
+    page = (ROOT / "research" / PAGES["controls"]).read_text()
     header, *rows = table_under(page, title)
     assert header == ["arm", "minus", "with bank", "without bank", "pairs"]
     for name, minus, *cells, pairs in rows:
@@ -206,7 +206,7 @@ def test_what_the_paper_repeats_of_trials_and_of_a_changing_world():
     for title, *cells in rows:
         for games, cell in zip(header[1:], cells, strict=True):
             agree(cell, interval_of(raw.at("training_episodes", int(games.replace(",", "")), raw.arm_of[title], True)))
-    page = (ROOT / "docs" / PAGES["change"]).read_text()
+    page = (ROOT / "research" / PAGES["change"]).read_text()
     columns, *there = table_under(page, "Families that change, by games since the change")
     header, *rows = table_under(PAPER, "Families that change")
     whole = {row[0]: dict(zip(columns, row, strict=True)) for row in there}
@@ -221,7 +221,7 @@ def shares_of_runs(name: str, arm: str, share: str) -> dict[int, float]:
 
 
 def test_notes_that_are_true_in_the_last_bank():
-    page, raw = (ROOT / "docs" / PAGES["trials"]).read_text(), Raw("trials")
+    page, raw = (ROOT / "research" / PAGES["trials"]).read_text(), Raw("trials")
     for title, seeds, cell in table_under(page, "Experiences that are true, in the last bank")[1:]:
         found = shares_of_runs("trials", raw.arm_of[title], "experiences_true")
         assert int(seeds) == len(found)
@@ -230,7 +230,7 @@ def test_notes_that_are_true_in_the_last_bank():
 
 @pytest.mark.parametrize("name", ["change", "coevolution_sooner", "controls", "smollm2"])
 def test_budget_and_extractor(name):
-    page, raw = (ROOT / "docs" / PAGES[name]).read_text(), Raw(name)
+    page, raw = (ROOT / "research" / PAGES[name]).read_text(), Raw(name)
     runs = duckdb.read_parquet(f"{RESULTS}/{name}_runs.parquet")
     shares = {
         "malformed": "malformed / outputs",
@@ -270,7 +270,7 @@ def counted(experiences: duckdb.DuckDBPyRelation, arm: str, rounds: str) -> duck
     ],
 )
 def test_games_that_were_shown_a_true_note(name, title):
-    header, *rows = table_under((ROOT / "docs" / PAGES[name]).read_text(), title)
+    header, *rows = table_under((ROOT / "research" / PAGES[name]).read_text(), title)
     shares = ["shown / guided", "won / shown", "won_otherwise / (guided - shown)", "won_free / free"][: len(header) - 3]
     raw = duckdb.read_parquet(f"{RESULTS}/{name}_experiences.parquet")
     assert {arm for arm, *_ in rows} == {arm for (arm,) in raw.select("arm").distinct().fetchall()}
@@ -284,7 +284,7 @@ def test_games_that_were_shown_a_true_note(name, title):
 
 @pytest.mark.parametrize("name", ["coevolution_again", "coevolution_sooner"])
 def test_a_trained_actor_beside_an_untrained_one(name):
-    page = (ROOT / "docs" / PAGES[name]).read_text()
+    page = (ROOT / "research" / PAGES[name]).read_text()
     experiences = duckdb.read_parquet(f"{RESULTS}/{name}_experiences.parquet")
     for rounds, *cells in table_under(page, "Trained minus untrained")[1:]:
         for share, cell in zip(("shown / guided", "won / shown", "won / guided"), cells, strict=True):
@@ -321,7 +321,7 @@ def test_success_at_equal_budgets(study, kind):
 
 
 def test_success_with_the_bank_by_training_games():
-    raw, page = Raw("trials"), (ROOT / "docs" / PAGES["trials"]).read_text()
+    raw, page = Raw("trials"), (ROOT / "research" / PAGES["trials"]).read_text()
     header, *rows = table_under(page, "With the bank, after so many training games")
     games = [int(cell.replace(",", "")) for cell in header[1:]]
     assert {raw.arm_of[row[0]] for row in rows} == {arm for arm, bank in raw.curves if bank}
@@ -337,7 +337,7 @@ def test_success_with_the_bank_by_training_games():
 
 def test_the_query_of_the_curves_over_real_steps(monkeypatch):
     monkeypatch.chdir(ROOT)
-    (sql,) = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / PAGES["recipes"]).read_text(), re.DOTALL)
+    (sql,) = re.findall(r"```sql\n(.*?)```", (ROOT / "research" / PAGES["recipes"]).read_text(), re.DOTALL)
     found = {(arm, bank, number): points for arm, bank, number, *points in duckdb.sql(sql).fetchall()}
     expected: dict[tuple[str, bool, int], list[tuple[float, float]]] = defaultdict(list)
     for (arm, bank), runs in Raw("recipes").curves.items():

@@ -1,4 +1,4 @@
-"""The tables of docs/change.md that tell families that change from those that stay, from its raw results."""
+"""The tables of research/change.md that tell families that change from those that stay, from its raw results."""
 
 import itertools
 from collections import defaultdict
@@ -7,7 +7,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from tests.docs.raw_results import PAGES, RESULTS, ROOT, Raw, agree, difference_of, interval_of, table_under
+from research.tests.raw_results import PAGES, RESULTS, ROOT, Raw, agree, difference_of, interval_of, table_under
 
 
 def reached_of(curves: list[dict[int, float]], before: list[float], first: int) -> str:
@@ -36,7 +36,7 @@ def curves_of(part: str, bank: bool) -> dict[str, dict[int, dict[int, float]]]:
 @pytest.mark.parametrize(("part", "words"), [("changed", "change"), ("stayed", "stay")])
 @pytest.mark.parametrize("bank", [True, False])
 def test_families_around_a_change(part, words, bank):
-    raw, page, first = Raw("change"), (ROOT / "docs" / PAGES["change"]).read_text(), 31
+    raw, page, first = Raw("change"), (ROOT / "research" / PAGES["change"]).read_text(), 31
     curves = curves_of(part, bank)
     header, *table = table_under(page, f"Families that {words}, {'with' if bank else 'without'} bank")
     assert header == ["arm", "before the change", "after it", "at the end", "rounds to recover"]
@@ -52,7 +52,7 @@ def test_families_around_a_change(part, words, bank):
 
 def test_what_a_change_costs():
     """Means over the games since the change that every run has."""
-    raw, page = Raw("change"), (ROOT / "docs" / PAGES["change"]).read_text()
+    raw, page = Raw("change"), (ROOT / "research" / PAGES["change"]).read_text()
     games = {
         (arm, seed, point["round"]): point["training_episodes"]
         for (arm, _), runs in raw.curves.items()
@@ -86,7 +86,7 @@ def test_what_a_change_costs():
 
 
 def test_notes_around_a_change():
-    raw, page = Raw("change"), (ROOT / "docs" / PAGES["change"]).read_text()
+    raw, page = Raw("change"), (ROOT / "research" / PAGES["change"]).read_text()
     header, *table = table_under(page, "Experiences of families that change")
     places = {"before": 30, "after": 32, "at the end": 60}
     assert [raw.arm_of[row[0]] for row in table] == [

@@ -1,12 +1,12 @@
-"""What docs/scaling.md says beside the tables of its study, from its raw results."""
+"""What research/scaling.md says beside the tables of its study, from its raw results."""
 
 import numpy as np
 import pytest
 
-from tests.docs.raw_results import PAGES, ROOT, Raw, agree, difference_of, interval_of, table_under
+from research.tests.raw_results import PAGES, ROOT, Raw, agree, difference_of, interval_of, table_under
 
 REALMS, NOISE = "number of realms", "temperature of written experiences"
-PAGE = (ROOT / "docs" / PAGES["scale"]).read_text()
+PAGE = (ROOT / "research" / PAGES["scale"]).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,6 @@ def test_after_as_many_games_per_rule(raw):
 
 
 def test_the_paper_repeats_it():
-    paper = (ROOT / "docs" / "study.md").read_text()
+    paper = (ROOT / "research" / "study.md").read_text()
     doubled = [cells for scale, *cells in table_under(PAGE, "Per doubling")[1:] if scale == REALMS]
     assert doubled == table_under(paper, "Per doubling of the realms")[1:]
