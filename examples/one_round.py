@@ -6,8 +6,8 @@ A shrine opens when the right two of three things are offered in the right order
 layers play there and write about it, on a CPU, in a minute. Every computation of the method is the function that the
 pipeline calls; what makes it a pipeline (files, digests, resuming, shards) is left out, and so are the merge of the
 bank, repeated texts in the buffer, outputs whose prompt was too long, and the metrics of health. Such small models
-learn the rule from reward, and hardly from what they read: whether the bank helps is the subject of research/study.md. The
-round is `CoEvolution.round`, some sixty lines; the rest is what it acts on.
+learn the rule from reward, and hardly from what they read: whether the bank helps is the subject of
+research/study.md. The round is `CoEvolution.round`, some sixty lines; the rest is what it acts on.
 """
 
 from __future__ import annotations
