@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 
 from crl.cli import app
 from crl.config.keys import field_schema
@@ -17,9 +18,13 @@ from docs.config_page import page as config_page
 from docs.config_page import study_page
 from docs.models_page import page as models_page
 from docs.schema_page import page
+from docs.skill_page import page as skill_page
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND_LINE: Any = typer.main.get_command(app)
 INLINE = re.compile(r"`((?:crl|make) [^`]+)`")
@@ -95,6 +100,12 @@ def test_the_page_of_models_is_current() -> None:
 def test_the_page_of_study_files_is_current() -> None:
     text = (ROOT / "docs/study_file.md").read_text(encoding="utf-8")
     assert text == study_page(), "write it anew: python docs/config_page.py study > docs/study_file.md"
+
+
+def test_the_skill_for_coding_agents_is_current() -> None:
+    text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
+    assert text == skill_page(), "write it anew: python docs/skill_page.py > SKILL.md"
+    assert yaml.safe_load(text.split("---\n")[1]).keys() == {"name", "description"}
 
 
 KEY = re.compile(r"[`\"]((?:method|runtime)\.[a-z_.]+)\b")
