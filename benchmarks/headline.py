@@ -1,9 +1,9 @@
-"""The headline of README.md and docs/index.md, from the recorded results of the study of SmolLM2-135M.
+"""The headline of README.md, from the recorded results of the study of SmolLM2-135M.
 
     python benchmarks/headline.py
 
-Writes docs/learning.svg, which draws every seed, and the table behind the line `<!-- from recorded results -->` of both
-pages. `crl compare conf/study/smollm2.yaml` makes the runs; research/results/smollm2.parquet has what they won.
+Writes docs/learning.svg, which draws every seed, and the table behind the line `<!-- from recorded results -->` of that
+page. `crl compare conf/study/smollm2.yaml` makes the runs; research/results/smollm2.parquet has what they won.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scipy import stats
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PICTURE = ROOT / "research/results/smollm2.parquet", ROOT / "docs/learning.svg"
-PAGES = (ROOT / "README.md", ROOT / "docs/index.md")
+PAGES = (ROOT / "README.md",)
 STYLE = ROOT / "crl/report/templates/chart.css"
 SEEDS = (251, 252, 253)
 METHODS = {

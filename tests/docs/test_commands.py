@@ -47,7 +47,7 @@ def test_there_is_something_to_check() -> None:
 
 @pytest.mark.parametrize(("where", "command"), commands("make"))
 def test_every_make_target_exists(where: str, command: str) -> None:
-    words = shlex.split(command)
+    words = shlex.split(command, comments=True)
     assert len(words) > 1, f"{where}: {command}"
     done = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{where}: {command}\n{done.stderr}"
@@ -75,7 +75,7 @@ def test_every_experiment_named_exists(path: str) -> None:
     assert loaders.get(Path(path).parent.name, load_experiment)(ROOT / path).name
 
 
-@pytest.mark.parametrize("path", re.findall(r"`(crl/\w+/?)`", (ROOT / "README.md").read_text(encoding="utf-8")))
+@pytest.mark.parametrize("path", re.findall(r"`(crl/\w+/?)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
 def test_every_folder_named_exists(path: str) -> None:
     assert (ROOT / path).is_dir()
 

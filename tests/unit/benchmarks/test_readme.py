@@ -1,4 +1,4 @@
-"""The README's blocks are made from a run: what it says of one is true of that one."""
+"""The README's table and pictures are made from runs: what it says of one is true of that one."""
 
 from __future__ import annotations
 
@@ -7,67 +7,79 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.readme import COLUMNS, blocks, inserted, main, picture
-from crl.report.views import query
+from benchmarks.readme import MARK, inserted, main, story, success, tables
 from tests.unit.report.builder import build_run
 from tests.unit.report.scripted import Ask, ScriptedRun, experiment
 
-README = """# A page
+README = f"""# A page
 
-<!-- from a run: ending -->
+{MARK}
 
-```
-27 stages ran
-```
+|seed|of another day|
+|-|-|
+|9|64/64|
 
-Between, a block of another kind.
+Between, a table of another kind.
 
-```sh
-make train
-```
+|a|b|
+|-|-|
 """
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with ScriptedRun(tmp_path_factory.mktemp("runs"), experiment("told")) as scripted:
+def run_of(folder: Path, seed: int, won: int, rounds: int) -> Path:
+    """Held-out games of the last round: `won` of four."""
+    made = experiment("told")
+    made = made.model_copy(update={"method": made.method.model_copy(update={"seed": seed})})
+    with ScriptedRun(folder, made) as scripted:
         scripted.initialize()
-        (entry,) = scripted.play(Ask("add", "keep to the wall " * 20))
-        scripted.play(guided=[(entry, True), (entry, False)])
+        (entry,) = scripted.play(Ask("add", "keep to the wall " * 20), evaluated=[("e", True)] * 4)
+        for number in range(2, rounds + 1):
+            evaluated = [(entry, number == rounds and index < won) for index in range(4)]
+            scripted.play(guided=[(entry, True), (entry, False)], evaluated=evaluated)
         return scripted.path
 
 
-def test_counts_and_story_are_those_of_the_run(run: Path) -> None:
-    found = blocks(run)
-    stages = query(run, "SELECT count(*) FROM stages")[1][0][0]
-    assert found["ending"].startswith(f"{stages} stages ran; in total, the stages of this run have taken ")
-    assert "everything is in runs/told/:" in found["ending"]
-    lines = found["why"].splitlines()
-    assert lines[0].startswith("experience x-d-r0001-0-o0") and any("used in 2 episodes" in line for line in lines)
-    assert max(map(len, lines)) == COLUMNS and lines[1].endswith(" …"), "a long line says that it is cut"
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return [run_of(tmp_path_factory.mktemp("runs"), seed, won, rounds=2) for seed, won in ((7, 3), (5, 1))]
 
 
-def test_blocks_are_put_in_their_places_and_nowhere_else(run: Path) -> None:
-    found = blocks(run)
-    text, missing = inserted(README, found)
-    assert missing == ["why"] and "27 stages" not in text and found["ending"] in text
-    assert text.replace(found["ending"], "27 stages ran") == README
-    assert inserted(text, found) == (text, ["why"]), "again changes nothing"
+def told(svg: str) -> str:
+    return " ".join(ElementTree.fromstring(svg).itertext()).replace("\xa0", " ")
 
 
-def test_picture_and_page_are_written_and_the_rest_is_printed(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_has_every_run_by_seed(runs: list[Path]) -> None:
+    head, _, *rows = success(runs).splitlines()
+    assert head == "|seed|random|before|round 2, with its bank|round 2, without|"
+    assert rows == ["|5|–|–|1/4|–|", "|7|–|–|3/4|–|"]
+
+
+def test_runs_are_compared_after_the_same_round(runs: list[Path], tmp_path: Path) -> None:
+    longer = run_of(tmp_path, 6, 4, rounds=3)
+    assert success([runs[0], longer]).splitlines()[2:] == ["|6|–|–|0/4|–|", "|7|–|–|3/4|–|"]
+
+
+def test_the_table_is_put_in_its_place_and_nowhere_else(runs: list[Path]) -> None:
+    table = success(runs)
+    text = inserted(README, table)
+    assert "of another day" not in text and text.count(table) == 1 and text.endswith("|a|b|\n|-|-|\n")
+    assert inserted(text, table) == text, "again changes nothing"
+    with pytest.raises(ValueError, match="has no line"):
+        inserted("# A page\n", table)
+
+
+def test_pictures_are_svg_that_asks_no_server(runs: list[Path], tmp_path: Path) -> None:
+    shown, why = tables(build_run(tmp_path)), story(runs[0])
+    assert why is not None
+    assert "held out, with bank" in told(shown) and "seconds per stage" in told(shown)
+    assert "experience x-d-r0001-0-o0" in told(why) and "used in 2 episodes" in told(why)
+    assert " …" in told(why), "a long line says that it is cut"
+    assert all("@font-face" not in svg and "cdn" not in svg for svg in (shown, why))
+
+
+def test_all_of_it_is_written(runs: list[Path], tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(README)
-    main(run, tmp_path)
-    assert blocks(run)["ending"] in (tmp_path / "README.md").read_text()
-    assert "<!-- from a run: why -->\n```\nexperience x-d-r0001-0-o0" in capsys.readouterr().out
-    assert ElementTree.parse(tmp_path / "docs/quickstart.svg").getroot().tag.endswith("svg")
-
-
-def test_the_picture_is_svg_that_shows_the_rounds_and_asks_no_server(tmp_path: Path) -> None:
-    svg = picture(build_run(tmp_path))
-    text = " ".join(ElementTree.fromstring(svg).itertext()).replace("\xa0", " ")
-    assert "held out, with bank" in text and "seconds per stage" in text
-    assert "@font-face" not in svg and "cdn" not in svg
+    main(runs, tmp_path)
+    assert success(runs) in (tmp_path / "README.md").read_text()
+    assert all((tmp_path / "docs" / name).read_text().startswith("<svg") for name in ("quickstart.svg", "why.svg"))
