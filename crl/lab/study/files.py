@@ -87,9 +87,12 @@ POINTS = 120
 """Most points of a line; of a longer one every so many rounds are left out."""
 
 
-def write_study(study: Study, runs: Sequence[PlannedRun], directory: Path) -> tuple[StudyResult, list[Path]]:
-    """Read every finished run and write all files: (result, the files but charts). Raises RecordDamaged, DiskFull."""
-    metrics = read_metrics(runs)
+def write_study(
+    study: Study, runs: Sequence[PlannedRun], directory: Path, metrics: RunsByArm | None = None
+) -> tuple[StudyResult, list[Path]]:
+    """Write all files: (result, the files but charts). `metrics` are those of every finished run, which is read where
+    they are not given. Raises RecordDamaged, DiskFull."""
+    metrics = read_metrics(runs) if metrics is None else metrics
     unfinished = [run for run in runs if run.seed not in metrics.get(run.arm, {})]
     result = summarize_study(study, metrics, read_failures(unfinished))
     contents = {
