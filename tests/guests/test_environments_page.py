@@ -1,11 +1,13 @@
-"""What docs/environments.md shows works as it stands there: the environment, its check, its games, the warm start."""
+"""What the pages on environments show works as it stands there: the classes, their check, their games, the warm start.
+
+They are docs/environments.md, docs/environment_class.md and docs/tutorial_environment.md.
+"""
 
 from __future__ import annotations
 
 import io
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +26,36 @@ from crl.run.directory import RunDirectory
 from crl.worlds.alfworld.files import DOWNLOAD
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
-BLOCKS = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))
+PAGE, CLASS, TUTORIAL = (
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("environments", "environment_class", "tutorial_environment")
+)
+BLOCKS = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', TUTORIAL + CLASS + PAGE, re.MULTILINE | re.DOTALL))
 ASKED, _, REST = PAGE.partition("## What there is")
-ANSWERS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^### |\Z)", ASKED, re.MULTILINE | re.DOTALL))
-"""What is below the question which of these you have, by its heading."""
-MODULES = ("lights", "stock", "remote", "doors", "echo")
+ANSWERS = {
+    heading: answer
+    for text, mark in ((TUTORIAL, "##"), (ASKED, "###"))
+    for heading, answer in re.findall(rf"^{mark} (.+?)\n(.*?)(?=^{mark} |\Z)", text, re.MULTILINE | re.DOTALL)
+}
+"""The ways to an environment that take a few commands, by their headings."""
+REMOTE = '''
+import asyncio
+
+from crl.envs.game import Move
+from stock import Stock
+
+
+class Remote(Stock):
+    """The same, behind a slow service."""
+
+    kind: str = "remote:Remote"
+
+    async def act(self, state: dict, action: str) -> Move:
+        await asyncio.sleep(0.01)  # await client.post(…)
+        return super().act(state, action)
+'''
+"""The page's class with tools, with an `act` that waits, as the page says that it may."""
+MODULES = ("walk", "stock", "remote", "doors", "echo")
 
 
 def commands(text: str) -> list[str]:
@@ -37,14 +63,14 @@ def commands(text: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
-COMMANDS = commands(REST)
+COMMANDS = [*commands(CLASS), *commands(REST)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the environment of the page, on the path, and the repository's conf/ beside it."""
     for name in MODULES:
-        (tmp_path / f"{name}.py").write_text(BLOCKS[f"{name}.py"])
+        (tmp_path / f"{name}.py").write_text(REMOTE if name == "remote" else BLOCKS[f"{name}.py"])
     (tmp_path / "conf").symlink_to(ROOT / "conf")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -61,7 +87,7 @@ def run(command: str) -> int | str | None:
 
 
 def test_the_class_has_about_40_lines() -> None:
-    lines = [line for line in BLOCKS["lights.py"].splitlines() if line.strip()]
+    lines = [line for line in BLOCKS["walk.py"].splitlines() if line.strip()]
     assert len(lines) <= 40
 
 
@@ -70,18 +96,19 @@ def test_every_command_runs_and_what_was_played_is_learned_from(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert [command.split()[:3] for command in COMMANDS] == [
-        ["crl", "env", "check"], ["crl", "env", "check"], ["crl", "env", "play"], ["crl", "sql", "quickstart"],
+        ["crl", "env", "check"], ["crl", "env", "check"], ["crl", "init", "walk"], ["crl", "doctor", "walk.yaml"],
+        ["crl", "train", "walk.yaml"], ["crl", "env", "play"], ["crl", "sql", "quickstart"],
     ]  # fmt: skip
     monkeypatch.setenv("CRL_RUNS", str(folder / "runs"))
     RunDirectory.create_or_open(load_experiment(ROOT / "conf/quickstart.yaml"), folder / "runs")
     assert run(COMMANDS[-1]) == 0 and "location" in capsys.readouterr().out
-    environment = ENVIRONMENTS.validate("lights:Lights").make()
+    environment = ENVIRONMENTS.validate("walk:Walk").make()
     environment.reset_many([3])
     moves: list[str] = []
     while (move := environment.oracle(0)) is not None:
         moves.append(move)
         environment.step_many({0: move})
-    for command in COMMANDS[:-1]:
+    for command in (line for line in COMMANDS[:-1] if line.split()[1] == "env"):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{move}\n" for move in moves)))
         assert run(command) == 0, capsys.readouterr()
         shown = capsys.readouterr().out
@@ -101,13 +128,13 @@ def test_every_command_runs_and_what_was_played_is_learned_from(
 def test_the_page_begins_with_the_question_and_every_answer_has_at_most_ten_lines() -> None:
     assert PAGE.index("## Which of these do you have?") < 30
     for heading, answer in ANSWERS.items():
-        shown = sum(body.count("\n") for body in re.findall(r"^```.*?\n(.*?)^```", answer, re.MULTILINE | re.DOTALL))
-        assert 1 <= shown <= 10, heading
+        typed = re.findall(r"^```(?!text).+?\n(.*?)^```", answer, re.MULTILINE | re.DOTALL)
+        assert 1 <= sum(body.count("\n") for body in typed) <= 11, heading
 
 
 @pytest.mark.parametrize("name", ["doors", "echo"])
 def test_a_class_of_an_answer_is_checked_and_makes_an_experiment(folder: Path, name: str) -> None:
-    (command,) = [line for line in commands(ASKED) if line.startswith(f"crl init {name} ")]
+    (command,) = [line for line in commands(TUTORIAL) if line.startswith(f"crl init {name} ")]
     assert run(command) == 0
     (family,) = load_experiment(folder / f"{name}.yaml").method.families
     for check in (conduct.starting(family.environment, [0, 1]), conduct.illegal_actions(family.environment, [0], 200)):
@@ -136,22 +163,18 @@ def test_the_commands_of_an_answer_run_and_a_round_is_trained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ["lights", "tools", "waiting", "isolated"])
+@pytest.mark.parametrize("example", ["walk", "tools", "waiting", "isolated"])
 def test_what_doctor_calls_ready_is_trained(
     example: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CRL_RUNS", str(folder / "runs"))
-    path = {"tools": "stock.yaml", "waiting": "remote.yaml"}.get(example, "conf/lights.yaml")
-    if example in ("lights", "isolated"):
-        (folder / "conf").unlink()
-        shutil.copytree(ROOT / "conf" / "prompts", folder / "conf" / "prompts")
-        data = yaml.safe_load(BLOCKS["conf/lights.yaml"])
-        if example == "isolated":
-            data["method"]["families"] = [yaml.safe_load(BLOCKS["family.yaml"])]
-        (folder / path).write_text(yaml.safe_dump(data))
-    else:
-        kind = {"tools": "stock:Stock", "waiting": "remote:Remote"}[example]
-        assert run(f"crl init {path} --model tiny --environment {kind}") == 0
+    kind = {"tools": "stock:Stock", "waiting": "remote:Remote"}.get(example, "walk:Walk")
+    path = f"{kind.partition(':')[0]}.yaml"
+    assert run(f"crl init {path} --model tiny --environment {kind}") == 0
+    if example == "isolated":
+        data = yaml.safe_load((folder / path).read_text(encoding="utf-8"))
+        data["method"]["families"] = [yaml.safe_load(BLOCKS["family.yaml"])]
+        (folder / path).write_text(yaml.safe_dump(data), encoding="utf-8")
     assert run(f"crl doctor {path}") == 0, capsys.readouterr()
     fewer = "--set method.families.0.evaluation_seeds.count=4 --set runtime.validate_every=0"
     assert run(f"crl train {path} --rounds 1 --no-prefect {fewer}") == 0, capsys.readouterr()
@@ -173,13 +196,13 @@ def test_tools_and_code_that_waits_keep_what_an_environment_promises(folder: Pat
 
 
 def test_the_table_of_environments_names_only_what_there_is() -> None:
-    table = PAGE.partition("## One of your own")[0]
-    named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    table = PAGE.partition("## What there is")[2].partition("\n## ")[0]
+    named = re.findall(r"^- `(\w+)`:", table, re.MULTILINE)
     assert {"frozenlake", "minihack", "realms", "shrines"} <= set(named) <= set(ENVIRONMENTS.names())
 
 
 def test_files_of_others_are_got_as_refusals_say_and_searched_where_the_setting_says() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)`[^|]* \| [^|]+ \| (`\w+` of the environment.*)$", PAGE, re.MULTILINE))
+    rows = dict(re.findall(r"^- `(\w+)`.*: searched in (`\w+` of the environment.*)$", PAGE, re.MULTILINE))
     assert set(rows) == {"alfworld", "webshop", "hotpotqa"}
     for kind, row in rows.items():
         setting = row.split("`")[1]
@@ -190,11 +213,9 @@ def test_files_of_others_are_got_as_refusals_say_and_searched_where_the_setting_
 def test_the_experiment_that_trains_on_it_has_nothing_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "conf").unlink()
-    shutil.copytree(ROOT / "conf" / "prompts", folder / "conf" / "prompts")
-    (folder / "conf" / "lights.yaml").write_text(BLOCKS["conf/lights.yaml"], encoding="utf-8")
     monkeypatch.setenv("CRL_MODELS", str(folder / "models"))
-    assert run("crl doctor conf/lights.yaml") == 0, capsys.readouterr()
+    made, asked = (line for line in commands(CLASS) if line.split()[1] in ("init", "doctor"))
+    assert run(made) == 0 and run(asked) == 0, capsys.readouterr()
 
 
 def test_the_family_is_one(folder: Path) -> None:

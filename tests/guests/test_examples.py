@@ -41,6 +41,7 @@ TESTED = {
     "bank_from_chats.md": "tests/recipes/bank_from_chats/test_bank_build.py",
     "checks.md": "tests/docs/test_checks_page.py",
     "dataset.md": "tests/worlds/dataset/test_dataset_rounds.py",
+    "environment_class.md": "tests/guests/test_environments_page.py",
     "environments.md": "tests/guests/test_environments_page.py",
     "evaluation.md": "tests/docs/test_evaluation_page.py",
     "extending.md": "tests/docs/test_extending.py",
@@ -53,6 +54,7 @@ TESTED = {
     "serve.md": "tests/learning/test_serving.py",
     "openenv.md": "tests/worlds/openenv/test_openenv_rounds.py",
     "sql.md": "tests/docs/test_sql_page.py",
+    "tutorial_environment.md": "tests/guests/test_environments_page.py",
     "verifiers.md": "tests/worlds/verifiers/test_verifiers_page.py",
 }
 """Pages whose examples another file runs."""
@@ -112,7 +114,7 @@ TYPED = {
 SQL = [
     (page.stem, block["body"])
     for page in PAGES
-    if page.name not in {*TESTED, "queries.md", "recipes.md"}  # by test_queries; of the results of a study
+    if page.name not in {*TESTED, "queries.md"}  # by test_queries
     for block in BLOCK.finditer(page.read_text(encoding="utf-8"))
     if block["kind"] == "sql"
 ]

@@ -1,4 +1,4 @@
-"""`crl init`: a file that a person reads and edits, from an environment; docs/environments.md has one of a data set."""
+"""`crl init`: a file that a person reads and edits, from an environment; docs/dataset.md has one of a data set."""
 
 from __future__ import annotations
 
