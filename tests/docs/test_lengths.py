@@ -10,9 +10,9 @@ MOST = {
     "queries": 1200, "team_server": 700, "performance": 700, "skills": 400, "episodes": 400, "chat": 400,
     **dict.fromkeys(
         (
-            "bank", "bank_from_chats", "bank_mcp", "checks", "damage", "engines", "evaluation", "export", "fork", "install",
-            "long_runs", "notebook", "operations", "packages", "report", "scale", "security", "serve", "sql", "trackers",
-            "troubleshooting",
+            "bank", "bank_from_chats", "bank_mcp", "checks", "damage", "engines", "evaluation", "export", "fork",
+            "install", "long_runs", "notebook", "operations", "packages", "report", "scale", "security", "serve",
+            "sql", "trackers", "troubleshooting",
         ),
         800,
     ),

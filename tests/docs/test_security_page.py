@@ -24,7 +24,8 @@ CLAIMS = {
     "A model's folder": ["unit/config/test_pretrained.py", "unit/policies/test_untrusted.py"],
     "An embedder's folder": ["unit/policies/test_model_embedder.py"],
     "Any file of a run": [
-        "faults/test_hostile_files.py", "unit/run/test_logs.py", "unit/test_limits.py", "unit/report/test_view_files.py",
+        "faults/test_hostile_files.py", "unit/run/test_logs.py", "unit/test_limits.py",
+        "unit/report/test_view_files.py",
     ],
     "A link": ["unit/run/test_links.py", "unit/run/test_cache.py"],
     "`crl sql`": ["unit/report/test_locked.py", "unit/report/test_asked.py"],
