@@ -29,7 +29,6 @@ from crl.run.directory import RunDirectory
 from tests.tiny_run import ROUNDS
 
 
-
 class Rows:
     """Every row of a type in the run, read stage by stage, the oldest first."""
 
