@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-RESEARCH, MANUAL = (
-    (ROOT / name / "performance.md").read_text(encoding="utf-8") for name in ("research", "docs")
-)
+RESEARCH, MANUAL = ((ROOT / name / "performance.md").read_text(encoding="utf-8") for name in ("research", "docs"))
 
 
 def test_the_page_shows_what_was_measured(
