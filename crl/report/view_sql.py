@@ -3,7 +3,7 @@
 One view per row type, and a few more (see `views.py`). A row type that holds no `round` or `stage` of its own gets the
 one of the directory it is in. A table that nobody has written yet is an empty view with the right columns.
 
-`LINEAGE` is the body of the view `lineage` and is shown in `docs/sql.md`. With one row per use it answers: which
+`LINEAGE` is the body of the view `lineage`, which `docs/sql.md` explains. With one row per use it answers: which
 episodes made this experience, which prompt and which extractor checkpoint wrote it, where it was used, with what
 outcome and which guided-minus-free difference. A version that was never used has one row with an empty use.
 """

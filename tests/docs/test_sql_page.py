@@ -20,8 +20,14 @@ def blocks(kind: str) -> list[str]:
     return [block["body"] for block in BLOCK.finditer(PAGE) if block["kind"] == kind]
 
 
-def test_it_shows_the_lineage_query() -> None:
-    assert LINEAGE.strip() in PAGE
+def test_it_asks_the_view_of_lineage(tmp_path: Path) -> None:
+    (asked,) = [sql for sql in blocks("sql") if "FROM lineage" in sql]
+    run = build_run(tmp_path / "run")
+    assert (
+        query(run, asked.replace("'…'", "'e1'"))[1]
+        == query(run, asked.replace("lineage", f"({LINEAGE})").replace("'…'", "'e1'"))[1]
+        != []
+    )
 
 
 def test_every_query_runs(tmp_path: Path) -> None:

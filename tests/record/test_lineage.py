@@ -28,8 +28,6 @@ from crl.report.views import query
 from crl.run.directory import RunDirectory
 from tests.tiny_run import ROUNDS
 
-ROOT = Path(__file__).parents[2]
-
 
 class Rows:
     """Every row of a type in the run, read stage by stage, the oldest first."""
@@ -133,10 +131,6 @@ def test_one_query_says_what_the_rows_say(finished: Path, rows: Rows, sql: str) 
     assert {row["extractor_checkpoint"] for row in expected} >= {"rounds/0000/warm_start_extractor/checkpoint"}
     found = _found(finished, sql)
     assert [{name: row[name] for name in expected[0]} for row in found] == expected
-
-
-def test_the_query_stands_in_the_documentation() -> None:
-    assert LINEAGE.strip() in (ROOT / "docs/sql.md").read_text(encoding="utf-8")
 
 
 def test_every_entry_of_the_bank_is_traced_to_episodes_that_were_played(finished: Path, rows: Rows) -> None:

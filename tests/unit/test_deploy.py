@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text(encoding="utf-8"))
 GPU = yaml.safe_load((ROOT / "deploy/compose.gpu.yaml").read_text(encoding="utf-8"))
-ENGINES, OPERATIONS = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("engines", "operations"))
+ENGINES, TEAM = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("engines", "team_server"))
 PREFECT = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))
 WORK_POOL = PREFECT["definitions"]["work_pool"]
 PINNED, TRACKERS = (
@@ -133,7 +133,7 @@ def test_workers_serve_the_work_pool_with_its_environment() -> None:
     image = dict(re.findall(r"^ +(?:ENV )?(\w+)=(\S+)", DOCKERFILE, re.MULTILINE))
     variables = image | {each["name"]: each["value"] for each in worker["env"]}
     ours = COMPOSE["services"]["worker"]
-    exported = dict(re.findall(r"(\w+)=(\S+)", "\n".join(re.findall(r"^export .+$", OPERATIONS, re.MULTILINE))))
+    exported = dict(re.findall(r"(\w+)=(\S+)", "\n".join(re.findall(r"^export .+$", TEAM, re.MULTILINE))))
     for name, value in WORKER_ENVIRONMENT.items():
         assert variables[name] == ours["environment"][name] == exported[name] == value, name
     assert "job_variables" not in str(PREFECT), "the pool takes none"
@@ -171,7 +171,7 @@ def test_the_vllm_server_is_started_as_one_that_takes_weights_is() -> None:
 
 def test_leases_of_prefects_server_outlive_it() -> None:
     name = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
-    (told,) = re.findall(rf"export {name}=(\S+)", OPERATIONS)
+    (told,) = re.findall(rf"export {name}=(\S+)", TEAM)
     server = COMPOSE["services"]["server"]
     assert server["environment"][name] == told
     (volume,) = server["volumes"]

@@ -1,4 +1,4 @@
-"""The Dockerfile, the compose files and the Kubernetes manifests pass the linters that docs/scale.md names."""
+"""The Dockerfile, the compose files and the Kubernetes manifests pass the linters that docs/team_server.md names."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_planted_error_is_found(tmp_path: Path, file: str, right: str, wrong: 
     assert told in refusal(file, planted)
 
 
-def test_the_page_on_scale_names_these_commands() -> None:
-    page = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+def test_the_page_on_team_servers_names_these_commands() -> None:
+    page = (ROOT / "docs/team_server.md").read_text(encoding="utf-8")
     for glob, command in LINTERS.items():
         assert f"\n{command} {glob}\n" in page
