@@ -2,7 +2,7 @@
 
 A subclass draws a state, shows it, says what may be done, and does it. What every environment owes the protocol is
 here: waves of slots, turns, the turn limit, answers that name nothing, and, where the class says what a level's content
-is, levels that are held out by it (`crl/envs/levels.py`). docs/environments.md walks through one.
+is, levels that are held out by it (`crl/envs/levels.py`). docs/environment_class.md has one.
 """
 
 from __future__ import annotations

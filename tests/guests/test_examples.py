@@ -65,6 +65,8 @@ NOT_HERE = {
     r"^hadolint |^check-jsonschema |^kubernetes-validate ": "another program",
     r"^docker |^kubectl |^dask |^CUDA_VISIBLE|^VLLM_|^prefect |^python -m flows": "a cluster, a server or a GPU",
     r"^crl (train|doctor) conf/(paper|scale)/": "GPUs: tests/guests/test_paper_rounds.py runs conf/paper, small",
+    r"pytest ": "a test, or a browser",
+    r"^\.venv/bin/python tests/golden\.py ": "runs before and after a change of the code: tests/golden.py",
     r"^python -m pdb ": "a terminal",
     r"^python -m data\.swe\.mutations": "minutes: tests/worlds/swe/test_mutations.py",
     r"^crl train conf/dreamgym\.yaml": "a model that learns: tests/recipes/dreamgym/test_dreamgym_smollm2.py",

@@ -148,6 +148,6 @@ def require_passed(findings: Sequence[Finding], name: str) -> None:
     if failed:
         raise BadInput(
             f"{name} fails {len(failed)} of {len(findings)} checks: {', '.join(failed)}",
-            expected="what an environment promises (docs/environments.md)",
+            expected="what an environment promises (docs/environment_class.md)",
             next_step="correct the environment, then check it again",
         )
