@@ -9,12 +9,11 @@ from typing import ClassVar
 from crl.records.base import CHOICE_FLOATS, CHOICES, FLOATS, MASK, TOKEN_ROWS, TOKENS, Row, Rules, together
 
 CREDIT_RULES = {
-    "outcome": "±1 as the paper",
-    "guided_minus_free": "±1 less the mean of unguided rollouts",
-    "running_usefulness": "what its entry is worth by then",
-    "other_tasks": "±1, one mean per task, of the experience's own only verdicts",
-    "trend": "not uses are scored, but an output by its episode's ±1 less the largest utility among the experiences "
-    "retrieved for that task",
+    "outcome": "±1, as in the paper",
+    "guided_minus_free": "±1 minus the mean of its group's free episodes",
+    "running_usefulness": "the running usefulness of its entry",
+    "other_tasks": "±1, averaged per task; on the experience's own task only the critic's verdict",
+    "trend": "scores outputs in place of uses: the episode's ±1 minus the best utility among its candidates",
 }
 """Rules of credit by name, each with what a use earns by it: the files of these names in `crl/credit/rules`."""
 
