@@ -23,9 +23,9 @@ same of your model, on your machine. [your_model.md](your_model.md) has the sett
 
 The tests try every decoder-only text architecture of transformers as a small random model
 ({versions}). Each one plays three turns in a batch; log-probabilities must equal those of plain
-transformers to 1e-4 in float32. It is then updated with full weights and with LoRA (all-linear), saved, loaded, and updated again; gradients must equal those of
-transformers and peft (cosine 1 − 1e-6). Your own model, with its real weights, is compared in the same manner before a
-run starts.
+transformers to 1e-4 in float32. It is then updated with full weights and with LoRA (all-linear), saved, loaded, and
+updated again; gradients must equal those of transformers and peft (cosine 1 − 1e-6). Your own model, with its real
+weights, is compared in the same manner before a run starts.
 
 {counts}
 """

@@ -92,7 +92,7 @@ class FamilyBank(Model):
         None,
         exclude_if=unset,
         description="What retrieval searches. family: the family's entries; shared: those of all families that "
-        "share; null: as `retrieval.scope` says, where bank means shared.",
+        "share; null: shared if `retrieval.scope` is bank, else family.",
     )
     capacity: int | None = Field(
         None, ge=1, le=10_000_000, exclude_if=unset, description="Most entries; null: bank.capacity."

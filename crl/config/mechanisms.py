@@ -409,8 +409,8 @@ Share = Annotated[
     Field(
         gt=0,
         lt=1,
-        description="Share of an update's squared gradient, beside the policy objective. The factor that this takes is "
-        "measured every round, and at most doubles or halves.",
+        description="Its share of an update's squared gradient, beside the policy objective. The factor for that is "
+        "measured every round, and changes at most twofold.",
     ),
 ]
 
@@ -569,8 +569,8 @@ class TrialConfig(Model):
     )
     reward: Literal["trial", "both", "uses"] = Field(
         "trial",
-        description="What its writer earns. trial: 2 × the difference, in place of uses; both: that as one more "
-        "use; uses: what uses earn, so nothing if it stays out.",
+        description="What its writer earns. trial: 2 × the difference, in place of what uses earn; both: the "
+        "difference and uses; uses: uses alone, so nothing if it stays out.",
     )
 
 

@@ -36,7 +36,7 @@ class NodesConfig(Model):
     shell: str = Field(
         "ssh -o BatchMode=yes -o ServerAliveInterval=10 {host}",
         pattern=r"\{host\}",
-        description="Command that runs another on a machine; {host} is its name in the hostfile.",
+        description="How to run a command on a machine; {host} is its name in the hostfile.",
     )
     interface: str | None = Field(
         None, max_length=15, description="Network interface of the ranks (gloo, NCCL); null: they choose."

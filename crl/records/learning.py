@@ -12,7 +12,7 @@ CREDIT_RULES = {
     "outcome": "±1, as in the paper",
     "guided_minus_free": "±1 minus the mean of its group's free episodes",
     "running_usefulness": "the running usefulness of its entry",
-    "other_tasks": "±1, averaged per task; on the experience's own task only the critic's verdict",
+    "other_tasks": "±1 averaged per task, without the experience's own task, where only a critic's verdict counts",
     "trend": "scores outputs in place of uses: the episode's ±1 minus the best utility among its candidates",
 }
 """Rules of credit by name, each with what a use earns by it: the files of these names in `crl/credit/rules`."""

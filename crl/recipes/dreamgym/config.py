@@ -106,8 +106,8 @@ class ValidateConfig(Model):
     min_reward_accuracy: _Floor = Field(0.8, description="Least share of correct outcomes, likewise. null: any.")
     min_ending_accuracy: _Floor = Field(
         0.5,
-        description="Least share of correct outcomes among steps where the environment ends an episode (not the turn "
-        f"limit), likewise; ignored with fewer than {FEWEST_UNSEEN} of them. null: any.",
+        description="Least share of correct outcomes over unseen steps that end an episode (not by its turn limit); "
+        f"ignored with fewer than {FEWEST_UNSEEN} of them. null: any.",
     )
     gamma: float = Field(0.9, ge=0, lt=1, description="Discount in the bound on the gap to the real environment.")
 
